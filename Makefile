@@ -1,0 +1,49 @@
+# `make demo` and `make test` set up what they need in .venv; see scripts/install.sh for the
+# variables that choose another Python or another build of torch.
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow check lint types examples format clean
+
+BIN := .venv/bin
+STAMP := .venv/.stamp-installed
+PYTEST_ARGS ?=
+# Two workers of one thread each: on a busy machine more threads only make the tests slower.
+PYTEST := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false $(BIN)/python -m pytest -n 2
+
+export PYTHON TORCH TORCH_INDEX TORCH_BACKEND
+
+help: ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(STAMP): pyproject.toml constraints.txt scripts/install.sh
+	scripts/install.sh
+	@touch $@
+
+demo: $(STAMP) ## Fine-tune a small pre-trained model with and without a regularizer (offline, CPU)
+	$(BIN)/smoothtune demo
+
+test: $(STAMP) ## Run the fast tests and the doctests
+	$(PYTEST) -m "not slow" --doctest-modules src tests $(PYTEST_ARGS)
+
+test-slow: $(STAMP) ## Run the tests that take minutes or need the real MiniLM
+	$(PYTEST) -m slow tests $(PYTEST_ARGS)
+
+check: lint types test examples ## All that a change must pass: style, types, tests, examples
+
+lint: $(STAMP) ## Check style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: $(STAMP) ## Check the types
+	$(BIN)/mypy
+
+examples: $(STAMP) ## Run every script in examples/
+	@set -e; for example in $(wildcard examples/*.py); do \
+		echo "== $$example"; OMP_NUM_THREADS=1 $(BIN)/python $$example; done
+
+format: $(STAMP) ## Format the code and apply the safe fixes
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+clean: ## Remove .venv and all caches
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,247 @@
+"""The command line: demo, train, methods, validate.
+
+What is heavy to import (torch, transformers) is imported inside the commands that need it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+FAILED, USAGE, DATA, STOPPED = 1, 2, 3, 75
+"""Exit codes; 0 is success. 75: stopped by a signal, and resumable."""
+
+app = typer.Typer(
+    help="Fine-tune pre-trained language models so that they stay smooth.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Run the command line; ``--max_train_samples`` is ``--max-train-samples``."""
+    app([_with_dashes(argument) for argument in sys.argv[1:]], prog_name="smoothtune")
+
+
+def _with_dashes(argument: str) -> str:
+    name, equals, value = argument.partition("=")
+    return name.replace("_", "-") + equals + value if argument.startswith("--") else argument
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"smoothtune {version('smoothtune')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def demo(
+    model: Annotated[str, typer.Option(help="minilm, a model folder, or a hub id.")] = "minilm",
+    seed: Annotated[int, typer.Option(help="Seed of head, data order and dropout.")] = 42,
+) -> None:
+    """Compare plain fine-tuning with LNSR on generated sentences, offline, in a minute or two."""
+    with _errors_as_exit_codes():
+        from smoothtune.demo import demo as run_demo
+
+        run_demo(_console(), model=model, seed=seed)
+
+
+@app.command()
+def train(
+    task: Annotated[
+        str | None, typer.Option(help="GLUE task, or a name for the data set of --text-column.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Hub id, folder, or Parquet, CSV, TSV or JSONL file.")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="minilm (default), a model folder, or a hub id.")
+    ] = None,
+    method: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[:FIELD=VALUE,...]", help="Method; repeat to combine."),
+    ] = None,
+    output_dir: Annotated[str | None, typer.Option(help="Becomes the model folder.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
+    max_train_samples: Annotated[int | None, typer.Option(help="Train on at most N rows.")] = None,
+    max_eval_samples: Annotated[
+        int | None, typer.Option(help="Evaluate on at most N rows.")
+    ] = None,
+    num_train_epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
+    max_steps: Annotated[int | None, typer.Option(help="Updates; wins over epochs.")] = None,
+    learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    per_device_train_batch_size: Annotated[
+        int | None, typer.Option(help="Examples per step and device.")
+    ] = None,
+    text_column: Annotated[
+        list[str] | None,
+        typer.Option("--text-column", "--text-columns", help="Text column; twice for pairs."),
+    ] = None,
+    label_column: Annotated[str | None, typer.Option(help="Label column.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML run file; options win over it.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any field; wins over the file."),
+    ] = None,
+    overwrite_output_dir: Annotated[
+        bool, typer.Option("--overwrite-output-dir", help="Replace the run in --output-dir.")
+    ] = False,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False,
+    resume_from_checkpoint: Annotated[
+        bool, typer.Option("--resume-from-checkpoint", help="Go on with a stopped run.")
+    ] = False,
+) -> None:
+    """Fine-tune a model; OUTPUT_DIR becomes a plain model folder with result.json."""
+    options = {
+        "task": task,
+        "data": data,
+        "model": model,
+        "output_dir": output_dir,
+        "seed": seed,
+        "max_train_samples": max_train_samples,
+        "max_eval_samples": max_eval_samples,
+        "num_train_epochs": num_train_epochs,
+        "max_steps": max_steps,
+        "learning_rate": learning_rate,
+        "per_device_train_batch_size": per_device_train_batch_size,
+        "text_columns": text_column or None,
+        "label_column": label_column,
+        "overwrite_output_dir": overwrite_output_dir or None,
+        "trust_remote_code": trust_remote_code or None,
+    }
+    with _errors_as_exit_codes():
+        from smoothtune.config import load_config
+
+        run = load_config(config, set_ or (), options, method or ())
+        from smoothtune.run import train as run_training
+
+        run_training(run, resume=resume_from_checkpoint, console=_console())
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """List the methods, or show one with its equation, fields and departures from the paper."""
+    from smoothtune.config import unknown
+    from smoothtune.describe import describe
+    from smoothtune.methods import METHODS
+
+    if name is not None and name not in METHODS:
+        _fail(unknown("method", name, METHODS), USAGE)
+    found = [describe(each) for each in ([name] if name else METHODS)]
+    if as_json:
+        plain = [method.as_dict() for method in found]
+        typer.echo(json.dumps(plain[0] if name else plain, indent=2, ensure_ascii=False))
+    elif name:
+        _show_method(found[0])
+    else:
+        _show_rows(
+            ["name", "title", "what it does"],
+            [[method.name, method.title, method.summary] for method in found],
+        )
+
+
+@app.command()
+def validate(
+    files: Annotated[list[Path] | None, typer.Argument(help="YAML run files.")] = None,
+    config: Annotated[list[Path] | None, typer.Option(help="A YAML run file.")] = None,
+) -> None:
+    """Say everything that is wrong in run files, with file, line and field; run nothing."""
+    from smoothtune.config import load_config
+    from smoothtune.yaml_file import ConfigError
+
+    every = [*(config or ()), *(files or ())]
+    if not every:
+        _fail("name a run file: smoothtune validate --config FILE", USAGE)
+    wrong = False
+    for file in every:
+        try:
+            run = load_config(file)
+            typer.echo(f"{file}: ok ({run.task}, {' + '.join(run.methods)})")
+        except ConfigError as error:
+            wrong = True
+            typer.echo(str(error), err=True)
+    raise typer.Exit(USAGE if wrong else 0)
+
+
+@contextmanager
+def _errors_as_exit_codes() -> Iterator[None]:
+    """Turn the errors a user can mend into a message and an exit code."""
+    from smoothtune.data import DataError
+    from smoothtune.models import ModelError
+    from smoothtune.objective import NonFiniteLoss
+    from smoothtune.result import OutputError
+    from smoothtune.run import Stopped
+    from smoothtune.yaml_file import ConfigError
+
+    try:
+        yield
+    except (ConfigError, ModelError, OutputError) as error:
+        _fail(str(error), USAGE)
+    except DataError as error:
+        _fail(str(error), DATA)
+    except NonFiniteLoss as error:
+        _fail(str(error), FAILED)
+    except Stopped as error:
+        _fail(str(error), STOPPED)
+
+
+def _fail(message: str, code: int) -> None:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def _console() -> Console:
+    return Console(highlight=False)
+
+
+def _show_method(method: Any) -> None:
+    typer.echo(f"{method.name}: {method.title}\n{method.summary}")
+    for title in ("reference", "equation", "departures"):
+        typer.echo(f"\n{title.capitalize()}:\n{_indented(getattr(method, title))}")
+    typer.echo("\nFields:")
+    for field in method.fields:
+        typer.echo(f"  {field.name}: {field.type}, default {field.default!r}")
+        if field.description:
+            typer.echo(f"      {field.description}")
+    typer.echo(f"\nUse it: smoothtune train --method {method.name}:FIELD=VALUE ...")
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
+
+
+def _show_rows(titles: list[str], rows: list[list[str]]) -> None:
+    """A table in a terminal, tab-separated lines elsewhere."""
+    console = _console()
+    if not console.is_terminal:
+        for row in rows:
+            typer.echo("\t".join(row))
+        return
+    table = Table(*titles)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -1,0 +1,24 @@
+"""Tasks, sources, checks and tokenized data."""
+
+from smoothtune.data.checks import DataError, check_splits, infer_labels
+from smoothtune.data.collator import Collator
+from smoothtune.data.prepare import Prepared, prepare
+from smoothtune.data.report import Report, SplitReport
+from smoothtune.data.sources import load_splits, split_of
+from smoothtune.data.tasks import TASKS, Task, custom_task
+
+__all__ = [
+    "TASKS",
+    "Collator",
+    "DataError",
+    "Prepared",
+    "Report",
+    "SplitReport",
+    "Task",
+    "check_splits",
+    "custom_task",
+    "infer_labels",
+    "load_splits",
+    "prepare",
+    "split_of",
+]

@@ -1,0 +1,199 @@
+"""Checks of raw data against a task, before the first step, with every problem in one error."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from datasets import ClassLabel, Dataset, Value
+
+from smoothtune.data.tasks import Task, default_metrics
+
+IGNORE_INDEX = -100
+"""Label that PyTorch's cross entropy skips."""
+
+
+class DataError(ValueError):
+    """Data that cannot be trained on; the message lists what is wrong, one problem per line."""
+
+
+def infer_labels(task: Task, dataset: Dataset, source: str) -> Task:
+    """Completes a task whose kind of labels is not known, from its train split.
+
+    Text (or the hub's ClassLabel) and booleans are classes; integers are classes that must be
+    numbered 0, 1, ...; real numbers are regression.
+
+    Args:
+        task: the task; returned as it is when its `label_names` are known.
+        dataset: the raw train split.
+        source: where the data came from, for the error.
+
+    Returns:
+        The task with `label_names` and `metrics`.
+
+    Raises:
+        DataError: If the label column is missing, its values are of no usable kind, there is one
+            class only, or integer labels do not count from 0.
+    """
+    if task.label_names is not None:
+        return task
+    if task.label_column not in dataset.column_names:
+        raise DataError(f"{source}: {_missing_columns([task.label_column], dataset)}")
+    where = f"{source}, split 'train', column {task.label_column!r}"
+    names = _label_names(dataset, task.label_column, where)
+    if len(names) == 1:
+        raise DataError(
+            f"{where}: every label is {names[0]!r}; classification needs at least two classes"
+        )
+    return replace(task, label_names=names, metrics=default_metrics(names))
+
+
+def _label_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
+    feature = dataset.features[column]
+    if isinstance(feature, ClassLabel):
+        return tuple(feature.names)
+    unusable = f"{where}: is of type {feature}; labels are text, integers or real numbers"
+    if not isinstance(feature, Value):
+        raise DataError(unusable)
+    values = {value for value in dataset[column][:] if value is not None and value != ""}
+    kinds = {type(value) for value in values}
+    if not kinds:
+        raise DataError(f"{where}: has no label in any row")
+    if kinds == {bool}:
+        return ("False", "True")
+    if kinds == {str}:
+        return tuple(sorted(values))
+    if kinds == {float}:
+        return ()
+    if kinds != {int}:
+        raise DataError(unusable)
+    if values == {IGNORE_INDEX}:
+        raise DataError(f"{where}: {_ALL_IGNORED}")
+    if values != set(range(len(values))):
+        shown = ", ".join(map(str, sorted(values)[:10]))
+        raise DataError(
+            f"{where}: integer labels must count 0, 1, 2, ... without gaps, found {shown}; "
+            "renumber them, or store them as text if they name classes, as real numbers for "
+            "regression"
+        )
+    return tuple(str(value) for value in range(len(values)))
+
+
+def check_splits(splits: Mapping[str, Dataset], task: Task, source: str) -> dict[str, np.ndarray]:
+    """Checks raw splits and gives their labels as the model wants them.
+
+    Args:
+        splits: raw splits by name.
+        task: the task, with known labels.
+        source: where the data came from, for the error.
+
+    Returns:
+        For each split its labels, (N,): int64 class ids, or float32 scores. Labels that are text
+        are looked up in the task's label names.
+
+    Raises:
+        DataError: With everything that is wrong in any of the splits: missing columns, no rows,
+            text that is missing, empty or not text, labels that are missing, not finite, of the
+            wrong kind or out of range. Rows count from 0.
+    """
+    labels: dict[str, np.ndarray] = {}
+    problems: list[str] = []
+    for name, dataset in splits.items():
+        labels[name], found = _check_split(dataset, task)
+        problems += [f"{source}, split {name!r}: {problem}" for problem in found]
+    if problems:
+        raise DataError("\n".join(problems))
+    return labels
+
+
+def _check_split(dataset: Dataset, task: Task) -> tuple[np.ndarray, list[str]]:
+    wanted = (*task.text_columns, task.label_column)
+    missing = [column for column in wanted if column not in dataset.column_names]
+    if not len(dataset):
+        return np.empty(0), ["has no rows"]
+    problems = [_missing_columns(missing, dataset)] if missing else []
+    for column in task.text_columns:
+        if column not in missing:
+            problems += _rows(column, dataset[column][:], _text_problem)
+    if task.label_column in missing:
+        return np.empty(0), problems
+    labels, wrong = _labels(dataset, task)
+    return labels, problems + wrong
+
+
+def _missing_columns(missing: list[str], dataset: Dataset) -> str:
+    return (
+        f"has no column {', '.join(map(repr, missing))}; its columns are "
+        f"{', '.join(map(repr, dataset.column_names))}"
+    )
+
+
+def _rows(column: str, values: list[Any], problem_of: Callable[[Any], str]) -> list[str]:
+    """The first row of each kind of problem in a column, with the number of rows that have it."""
+    rows: dict[str, list[int]] = {}
+    for row, value in enumerate(values):
+        if problem := problem_of(value):
+            rows.setdefault(problem, []).append(row)
+    return [
+        f"row {found[0]}, column {column!r}: {_shown(values[found[0]])} {problem}"
+        + (f" (and {len(found) - 1} more rows)" if len(found) > 1 else "")
+        for problem, found in rows.items()
+    ]
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _text_problem(value: object) -> str:
+    if value is None:
+        return "is a missing text; drop the row or fill it in"
+    if not isinstance(value, str):
+        return f"is of type {type(value).__name__}, but text is due"
+    return "" if value.strip() else "is an empty text; drop the row or fill it in"
+
+
+_ALL_IGNORED = f"every label is {IGNORE_INDEX}, the index that the loss ignores: nothing to learn"
+
+
+def _labels(dataset: Dataset, task: Task) -> tuple[np.ndarray, list[str]]:
+    values = dataset[task.label_column][:]
+    if all(value == IGNORE_INDEX for value in values):
+        return np.empty(0), [f"column {task.label_column!r}: {_ALL_IGNORED}"]
+    if task.regression:
+        problems = _rows(task.label_column, values, _score_problem)
+        return np.array([] if problems else values, dtype=np.float32), problems
+    names = task.label_names or ()
+    feature = dataset.features[task.label_column]
+    # The same classes in another order, as some copies of a data set have them, go by name.
+    if isinstance(feature, ClassLabel) and set(feature.names) == set(names):
+        values = [feature.names[v] if isinstance(v, int) and v >= 0 else v for v in values]
+    ids = {name: index for index, name in enumerate(names)}
+    values = [str(value) if isinstance(value, bool) else value for value in values]
+    problems = _rows(task.label_column, values, lambda value: _class_problem(value, ids))
+    if problems:
+        return np.empty(0), problems
+    encoded = [ids[value] if isinstance(value, str) else int(value) for value in values]
+    return np.array(encoded, dtype=np.int64), []
+
+
+def _score_problem(value: object) -> str:
+    if value is None:
+        return "is a missing label"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"is of type {type(value).__name__}, but the label must be a number"
+    return "" if math.isfinite(value) else "is not a finite number"
+
+
+def _class_problem(value: object, ids: Mapping[str, int]) -> str:
+    known = ", ".join(f"{index} {name!r}" for name, index in list(ids.items())[:20])
+    if value is None or value == "":
+        return "is a missing label"
+    if isinstance(value, str):
+        return "" if value in ids else f"is no label of this task; they are {known}"
+    # A column of integers with gaps is read as real numbers, so 1.0 is class 1.
+    if not isinstance(value, int | float) or not float(value).is_integer():
+        return f"is no class number; the labels are {known}"
+    return "" if 0 <= value < len(ids) else f"is out of range; the labels are {known}"

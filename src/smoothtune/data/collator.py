@@ -1,0 +1,40 @@
+"""Batches of tokenized examples."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
+
+
+@dataclass
+class Collator:
+    """Batches examples, padded to the longest on the tokenizer's `padding_side`.
+
+    The batch holds the tokenizer's columns, `labels` and `example_id`, each a tensor (B, ...).
+    The tokenizer needs a pad token; for a decoder without one set
+    ``tokenizer.pad_token = tokenizer.eos_token`` and ``model.config.pad_token_id`` alike.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    """Pads."""
+    pad_to_multiple_of: int | None = field(
+        default_factory=lambda: 8 if torch.cuda.is_available() else None
+    )
+    """Round the length up; default 8 with CUDA, whose matrix units want it, else None."""
+
+    def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
+        """Makes a batch.
+
+        Args:
+            examples: rows of a tokenized split.
+
+        Returns:
+            Tensor by column; `labels` and `example_id` (B,), where there are any, the others
+            (B, T).
+        """
+        kept = (*self.tokenizer.model_input_names, "labels", "example_id")
+        rows = [{key: row[key] for key in kept if key in row} for row in examples]
+        pad = DataCollatorWithPadding(self.tokenizer, pad_to_multiple_of=self.pad_to_multiple_of)
+        return dict(pad(rows))

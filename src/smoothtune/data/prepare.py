@@ -1,0 +1,172 @@
+"""From a source to tokenized splits: checked, subsampled, counted and fingerprinted."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset, Features, Value
+from transformers import PreTrainedTokenizerBase
+
+from smoothtune.data.checks import DataError, check_splits, infer_labels
+from smoothtune.data.report import Report, report_split
+from smoothtune.data.sources import load_splits
+from smoothtune.data.tasks import Task
+from smoothtune.data.tokenizing import TEXTS, check_token_ids, count_truncated, tokenize
+
+HELD_OUT = 0.1
+"""Share of the train split held out where the source has no validation split."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Data ready for training.
+
+    Both splits have the columns input_ids, attention_mask, token_type_ids where the tokenizer
+    gives them, labels (int64 class ids or float32 scores), length (number of tokens) and
+    example_id (row in the source's split, from 0).
+    """
+
+    task: Task
+    """The task, its labels known."""
+    train: Dataset
+    """Tokenized train split, without padding."""
+    validation: Dataset
+    """Tokenized validation split, without padding."""
+    report: Report
+    """Rows, label counts, lengths and number of cut texts of both splits."""
+    fingerprint: str
+    """sha256, in hex, of the texts, labels and row numbers used, whatever the file format."""
+
+
+def prepare(
+    source: str | Path,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_train_samples: int | None = None,
+    max_eval_samples: int | None = None,
+    max_seq_length: int = 128,
+    seed: int = 0,
+    vocab_size: int | None = None,
+) -> Prepared:
+    """Loads, checks, subsamples and tokenizes a data set.
+
+    A source that has a train split only, or train and test, gets a validation split: a random
+    tenth of the train split, the same for every `seed`, and the report says so. Texts that occur
+    several times in such a train split may end up on both sides.
+
+    Args:
+        source: file, folder or hub id, see `load_splits`.
+        task: one of `TASKS`, or a `custom_task`.
+        tokenizer: the model's tokenizer.
+        max_train_samples: train on at most so many examples, drawn at random with `seed`; a
+            smaller number draws a part of what a larger one draws.
+        max_eval_samples: evaluate on at most so many examples, the first ones.
+        max_seq_length: cut longer inputs to so many tokens, special tokens included.
+        seed: seed of the random choice of train examples.
+        vocab_size: rows of the model's embedding matrix, to check token ids against.
+
+    Returns:
+        The data and what is known about it.
+
+    Raises:
+        DataError: If the source cannot be read or does not fit the task, see `load_splits` and
+            `check_splits`, or a token id is not below `vocab_size`.
+        ValueError: If a number of samples or the length is not positive, or the tokenizer has
+            nothing to put between the two texts of a pair.
+    """
+    for name, limit in {
+        "max_train_samples": max_train_samples,
+        "max_eval_samples": max_eval_samples,
+        "max_seq_length": max_seq_length,
+    }.items():
+        if limit is not None and limit < 1:
+            raise ValueError(f"{name} must be at least 1, not {limit}")
+    splits = load_splits(source, task)
+    task = infer_labels(task, splits["train"], str(source))
+    rows, note = _choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
+    raw = {name: splits[name] for name in dict.fromkeys(split for split, _ in rows.values())}
+    labels = check_splits(raw, task, str(source))
+
+    tokenized, reports, digest = {}, {}, hashlib.sha256()
+    for role, (split, indices) in rows.items():
+        texts = _select(raw[split], task, labels[split], indices)
+        content = _fingerprint(texts)
+        digest.update(content.encode())
+        tokenized[role] = tokenize(texts, tokenizer, max_seq_length, content)
+        if vocab_size is not None:
+            check_token_ids(tokenized[role], vocab_size, f"{source}, split {split!r}")
+        reports[role] = report_split(
+            task,
+            labels[split][indices],
+            np.asarray(tokenized[role]["length"][:]),
+            source_rows=len(raw[split]),
+            truncated=count_truncated(texts, tokenized[role], tokenizer, max_seq_length),
+            note=note if role == "validation" else "",
+        )
+    report = Report(max_seq_length, reports)
+    return Prepared(task, tokenized["train"], tokenized["validation"], report, digest.hexdigest())
+
+
+def _choose_rows(
+    splits: Mapping[str, Dataset],
+    task: Task,
+    source: str | Path,
+    max_train_samples: int | None,
+    max_eval_samples: int | None,
+    seed: int,
+) -> tuple[dict[str, tuple[str, np.ndarray]], str]:
+    """The split and rows that train and validation use, and a note about the latter."""
+    train = np.arange(len(splits["train"]))
+    name, note = _validation_split(splits, task, source), ""
+    if name == "train":
+        if len(train) < 2:
+            raise DataError(
+                f"{source}: has no validation split, and too few rows to hold some out from train"
+            )
+        # A seed of its own: runs with different seeds must be evaluated on the same examples.
+        held_out = np.random.default_rng(0).permutation(train)[: max(1, int(HELD_OUT * len(train)))]
+        validation, train = np.sort(held_out), np.setdiff1d(train, held_out)
+        note = "held out from train"
+    else:
+        validation = np.arange(len(splits[name]))
+    if max_train_samples is not None and max_train_samples < len(train):
+        train = np.random.default_rng(seed).permutation(train)[:max_train_samples]
+    return {"train": ("train", train), "validation": (name, validation[:max_eval_samples])}, note
+
+
+def _validation_split(splits: Mapping[str, Dataset], task: Task, source: str | Path) -> str:
+    for name in (task.validation_split, "validation"):
+        if name in splits:
+            return name
+    if set(splits) <= {"train", "test"} and task.validation_split == "validation":
+        return "train"
+    raise DataError(
+        f"{source}: has no split {task.validation_split!r} to evaluate on; it has "
+        f"{', '.join(map(repr, sorted(splits)))}"
+    )
+
+
+def _select(raw: Dataset, task: Task, labels: np.ndarray, indices: np.ndarray) -> Dataset:
+    """The chosen rows, in memory, with columns text, for pairs text_pair, labels, example_id."""
+    texts = raw.select_columns(list(task.text_columns)).select(indices, keep_in_memory=True)
+    names = TEXTS[: len(task.text_columns)]
+    columns = zip(names, task.text_columns, strict=True)
+    features = {name: Value("string") for name in names} | {
+        "labels": Value("float32" if task.regression else "int64"),
+        "example_id": Value("int64"),
+    }
+    data = {name: texts[column][:] for name, column in columns}
+    return Dataset.from_dict(
+        data | {"labels": labels[indices], "example_id": indices}, features=Features(features)
+    )
+
+
+def _fingerprint(texts: Dataset) -> str:
+    digest = hashlib.sha256()
+    for row in zip(*(texts[name][:] for name in texts.column_names), strict=True):
+        digest.update(json.dumps(row).encode() + b"\n")
+    return digest.hexdigest()

@@ -1,0 +1,107 @@
+"""What was checked in the data, as numbers and as a table to print before training."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from rich.table import Table
+
+from smoothtune.data.tasks import Task
+
+_QUANTILES = {"min": 0.0, "median": 0.5, "p95": 0.95, "max": 1.0}
+
+
+@dataclass(frozen=True)
+class SplitReport:
+    """The numbers of one split as it is used."""
+
+    rows: int
+    """Examples used."""
+    source_rows: int
+    """Examples the source has."""
+    labels: dict[str, float]
+    """Count by label name; minimum, mean and maximum for regression."""
+    lengths: dict[str, int]
+    """Minimum, median, 95th percentile and maximum of the number of tokens."""
+    truncated: int
+    """Examples whose text was longer than `max_seq_length`."""
+    note: str = ""
+    """What is unusual about the split."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """The numbers of every split; prints as text, and as a table with rich."""
+
+    max_seq_length: int
+    splits: dict[str, SplitReport]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain data for JSON."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = []
+        for name, split in self.splits.items():
+            cells = self._cells(split).items()
+            lines.append(f"{name}: " + "; ".join(f"{title} {', '.join(c)}" for title, c in cells))
+        return "\n".join(lines)
+
+    def __rich__(self) -> Table:
+        table = Table("split")
+        for name, split in self.splits.items():
+            cells = self._cells(split)
+            if not table.row_count:
+                for title in cells:
+                    table.add_column(title)
+            table.add_row(name, *("\n".join(cell) for cell in cells.values()))
+        return table
+
+    def _cells(self, split: SplitReport) -> dict[str, list[str]]:
+        rows = f"{split.rows}"
+        if split.rows < split.source_rows:
+            rows += f" of {split.source_rows}"
+        return {
+            "rows": [rows, split.note] if split.note else [rows],
+            "labels": [f"{name} {value:g}" for name, value in split.labels.items()],
+            "tokens": [f"{name} {value}" for name, value in split.lengths.items()],
+            "cut": [f"{split.truncated} at {self.max_seq_length} tokens"],
+        }
+
+
+def report_split(
+    task: Task,
+    labels: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    source_rows: int,
+    truncated: int,
+    note: str = "",
+) -> SplitReport:
+    """Counts one split.
+
+    Args:
+        task: the task.
+        labels: class ids or scores of the examples used, (N,).
+        lengths: their numbers of tokens, (N,).
+        source_rows: examples the source has.
+        truncated: examples that were cut.
+        note: what is unusual about the split.
+
+    Returns:
+        The numbers.
+    """
+    if task.regression:
+        counts = {"min": labels.min(), "mean": labels.mean(), "max": labels.max()}
+    else:
+        names = task.label_names or ()
+        counts = dict(zip(names, np.bincount(labels, minlength=len(names)), strict=True))
+    quantiles = np.quantile(lengths, list(_QUANTILES.values()))
+    return SplitReport(
+        rows=len(labels),
+        source_rows=source_rows,
+        labels={name: value.item() for name, value in counts.items()},
+        lengths={name: round(value) for name, value in zip(_QUANTILES, quantiles, strict=True)},
+        truncated=truncated,
+        note=note,
+    )

@@ -1,0 +1,198 @@
+"""Where data comes from: the hub, a `datasets` folder, or Parquet, CSV, TSV and JSON Lines files.
+
+Everything is read by the `datasets` library, which since version 4 runs no code of a data set.
+A file's split is read from its name: ``train.csv``, ``rte-dev.tsv``, ``validation_matched.jsonl``,
+``train-00000-of-00002.parquet``. Other names (``train_random.parquet``) are splits of their own.
+"""
+
+import csv
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import datasets
+from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+
+from smoothtune.data.checks import DataError
+from smoothtune.data.tasks import Task
+
+# Without keep_default_na a text "None" or "NA" would be read as missing. Tab-separated files have
+# no quoting (as in GLUE): with it, one stray quote swallows the rows up to the next.
+_CSV = {"keep_default_na": False}
+_READERS: dict[str, tuple[str, dict[str, Any]]] = {
+    ".parquet": ("parquet", {}),
+    ".csv": ("csv", _CSV),
+    ".tsv": ("csv", _CSV | {"sep": "\t", "quoting": csv.QUOTE_NONE}),
+    ".jsonl": ("json", {}),
+    ".json": ("json", {}),
+}
+_SPLITS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "valid": "validation",
+    "val": "validation",
+    "dev": "validation",
+    "eval": "validation",
+    "test": "test",
+}
+_SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
+_GLOB = re.compile(r"[*?\[]")
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+
+
+def load_splits(source: str | Path, task: Task) -> dict[str, Dataset]:
+    """Reads every split that a source has.
+
+    Args:
+        source: a folder saved by ``save_to_disk``; a folder of Parquet, CSV, TSV or JSON Lines
+            files, one split per file (or per set of numbered shards); one such file, which is the
+            train split; or, where no such path exists, the id of a data set on the hub.
+        task: gives the hub's configuration name, for a data set with several.
+
+    Returns:
+        Raw splits by name, "train" among them.
+
+    Raises:
+        DataError: If the source does not exist, cannot be read, or has no train split.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        splits = _load_folder(path, task)
+    elif path.is_file():
+        splits = {"train": _load_files([path])}
+    elif _looks_like_hub_id(source):
+        splits = _load_from_hub(str(source), task)
+    else:
+        raise DataError(
+            f"{source}: no such file or folder, and not an id of a data set on the hub (org/name)"
+        )
+    if "train" not in splits:
+        raise DataError(
+            f"{source}: has no train split; it has {', '.join(map(repr, sorted(splits)))}. "
+            "Name the file train.<extension>, or give the file itself as the source"
+        )
+    return splits
+
+
+def split_of(file: Path) -> str:
+    """The split that a file's name says.
+
+    Args:
+        file: a data file.
+
+    Returns:
+        "train", "validation" or "test", with what follows it ("validation_matched"); the bare name
+        without shard number where none of these words begins or ends it.
+    """
+    stem = _SHARD.sub("", file.stem)
+    words = [word for word in re.split(r"[-_. ]", stem.lower()) if word]
+    if words and words[0] in _SPLITS:
+        return "_".join([_SPLITS[words[0]], *words[1:]])
+    if words and words[-1] in _SPLITS:
+        return _SPLITS[words[-1]]
+    return stem
+
+
+def _looks_like_hub_id(source: str | Path) -> bool:
+    text = str(source)
+    return (
+        isinstance(source, str)
+        and _HUB_ID.fullmatch(text) is not None
+        and Path(text).suffix.lower() not in _READERS
+    )
+
+
+def _load_folder(folder: Path, task: Task) -> dict[str, Dataset]:
+    if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
+        # In memory, because `datasets` puts its cache files beside data that it maps from disk.
+        loaded = load_from_disk(str(folder), keep_in_memory=True)
+        return dict(loaded) if isinstance(loaded, DatasetDict) else {"train": loaded}
+    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _READERS)
+    if not files:
+        raise DataError(f"{folder}: {_no_files(folder, task)}")
+    by_split: dict[str, list[Path]] = {}
+    for file in files:
+        by_split.setdefault(split_of(file), []).append(file)
+    for split, found in by_split.items():
+        if len(found) > 1 and not _are_shards(found):
+            raise DataError(
+                f"{folder}: several files claim the split {split!r}: "
+                f"{', '.join(file.name for file in found)}; keep one of them"
+            )
+    return {split: _load_files(found) for split, found in by_split.items()}
+
+
+def _are_shards(files: list[Path]) -> bool:
+    """Whether files are numbered parts of one table, not the same table twice."""
+    numbered = all(_SHARD.search(file.stem) for file in files)
+    return numbered and len({(_SHARD.sub("", file.stem), file.suffix) for file in files}) == 1
+
+
+def _no_files(folder: Path, task: Task) -> str:
+    if (folder / task.name).is_dir():
+        return f"holds no data file; did you mean {folder / task.name}?"
+    names = sorted(entry.name for entry in folder.iterdir())[:10]
+    return (
+        f"holds no data file ({', '.join(_READERS)}) and was not saved by save_to_disk; "
+        f"it holds {', '.join(names) or 'nothing'}"
+    )
+
+
+def _load_files(files: list[Path]) -> Dataset:
+    suffix = files[0].suffix.lower()
+    if suffix not in _READERS:
+        raise DataError(
+            f"{files[0]}: unknown kind of file {suffix!r}; known are {', '.join(_READERS)}"
+        )
+    reader, options = _READERS[suffix]
+    # Resolved and escaped, because `datasets` reads a path as a glob pattern.
+    names = [_GLOB.sub(r"[\g<0>]", str(file.resolve())) for file in files]
+    try:
+        with progress_bars(shown=False):
+            return load_dataset(reader, data_files={"train": names}, split="train", **options)
+    except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
+        shown = ", ".join(map(str, files))
+        raise DataError(f"{shown}: cannot be read as {suffix[1:]}: {_reason(error)}") from error
+
+
+def _load_from_hub(hub_id: str, task: Task) -> dict[str, Dataset]:
+    # A preset's configuration belongs to its own data set, or a copy of it under another owner.
+    preset = task.hub_id is not None and task.hub_id.split("/")[-1] != hub_id.split("/")[-1]
+    config = None if preset else task.hub_config
+    try:
+        return dict(load_dataset(hub_id, config))
+    except (datasets.exceptions.DatasetsError, ValueError, OSError, RuntimeError) as error:
+        named = hub_id if config is None else f"{hub_id}, configuration {config!r}"
+        raise DataError(
+            f"{named}: no such file or folder here, and not readable from the hub: {_reason(error)}"
+        ) from error
+
+
+def _reason(error: BaseException) -> str:
+    """The first cause of an error, which names the row or the field where there is one."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
+@contextmanager
+def progress_bars(*, shown: bool) -> Iterator[None]:
+    """Shows or hides the progress bars of `datasets`, then puts them back as they were.
+
+    Args:
+        shown: False hides them; True leaves the choice to the caller's own setting.
+
+    Yields:
+        Nothing.
+    """
+    hidden_before = datasets.are_progress_bars_disabled()
+    if not shown:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not hidden_before:
+            datasets.enable_progress_bars()

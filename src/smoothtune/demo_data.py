@@ -1,0 +1,101 @@
+"""A small sentiment data set that the package writes itself: negation and contrast decide.
+
+No single word gives the label away: adjectives occur negated ("far from dull"), and of two
+contrasting clauses the main one decides ("although the plot was dull, the acting was superb").
+Half of the validation adjectives do not occur in training, and some training labels are wrong.
+"""
+
+from __future__ import annotations
+
+import random
+
+ASPECTS = (
+    *("acting", "plot", "soundtrack", "dialogue", "ending", "pacing", "humour", "story"),
+    *("food", "service", "room", "view", "breakfast", "staff", "location", "design"),
+)
+GOOD = ["superb", "charming", "delightful", "clever", "warm", "brilliant", "splendid", "fresh"]
+BAD = ["dull", "awful", "clumsy", "tedious", "bland", "dreadful", "shallow", "stale"]
+NEW_GOOD = [
+    "excellent",
+    "wonderful",
+    "lovely",
+    "impressive",
+    "enjoyable",
+    "outstanding",
+    "pleasant",
+    "graceful",
+]
+NEW_BAD = [
+    "terrible",
+    "boring",
+    "poor",
+    "disappointing",
+    "miserable",
+    "unpleasant",
+    "lifeless",
+    "annoying",
+]
+NEGATIONS = ("not", "far from", "anything but", "never")
+INTENSIFIERS = ("", "really ", "quite ", "simply ")
+LABEL_NOISE = 0.1
+"""Share of training labels that are wrong."""
+
+Row = dict[str, str | int]
+
+
+def sentiment(train_rows: int = 240, validation_rows: int = 400) -> tuple[list[Row], list[Row]]:
+    """The data set; the same at every call.
+
+    Args:
+        train_rows: examples to train on; a tenth of their labels is wrong.
+        validation_rows: examples to evaluate on, with right labels.
+
+    Returns:
+        Train and validation rows with ``sentence`` and ``label`` (0 negative, 1 positive), without
+        a sentence that occurs twice.
+    """
+    draw = random.Random(0)
+    seen: set[str] = set()
+    train = _rows(draw, train_rows, (BAD, GOOD), seen)
+    validation = _rows(draw, validation_rows, (BAD + NEW_BAD, GOOD + NEW_GOOD), seen)
+    for row in draw.sample(train, round(LABEL_NOISE * train_rows)):
+        row["label"] = 1 - int(row["label"])
+    return train, validation
+
+
+def _rows(
+    draw: random.Random, count: int, words: tuple[list[str], list[str]], seen: set[str]
+) -> list[Row]:
+    rows: list[Row] = []
+    while len(rows) < count:
+        label = len(rows) % 2
+        sentence = _sentence(draw, label, words)
+        if sentence not in seen:
+            seen.add(sentence)
+            rows.append({"sentence": sentence, "label": label})
+    return rows
+
+
+def _sentence(draw: random.Random, label: int, words: tuple[list[str], list[str]]) -> str:
+    first, second = draw.sample(ASPECTS, 2)
+    main = _clause(draw, first, label, words)
+    other = _clause(draw, second, 1 - label, words)
+    form = draw.choice(
+        (
+            "{main}",
+            "{main}",
+            "although {other}, {main}",
+            "{other}, but {main}",
+            "{main}, even though {other}",
+        )
+    )
+    text = form.format(main=main, other=other)
+    return text[0].upper() + text[1:] + "."
+
+
+def _clause(
+    draw: random.Random, aspect: str, label: int, words: tuple[list[str], list[str]]
+) -> str:
+    if draw.random() < 0.4:
+        return f"the {aspect} was {draw.choice(NEGATIONS)} {draw.choice(words[1 - label])}"
+    return f"the {aspect} was {draw.choice(INTENSIFIERS)}{draw.choice(words[label])}"

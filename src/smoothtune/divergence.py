@@ -1,0 +1,112 @@
+"""How far two predictions are apart, for every kind of head.
+
+Each function of logits sums over classes in float32 (or wider) and keeps the leading dimensions;
+nothing is detached, so gradients flow into both arguments unless the caller detaches one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from smoothtune.passes import Pass
+from smoothtune.taps import is_causal, unwrap
+
+Divergence = Callable[[Tensor, Tensor], Tensor]
+
+
+def _log_softmax(logits: Tensor) -> Tensor:
+    return F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
+def kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL(P || Q) of the distributions with logits p, q (..., C); shape (...).
+
+    >>> kl(torch.zeros(2), torch.tensor([0.0, 1.0986123])).item()  # log(2 / sqrt(3))
+    0.14384...
+    """
+    log_p, log_q = _log_softmax(p), _log_softmax(q)
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+def symmetric_kl(p: Tensor, q: Tensor) -> Tensor:
+    """KL(P || Q) + KL(Q || P), with its full gradient; shape (...)."""
+    log_p, log_q = _log_softmax(p), _log_softmax(q)
+    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
+
+
+def squared_error(p: Tensor, q: Tensor) -> Tensor:
+    """Sum over the last dimension of (p - q)^2; shape (...)."""
+    return (p - q).square().sum(-1)
+
+
+class Head(NamedTuple):
+    """One prediction of a model."""
+
+    logits: Tensor  # (B, N, C): N distributions (or N scores, C = 1) for every example
+    mask: Tensor  # (B, N): which of them count
+    regression: bool
+
+
+def heads(run: Pass) -> list[Head]:
+    """The predictions a pass makes, in one shape for all tasks.
+
+    Sequence classification and regression give one head with N = 1, multi-label classification N
+    Bernoulli distributions, extractive question answering two heads (start, end) over the real
+    tokens, token classification one distribution per token that has a label.
+
+    Raises:
+        ValueError: the model predicts none of these.
+    """
+    outputs = run.outputs
+    if "start_logits" in outputs:
+        spans = (outputs["start_logits"], outputs["end_logits"])
+        low = torch.finfo(spans[0].dtype).min
+        return [
+            Head(span.masked_fill(~run.mask, low)[:, None], _ones(span), False) for span in spans
+        ]
+    logits = run.logits
+    config = getattr(unwrap(run.model), "config", None)
+    problem = getattr(config, "problem_type", None)
+    if logits.ndim == 2 and problem == "multi_label_classification":
+        pairs = torch.stack([logits, torch.zeros_like(logits)], -1)
+        return [Head(pairs, torch.ones_like(logits, dtype=torch.bool), False)]
+    if logits.ndim == 2:
+        regression = problem == "regression" or logits.shape[-1] == 1
+        return [Head(logits[:, None], _ones(logits), regression)]
+    if logits.ndim == 3 and not is_causal(unwrap(run.model)):
+        labels = run.batch.get("labels")
+        return [Head(logits, run.mask if labels is None else labels != -100, False)]
+    raise ValueError(
+        f"logits of shape {tuple(logits.shape)} from {type(unwrap(run.model)).__name__} are not "
+        "supported: use a sequence or token classification, regression or extractive QA head"
+    )
+
+
+def _ones(logits: Tensor) -> Tensor:
+    return torch.ones(len(logits), 1, dtype=torch.bool, device=logits.device)
+
+
+def divergence(p: Pass, q: Pass, measure: Divergence = symmetric_kl) -> Tensor:
+    """() divergence of two passes over the same batch: a mean over examples.
+
+    Regression heads use the squared error instead of `measure`. With several heads (start and end
+    of a span) or several distributions per example (tokens), the mean over them is taken.
+    """
+    values = []
+    for head_p, head_q in zip(heads(p), heads(q), strict=True):
+        chosen = squared_error if head_p.regression else measure
+        values.append(masked_mean(chosen(head_p.logits, head_q.logits), head_p.mask).mean())
+    return torch.stack(values).mean()
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """(B,) mean over an example's unmasked entries; x and mask are (B, N).
+
+    The mean is taken within the example first, so the value does not depend on how a batch is cut.
+    """
+    return (x * mask).sum(1) / mask.sum(1).clamp(min=1)

@@ -1,0 +1,55 @@
+"""CWGNC: component-wise gradient norm clipping.
+
+Reference: Yang, Ma: Improving Stability of Fine-Tuning Pretrained Language Models via
+    Component-Wise Gradient Norm Clipping, EMNLP 2022 (arXiv 2210.10325).
+    Code: yangalan123/FineTuningStability.
+
+Equation: for every component i, g_i <- g_i min(1, c / ||g_i||_2).
+
+Departures:
+    * A component is a named parameter tensor, as in the code; so query, key and value are clipped
+      apart, except in models that keep them in one tensor (GPT-2).
+    * The code clips inside the training step: partial sums under gradient accumulation, scaled
+      gradients under a fp16 scaler. Here the clip sees what the optimizer would have seen.
+    * It takes the place of the global clip, which must be off (`max_grad_norm=0`), as in the code.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from smoothtune.regularizer import STRICT, Positive, Regularizer
+
+
+@torch.no_grad()
+def clip_each(gradients: list[Tensor], max_norm: float) -> Tensor:
+    """Scale every gradient, in place, to a norm of at most `max_norm`; returns () share clipped.
+
+    >>> g = [torch.tensor([3.0, 4.0]), torch.tensor([0.5])]
+    >>> clip_each(g, 1.0), g
+    (tensor(0.5000), [tensor([0.6000, 0.8000]), tensor([0.5000])])
+    """
+    norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
+    factors = (max_norm / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
+    torch._foreach_mul_(gradients, [f.to(g.dtype) for f, g in zip(factors, gradients, strict=True)])
+    return (norms > max_norm).float().mean()
+
+
+@dataclass(config=STRICT, kw_only=True)
+class CWGNC(Regularizer):
+    """Every weight tensor has its gradient norm clipped for itself."""
+
+    name: ClassVar[str] = "cwgnc"
+    clips_gradients: ClassVar[bool] = True
+
+    max_norm: Positive = 1.0
+    """c, the largest gradient norm of a component. Paper: grid 0.01, 0.05, 0.1, 0.5, 1, 5."""
+
+    def gradients(self, model: nn.Module) -> None:
+        """Clip every component."""
+        found = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        self.diagnostics["clipped"] = clip_each(found, self.max_norm)

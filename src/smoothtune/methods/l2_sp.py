@@ -1,0 +1,101 @@
+"""L2-SP: weight decay towards the starting point.
+
+Reference: Li, Grandvalet, Davoine: Explicit Inductive Bias for Transfer Learning with Convolutional
+    Networks, ICML 2018 (arXiv 1802.01483).
+
+Equation: total = L(f(x), y) + alpha/2 ||w_S - w_S^0||^2 + beta/2 ||w_N||^2
+    w_S: weights that were pre-trained, w_S^0 their values before fine-tuning, w_N: the new head.
+
+Departures:
+    * alpha and beta of the LNSR papers' L2-SP rows are not stated; the defaults are RECONSTRUCTED.
+    * The new head is what lies outside the model's `base_model`.
+    * The equation replaces weight decay: train with `weight_decay=0`, transformers' default.
+    * The gradient is written down, alpha (w - w^0), rather than recorded: same numbers, no graph.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from smoothtune.passes import Pass
+from smoothtune.regularizer import STRICT, NonNegative, Regularizer
+from smoothtune.taps import unwrap
+from smoothtune.weights import trainable
+
+
+class HalfSquaredDistance(torch.autograd.Function):
+    """1/2 sum_i ||w_i - w_i^0||^2 of two lists of tensors; `anchors` are constants."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: Tensor) -> Tensor:
+        """Anchors come first, then the weights, `count` of each."""
+        ctx.count = count
+        ctx.differences = torch._foreach_sub(tensors[count:], tensors[:count])
+        norms = torch._foreach_norm(ctx.differences)
+        return 0.5 * torch.stack(norms).square().sum()
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        """d/dw = w - w^0."""
+        gradients = torch._foreach_mul(ctx.differences, upstream[0])
+        return (None, *[None] * ctx.count, *gradients)
+
+
+def half_squared_distance(weights: list[Tensor], anchors: list[Tensor]) -> Tensor:
+    """() 1/2 sum_i ||w_i - a_i||^2, differentiable in the weights.
+
+    >>> half_squared_distance([torch.tensor([3.0])], [torch.tensor([1.0])]).item()
+    2.0
+    """
+    return HalfSquaredDistance.apply(len(anchors), *anchors, *weights)
+
+
+@dataclass(config=STRICT, kw_only=True)
+class L2SP(Regularizer):
+    """Weights are pulled towards their pre-trained values, the head towards zero."""
+
+    name: ClassVar[str] = "l2_sp"
+
+    alpha: NonNegative = 0.01
+    """Pull towards the pre-trained weights. LNSR papers: not stated."""
+    beta: NonNegative = 0.01
+    """Pull of the new head towards zero. LNSR papers: not stated; 0.01 is usual."""
+
+    def attach(self, model: nn.Module) -> None:
+        """Remember the pre-trained weights."""
+        self._anchors = {
+            name: weight.detach().clone() for name, weight, new in trainable(model) if not new
+        }
+
+    def detach(self, model: nn.Module) -> None:
+        """Forget them."""
+        self._anchors = {}
+
+    def loss(self, clean: Pass) -> Tensor:
+        """alpha/2 ||w_S - w_S^0||^2 + beta/2 ||w_N||^2."""
+        weights: list[tuple[Tensor, Tensor]] = []
+        heads: list[Tensor] = []
+        for name, weight, _ in trainable(unwrap(clean.model)):
+            if name in self._anchors:
+                weights.append((weight, self._anchors[name].to(weight.device)))
+            else:
+                heads.append(weight)
+        pulled = [weight for weight, _ in weights]
+        anchors = [anchor for _, anchor in weights]
+        term = self.alpha * half_squared_distance(pulled, anchors)
+        if heads and self.beta:
+            zeros = [torch.zeros_like(weight) for weight in heads]
+            term = term + self.beta * half_squared_distance(heads, zeros)
+        return term
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The pre-trained weights, so that a run may resume from a model that has moved."""
+        return dict(self._anchors)
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take them back."""
+        self._anchors = {name: state[name].to(a.device) for name, a in self._anchors.items()}

@@ -1,0 +1,126 @@
+"""Mixout: dropout towards the pre-trained weights.
+
+Reference: Lee, Cho, Kang: Mixout: Effective Regularization to Finetune Large-scale Pretrained
+    Language Models, ICLR 2020 (arXiv 1909.11299). Code: bloodwass/mixout.
+
+Equation: in every training forward each linear layer uses
+    W~ = [(1 - M) o W_0 + M o W - p W_0] / (1 - p) = W_0 + M o (W - W_0) / (1 - p),
+    M ~ Bernoulli(1 - p), W_0 the pre-trained weight; E W~ = W. p = 1 gives W_0.
+
+Departures:
+    * The mask is drawn once per input neuron and shared by all outputs, as in the code and the
+      paper's figure; `mask="element"` draws one per weight.
+    * The released backward lacks the factor 1 / (1 - p) of its forward: its gradient is (1 - p)
+      times too small. Here it is exact; `compat="official"` reproduces the released one.
+    * The new head has no pre-trained weight, so it is left alone; the released example mixes it
+      towards its random start (`head=True`).
+    * Biases, LayerNorm and embeddings are not mixed, as in the code. GPT-2's Conv1D, which the code
+      misses, is.
+    * The released example switches ordinary dropout off; here the model's own dropout is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from smoothtune import random
+from smoothtune.regularizer import STRICT, Probability, Regularizer
+from smoothtune.weights import linear_layers, restore, substitute
+
+
+class OfficialMix(torch.autograd.Function):
+    """The released code: exact forward, backward without 1 / (1 - p)."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Tensor, pretrained: Tensor, keep: Tensor, p: float) -> Tensor:
+        """W_0 + M (W - W_0) / (1 - p)."""
+        ctx.save_for_backward(keep)
+        return torch.addcmul(pretrained, w - pretrained, keep / (1 - p))
+
+    @staticmethod
+    def backward(ctx: Any, *upstream: Tensor) -> Any:
+        """G o M."""
+        return upstream[0] * ctx.saved_tensors[0], None, None, None
+
+
+class Mix(nn.Module):
+    """W -> W_0 + M o (W - W_0) / (1 - p) in training mode, W otherwise."""
+
+    def __init__(self, pretrained: Tensor, p: float, mask_shape: tuple[int, ...], official: bool):
+        super().__init__()
+        self.pretrained = pretrained  # no buffer: it must not enter the model's state dict
+        self.p, self.mask_shape, self.official = p, mask_shape, official
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Draw a mask and mix."""
+        if not self.training:
+            return weight
+        pretrained = self.pretrained.to(weight.device)
+        if self.p == 1:
+            return pretrained
+        keep = random.keep_mask(self.mask_shape, self.p, weight)
+        if self.official:
+            return OfficialMix.apply(weight, pretrained, keep, self.p)
+        return torch.addcmul(pretrained, weight - pretrained, keep / (1 - self.p))
+
+
+@dataclass(config=STRICT, kw_only=True)
+class Mixout(Regularizer):
+    """Weights are swapped at random for their pre-trained values."""
+
+    name: ClassVar[str] = "mixout"
+    draws_weights: ClassVar[bool] = True
+
+    p: Probability = 0.7
+    """Probability of the pre-trained weight. Paper: 0.7-0.9 on BERT-large."""
+    mask: Literal["input", "element"] = "input"
+    """One draw per input neuron (released code) or per weight."""
+    head: bool = False
+    """Mix the new head towards its random start too. Released example: yes."""
+    compat: Literal["official"] | None = None
+    """"official": the released backward, (1 - p) times too small."""
+
+    def attach(self, model: nn.Module) -> None:
+        """Let the mixed weight stand in for every trained linear weight.
+
+        Raises:
+            ValueError: the model trains no linear layer.
+        """
+        layers = linear_layers(model, head=self.head)
+        if not layers:
+            raise ValueError(
+                f"{type(model).__name__} trains no linear layer that mixout could mix: unfreeze "
+                "some, or leave mixout out"
+            )
+        self._mixes = [self._mix(layer) for layer in layers]
+        self._layers = {
+            layer: substitute(layer, mix, saves="trained")
+            for layer, mix in zip(layers, self._mixes, strict=True)
+        }
+
+    def _mix(self, layer: nn.Module) -> Mix:
+        weight = layer.get_parameter("weight")
+        rows, columns = weight.shape
+        shape = (1, columns) if isinstance(layer, nn.Linear) else (rows, 1)  # Conv1D is (in, out)
+        if self.mask == "element":
+            shape = (rows, columns)
+        return Mix(weight.detach().clone(), self.p, shape, self.compat == "official")
+
+    def detach(self, model: nn.Module) -> None:
+        """Give the layers their trained weights back."""
+        for layer, handles in self._layers.items():
+            restore(layer, handles, keep="trained")
+        self._layers, self._mixes = {}, []
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The pre-trained weights, so that a run may resume from a model that has moved."""
+        return {str(i): mix.pretrained for i, mix in enumerate(self._mixes)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take them back."""
+        for i, mix in enumerate(self._mixes):
+            mix.pretrained = state[str(i)].to(mix.pretrained.device)

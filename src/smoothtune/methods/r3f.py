@@ -1,0 +1,109 @@
+"""R3F and R4F: robust representations through regularized fine-tuning.
+
+Reference: Aghajanyan, Shrivastava, Gupta, Goyal, Zettlemoyer, Gupta: Better Fine-Tuning by Reducing
+    Representational Collapse, ICLR 2021 (arXiv 2008.03156). Code: fairseq, examples/rxf.
+
+Equation: total = L(f(x), y) + weight * (KL(p || p~) + KL(p~ || p)),  p~ = f(x + z),
+    z ~ N(0, sigma^2 I) or U(-sigma, sigma).
+    R4F: the same with the head Lipschitz-1, here by spectral normalization of its linear layers.
+
+Departures:
+    * fairseq cuts the graph below the noise, so the word embeddings get no gradient through the
+      noisy pass; the equation does not. `compat="fairseq"` cuts it.
+    * fairseq computes and drops the term for regression (weight 0 and 100 give the same loss);
+      here regression uses the squared difference of the scores (RECONSTRUCTED).
+    * fairseq's term is a sum over the batch beside a summed task loss; here both are means.
+    * Dropout masks of the two passes are independent, as in the code. With sigma = 1e-5 the term is
+      then R-Drop in practice: noise that small moves nothing beside the masks.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from smoothtune import random
+from smoothtune.divergence import divergence
+from smoothtune.noise import relative_norm
+from smoothtune.passes import Dropout, Pass
+from smoothtune.regularizer import STRICT, Positive, Regularizer
+from smoothtune.taps import Point
+from smoothtune.weights import head_modules, restore, substitute, trained_weight
+
+
+@dataclass(config=STRICT, kw_only=True)
+class R3F(Regularizer):
+    """R3F: the prediction must not change under small noise on the word embeddings."""
+
+    name: ClassVar[str] = "r3f"
+
+    noise: Literal["normal", "uniform"] = "uniform"
+    """Distribution of z. fairseq's RTE recipe: uniform."""
+    sigma: Positive = 1e-5
+    """Standard deviation, or half width, of z in units of the embedding. fairseq: 1e-5."""
+    dropout: Dropout = "independent"
+    """Dropout masks of the noisy pass relative to the clean one. fairseq: independent."""
+    compat: Literal["fairseq"] | None = None
+    """"fairseq": no gradient to the word embeddings through the noisy pass."""
+
+    def points(self) -> tuple[Point, ...]:
+        """Noise enters at the word embeddings."""
+        return ("word",)
+
+    def loss(self, clean: Pass) -> Tensor:
+        """Symmetric KL; the squared difference for regression."""
+        draws = random.uniform_like if self.noise == "uniform" else random.normal_like
+        z = self.sigma * draws(clean.zeros()) * clean.mask[..., None]
+        noisy = clean.at(z, dropout=self.dropout, detach=self.compat == "fairseq")
+        term = divergence(clean, noisy)
+        self.diagnostics["delta_ratio"] = relative_norm(z, clean.embeddings(), clean.mask)
+        return term
+
+
+class SpectralNorm(nn.Module):
+    """W -> W / sigma_max(W), so that x -> W x is Lipschitz with constant 1."""
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Divide by the largest singular value."""
+        return weight / torch.linalg.matrix_norm(weight, 2)
+
+
+@dataclass(config=STRICT, kw_only=True)
+class R4F(R3F):
+    """R4F: R3F with a spectrally normalized head."""
+
+    name: ClassVar[str] = "r4f"
+
+    def attach(self, model: nn.Module) -> None:
+        """Normalize the linear layers of the head.
+
+        Raises:
+            ValueError: the model has no linear layer outside its base model.
+        """
+        layers = [module for module in head_modules(model) if isinstance(module, nn.Linear)]
+        if not layers:
+            raise ValueError(
+                f"{type(model).__name__} has no linear layer outside its base model, so r4f has no "
+                "head to normalize: use r3f"
+            )
+        self._head = {
+            layer: substitute(layer, SpectralNorm(), saves="effective") for layer in layers
+        }
+
+    def detach(self, model: nn.Module) -> None:
+        """Write the normalized weights into the head."""
+        for layer, handles in self._head.items():
+            restore(layer, handles, keep="effective")
+        self._head = {}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The head's weights before normalization; a checkpoint holds them normalized."""
+        return {str(i): trained_weight(layer).detach() for i, layer in enumerate(self._head)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take them back."""
+        for i, layer in enumerate(self._head):
+            trained_weight(layer).data.copy_(state[str(i)])

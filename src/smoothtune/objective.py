@@ -1,0 +1,230 @@
+"""Task loss plus the terms of any number of methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from smoothtune import random
+from smoothtune.passes import Batch, Pass, Task, model_task
+from smoothtune.regularizer import Regularizer
+from smoothtune.taps import unwrap
+
+
+class NonFiniteLoss(FloatingPointError):
+    """A term of the objective is NaN or infinite; nothing has been updated with it."""
+
+
+class Objective:
+    """The scalar to back-propagate: task loss + sum of weight * term over the methods.
+
+    Use it in a plain loop, or let `SmoothTrainer` / `regularize` do so::
+
+        objective = Objective(LNSR(), Mixout(p=0.7)).bind(model, optimizer)
+        for batch in loader:
+            objective(model, batch).backward()
+            optimizer.step(); optimizer.zero_grad()
+
+    Attributes:
+        terms: detached parts of the last value: `loss`, `loss/task`, `loss/<method>`, and the
+            methods' diagnostics as `<method>/<name>`.
+        step: number of updates seen.
+    """
+
+    def __init__(self, *regularizers: Regularizer):
+        """Combine methods; their order does not matter.
+
+        Raises:
+            ValueError: two methods both want to replace the task loss.
+        """
+        replacing = [r.name for r in regularizers if r.replaces_task_loss and r.weight]
+        if len(replacing) > 1:
+            raise ValueError(
+                f"{' and '.join(replacing)} each replace the task loss: use one of them"
+            )
+        self.regularizers = {name: r for name, r in _named(regularizers) if r.weight}
+        self.terms: dict[str, Tensor] = {}
+        self.step = self.calls = 0
+        self.seed = torch.initial_seed()
+        self._model: nn.Module | None = None
+        self._handles: list[Any] = []
+
+    # --- connecting --------------------------------------------------------------------------
+
+    def attach(self, model: nn.Module) -> Self:
+        """Prepare every method on the pre-trained model.
+
+        Raises:
+            RuntimeError: it is attached already.
+        """
+        if self._model is not None:
+            raise RuntimeError("this objective is attached already: call detach() first")
+        self._model = unwrap(model)
+        self.seed = torch.initial_seed()
+        for regularizer in self.regularizers.values():
+            regularizer.attach(self._model)
+        return self
+
+    def bind_optimizer(self, optimizer: torch.optim.Optimizer) -> Self:
+        """Edit gradients before, and look at weights after, every update of the optimizer.
+
+        Optimizer hooks see unscaled, reduced gradients, once per update, in any loop; they are
+        skipped with the update when a gradient scaler finds an overflow.
+        """
+        self._handles = [
+            optimizer.register_step_pre_hook(lambda *_: self.gradients()),
+            optimizer.register_step_post_hook(lambda *_: self.updated()),
+        ]
+        return self
+
+    def bind(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Self:
+        """`attach` and `bind_optimizer`: all that a plain loop needs."""
+        return self.attach(model).bind_optimizer(optimizer)
+
+    def detach(self) -> None:
+        """Leave model and optimizer as they were found."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._model is not None:
+            for regularizer in self.regularizers.values():
+                regularizer.detach(self._model)
+            self._model = None
+
+    # --- the four moments --------------------------------------------------------------------
+
+    def __call__(self, model: nn.Module, batch: Batch, task: Task = model_task) -> Tensor:
+        """The objective on one batch.
+
+        Args:
+            model: as the loop holds it (wrapped or not), in training mode.
+            batch: model inputs; `example_id`, if there, names the rows in errors.
+            task: (model, batch) -> (scalar mean loss or None, outputs); the model's own loss
+                unless given.
+
+        Returns:
+            () the value to back-propagate.
+
+        Raises:
+            NonFiniteLoss: a term is NaN or infinite.
+            ValueError: the batch has neither labels nor a method that works without.
+        """
+        self.calls += 1
+        batch = dict(batch)
+        example_ids = batch.pop("example_id", None)
+        clean = self._clean_pass(model, batch, task)
+        losses = dict(self._losses(clean))
+        replaced = any(self.regularizers[name].replaces_task_loss for name in losses)
+        if clean.labelled and not replaced:
+            assert clean.loss is not None
+            losses["task"] = clean.loss
+        if clean.end is not None:  # the ambient generators go on where plain training would be
+            random.set_state(clean.device, clean.end)
+        if not losses:
+            raise ValueError("the batch has no labels and no method gives a loss without them")
+        total = torch.stack([losses[name] for name in sorted(losses)]).sum()
+        self._record(total, losses)
+        if not math.isfinite(total.item()):
+            raise self._non_finite(losses, example_ids)
+        return total
+
+    def gradients(self) -> None:
+        """Let the methods edit the gradients; just before an update."""
+        for regularizer in self.regularizers.values():
+            regularizer.gradients(self.model)
+
+    def updated(self) -> None:
+        """Let the methods see the new weights; just after an update."""
+        self.step += 1
+        for regularizer in self.regularizers.values():
+            regularizer.updated(self.model)
+
+    # --- state -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Flat tensors by name, all that a resumed run needs beside model and optimizer."""
+        counters = {"seed": self.seed, "step": self.step, "calls": self.calls}
+        state = {key: torch.tensor(value) for key, value in counters.items()}
+        for name, regularizer in self.regularizers.items():
+            state |= {f"{name}/{key}": value for key, value in regularizer.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take back what `state_dict` returned.
+
+        Raises:
+            ValueError: the state was written with other methods.
+        """
+        methods = {key.split("/")[0] for key in state if "/" in key}
+        if unknown := methods - set(self.regularizers):
+            raise ValueError(
+                f"the saved state belongs to {sorted(unknown)}, but this objective has "
+                f"{sorted(self.regularizers)}: resume with the methods of the interrupted run"
+            )
+        self.seed, self.step, self.calls = (int(state[key]) for key in ("seed", "step", "calls"))
+        for name, regularizer in self.regularizers.items():
+            prefix = f"{name}/"
+            regularizer.load_state_dict(
+                {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+            )
+
+    # --- inside ------------------------------------------------------------------------------
+
+    def _clean_pass(self, model: nn.Module, batch: dict[str, Any], task: Task) -> Pass:
+        methods = self.regularizers.values()
+        points = {point: None for r in methods for point in r.points()}
+        return Pass(
+            model,
+            batch,
+            task=task,
+            points=tuple(points),
+            differentiable=any(r.differentiates for r in methods),
+            hidden_states=any(r.uses_hidden_states for r in methods),
+            start=random.get_state(batch["input_ids"].device),
+        )
+
+    def _losses(self, clean: Pass) -> Iterator[tuple[str, Tensor]]:
+        for name, regularizer in self.regularizers.items():
+            if not regularizer.has_loss:
+                continue
+            regularizer.diagnostics.clear()
+            if self.step % regularizer.every:
+                continue
+            with random.stream(clean.device, self.seed, name, self.calls):
+                term = regularizer.loss(clean)
+            if term is not None:
+                yield name, regularizer.weight * regularizer.every * term
+
+    def _record(self, total: Tensor, losses: dict[str, Tensor]) -> None:
+        parts = {"loss": total} | {f"loss/{name}": value for name, value in losses.items()}
+        for name, regularizer in self.regularizers.items():
+            parts |= {f"{name}/{key}": value for key, value in regularizer.diagnostics.items()}
+        self.terms = {key: value.detach() for key, value in parts.items()}
+
+    def _non_finite(self, losses: dict[str, Tensor], example_ids: Any) -> NonFiniteLoss:
+        bad = [f"{name} = {value.item()}" for name, value in sorted(losses.items())]
+        where = "" if example_ids is None else f", examples {example_ids.tolist()}"
+        return NonFiniteLoss(
+            f"the objective is not finite in update {self.step + 1}{where}: {', '.join(bad)}. "
+            "The weights hold the last good state. Lower the learning rate or the weight of the "
+            "term, or look at the examples named."
+        )
+
+    @property
+    def model(self) -> nn.Module:
+        """The unwrapped model the objective is attached to."""
+        if self._model is None:
+            raise RuntimeError("attach the objective to a model first: objective.bind(model, ...)")
+        return self._model
+
+
+def _named(regularizers: tuple[Regularizer, ...]) -> Iterator[tuple[str, Regularizer]]:
+    """Methods by name, sorted; the second of the same name is called name_2."""
+    seen: dict[str, int] = {}
+    for regularizer in sorted(regularizers, key=lambda r: r.name):
+        count = seen[regularizer.name] = seen.get(regularizer.name, 0) + 1
+        yield (regularizer.name if count == 1 else f"{regularizer.name}_{count}"), regularizer

@@ -1,0 +1,118 @@
+"""What a run shows while it trains, and how it stops on a signal."""
+
+from __future__ import annotations
+
+import signal
+import time
+from types import FrameType
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+QUIET = {"epoch", "step", "total_flos", "train_runtime", "train_samples_per_second"}
+QUIET |= {"train_steps_per_second", "train_loss"}
+QUIET |= {f"eval_{key}" for key in ("runtime", "samples_per_second", "steps_per_second")}
+
+
+def say(console: Console, text: str) -> None:
+    """Print one plain line: no markup, no colours, no wrapping outside a terminal."""
+    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+
+
+class ProgressCallback(TrainerCallback):
+    """A bar in a terminal; a line for every logged loss and every evaluation anywhere."""
+
+    def __init__(self, console: Console, title: str, *, log_losses: bool = True) -> None:
+        self.console, self.title, self.log_losses = console, title, log_losses
+        self.bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=not console.is_terminal,
+        )
+        self.start = 0.0
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Open the bar."""
+        self.start = time.perf_counter()
+        self.row = self.bar.add_task(self.title, total=state.max_steps, completed=state.global_step)
+        self.bar.start()
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Move the bar."""
+        self.bar.update(self.row, completed=state.global_step)
+
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: Any,
+    ) -> None:
+        """Print the loss by term, or the metrics of an evaluation."""
+        shown = {key: value for key, value in (logs or {}).items() if key not in QUIET}
+        evaluation = any(key.startswith("eval_") for key in shown)
+        if shown and (evaluation or self.log_losses):
+            parts = [f"{key.removeprefix('eval_')} {value:.4g}" for key, value in shown.items()]
+            kind = "evaluation" if evaluation else "train"
+            say(
+                self.console,
+                f"{self.title} step {state.global_step}/{state.max_steps} {kind}: "
+                + "  ".join(parts),
+            )
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Close the bar."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the bar, also after an error."""
+        self.bar.stop()
+
+
+class StopOnSignal(TrainerCallback):
+    """After SIGINT or SIGTERM: finish the step, write a checkpoint, stop.
+
+    A context manager; a second signal does what it always did.
+    """
+
+    received: int | None = None
+    """The signal, once one came."""
+
+    def __enter__(self) -> StopOnSignal:
+        self.previous = {
+            number: signal.signal(number, self._receive)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
+    ) -> None:
+        """Ask the loop for a checkpoint and the end."""
+        if self.received is not None:
+            control.should_save = True
+            control.should_training_stop = True

@@ -1,0 +1,75 @@
+"""Random numbers of the methods, kept apart from those of plain training.
+
+A method draws inside `stream(...)`: a generator seeded from (run seed, method, call). So the task's
+dropout masks and the order of the data are the same with and without a method, methods do not
+disturb one another, and a resumed run needs no more than the counter of calls. A forward replayed
+inside `replay(state)` sees the dropout masks it saw before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+State = tuple[Tensor, Tensor | None]  # CPU generator, accelerator generator
+
+
+def get_state(device: torch.device) -> State:
+    """State of the global generators that a forward on `device` draws from."""
+    accelerator = None if device.type == "cpu" else torch.get_device_module(device)
+    return torch.get_rng_state(), accelerator and accelerator.get_rng_state(device)
+
+
+def set_state(device: torch.device, state: State) -> None:
+    """Set the global generators to what `get_state` returned."""
+    torch.set_rng_state(state[0])
+    if state[1] is not None:
+        torch.get_device_module(device).set_rng_state(state[1], device)
+
+
+@contextmanager
+def isolated(device: torch.device) -> Iterator[None]:
+    """Leave the global generators as they were found, also after an exception."""
+    found = get_state(device)
+    try:
+        yield
+    finally:
+        set_state(device, found)
+
+
+@contextmanager
+def replay(device: torch.device, state: State) -> Iterator[None]:
+    """Draw again what was drawn after `state`; the global generators stay as they were."""
+    with isolated(device):
+        set_state(device, state)
+        yield
+
+
+@contextmanager
+def stream(device: torch.device, seed: int, name: str, call: int) -> Iterator[None]:
+    """Draw from a generator of its own for this method, call and process."""
+    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    key = f"{seed}/{name}/{call}/{rank}".encode()
+    with isolated(device):
+        torch.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1)
+        yield
+
+
+def normal_like(x: Tensor) -> Tensor:
+    """Standard normal draws of the shape and type of `x`."""
+    return torch.randn_like(x, requires_grad=False)
+
+
+def uniform_like(x: Tensor) -> Tensor:
+    """Draws from U(-1, 1) of the shape and type of `x`."""
+    return torch.rand_like(x, requires_grad=False).mul_(2).sub_(1)
+
+
+def keep_mask(shape: tuple[int, ...], p: float, like: Tensor) -> Tensor:
+    """Draws from Bernoulli(1 - p), of the type of `like`."""
+    return torch.bernoulli(torch.full(shape, 1 - p, dtype=like.dtype, device=like.device))

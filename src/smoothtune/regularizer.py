@@ -1,0 +1,89 @@
+"""What a method is: a validated dataclass that acts at up to four named moments."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Annotated, Any, ClassVar
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from smoothtune.passes import Pass
+from smoothtune.taps import Point
+
+STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
+
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+@dataclass(config=STRICT, kw_only=True)
+class Regularizer:
+    """Base of all methods; a subclass implements the moments it needs.
+
+    The moments of one update, in order: `loss` (before backward), `gradients` (after backward and
+    the loop's own clipping, just before the update), `updated` (after it). `attach` comes once, on
+    the pre-trained model; `detach` undoes it. Methods do not see one another: terms are summed.
+    """
+
+    name: ClassVar[str]
+    differentiates: ClassVar[bool] = False
+    """Takes gradients with respect to `clean.delta(point)`."""
+    second_order: ClassVar[bool] = False
+    """Back-propagates through such a gradient."""
+    uses_hidden_states: ClassVar[bool] = False
+    replaces_task_loss: ClassVar[bool] = False
+    """Its loss takes the place of the task loss."""
+    clips_gradients: ClassVar[bool] = False
+    """It is the gradient clip: the loop's own must be off."""
+    draws_weights: ClassVar[bool] = False
+    """It draws inside every forward, so the task's dropout masks differ from plain training's."""
+
+    weight: NonNegative = 1.0
+    """Factor of the loss term; 0 turns the method off."""
+    every: Annotated[int, Field(ge=1)] = 1
+    """Apply the loss term in every k-th update, k times as strong: same expected gradient."""
+
+    def __post_init__(self):
+        if not self.has_loss and (self.weight not in (0, 1) or self.every != 1):
+            raise ValueError(
+                f"{self.name} has no loss term, so weight is 1 (on) or 0 (off) and every is 1"
+            )
+        self.diagnostics: dict[str, Tensor] = {}
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether the method contributes a loss term."""
+        return type(self).loss is not Regularizer.loss
+
+    def points(self) -> tuple[Point, ...]:
+        """Where the method perturbs or looks; see `smoothtune.taps`."""
+        return ()
+
+    def attach(self, model: nn.Module) -> None:
+        """Prepare on the unwrapped, pre-trained model: snapshots, parametrizations, statistics."""
+
+    def detach(self, model: nn.Module) -> None:
+        """Leave the model as `attach` found it, apart from what training changed."""
+
+    def loss(self, clean: Pass) -> Tensor | None:
+        """() the term to add, a mean over the batch's examples; None if it does not apply."""
+
+    def gradients(self, model: nn.Module) -> None:
+        """Edit the gradients of the unwrapped model, unscaled and reduced over processes."""
+
+    def updated(self, model: nn.Module) -> None:
+        """Look at, or correct, the updated weights of the unwrapped model."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """What a resumed run needs beside the model's weights."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take back what `state_dict` returned."""
+
+    def settings(self) -> dict[str, Any]:
+        """Every field with its value, as YAML and `result.json` carry it."""
+        return {field.name: getattr(self, field.name) for field in fields(self)}

@@ -1,0 +1,184 @@
+"""The output folder of a run: who may write it, what is finished, and how it becomes so.
+
+While a run goes on, the folder holds ``run.json`` (the configuration) and ``checkpoints/``. The
+model is written to a hidden folder first and moved in file by file, ``result.json`` last: a folder
+with ``result.json`` is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from smoothtune.config import RunConfig
+
+STARTED = "run.json"
+RESULT = "result.json"
+CHECKPOINTS = "checkpoints"
+STAGING = ".unfinished"
+LOCK = ".lock"
+
+
+class OutputError(ValueError):
+    """An output folder that this run must not write; the message says how to go on."""
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text file so that a crash leaves the old file or the new one, never half of it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a result."""
+    packages = ("smoothtune", "torch", "transformers", "datasets", "numpy")
+    found = {name: version(name) for name in packages}
+    return {"python": platform.python_version(), "platform": platform.platform()} | found
+
+
+def finished_result(config: RunConfig) -> dict[str, Any] | None:
+    """The result of this very run, if it is done and not to be replaced."""
+    result = _read(Path(config.output_dir) / RESULT)
+    if result is None or config.overwrite_output_dir or differences(result, config):
+        return None
+    return result
+
+
+@contextmanager
+def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
+    """Own the output folder for the time of a run.
+
+    Args:
+        config: the run.
+        resume: go on from the newest checkpoint.
+
+    Yields:
+        The folder, with ``run.json`` written; a replaced run's checkpoints are gone, its finished
+        model stays until the new one is complete.
+
+    Raises:
+        OutputError: the folder holds something else, another process writes it, or there is
+            nothing to resume.
+    """
+    folder = Path(config.output_dir)
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file; choose another output_dir")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise OutputError(f"{folder} is being written by another process") from error
+    try:
+        _check_folder(folder, config, resume)
+        write_json(folder / STARTED, {"config": config.model_dump(mode="json")})
+        yield folder
+    finally:
+        lock.release()
+        (folder / LOCK).unlink(missing_ok=True)
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """The checkpoint of the latest step in an output folder."""
+    found = [path for path in folder.glob(f"{CHECKPOINTS}/checkpoint-*/trainer_state.json")]
+    steps = [path.parent for path in found if path.parent.name.split("-")[-1].isdecimal()]
+    return max(steps, key=lambda path: int(path.name.split("-")[-1]), default=None)
+
+
+def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> None:
+    """Move the staged model into the folder and write ``result.json`` as the last file.
+
+    Args:
+        folder: the output folder; ``STAGING`` in it holds the complete new files.
+        result: the content of ``result.json``; the names of the files are added.
+        keep_checkpoints: leave ``checkpoints/`` in the folder.
+    """
+    staging = folder / STAGING
+    names = sorted(path.name for path in staging.iterdir())
+    replaced = _read(folder / RESULT) or {}
+    (folder / RESULT).unlink(missing_ok=True)
+    for name in set(replaced.get("files", [])) - set(names):
+        (folder / Path(name).name).unlink(missing_ok=True)
+    for name in names:
+        shutil.copymode(staging / "config.json", staging / name)  # safetensors writes 0600
+        os.replace(staging / name, folder / name)
+    staging.rmdir()
+    write_json(folder / RESULT, result | {"files": names})
+    (folder / STARTED).unlink(missing_ok=True)
+    if not keep_checkpoints:
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+def differences(record: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """Fields in which a recorded run differs from a configuration, as ``seed 1, here 2``."""
+    there, here = record.get("config", {}), config.identity()
+    return [
+        f"{key} {there.get(key)!r}, here {value!r}"
+        for key, value in here.items()
+        if there.get(key) != value
+    ]
+
+
+def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
+    record = _read(folder / RESULT) or _read(folder / STARTED)
+    others = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+    if record is None and others:
+        raise OutputError(
+            f"{folder} holds other files ({', '.join(others[:5])}) and no run of smoothtune; "
+            "choose another output_dir"
+        )
+    shutil.rmtree(folder / STAGING, ignore_errors=True)
+    if config.overwrite_output_dir and not resume:
+        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        return
+    if record and (different := differences(record, config)):
+        raise OutputError(
+            f"{folder} holds a different run ({'; '.join(different)}); choose another output_dir "
+            "or replace that run with overwrite_output_dir"
+        )
+    checkpoint = newest_checkpoint(folder)
+    if checkpoint and not resume:
+        raise OutputError(
+            f"{folder} holds this run, stopped at {checkpoint.name}; go on with "
+            "--resume-from-checkpoint, or start again with --overwrite-output-dir"
+        )
+    if resume and not checkpoint:
+        raise OutputError(f"{folder} holds no checkpoint to resume from")
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A JSON record of ours; None without the file."""
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise OutputError(f"{path} cannot be read: {error}; choose another output_dir") from error
+    if not isinstance(record, dict):
+        raise OutputError(f"{path} is no record of a run; choose another output_dir")
+    return record

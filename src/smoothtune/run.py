@@ -1,0 +1,323 @@
+"""One training run, from a configuration to a plain model folder with its result."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset
+from rich.console import Console
+from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, TrainingArguments
+
+from smoothtune.config import RunConfig, clipping_methods
+from smoothtune.cost import StepCost, measure_step_cost, peak_memory
+from smoothtune.data import TASKS, Collator, Prepared, Task, custom_task, prepare
+from smoothtune.metrics import compute_metrics, trivial_baseline
+from smoothtune.model_card import model_card
+from smoothtune.models import Base, load_base, load_classifier, quiet, weights_fingerprint
+from smoothtune.progress import ProgressCallback, StopOnSignal, say
+from smoothtune.result import (
+    CHECKPOINTS,
+    STAGING,
+    claimed,
+    finished_result,
+    newest_checkpoint,
+    publish,
+    versions,
+    write_atomic,
+)
+from smoothtune.trainer import SmoothTrainer
+from smoothtune.yaml_file import ConfigError, Problem
+
+
+class Stopped(Exception):
+    """The run was stopped by a signal and left a checkpoint."""
+
+
+@dataclass
+class _Run:
+    """What is loaded and checked before the first step."""
+
+    config: RunConfig
+    prepared: Prepared
+    base: Base
+    model: PreTrainedModel
+    console: Console
+
+    @property
+    def task(self) -> Task:
+        return self.prepared.task
+
+
+def train(
+    config: RunConfig, *, resume: bool = False, console: Console | None = None
+) -> dict[str, Any]:
+    """Fine-tune a model as the configuration says.
+
+    Before the first step it prints what it checked, the attention implementation, and the
+    measured cost of the methods. `config.output_dir` becomes a model folder that transformers
+    loads by itself, with ``result.json`` and a model card.
+
+    Args:
+        config: the run.
+        resume: go on from the newest checkpoint in the folder.
+        console: where to print.
+
+    Returns:
+        The content of ``result.json``; read from there if this very run is done already.
+
+    Raises:
+        ConfigError: methods and model do not fit together.
+        OutputError: the output folder holds something else.
+        ModelError: the model cannot be loaded.
+        DataError: the data cannot be trained on.
+        NonFiniteLoss: a loss term became NaN or infinite; no model is written.
+        Stopped: SIGINT or SIGTERM came; a checkpoint is in the output folder.
+    """
+    console = console or Console()
+    if result := finished_result(config):
+        say(console, f"{config.output_dir} holds this run already: nothing to do")
+        return result
+    with claimed(config, resume=resume) as folder:
+        run = _load(config, console)
+        cost = _step_cost(run)
+        trainer = _trainer(run, folder)
+        checkpoint = newest_checkpoint(folder) if resume else None
+        seconds = _fit(trainer, run, checkpoint)
+        result = _result(run, trainer, cost, seconds)
+        _stage(run, trainer, folder / STAGING, result)
+        publish(folder, result, keep_checkpoints=config.save_strategy != "no")
+    say(console, f"{_scores(result['metrics'])}\n{folder} is a complete model folder")
+    return result
+
+
+def task_of(config: RunConfig) -> Task:
+    """The task a configuration names or describes.
+
+    Raises:
+        ConfigError: the columns do not describe a task.
+    """
+    if config.text_columns is None:
+        return TASKS[config.task]
+    try:
+        return custom_task(config.text_columns, config.label_column or "label", name=config.task)
+    except ValueError as error:
+        raise ConfigError([Problem("", "text_columns", str(error))]) from error
+
+
+def _load(config: RunConfig, console: Console) -> _Run:
+    """Load data and model, and print what was checked."""
+    task = task_of(config)
+    base = load_base(config.model, trust_remote_code=config.trust_remote_code)
+    prepared = prepare(
+        config.data or task.hub_id or "",
+        task,
+        base.tokenizer,
+        max_train_samples=config.max_train_samples,
+        max_eval_samples=config.max_eval_samples,
+        max_seq_length=config.max_seq_length,
+        seed=config.seed,
+        vocab_size=base.config.get_text_config().vocab_size,
+    )
+    say(console, f"task {prepared.task.name}, data {config.data or task.hub_id}")
+    if console.is_terminal:
+        console.print(prepared.report)
+    else:
+        say(console, str(prepared.report))
+    model, new_weights = load_classifier(base, prepared.task, seed=config.seed)
+    size = sum(weight.numel() for weight in model.parameters())
+    new = ", ".join(new_weights) or "none"
+    say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")
+    return _Run(config, prepared, base, model, console)
+
+
+def _step_cost(run: _Run) -> StepCost | None:
+    """Measure and print the cost of a step relative to plain fine-tuning."""
+    config, count = run.config, run.config.cost_steps
+    if not count or list(config.methods) == ["plain"]:
+        return None
+    rows = np.random.default_rng(0).integers(
+        len(run.prepared.train), size=(count, config.per_device_train_batch_size)
+    )
+    collate = Collator(run.base.tokenizer)
+    batches = [collate([run.prepared.train[int(i)] for i in batch]) for batch in rows]
+    with _methods_fit():
+        cost = measure_step_cost(run.model, config.regularizers(), batches)
+    say(
+        run.console,
+        f"a step with {' + '.join(config.methods)} costs {cost.ratio:.2f} times a plain step "
+        f"({cost.seconds:.3g} s and {cost.plain_seconds:.3g} s, medians of {count})",
+    )
+    return cost
+
+
+@contextmanager
+def _methods_fit() -> Iterator[None]:
+    """Report a method that does not fit the model or the trainer as an error of configuration."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError([Problem("", "methods", str(error))]) from error
+
+
+def _trainer(run: _Run, folder: Path) -> SmoothTrainer:
+    """The trainer, and the attention implementation it chose."""
+    config, task = run.config, run.task
+
+    def metrics(evaluation: EvalPrediction) -> dict[str, float]:
+        return compute_metrics(task, _logits(evaluation.predictions), evaluation.label_ids)
+
+    regularizers = config.regularizers()
+    loaded_with = run.model.config._attn_implementation
+    with _methods_fit():
+        trainer = SmoothTrainer(
+            model=run.model,
+            args=_training_arguments(config, folder),
+            regularizers=regularizers,
+            train_dataset=run.prepared.train,
+            eval_dataset=run.prepared.validation,
+            data_collator=Collator(run.base.tokenizer),
+            processing_class=run.base.tokenizer,
+            compute_metrics=metrics,
+        )
+    trainer.remove_callback(PrinterCallback)
+    attention = run.model.config._attn_implementation
+    if attention != loaded_with:
+        second = [regularizer.name for regularizer in regularizers if regularizer.second_order]
+        why = f"{' and '.join(second)} needs second derivatives, which {loaded_with} has not"
+    else:
+        why = "transformers' choice for this model; no method needs another"
+    say(run.console, f"attention: {attention} ({why})")
+    if clips := clipping_methods(config.methods):
+        say(run.console, f"max_grad_norm is 0: {clips[0]} is the gradient clip")
+    return trainer
+
+
+_SAME_IN_TRANSFORMERS = {
+    "seed",
+    "num_train_epochs",
+    "max_steps",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "weight_decay",
+    "per_device_train_batch_size",
+    "per_device_eval_batch_size",
+    "gradient_accumulation_steps",
+    "bf16",
+    "eval_strategy",
+    "eval_steps",
+    "logging_steps",
+    "save_strategy",
+    "save_steps",
+}
+
+
+def _training_arguments(config: RunConfig, folder: Path) -> TrainingArguments:
+    same = config.model_dump(include=_SAME_IN_TRANSFORMERS)
+    return TrainingArguments(
+        output_dir=str(folder / CHECKPOINTS),
+        **same,
+        max_grad_norm=config.clip_norm(),
+        activation_checkpointing=config.gradient_checkpointing,
+        activation_checkpointing_kwargs={"use_reentrant": False},
+        save_total_limit=1,
+        train_sampling_strategy="group_by_length",
+        length_column_name="length",
+        remove_unused_columns=False,  # the collator chooses, and keeps example_id for errors
+        label_names=["labels"],
+        dataloader_pin_memory=torch.cuda.is_available(),
+        logging_nan_inf_filter=False,
+        report_to="none",
+        disable_tqdm=True,
+    )
+
+
+def _fit(trainer: SmoothTrainer, run: _Run, checkpoint: Path | None) -> float:
+    """Train; seconds it took."""
+    title = "+".join(run.config.methods)
+    progress, stop = ProgressCallback(run.console, title), StopOnSignal()
+    trainer.add_callback(progress)
+    trainer.add_callback(stop)
+    start = time.perf_counter()
+    try:
+        with stop, quiet():
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+    finally:
+        progress.close()
+    if stop.received is not None and trainer.state.global_step < trainer.state.max_steps:
+        raise Stopped(
+            f"stopped by a signal after step {trainer.state.global_step} of "
+            f"{trainer.state.max_steps}; go on with the same command and --resume-from-checkpoint"
+        )
+    return time.perf_counter() - start
+
+
+def _result(
+    run: _Run, trainer: SmoothTrainer, cost: StepCost | None, seconds: float
+) -> dict[str, Any]:
+    config, task, prepared = run.config, run.task, run.prepared
+    metrics, train_metrics = (
+        _evaluate(trainer, task, split) for split in (prepared.validation, prepared.train)
+    )
+    headline = task.metrics[0]
+    hub = config.model != "minilm" and not Path(config.model).expanduser().exists()
+    return {
+        "task": task.name,
+        "model": config.model,
+        "base_model_id": config.model if hub else None,
+        "methods": config.methods,
+        "seed": config.seed,
+        "headline": headline,
+        "metrics": metrics,
+        "train_metrics": train_metrics,
+        "generalization_gap": train_metrics[headline] - metrics[headline],
+        "brier": metrics.get("brier"),
+        "trivial_baseline": trivial_baseline(task, prepared.validation["labels"][:]),
+        "cost": {
+            "train_seconds": seconds,
+            "steps": trainer.state.global_step,
+            "step_seconds": cost and cost.seconds,
+            "plain_step_seconds": cost and cost.plain_seconds,
+            "ratio_to_plain": cost and cost.ratio,
+            **peak_memory(),
+        },
+        "data": prepared.report.to_dict(),
+        "fingerprints": {
+            "data": prepared.fingerprint,
+            "base_weights": weights_fingerprint(run.base.source),
+        },
+        "attention": run.model.config._attn_implementation,
+        "log_history": trainer.state.log_history,
+        "versions": versions(),
+        "config": config.model_dump(mode="json"),
+    }
+
+
+def _evaluate(trainer: SmoothTrainer, task: Task, split: Dataset) -> dict[str, float]:
+    output = trainer.predict(split)
+    return compute_metrics(task, _logits(output.predictions), np.asarray(output.label_ids))
+
+
+def _logits(predictions: Any) -> np.ndarray:
+    """The first output, where a model gives more than logits (BART, T5)."""
+    return predictions[0] if isinstance(predictions, tuple) else predictions
+
+
+def _stage(run: _Run, trainer: SmoothTrainer, folder: Path, result: dict[str, Any]) -> None:
+    """Write the model folder's files, all but ``result.json``."""
+    trainer.objective.detach()
+    with quiet():
+        run.model.save_pretrained(folder)
+        run.base.tokenizer.save_pretrained(folder)
+    write_atomic(folder / "README.md", model_card(result))
+
+
+def _scores(metrics: dict[str, float]) -> str:
+    return "validation: " + "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())

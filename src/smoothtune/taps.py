@@ -1,0 +1,199 @@
+"""Where a perturbation enters a model, and what is seen there.
+
+A *point* is ``"word"``, the output of the word-embedding layer, or an integer b, the input of
+transformer block b; 0 is what Hugging Face calls ``hidden_states[0]``. `input_ids` are always kept:
+models that are given `inputs_embeds` instead pool the wrong token and number positions wrongly.
+Hooks live only for the time of one forward, so a model is left as it was found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Annotated, Literal
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from pydantic import Field
+from torch import Tensor, nn
+
+Point = Literal["word"] | int
+Layer = Literal["word"] | Annotated[int, Field(ge=0)]  # a point, as a field of a method
+
+
+class PointReached(Exception):  # noqa: N818 - it is a signal, not an error
+    """Raised on purpose to end a forward once its last point has been seen."""
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's module inside DDP, FSDP or torch.compile wrappers."""
+    return extract_model_from_parallel(model, keep_torch_compile=False)
+
+
+def word_embeddings(model: nn.Module) -> nn.Module:
+    """The word-embedding layer of an unwrapped model.
+
+    Raises:
+        ValueError: a model that is no transformers model has not exactly one `nn.Embedding`.
+    """
+    if callable(getattr(model, "get_input_embeddings", None)):
+        return model.get_input_embeddings()  # type: ignore[operator]
+    found = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    if len(found) != 1:
+        raise ValueError(
+            f"{type(model).__name__} has {len(found)} nn.Embedding layers, so the word embeddings "
+            "cannot be told. Give it a method `get_input_embeddings()` that returns them."
+        )
+    return found[0]
+
+
+def embedding_table(model: nn.Module) -> Tensor:
+    """(V, D) the word-embedding matrix of an unwrapped model."""
+    table = word_embeddings(model).weight
+    assert isinstance(table, Tensor)
+    return table
+
+
+def blocks(model: nn.Module) -> nn.ModuleList:
+    """The transformer blocks of an unwrapped model, bottom first.
+
+    Raises:
+        ValueError: the model has no list of blocks as long as its configuration says.
+    """
+    num_layers = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise ValueError(
+        f"{type(model).__name__} has no nn.ModuleList of config.num_hidden_layers={num_layers} "
+        "blocks, so its hidden states cannot be reached. Use a method that perturbs the word "
+        "embeddings and compares predictions, such as r3f."
+    )
+
+
+def module_at(model: nn.Module, point: Point) -> nn.Module:
+    """The module whose output ("word") or input (block number) is the point.
+
+    Raises:
+        ValueError: the model has fewer blocks.
+    """
+    if point == "word":
+        return word_embeddings(model)
+    layers = blocks(model)
+    if point >= len(layers):
+        raise ValueError(
+            f"there is no block {point}: {type(model).__name__} has {len(layers)}, numbered from 0"
+        )
+    return layers[point]
+
+
+def width_at(model: nn.Module, point: Point) -> tuple[int, torch.dtype]:
+    """Number of features at a point, and the type a perturbation has there (at least float32)."""
+    table, config = embedding_table(model), getattr(model, "config", None)
+    width = table.shape[1] if point == "word" else config.hidden_size  # type: ignore[union-attr]
+    return width, torch.promote_types(table.dtype, torch.float32)
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Whether attention looks left only, so that the last token is the one that has read all."""
+    return any(getattr(module, "is_causal", False) is True for module in model.modules())
+
+
+class Tap:
+    """Adds `delta` to what passes one point and keeps the value that came in."""
+
+    def __init__(self, point: Point, delta: Tensor | None, detach: bool):
+        self.point, self.delta, self.detach = point, delta, detach
+        self.seen: Tensor | None = None
+
+    def pass_through(self, x: Tensor) -> Tensor:
+        """Return x + delta."""
+        if self.seen is not None:
+            raise RuntimeError(
+                f"point {self.point!r} was passed twice in one forward. Encoder-decoder models and "
+                "losses that run the model several times are not supported by this method."
+            )
+        self.seen = x.detach()
+        if self.detach:
+            x = x.detach()
+        return x if self.delta is None else x + self.delta.to(x.dtype)
+
+    def after(self, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
+        """Forward hook of the word embeddings."""
+        return self.pass_through(output)
+
+    def before(self, module: nn.Module, args: tuple) -> tuple:
+        """Forward pre-hook of a block, whose first positional argument is the hidden state."""
+        return (self.pass_through(args[0]), *args[1:])
+
+
+@contextmanager
+def tapped(
+    model: nn.Module,
+    points: Sequence[Point],
+    deltas: Mapping[Point, Tensor],
+    *,
+    detach: bool = False,
+    hidden_states: list[Tensor] | None = None,
+    stop: bool = False,
+) -> Iterator[dict[Point, Tap]]:
+    """Hook the model for one forward.
+
+    Args:
+        model: as the loop holds it, wrappers included.
+        points: where to look.
+        deltas: (B, T, D) perturbations by point.
+        detach: cut the graph below the points.
+        hidden_states: list to fill with the L+1 states (B, T, D): input of block 0, block outputs.
+        stop: end the forward with `PointReached` at the highest point.
+
+    Yields:
+        The taps by point; `seen` holds the value before the perturbation.
+
+    Raises:
+        RuntimeError: a point was passed never or twice.
+    """
+    bare = unwrap(model)
+    taps = {point: Tap(point, deltas.get(point), detach) for point in {*points, *deltas}}
+    with ExitStack() as hooks:
+        for point, tap in taps.items():
+            module = module_at(bare, point)
+            hooks.enter_context(
+                module.register_forward_hook(tap.after)
+                if point == "word"
+                else module.register_forward_pre_hook(tap.before)
+            )
+        if hidden_states is not None:
+            for handle in _record(blocks(bare), hidden_states):
+                hooks.enter_context(handle)
+        if stop and taps:
+            last = max(taps, key=lambda point: -1 if point == "word" else point)
+            module = module_at(bare, last)
+            hooks.enter_context(
+                module.register_forward_hook(_stop)
+                if last == "word"
+                else module.register_forward_pre_hook(_stop)
+            )
+        yield taps
+    for point, tap in taps.items():
+        if tap.seen is None:
+            raise RuntimeError(
+                f"the forward never passed point {point!r}: the model was called without "
+                "`input_ids`, or not through the module whose embeddings are hooked"
+            )
+
+
+def _record(layers: nn.ModuleList, states: list[Tensor]) -> Iterator:
+    def first(module: nn.Module, args: tuple) -> None:
+        states.append(args[0])
+
+    def each(module: nn.Module, args: tuple, output: Tensor | tuple) -> None:
+        states.append(output[0] if isinstance(output, tuple) else output)
+
+    yield layers[0].register_forward_pre_hook(first)
+    for layer in layers:
+        yield layer.register_forward_hook(each)
+
+
+def _stop(*args: object) -> None:
+    raise PointReached

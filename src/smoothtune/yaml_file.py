@@ -1,0 +1,184 @@
+"""Strict YAML for run files: plain data with line numbers, or a list of everything that is wrong.
+
+PyYAML's safe loader reads ``1e-5`` as text, ``no`` as False, and keeps the last of two equal keys
+without a word. Here scalars follow YAML 1.2's core schema (only ``true`` and ``false`` are
+booleans, ``1e-5`` is a number), equal keys are a problem, and so are anchors, aliases and tags,
+which a run file does not need and which can make it explode or run code.
+"""
+
+import re
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+MAX_BYTES = 1_000_000
+Location = tuple[str | int, ...]
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong in a configuration."""
+
+    where: str
+    """File and line, ``run.yaml:3``, or the option, ``--learning-rate``."""
+    field: str
+    """Dotted name of the field, ``methods.lnsr.weight``; empty for the file as a whole."""
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in self if part)
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; ``problems`` holds everything that is wrong with it."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+@dataclass
+class Document:
+    """What a YAML text says and where it says it."""
+
+    value: Any = None
+    lines: dict[Location, int] = field(default_factory=dict)
+    """The line, from 1, of every key and list item."""
+    problems: list[Problem] = field(default_factory=list)
+
+
+class _CoreSchemaLoader(yaml.SafeLoader):
+    """SafeLoader whose plain scalars follow YAML 1.2's core schema."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}
+
+
+for _tag, _pattern, _first in (
+    ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    ("bool", r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    ("int", r"[-+]?[0-9]{1,100}", list("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+        list("-+0123456789."),
+    ),
+):
+    _CoreSchemaLoader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_tag}", re.compile(f"^(?:{_pattern})$"), _first
+    )
+
+
+def read_yaml(path: str | Path) -> Document:
+    """Read a YAML file.
+
+    Args:
+        path: the file, UTF-8, at most ``MAX_BYTES`` long.
+
+    Returns:
+        The document; an unreadable file is one of its problems.
+    """
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_BYTES + 1)
+        text = raw.decode("utf-8-sig")
+    except OSError as error:
+        return Document(problems=[Problem(str(path), "", f"cannot be read: {error.strerror}")])
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        message = f"is not UTF-8 (byte {error.start}); save it as UTF-8"
+        return Document(problems=[Problem(f"{path}:{line}", "", message)])
+    if len(raw) > MAX_BYTES:
+        message = f"is longer than {MAX_BYTES:,} bytes; that is no run file"
+        return Document(problems=[Problem(str(path), "", message)])
+    return parse_yaml(text, name=str(path))
+
+
+def parse_yaml(text: str, *, name: str) -> Document:
+    """Parse YAML text; ``name`` stands for the file in the problems."""
+    document = Document(problems=_forbidden_syntax(text, name))
+    if document.problems:
+        return document
+    try:
+        node = yaml.compose(text, Loader=_CoreSchemaLoader)
+        if node is not None:
+            document.value = _value(node, (), name, document)
+    except yaml.YAMLError as error:  # more than one document
+        document.problems.append(_syntax_problem(error, name))
+    except RecursionError:
+        document.problems.append(Problem(name, "", "is nested too deeply"))
+    return document
+
+
+def _forbidden_syntax(text: str, name: str) -> list[Problem]:
+    """Syntax errors, anchors, aliases and tags, found before anything is built from the text."""
+    problems = []
+    try:
+        event: Any  # the stubs know neither anchor nor tag
+        for event in yaml.parse(text, Loader=_CoreSchemaLoader):
+            where = f"{name}:{event.start_mark.line + 1}"
+            anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
+            if anchor:
+                message = f"anchors and aliases (&{anchor}, *{anchor}) are not allowed"
+                problems.append(Problem(where, "", message + "; write the value out"))
+            if tag:
+                message = f"the tag {tag} is not allowed; write plain values"
+                problems.append(Problem(where, "", message))
+    except yaml.YAMLError as error:
+        problems.append(_syntax_problem(error, name))
+    except RecursionError:
+        problems.append(Problem(name, "", "is nested too deeply"))
+    return problems
+
+
+def _syntax_problem(error: yaml.YAMLError, name: str) -> Problem:
+    mark = getattr(error, "problem_mark", None)
+    where = f"{name}:{mark.line + 1}" if mark else name
+    return Problem(where, "", f"is not valid YAML: {getattr(error, 'problem', None) or error}")
+
+
+def _value(node: yaml.Node, location: Location, name: str, document: Document) -> Any:
+    """The node as plain data; its lines and problems go into the document."""
+    if isinstance(node, yaml.MappingNode):
+        mapping: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                message = "a key must be a plain word"
+                document.problems.append(Problem(f"{name}:{line}", dotted(location), message))
+                continue
+            key = (*location, key_node.value)
+            if key_node.value in mapping:
+                message = f"stands twice; the first time in line {document.lines[key]}"
+                document.problems.append(Problem(f"{name}:{line}", dotted(key), message))
+                continue
+            document.lines[key] = line
+            mapping[key_node.value] = _value(value_node, key, name, document)
+        return mapping
+    if isinstance(node, yaml.SequenceNode):
+        items = []
+        for index, item in enumerate(node.value):
+            document.lines[*location, index] = item.start_mark.line + 1
+            items.append(_value(item, (*location, index), name, document))
+        return items
+    return _scalar(node)
+
+
+def _scalar(node: yaml.Node) -> Any:
+    kind = node.tag.rpartition(":")[2]
+    if kind == "null":
+        return None
+    if kind == "bool":
+        return node.value.lower() == "true"
+    if kind == "int":
+        return int(node.value)
+    if kind == "float":
+        return float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))
+    return node.value
+
+
+def dotted(location: Location) -> str:
+    """``("methods", "lnsr", "layers", 0)`` as ``methods.lnsr.layers[0]``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return text.removeprefix(".")

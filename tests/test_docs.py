@@ -1,0 +1,173 @@
+"""The documentation runs, its links resolve, and the repository speaks of itself alone."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+
+ROOT = Path(__file__).parent.parent
+CODE_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+
+PYTHON_BLOCK = re.compile(r"^(<!-- no-run -->\n+)?```python\n(.*?)^```$", re.M | re.S)
+YAML_BLOCK = re.compile(r"^```yaml\n(.*?)^```$", re.M | re.S)
+FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.M)
+
+# One letter of each stands in brackets, so that this file passes its own test.
+FORBIDDEN = [
+    r"/[w]ork/",
+    r"/[r]oot/",
+    r"/[h]ome/\w",
+    r"\.\./[s]hared",
+    r"py[p]i\.org",
+    r"python[h]osted",
+    r"whl/[c]pu",
+    r"\b[s]ittings?\b",
+    r"\b[i]ssue #?\d{1,2}\b",
+]
+MAY_NAME_THE_DATA_FOLDER = ".ci/run"
+
+
+class Rows(torch.utils.data.Dataset):
+    """Eight examples of six tokens for a two-class task."""
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, row):
+        input_ids = torch.arange(6) + 2 * row
+        return {
+            "input_ids": input_ids,
+            "attention_mask": torch.ones_like(input_ids),
+            "labels": torch.tensor(row % 2),
+        }
+
+
+def tiny_bert():
+    config = BertConfig(
+        vocab_size=50,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+    )
+    return BertForSequenceClassification(config)
+
+
+def prelude(folder):
+    """The names that the documentation takes for granted, new for every block."""
+    torch.manual_seed(0)
+    model = tiny_bert().train()
+    rows = Rows()
+    args = TrainingArguments(
+        str(folder / "existing"), max_steps=2, use_cpu=True, disable_tqdm=True, report_to=[]
+    )
+    return {
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters(), lr=1e-4),
+        "loader": torch.utils.data.DataLoader(rows, batch_size=4),
+        "train_dataset": rows,
+        "eval_dataset": rows,
+        "existing_trainer": Trainer(model=tiny_bert(), args=args, train_dataset=rows),
+    }
+
+
+def block_line(page, block):
+    return page.read_text("utf-8")[: block.start(2)].count("\n")
+
+
+# The Trainer's own data loader asks for pinned memory, which a machine without a GPU does not have.
+@pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
+@pytest.mark.parametrize("page", CODE_PAGES, ids=lambda page: page.name)
+def test_python_blocks_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {"__name__": "documentation"}
+    for block in PYTHON_BLOCK.finditer(page.read_text("utf-8")):
+        # Leading newlines make a traceback point at the line of the page.
+        code = compile("\n" * block_line(page, block) + block[2], str(page), "exec")
+        if not block[1]:
+            names |= prelude(tmp_path)
+            exec(code, names)
+
+
+def test_python_blocks_are_found():
+    found = sum(len(PYTHON_BLOCK.findall(page.read_text("utf-8"))) for page in CODE_PAGES)
+    fences = sum(page.read_text("utf-8").count("```python") for page in CODE_PAGES)
+    assert found == fences > 0
+
+
+def test_run_files_in_the_readme_are_valid(tmp_path):
+    from smoothtune.config import load_config
+
+    blocks = YAML_BLOCK.findall((ROOT / "README.md").read_text("utf-8"))
+    assert blocks
+    for block in blocks:
+        file = tmp_path / "run.yaml"
+        file.write_text(block, "utf-8")
+        load_config(file)  # raises ConfigError with all that is wrong
+
+
+def anchors(page):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = HEADING.findall(FENCED.sub("", page.read_text("utf-8")))
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_resolve(page):
+    broken = []
+    for target in LINK.findall(FENCED.sub("", page.read_text("utf-8"))):
+        if "://" in target:
+            continue
+        path, _, anchor = target.partition("#")
+        other = (page.parent / path).resolve() if path else page
+        if not other.exists() or (anchor and anchor not in anchors(other)):
+            broken.append(target)
+    assert not broken
+
+
+def test_readme_lists_every_method():
+    from smoothtune import METHODS
+
+    table = (ROOT / "README.md").read_text("utf-8").split("## Methods")[1].split("\n## ")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == list(METHODS)
+
+
+def repository_files():
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout, so the repository's files cannot be told")
+    return [ROOT / name for name in listed.stdout.split("\0") if name and (ROOT / name).is_file()]
+
+
+def forbidden_in(text):
+    return [found[0] for pattern in FORBIDDEN for found in re.finditer(pattern, text, re.I)]
+
+
+def test_forbidden_patterns_match_what_they_mean():
+    machine_path = "/".join(["", "home", "someone", "data"])
+    registry = ".".join(["https://pypi", "org"])
+    assert forbidden_in(machine_path)
+    assert forbidden_in(registry)
+    assert not forbidden_in("a word about upstream issue 47688 in transformers")
+
+
+def test_repository_speaks_of_itself_alone():
+    offences = [
+        f"{path.relative_to(ROOT)}: {words}"
+        for path in repository_files()
+        if str(path.relative_to(ROOT)) != MAY_NAME_THE_DATA_FOLDER
+        and (words := forbidden_in(path.read_text("utf-8", errors="replace")))
+    ]
+    assert not offences
