@@ -18,8 +18,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from datasets import ClassLabel, Dataset, Features, Value
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-from transformers import BertConfig, BertForSequenceClassification, PreTrainedTokenizerFast
+from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS += ["the", "a", "cat", "dog", "sat", "ran", "on", "mat", ".", "##s"]
@@ -166,25 +165,9 @@ def _git_blob_sha1(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
-def make_tokenizer() -> PreTrainedTokenizerFast:
-    """A lower-casing WordPiece tokenizer of 15 words, which adds [CLS] and [SEP] as BERT's does."""
-    words = {word: index for index, word in enumerate(WORDS)}
-    wordpiece = Tokenizer(models.WordPiece(words, unk_token="[UNK]"))
-    wordpiece.normalizer = normalizers.BertNormalizer()
-    wordpiece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    wordpiece.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]",
-        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
-    )
-    return PreTrainedTokenizerFast(
-        tokenizer_object=wordpiece,
-        pad_token="[PAD]",
-        unk_token="[UNK]",
-        cls_token="[CLS]",
-        sep_token="[SEP]",
-        mask_token="[MASK]",
-    )
+def make_tokenizer() -> BertTokenizer:
+    """BERT's tokenizer with 15 words."""
+    return BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)})
 
 
 def make_model(folder: Path) -> None:

@@ -166,8 +166,8 @@ def parse_method(spec: str, draft: _Draft | None = None) -> dict[str, Any]:
     found = draft or _Draft()
     name, _, text = spec.partition(":")
     fields: dict[str, Any] = {"name": name.strip()}
-    # a comma inside a value, layers=[1,2], is not followed by "field="
-    for part in re.split(r",(?=\s*\w+=)", text) if text else []:
+    # not the commas inside brackets, as in layer_weights=[1,2]
+    for part in re.split(r",(?![^\[\]{}]*[\]}])", text) if text else []:
         key, equals, value = part.partition("=")
         if not equals:
             message = f"{part!r} is not field=value; write --method NAME:field=value,field=value"
@@ -308,8 +308,14 @@ def _validated(draft: _Draft) -> RunConfig:
             ):  # those are reported already, with more precise places
                 draft.report(detail["loc"], _message(detail, list(RunConfig.model_fields)))
     if draft.problems:
-        raise ConfigError(draft.problems)
+        raise ConfigError(sorted(draft.problems, key=_line))
     return config
+
+
+def _line(problem: Problem) -> int:
+    """Line of a problem in the file; 0 for one that comes from elsewhere."""
+    line = problem.where.rpartition(":")[2]
+    return int(line) if line.isdecimal() else 0
 
 
 def _check_combinations(draft: _Draft) -> None:

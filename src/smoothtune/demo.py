@@ -13,7 +13,7 @@ from rich.table import Table
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from smoothtune.config import RunConfig
-from smoothtune.demo_data import LABEL_NOISE, sentiment
+from smoothtune.demo_data import LABEL_NOISE, Row, sentiment
 from smoothtune.models import quiet
 from smoothtune.noise import gaussian
 from smoothtune.passes import Pass
@@ -56,7 +56,7 @@ def demo(
         f"and {validation_rows} validation sentences, for example:",
     )
     for row in validation_split[:3]:
-        say(console, f"  {'positive' if row['label'] else 'negative'}: {row['sentence']}")
+        say(console, f"  {row['label']}: {row['sentence']}")
     rows = []
     with tempfile.TemporaryDirectory(prefix="smoothtune-demo-") as name:
         folder = Path(name)
@@ -83,7 +83,7 @@ def demo(
     return rows
 
 
-def noisy_accuracy(folder: Path, rows: list[dict[str, Any]], ratio: float) -> float:
+def noisy_accuracy(folder: Path, rows: list[Row], ratio: float) -> float:
     """Accuracy of a model folder when its word embeddings are disturbed.
 
     Args:
@@ -106,19 +106,18 @@ def noisy_accuracy(folder: Path, rows: list[dict[str, Any]], ratio: float) -> fl
             batch = dict(tokenizer(texts, padding=True, return_tensors="pt"))
             clean = Pass(model, batch, points=["word"])
             noise = gaussian(clean.embeddings("word"), clean.mask, ratio)
-            predicted = clean.at(noise, "word").logits.argmax(-1)
-            right += int((predicted == torch.tensor([row["label"] for row in chunk])).sum())
+            predicted = clean.at(noise, "word").logits.argmax(-1).tolist()
+            names = [model.config.id2label[index] for index in predicted]
+            right += sum(name == row["label"] for name, row in zip(names, chunk, strict=True))
     return right / len(rows)
 
 
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+def _write(path: Path, rows: list[Row]) -> None:
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def _row(
-    method: str, result: dict[str, Any], folder: Path, rows: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _row(method: str, result: dict[str, Any], folder: Path, rows: list[Row]) -> dict[str, Any]:
     return {
         "method": method,
         "accuracy": result["metrics"]["accuracy"],
@@ -130,27 +129,21 @@ def _row(
 
 
 def _show(console: Console, rows: list[dict[str, Any]], baseline: float) -> None:
-    titles = {
-        "method": "method",
-        "accuracy": "accuracy",
-        "brier": "brier (lower is better)",
-        "noisy_accuracy": f"accuracy under {NOISE_RATIO:.0%} embedding noise",
-        "train_accuracy": "accuracy on train labels",
-        "seconds": "seconds",
-    }
-    cells = [
-        [row["method"], *(f"{row[key]:.3f}" for key in list(titles)[1:-1]), f"{row['seconds']:.0f}"]
-        for row in rows
-    ]
-    table = Table(*titles.values(), title="plain fine-tuning and LNSR, one seed")
-    for row_cells in cells:
-        table.add_row(*row_cells)
+    table = Table("method", "accuracy", "brier", "noisy accuracy", "train accuracy", "seconds")
+    for row in rows:
+        scores = [row[key] for key in ("accuracy", "brier", "noisy_accuracy", "train_accuracy")]
+        table.add_row(row["method"], *(f"{x:.3f}" for x in scores), f"{row['seconds']:.0f}")
     say(console, "")
     console.print(table)
+    say(
+        console,
+        f"noisy: the word embeddings disturbed by {NOISE_RATIO:.0%} of their length. brier: lower "
+        "is better.\ntrain: on the training labels, wrong ones included. "
+        f"Always the same label: {baseline:.3f}.",
+    )
     plain, lnsr = (row["accuracy"] for row in rows)
     say(
         console,
-        f"Always the most frequent label: {baseline:.3f}. LNSR minus plain: {lnsr - plain:+.3f} "
-        "accuracy.\nOne seed of one small made-up data set shows how the tool works, not which "
-        "method is better.",
+        f"LNSR minus plain: {lnsr - plain:+.3f} accuracy. One seed of one small made-up data set "
+        "shows how the tool works, not which method is better.",
     )

@@ -40,7 +40,9 @@ INTENSIFIERS = ("", "really ", "quite ", "simply ")
 LABEL_NOISE = 0.1
 """Share of training labels that are wrong."""
 
-Row = dict[str, str | int]
+LABELS = ("negative", "positive")
+
+Row = dict[str, str]
 
 
 def sentiment(train_rows: int = 240, validation_rows: int = 400) -> tuple[list[Row], list[Row]]:
@@ -51,15 +53,15 @@ def sentiment(train_rows: int = 240, validation_rows: int = 400) -> tuple[list[R
         validation_rows: examples to evaluate on, with right labels.
 
     Returns:
-        Train and validation rows with ``sentence`` and ``label`` (0 negative, 1 positive), without
-        a sentence that occurs twice.
+        Train and validation rows with ``sentence`` and ``label``, one of `LABELS`; no sentence
+        occurs twice.
     """
     draw = random.Random(0)
     seen: set[str] = set()
     train = _rows(draw, train_rows, (BAD, GOOD), seen)
     validation = _rows(draw, validation_rows, (BAD + NEW_BAD, GOOD + NEW_GOOD), seen)
     for row in draw.sample(train, round(LABEL_NOISE * train_rows)):
-        row["label"] = 1 - int(row["label"])
+        row["label"] = LABELS[1 - LABELS.index(row["label"])]
     return train, validation
 
 
@@ -72,7 +74,7 @@ def _rows(
         sentence = _sentence(draw, label, words)
         if sentence not in seen:
             seen.add(sentence)
-            rows.append({"sentence": sentence, "label": label})
+            rows.append({"sentence": sentence, "label": LABELS[label]})
     return rows
 
 

@@ -67,11 +67,20 @@ def describe(name: str) -> MethodDescription:
                 field,
                 _type(entry, definitions),
                 entry.get("default"),
-                " ".join(entry.get("description", "").split()),
+                _description(cls, field),
             )
             for field, entry in schema.get("properties", {}).items()
         ],
     )
+
+
+def _description(cls: type, field: str) -> str:
+    """The docstring under a field, in the class or the base that declares it."""
+    for base in cls.__mro__:
+        found = getattr(base, "__pydantic_fields__", {}).get(field)
+        if found is not None and found.description:
+            return " ".join(found.description.split())
+    return ""
 
 
 def _sections(text: str) -> tuple[str, dict[str, str]]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
@@ -109,7 +110,7 @@ def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMod
         except pickle.UnpicklingError as error:
             message = f"the weights of {base.source} hold more than tensors and are not loaded"
             raise ModelError(f"{message}; use a model with safetensors weights") from error
-        except (OSError, ValueError, RuntimeError, KeyError) as error:
+        except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
             raise ModelError(f"the weights of {base.source} cannot be loaded: {error}") from error
     replaced = {key for key, *_ in info["mismatched_keys"]}
     return model, sorted(set(info["missing_keys"]) | replaced)
@@ -176,7 +177,7 @@ def sha256(path: Path) -> str:
 
 
 def _local_or_hub(model: str) -> str:
-    folder = Path(model).expanduser()
+    folder = Path(os.path.expanduser(model))
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} is no model folder: it has no config.json")

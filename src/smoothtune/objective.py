@@ -65,7 +65,7 @@ class Objective:
             raise RuntimeError("this objective is attached already: call detach() first")
         self._model = unwrap(model)
         self.seed = torch.initial_seed()
-        for regularizer in self.regularizers.values():
+        for regularizer in sorted(self.regularizers.values(), key=lambda r: not r.resets_weights):
             regularizer.attach(self._model)
         return self
 
@@ -75,6 +75,8 @@ class Objective:
         Optimizer hooks see unscaled, reduced gradients, once per update, in any loop; they are
         skipped with the update when a gradient scaler finds an overflow.
         """
+        for regularizer in self.regularizers.values():
+            regularizer.bind_optimizer(self.model, optimizer)
         self._handles = [
             optimizer.register_step_pre_hook(lambda *_: self.gradients()),
             optimizer.register_step_post_hook(lambda *_: self.updated()),
@@ -134,8 +136,12 @@ class Objective:
 
     def gradients(self) -> None:
         """Let the methods edit the gradients; just before an update."""
-        for regularizer in self.regularizers.values():
-            regularizer.gradients(self.model)
+        device = next(self.model.parameters()).device
+        for name, regularizer in self.regularizers.items():
+            with random.stream(
+                device, self.seed, f"{name}/gradients", self.step, every_process=True
+            ):
+                regularizer.gradients(self.model)
 
     def updated(self) -> None:
         """Let the methods see the new weights; just after an update."""
@@ -192,7 +198,8 @@ class Objective:
             if not regularizer.has_loss:
                 continue
             regularizer.diagnostics.clear()
-            if self.step % regularizer.every:
+            kind = "labelled" if clean.labelled else "unlabelled"
+            if self.step % regularizer.every or regularizer.on not in (kind, "both"):
                 continue
             with random.stream(clean.device, self.seed, name, self.calls):
                 term = regularizer.loss(clean)

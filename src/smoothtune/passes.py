@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune import random
+from smoothtune.dropout import Rate, dropout_rates
 from smoothtune.taps import Point, PointReached, Tap, is_causal, tapped, unwrap, width_at
 
 Batch = Mapping[str, Any]
@@ -44,6 +45,7 @@ class Pass:
         differentiable: give every point a zero leaf, so that gradients with respect to it exist.
         hidden_states: record the hidden states.
         dropout: "independent" masks, "shared" with the pass this one was made from, or "off".
+        rate: dropout rates of the pass, for all dropouts or by kind; None: the model's own.
         detach: cut the graph below the points, so that the layers under them get no gradient.
         start: state of the generators in which the forward begins; they are left where they were.
             Without it the forward draws from them as any forward does.
@@ -61,6 +63,7 @@ class Pass:
         differentiable: bool = False,
         hidden_states: bool = True,
         dropout: Dropout = "independent",
+        rate: Rate | None = None,
         detach: bool = False,
         start: random.State | None = None,
         origin: Pass | None = None,
@@ -68,7 +71,7 @@ class Pass:
         self.model, self.batch, self.task = model, batch, task
         self.points = tuple(points)
         self.deltas = dict(deltas or {})
-        self.dropout, self.detach = dropout, detach
+        self.dropout, self.rate, self.detach = dropout, rate, detach
         self.device = batch["input_ids"].device
         self.start = start  # generator state in which the forward begins; None: the current one
         self.end: random.State | None = None  # and in which it ended
@@ -161,18 +164,20 @@ class Pass:
 
     def at(
         self,
-        delta: Tensor | None = None,
+        delta: Tensor | Mapping[Point, Tensor] | None = None,
         point: Point = "word",
         *,
         dropout: Dropout = "independent",
+        rate: Rate | None = None,
         detach: bool = False,
     ) -> Pass:
         """The same batch at another perturbation.
 
         Args:
-            delta: (B, T, D), or None for an unperturbed second pass.
-            point: where it enters.
+            delta: (B, T, D), several by point, or None for an unperturbed second pass.
+            point: where it enters, if it is one.
             dropout: "independent" masks, the ones "shared" with this pass, or "off".
+            rate: dropout rates in [0, 1), one for all or by kind; see `smoothtune.dropout`.
             detach: no gradient reaches the layers below the point.
         """
         return Pass(
@@ -180,9 +185,10 @@ class Pass:
             self.batch,
             task=self.task,
             points=self.points,
-            deltas={} if delta is None else {point: delta},
+            deltas={point: delta} if isinstance(delta, Tensor) else delta,
             hidden_states=self._wants_hidden,
             dropout=dropout,
+            rate=rate,
             detach=detach,
             start=self._first_state() if dropout == "shared" else None,
             origin=self if dropout == "shared" else None,
@@ -203,6 +209,8 @@ class Pass:
                 stack.enter_context(random.replay(self.device, start))
             if self.dropout == "off":
                 stack.enter_context(evaluating(self.model))
+            if self.rate is not None:
+                stack.enter_context(dropout_rates(unwrap(self.model), self.rate))
             yield
 
     def _run(self) -> tuple[Tensor | None, Any]:

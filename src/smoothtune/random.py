@@ -51,9 +51,21 @@ def replay(device: torch.device, state: State) -> Iterator[None]:
 
 
 @contextmanager
-def stream(device: torch.device, seed: int, name: str, call: int) -> Iterator[None]:
-    """Draw from a generator of its own for this method, call and process."""
-    rank = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+def stream(
+    device: torch.device, seed: int, name: str, call: int, *, every_process: bool = False
+) -> Iterator[None]:
+    """Draw from a generator of its own for this method and call.
+
+    Args:
+        device: whose generator is drawn from.
+        seed: of the run.
+        name: of the method.
+        call: counter of its draws.
+        every_process: the same draws in every process, as for the weights, which they share; else
+            each process has its own.
+    """
+    distributed = dist.is_available() and dist.is_initialized() and not every_process
+    rank = dist.get_rank() if distributed else 0
     key = f"{seed}/{name}/{call}/{rank}".encode()
     with isolated(device):
         torch.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
@@ -40,11 +41,15 @@ class Regularizer:
     """It is the gradient clip: the loop's own must be off."""
     draws_weights: ClassVar[bool] = False
     """It draws inside every forward, so the task's dropout masks differ from plain training's."""
+    resets_weights: ClassVar[bool] = False
+    """`attach` changes the weights, so it comes before methods that remember them."""
 
     weight: NonNegative = 1.0
     """Factor of the loss term; 0 turns the method off."""
     every: Annotated[int, Field(ge=1)] = 1
     """Apply the loss term in every k-th update, k times as strong: same expected gradient."""
+    on: Literal["labelled", "unlabelled", "both"] = "both"
+    """Batches the loss term is taken on; a batch without labels has no task loss."""
 
     def __post_init__(self):
         if not self.has_loss and (self.weight not in (0, 1) or self.every != 1):
@@ -64,6 +69,9 @@ class Regularizer:
 
     def attach(self, model: nn.Module) -> None:
         """Prepare on the unwrapped, pre-trained model: snapshots, parametrizations, statistics."""
+
+    def bind_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Change what the optimizer does, its parameter groups say; after `attach`."""
 
     def detach(self, model: nn.Module) -> None:
         """Leave the model as `attach` found it, apart from what training changed."""

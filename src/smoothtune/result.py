@@ -124,8 +124,9 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
     (folder / RESULT).unlink(missing_ok=True)
     for name in set(replaced.get("files", [])) - set(names):
         (folder / Path(name).name).unlink(missing_ok=True)
+    for name in names:  # safetensors writes files that only their owner may read
+        shutil.copymode(staging / "README.md", staging / name)
     for name in names:
-        shutil.copymode(staging / "config.json", staging / name)  # safetensors writes 0600
         os.replace(staging / name, folder / name)
     staging.rmdir()
     write_json(folder / RESULT, result | {"files": names})
@@ -156,19 +157,21 @@ def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
     if config.overwrite_output_dir and not resume:
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         return
+    checkpoint = newest_checkpoint(folder)
+    if resume and not checkpoint:
+        raise OutputError(f"{folder} holds no checkpoint to resume from")
+    if not checkpoint and not (folder / RESULT).exists():
+        return  # a run that failed early left nothing to lose
     if record and (different := differences(record, config)):
         raise OutputError(
             f"{folder} holds a different run ({'; '.join(different)}); choose another output_dir "
             "or replace that run with overwrite_output_dir"
         )
-    checkpoint = newest_checkpoint(folder)
     if checkpoint and not resume:
         raise OutputError(
             f"{folder} holds this run, stopped at {checkpoint.name}; go on with "
             "--resume-from-checkpoint, or start again with --overwrite-output-dir"
         )
-    if resume and not checkpoint:
-        raise OutputError(f"{folder} holds no checkpoint to resume from")
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from datasets import Dataset
 from rich.console import Console
+from torch.utils.data import Sampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, TrainingArguments
 
 from smoothtune.config import RunConfig, clipping_methods
@@ -32,6 +33,7 @@ from smoothtune.result import (
     versions,
     write_atomic,
 )
+from smoothtune.sampler import LengthGroupedSampler
 from smoothtune.trainer import SmoothTrainer
 from smoothtune.yaml_file import ConfigError, Problem
 
@@ -166,6 +168,15 @@ def _methods_fit() -> Iterator[None]:
         raise ConfigError([Problem("", "methods", str(error))]) from error
 
 
+class _GroupedTrainer(SmoothTrainer):
+    """Batches of similar length, in an order that a resumed run finds again."""
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler:
+        dataset = train_dataset or self.train_dataset
+        size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return LengthGroupedSampler(dataset["length"][:], size, self.args.seed)
+
+
 def _trainer(run: _Run, folder: Path) -> SmoothTrainer:
     """The trainer, and the attention implementation it chose."""
     config, task = run.config, run.task
@@ -176,7 +187,7 @@ def _trainer(run: _Run, folder: Path) -> SmoothTrainer:
     regularizers = config.regularizers()
     loaded_with = run.model.config._attn_implementation
     with _methods_fit():
-        trainer = SmoothTrainer(
+        trainer = _GroupedTrainer(
             model=run.model,
             args=_training_arguments(config, folder),
             regularizers=regularizers,
@@ -228,8 +239,6 @@ def _training_arguments(config: RunConfig, folder: Path) -> TrainingArguments:
         activation_checkpointing=config.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False},
         save_total_limit=1,
-        train_sampling_strategy="group_by_length",
-        length_column_name="length",
         remove_unused_columns=False,  # the collator chooses, and keeps example_id for errors
         label_names=["labels"],
         dataloader_pin_memory=torch.cuda.is_available(),

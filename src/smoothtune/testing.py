@@ -20,6 +20,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
@@ -154,7 +155,7 @@ def all_in_float64() -> Iterator[None]:
 
 
 @contextmanager
-def frozen_perturbations(recorded: list[Tensor | None], *, replay: bool) -> Iterator[None]:
+def frozen_perturbations(recorded: list[Any], *, replay: bool) -> Iterator[None]:
     """Record the perturbation of every `Pass.at`, or use the recorded ones again.
 
     Methods treat perturbations as constants although they depend on the weights; finite
@@ -162,11 +163,10 @@ def frozen_perturbations(recorded: list[Tensor | None], *, replay: bool) -> Iter
     """
     original, stored = Pass.at, iter(recorded)
 
-    def at(self: Pass, delta: Tensor | None = None, *args, **kwargs) -> Pass:
-        if replay:
-            delta = next(stored)
-        else:
-            recorded.append(None if delta is None else delta.detach().clone())
+    def at(self: Pass, delta: Any = None, *args: Any, **kwargs: Any) -> Pass:
+        if not replay:
+            recorded.append(tree_map(lambda tensor: tensor.detach().clone(), delta))
+        delta = next(stored) if replay else delta
         return original(self, delta, *args, **kwargs)
 
     with mock.patch.object(Pass, "at", at):
@@ -242,7 +242,7 @@ def has_right_gradient(make: MakeMethod, architecture: str) -> None:
     model = tiny_model(architecture)
     objective = Objective(make()).attach(model)
     batch = tiny_batch()
-    recorded: list[Tensor | None] = []
+    recorded: list[Any] = []
     weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     torch.manual_seed(5)
     direction = [torch.randn_like(p) for p in weights]

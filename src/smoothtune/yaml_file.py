@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import yaml
 
 MAX_BYTES = 1_000_000
+MAX_DEPTH = 50
 Location = tuple[str | int, ...]
 
 
@@ -106,18 +107,20 @@ def parse_yaml(text: str, *, name: str) -> Document:
             document.value = _value(node, (), name, document)
     except yaml.YAMLError as error:  # more than one document
         document.problems.append(_syntax_problem(error, name))
-    except RecursionError:
-        document.problems.append(Problem(name, "", "is nested too deeply"))
     return document
 
 
 def _forbidden_syntax(text: str, name: str) -> list[Problem]:
     """Syntax errors, anchors, aliases and tags, found before anything is built from the text."""
-    problems = []
+    problems, depth = [], 0
     try:
         event: Any  # the stubs know neither anchor nor tag
         for event in yaml.parse(text, Loader=_CoreSchemaLoader):
             where = f"{name}:{event.start_mark.line + 1}"
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > MAX_DEPTH:
+                return [*problems, Problem(where, "", "is nested too deeply")]
             anchor, tag = getattr(event, "anchor", None), getattr(event, "tag", None)
             if anchor:
                 message = f"anchors and aliases (&{anchor}, *{anchor}) are not allowed"
@@ -127,8 +130,6 @@ def _forbidden_syntax(text: str, name: str) -> list[Problem]:
                 problems.append(Problem(where, "", message))
     except yaml.YAMLError as error:
         problems.append(_syntax_problem(error, name))
-    except RecursionError:
-        problems.append(Problem(name, "", "is nested too deeply"))
     return problems
 
 

@@ -148,6 +148,15 @@ def test_report(source: Path) -> None:
         assert "0 at 128 tokens" in text
 
 
+def test_report_shows_label_names_as_they_are(source: Path) -> None:
+    task = custom_task("text", label_names=("[/bold]", "[red]"))
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(prepare(source, task, make_tokenizer()).report)
+    assert "[/bold] 20" in capture.get()
+    assert "[red] 20" in capture.get()
+
+
 def test_report_of_scores(source: Path) -> None:
     report = prepare(source, custom_task("text", label_names=()), make_tokenizer()).report
     assert report.splits["train"].labels == {"min": 0.0, "mean": 0.5, "max": 1.0}

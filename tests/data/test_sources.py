@@ -33,6 +33,15 @@ def test_every_format_reads_the_same(tmp_path: Path, suffix: str) -> None:
     assert load_splits(str(tmp_path / f"dev{suffix}"), TASK)["train"].num_rows == 1
 
 
+@pytest.mark.parametrize(("suffix", "separator"), [(".csv", ","), (".tsv", "\t")])
+def test_empty_label_is_missing(tmp_path: Path, suffix: str, separator: str) -> None:
+    file = tmp_path / f"train{suffix}"
+    file.write_text("text,label\na,4.5\nb,\nNA,1\n".replace(",", separator))
+    train = load_splits(file, TASK)["train"]
+    assert train["label"][:] == [4.5, None, 1.0]
+    assert train["text"][:] == ["a", "b", "NA"]
+
+
 def test_folder_saved_by_datasets_stays_as_it_is(tmp_path: Path) -> None:
     data = Dataset.from_pandas(FRAME)
     DatasetDict(train=data, validation=data).save_to_disk(tmp_path / "both")

@@ -169,7 +169,8 @@ def _labels(dataset: Dataset, task: Task) -> tuple[np.ndarray, list[str]]:
     feature = dataset.features[task.label_column]
     # The same classes in another order, as some copies of a data set have them, go by name.
     if isinstance(feature, ClassLabel) and set(feature.names) == set(names):
-        values = [feature.names[v] if isinstance(v, int) and v >= 0 else v for v in values]
+        stored = dict(enumerate(feature.names))
+        values = [stored.get(value, value) for value in values]
     ids = {name: index for index, name in enumerate(names)}
     values = [str(value) if isinstance(value, bool) else value for value in values]
     problems = _rows(task.label_column, values, lambda value: _class_problem(value, ids))
@@ -193,7 +194,7 @@ def _class_problem(value: object, ids: Mapping[str, int]) -> str:
         return "is a missing label"
     if isinstance(value, str):
         return "" if value in ids else f"is no label of this task; they are {known}"
-    # A column of integers with gaps is read as real numbers, so 1.0 is class 1.
+    # Integers are real numbers in files where one is missing, so 1.0 is class 1.
     if not isinstance(value, int | float) or not float(value).is_integer():
         return f"is no class number; the labels are {known}"
     return "" if 0 <= value < len(ids) else f"is out of range; the labels are {known}"

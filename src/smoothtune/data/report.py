@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
+from rich.text import Text
 
 from smoothtune.data.tasks import Task
 
@@ -54,7 +55,7 @@ class Report:
             if not table.row_count:
                 for title in cells:
                     table.add_column(title)
-            table.add_row(name, *("\n".join(cell) for cell in cells.values()))
+            table.add_row(name, *(Text("\n".join(cell)) for cell in cells.values()))
         return table
 
     def _cells(self, split: SplitReport) -> dict[str, list[str]]:

@@ -18,8 +18,8 @@ from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from smoothtune.data.checks import DataError
 from smoothtune.data.tasks import Task
 
-# Without keep_default_na a text "None" or "NA" would be read as missing. Tab-separated files have
-# no quoting (as in GLUE): with it, one stray quote swallows the rows up to the next.
+# By default a text "None" or "NA" would be read as missing. Tab-separated files have no quoting (as
+# in GLUE): with it, one stray quote swallows the rows up to the next.
 _CSV = {"keep_default_na": False}
 _READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".parquet": ("parquet", {}),
@@ -62,7 +62,7 @@ def load_splits(source: str | Path, task: Task) -> dict[str, Dataset]:
     if path.is_dir():
         splits = _load_folder(path, task)
     elif path.is_file():
-        splits = {"train": _load_files([path])}
+        splits = {"train": _load_files([path], task)}
     elif _looks_like_hub_id(source):
         splits = _load_from_hub(str(source), task)
     else:
@@ -122,7 +122,7 @@ def _load_folder(folder: Path, task: Task) -> dict[str, Dataset]:
                 f"{folder}: several files claim the split {split!r}: "
                 f"{', '.join(file.name for file in found)}; keep one of them"
             )
-    return {split: _load_files(found) for split, found in by_split.items()}
+    return {split: _load_files(found, task) for split, found in by_split.items()}
 
 
 def _are_shards(files: list[Path]) -> bool:
@@ -141,13 +141,16 @@ def _no_files(folder: Path, task: Task) -> str:
     )
 
 
-def _load_files(files: list[Path]) -> Dataset:
+def _load_files(files: list[Path], task: Task) -> Dataset:
     suffix = files[0].suffix.lower()
     if suffix not in _READERS:
         raise DataError(
             f"{files[0]}: unknown kind of file {suffix!r}; known are {', '.join(_READERS)}"
         )
     reader, options = _READERS[suffix]
+    if reader == "csv":
+        # An empty label is missing, and must not turn a column of numbers into text.
+        options = options | {"na_values": {task.label_column: [""]}}
     # Resolved and escaped, because `datasets` reads a path as a glob pattern.
     names = [_GLOB.sub(r"[\g<0>]", str(file.resolve())) for file in files]
     try:

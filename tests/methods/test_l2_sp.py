@@ -1,0 +1,49 @@
+"""L2-SP."""
+
+import pytest
+import torch
+
+from smoothtune import L2SP, Objective
+from smoothtune.testing import tiny_batch, tiny_model
+
+
+@pytest.mark.parametrize("architecture", ["bert", "deberta", "opt", "llama"])
+def test_value_and_gradient_of_the_equation(architecture):
+    model = tiny_model(architecture)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    objective = Objective(L2SP(alpha=0.3, beta=0.2)).attach(model)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(torch.randn_like(p))
+    expected = 0.0
+    for name, p in model.named_parameters():
+        new = not name.startswith(("bert.", "deberta.", "model."))
+        for w, w0 in zip(p.flatten().tolist(), start[name].flatten().tolist(), strict=True):
+            expected += 0.1 * w**2 if new else 0.15 * (w - w0) ** 2
+    objective(model, tiny_batch())
+    assert objective.terms["loss/l2_sp"].item() == pytest.approx(expected, rel=1e-10)
+
+    plain = Objective()
+    for name, p in model.named_parameters():
+        task, both = (
+            torch.autograd.grad(f(model, tiny_batch()), p, allow_unused=True)[0]
+            for f in (plain, objective)
+        )
+        new = not name.startswith(("bert.", "deberta.", "model."))
+        pull = 0.2 * p if new else 0.3 * (p - start[name])
+        torch.testing.assert_close(both - (0 if task is None else task), pull.detach())
+
+
+def test_at_the_start_only_the_head_counts():
+    model = tiny_model("bert")
+    objective = Objective(L2SP(alpha=5.0, beta=2.0)).attach(model)
+    objective(model, tiny_batch())
+    head = sum(p.square().sum() for p in model.classifier.parameters())
+    torch.testing.assert_close(objective.terms["loss/l2_sp"], head.detach())
+
+
+def test_without_a_head_everything_is_anchored():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    method = L2SP()
+    method.attach(model)
+    assert set(method.state_dict()) == {"0.weight", "0.bias"}

@@ -1,0 +1,118 @@
+"""Mixout."""
+
+import pytest
+import torch
+from conformance import CASES, fed
+from torch import nn
+
+from smoothtune import Mixout, Objective
+from smoothtune.testing import tiny_batch, tiny_model
+
+
+def recorded(compat):
+    """The recorded MixLinear: (loss, gradients of weight and bias, output)."""
+    case = CASES["mixout_p0.3"]
+    layer = nn.Linear(5, 4)
+    model = nn.Sequential(layer)
+    layer.weight.data = torch.tensor(case["target"]).view(4, 5)
+    objective = Objective(Mixout(p=0.3, compat=compat)).attach(model)
+    layer.parametrizations.weight.original.data = torch.tensor(case["weight"]).view(4, 5)
+    layer.bias.data = torch.tensor(case["bias"])
+    keep = torch.tensor(case["draws"][0]["values"]).view(case["draws"][0]["shape"])
+    with fed(keep[:1]):
+        out = model(torch.tensor(case["x"]).view(3, 5))
+    loss = out.square().sum()
+    loss.backward()
+    gradient = layer.parametrizations.weight.original.grad.flatten()
+    bias = layer.bias.grad
+    objective.detach()
+    return case, loss, gradient, bias
+
+
+def test_equals_the_released_code_forward_and_backward():
+    case, loss, gradient, bias = recorded("official")
+    assert loss.item() == pytest.approx(case["loss"], rel=1e-5)
+    torch.testing.assert_close(gradient, torch.tensor(case["grads"]["weight"]), atol=2e-4, rtol=0)
+    torch.testing.assert_close(bias, torch.tensor(case["grads"]["bias"]), atol=2e-4, rtol=0)
+
+
+def test_exact_backward_has_the_factor_the_released_one_lacks():
+    _, _, official, _ = recorded("official")
+    _, _, exact, _ = recorded(None)
+    torch.testing.assert_close(exact, official / (1 - 0.3))
+
+
+def mixed(weight, pretrained, keep, p):
+    """The paper's equation, entry by entry."""
+    out = torch.empty_like(weight)
+    for i in range(weight.shape[0]):
+        for j in range(weight.shape[1]):
+            m = keep[i, j]
+            value = (1 - m) * pretrained[i, j] + m * weight[i, j] - p * pretrained[i, j]
+            out[i, j] = value / (1 - p)
+    return out
+
+
+@pytest.mark.parametrize("architecture", ["bert", "gpt2"])  # gpt2's Conv1D is (in, out)
+def test_every_forward_uses_the_mixed_weight(architecture):
+    model = tiny_model(architecture)
+    layer = model.bert.encoder.layer[0].output.dense if architecture == "bert" else None
+    layer = layer or model.transformer.h[0].mlp.c_fc
+    pretrained = layer.weight.detach().clone()
+    objective = Objective(Mixout(p=0.6)).attach(model)
+    trained = layer.parametrizations.weight.original
+    trained.data.add_(torch.randn_like(trained))
+    used = layer.weight
+    per_input = (used - pretrained).abs().sum(0 if architecture == "bert" else 1) > 0
+    keep = per_input.double().expand_as(used) if architecture == "bert" else None
+    keep = per_input.double()[:, None].expand_as(used) if keep is None else keep
+    assert 0 < per_input.sum() < len(per_input)
+    torch.testing.assert_close(used, mixed(trained.detach(), pretrained, keep, 0.6))
+    objective.detach()
+
+
+def test_mean_over_masks_is_the_trained_weight():
+    torch.manual_seed(0)
+    layer = nn.Linear(6, 3).double()
+    model = nn.Sequential(layer)
+    objective = Objective(Mixout(p=0.7, mask="element")).attach(model)
+    trained = layer.parametrizations.weight.original
+    trained.data.add_(torch.randn_like(trained))
+    samples = torch.stack([layer.weight.detach() for _ in range(20000)])
+    error = (samples.mean(0) - trained).abs() / (samples.std(0) / 20000**0.5).clamp(min=1e-12)
+    assert error.max() < 4.5
+    objective.detach()
+
+
+def test_limits_of_p():
+    layer = nn.Linear(6, 3)
+    model, start = nn.Sequential(layer), layer.weight.detach().clone()
+    for p, expect_start in [(0.0, False), (1.0, True)]:
+        objective = Objective(Mixout(p=p)).attach(model)
+        with torch.no_grad():
+            layer.parametrizations.weight.original.copy_(start + 1)
+        used = layer.weight.detach().clone()
+        objective.detach()
+        torch.testing.assert_close(used, start if expect_start else start + 1)
+        layer.weight.data.copy_(start)
+
+
+def test_evaluation_uses_the_trained_weight_and_keys_stay(tmp_path):
+    model = tiny_model("bert", dtype=torch.float32)
+    keys = list(model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    objective = Objective(Mixout()).bind(model, optimizer)
+    objective(model, tiny_batch()).backward()
+    optimizer.step()
+    expected = model.eval()(**tiny_batch()).logits
+    assert list(model.state_dict()) == keys or set(model.state_dict()) == set(keys)
+    model.save_pretrained(tmp_path)
+    again = type(model).from_pretrained(tmp_path).eval()
+    torch.testing.assert_close(again(**tiny_batch()).logits, expected)
+    objective.detach()
+
+
+def test_needs_a_trained_linear_layer():
+    model = tiny_model("bert").requires_grad_(False)
+    with pytest.raises(ValueError, match="unfreeze"):
+        Objective(Mixout()).attach(model)

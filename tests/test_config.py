@@ -1,0 +1,228 @@
+from pathlib import Path
+
+import pytest
+
+from smoothtune.config import RunConfig, load_config, parse_method
+from smoothtune.yaml_file import ConfigError, parse_yaml, read_yaml
+
+MINIMAL = "task: sst2\noutput_dir: out\n"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def problems(path: Path, **layers) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, **layers)
+    return [str(problem).removeprefix(f"{path.parent}/") for problem in caught.value.problems]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-5", 1e-5),
+        ("1E3", 1000.0),
+        (".5", 0.5),
+        ("-1", -1),
+        ("012", 12),
+        ("no", "no"),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("True", True),
+        ("~", None),
+        ("2026-01-01", "2026-01-01"),
+        ("12:30:45", "12:30:45"),
+        ("'1'", "1"),
+    ],
+)
+def test_scalars(text: str, value: object) -> None:
+    found = parse_yaml(f"key: {text}", name="x").value["key"]
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3\n", "x:3: a: stands twice; the first time in line 1"),
+        ("m:\n  k: 1\n  k: 2\n", "x:3: m.k: stands twice; the first time in line 2"),
+        ("a: &big [1]\nb: *big\n", "x:1: anchors and aliases (&big, *big) are not allowed"),
+        ("\na: !!python/object/apply:os.system [ls]\n", "x:2: the tag tag:yaml.org,2002:python"),
+        ("a: !!str 1\n", "x:1: the tag tag:yaml.org,2002:str is not allowed"),
+        ("a: [1\n", "x:2: is not valid YAML"),
+        ("a: 1\n---\nb: 2\n", "x:2: is not valid YAML: but found another document"),
+        ("? [a]\n: 1\n", "x:1: a key must be a plain word"),
+        ("[" * 5000 + "]" * 5000, "x:1: is nested too deeply"),
+    ],
+)
+def test_refused_yaml(text: str, message: str) -> None:
+    assert str(parse_yaml(text, name="x").problems[0]).startswith(message)
+
+
+def test_python_tag_does_nothing(tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    path = write(tmp_path, f"a: !!python/object/apply:pathlib.Path.touch [{trace}]\n")
+    assert read_yaml(path).problems
+    assert not trace.exists()
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    assert problems(tmp_path / "none.yaml") == [
+        "none.yaml: cannot be read: No such file or directory"
+    ]
+    latin = tmp_path / "latin.yaml"
+    latin.write_bytes(b"task: sst2\ndata: caf\xe9\n")
+    assert problems(latin) == ["latin.yaml:2: is not UTF-8 (byte 20); save it as UTF-8"]
+    assert problems(write(tmp_path, "- a\n")) == [
+        "run.yaml: holds no fields; write key: value lines"
+    ]
+
+
+def test_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    from transformers import TrainingArguments
+
+    config = load_config(write(tmp_path, MINIMAL))
+    theirs = TrainingArguments(str(tmp_path))
+    for name in (
+        "learning_rate",
+        "num_train_epochs",
+        "max_steps",
+        "seed",
+        "per_device_train_batch_size",
+        "weight_decay",
+        "warmup_steps",
+        "lr_scheduler_type",
+    ):
+        assert getattr(config, name) == getattr(theirs, name), name
+    assert config.clip_norm() == theirs.max_grad_norm
+    assert list(config.methods) == ["plain"]
+
+
+def test_everything_wrong_at_once(tmp_path: Path) -> None:
+    text = """\
+task: sts2
+data: 5
+learning_rate: 1e-5
+learning_rte: 3
+bf16: no
+output_dir: out
+methods:
+  - lnsr
+  - name: mixout
+    p: 3
+    q: 1
+  - lsnr
+max_steps: 1.5
+"""
+    found = problems(write(tmp_path, text))
+    assert [line.split(": ")[:2] for line in found] == [
+        ["run.yaml:1", "task"],
+        ["run.yaml:2", "data"],
+        ["run.yaml:4", "learning_rte"],
+        ["run.yaml:5", "bf16"],
+        ["run.yaml:10", "methods.mixout.p"],
+        ["run.yaml:11", "methods.mixout.q"],
+        ["run.yaml:12", "methods.lsnr"],
+        ["run.yaml:13", "max_steps"],
+    ]
+    assert "did you mean 'stsb'? Known: cola, " in found[0]
+    assert "did you mean 'learning_rate'?" in found[2]
+    assert "not 'no'" in found[3]
+    assert "did you mean 'lnsr'?" in found[6]
+
+
+def test_missing_fields(tmp_path: Path) -> None:
+    found = problems(write(tmp_path, "seed: 1\n"))
+    assert [line.split(":")[1].strip() for line in found] == ["task", "output_dir"]
+
+
+def test_precedence_file_set_option(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "seed: 1\nmax_steps: 1\nlearning_rate: 1e-3\n")
+    config = load_config(path, ["seed=2", "max_steps=2"], {"seed": 3, "data": None})
+    assert (config.seed, config.max_steps, config.learning_rate) == (3, 2, 1e-3)
+
+
+def test_set_reaches_into_methods(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "methods: [lnsr]\n")
+    config = load_config(path, ["methods.lnsr.noise_ratio=0.1", "methods.l2_sp={alpha: 0.5}"])
+    assert config.methods["lnsr"]["noise_ratio"] == 0.1
+    assert config.methods["l2_sp"]["alpha"] == 0.5
+    assert problems(path, overrides=["methods.lnsr.noise_ratio=-1", "seed"]) == [
+        "--set: 'seed' is not key=value",
+        "--set methods.lnsr.noise_ratio=-1: methods.lnsr.noise_ratio: "
+        "Input should be greater than 0, not -1",
+    ]
+
+
+def test_method_option_replaces_the_methods_of_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "methods: [mixout]\n")
+    config = load_config(path, methods=["lnsr:weight=2", "l2_sp"])
+    assert list(config.methods) == ["lnsr", "l2_sp"]
+    assert config.methods["lnsr"]["weight"] == 2
+
+
+def test_method_option() -> None:
+    assert parse_method("lnsr:noise=in_manifold,layer_weights=[1,2e-1],weight=2") == {
+        "name": "lnsr",
+        "noise": "in_manifold",
+        "layer_weights": [1, 0.2],
+        "weight": 2,
+    }
+    assert parse_method("plain") == {"name": "plain"}
+    with pytest.raises(ConfigError, match="'weight' is not field=value"):
+        parse_method("lnsr:noise=standard,weight")
+
+
+@pytest.mark.parametrize(
+    "methods", ["methods: lnsr", "methods: [lnsr]", "methods: {lnsr: }", "methods: [{name: lnsr}]"]
+)
+def test_ways_to_write_one_method(tmp_path: Path, methods: str) -> None:
+    assert list(load_config(write(tmp_path, MINIMAL + methods)).methods) == ["lnsr"]
+
+
+@pytest.mark.parametrize(
+    ("methods", "message"),
+    [
+        ("[lnsr, lnsr]", "lnsr stands twice"),
+        ("[]", "is empty"),
+        ("[3]", "is no method"),
+        ("{lnsr: 5}", "the fields of lnsr must be a mapping"),
+    ],
+)
+def test_refused_methods(tmp_path: Path, methods: str, message: str) -> None:
+    (found,) = problems(write(tmp_path, f"{MINIMAL}methods: {methods}\n"))
+    assert message in found
+
+
+def test_methods_round_trip_with_every_field() -> None:
+    from smoothtune import LNSR
+
+    config = RunConfig(task="rte", output_dir="out", methods={"lnsr": {"layer_weights": [1, 2]}})
+    assert RunConfig.model_validate(config.model_dump(mode="json")) == config
+    (regularizer,) = config.regularizers()
+    assert regularizer == LNSR(layer_weights=[1.0, 2.0])
+    assert set(config.methods["lnsr"]) == set(regularizer.settings())
+
+
+def test_gradient_clip_is_off_with_a_method_that_clips(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL + "methods: [cwgnc]\n")
+    assert load_config(path).clip_norm() == 0
+    (found,) = problems(path, overrides=["max_grad_norm=1"])
+    assert found.startswith("--set max_grad_norm=1: max_grad_norm: must be 0 with cwgnc")
+
+
+def test_custom_data_set(tmp_path: Path) -> None:
+    path = write(tmp_path, "output_dir: out\ntext_columns: [title, body]\n")
+    assert problems(path) == ["run.yaml: data: is missing: a hub id, a folder or a file"]
+    assert load_config(path, ["data=my.csv"]).task == "custom"
+    path = write(tmp_path, MINIMAL + "label_column: stars\n")
+    assert problems(path) == ["run.yaml:3: label_column: needs text_columns beside it"]
+
+
+def test_identity_ignores_where_the_result_goes() -> None:
+    first = RunConfig(task="rte", output_dir="a")
+    assert first.identity() == RunConfig(task="rte", output_dir="b").identity()
+    assert first.identity() != RunConfig(task="rte", output_dir="a", seed=7).identity()

@@ -1,0 +1,75 @@
+"""One update of a tiny model through a trainer: shared by the trainer and multi-process tests."""
+
+import torch
+from transformers import TrainingArguments
+
+from smoothtune import METHODS, SmoothTrainer
+from smoothtune.testing import VOCABULARY, fixed_draws, tiny_model
+
+METHODS_TESTED = {  # name -> fields; fields that make the term big enough to matter
+    "plain": {},
+    "lnsr": {"reduce": "token_sum"},
+    "noise": {"noise": "in_manifold", "k": 4},
+    "r3f": {"noise": "normal", "sigma": 0.1},
+    "r4f": {"noise": "normal", "sigma": 0.1},
+    "l2_sp": {"alpha": 1.0, "beta": 1.0},
+    "mixout": {},
+    "cwgnc": {"max_norm": 0.02},
+}
+
+
+class Rows(torch.utils.data.Dataset):
+    """Random examples of one length, so that any split of a batch has the same mean."""
+
+    def __init__(self, count=32, num_labels=3, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        self.ids = torch.randint(5, VOCABULARY, (count, 6), generator=generator)
+        self.labels = torch.randint(0, num_labels, (count,), generator=generator)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, i):
+        ids = self.ids[i]
+        return {
+            "input_ids": ids,
+            "attention_mask": torch.ones_like(ids),
+            "labels": self.labels[i],
+            "example_id": torch.tensor(100 + i),
+        }
+
+
+def arguments(output_dir, **changes):
+    settings = {
+        "output_dir": str(output_dir),
+        "max_steps": 1,
+        "learning_rate": 0.1,
+        "optim": "sgd",
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0,
+        "train_sampling_strategy": "sequential",
+        "remove_unused_columns": False,
+        "report_to": "none",
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "logging_steps": 1,
+        "dataloader_pin_memory": False,
+        "per_device_train_batch_size": 32,
+    }
+    return TrainingArguments(**settings | changes)
+
+
+def weights_after(output_dir, method, architecture="bert", *, data=None, **changes):
+    """Weights by name after `max_steps` updates with one method."""
+    model = tiny_model(architecture)
+    with fixed_draws():
+        trainer = SmoothTrainer(
+            model=model,
+            args=arguments(output_dir, **changes),
+            train_dataset=data or Rows(),
+            regularizers=[METHODS[method](**METHODS_TESTED[method])],
+        )
+        trainer.train()
+        trainer.objective.detach()
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
