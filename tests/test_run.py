@@ -264,7 +264,7 @@ def test_what_is_printed(settings: dict, capsys: pytest.CaptureFixture) -> None:
         "max_grad_norm is 0: cwgnc is the gradient clip",
         "cwgnc step 6/6 evaluation: ",
         "loss/task ",
-        "is a complete model folder",
+        "validation: accuracy 0.",
     ):
         assert part in printed
 

@@ -1,25 +1,63 @@
 """Fine-tune pre-trained language models so that they stay smooth."""
 
 from smoothtune.methods import METHODS
+from smoothtune.methods.alum import ALUM
+from smoothtune.methods.child_tuning import ChildTuning
+from smoothtune.methods.cross_holder import CrossHolder
 from smoothtune.methods.cwgnc import CWGNC
+from smoothtune.methods.double_backprop import DoubleBackprop
+from smoothtune.methods.fgm import FGM
+from smoothtune.methods.freelb import FreeLB
+from smoothtune.methods.hype import HyPe
+from smoothtune.methods.jachess import JacHess
+from smoothtune.methods.jacobian import Jacobian
 from smoothtune.methods.l2_sp import L2SP
+from smoothtune.methods.label_smoothing import LabelSmoothing
+from smoothtune.methods.llrd import LLRD
 from smoothtune.methods.lnsr import LNSR
 from smoothtune.methods.mixout import Mixout
+from smoothtune.methods.neftune import NEFTune
 from smoothtune.methods.noise import Noise
+from smoothtune.methods.pgd import PGD
 from smoothtune.methods.plain import Plain
 from smoothtune.methods.r3f import R3F, R4F
+from smoothtune.methods.r_drop import RDrop
+from smoothtune.methods.reinit import ReInit
+from smoothtune.methods.sift import SiFT
+from smoothtune.methods.smart import SMART
+from smoothtune.methods.uegr import UEGR
+from smoothtune.methods.vat import VAT
 from smoothtune.objective import NonFiniteLoss, Objective
 from smoothtune.passes import Pass
 from smoothtune.regularizer import Regularizer
 from smoothtune.trainer import SmoothTrainer, regularize
 
 __all__ = [
+    "SMART",
+    "SiFT",
+    "ALUM",
+    "VAT",
+    "FreeLB",
+    "FGM",
+    "PGD",
+    "UEGR",
+    "ReInit",
+    "RDrop",
+    "NEFTune",
+    "LLRD",
+    "LabelSmoothing",
+    "HyPe",
+    "ChildTuning",
     "CWGNC",
     "L2SP",
     "LNSR",
     "METHODS",
     "R3F",
     "R4F",
+    "CrossHolder",
+    "DoubleBackprop",
+    "JacHess",
+    "Jacobian",
     "Mixout",
     "Noise",
     "NonFiniteLoss",

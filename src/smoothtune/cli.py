@@ -24,6 +24,7 @@ app = typer.Typer(
     help="Fine-tune pre-trained language models so that they stay smooth.",
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # the boxes cut long option names off
     pretty_exceptions_enable=False,
 )
 
@@ -137,6 +138,7 @@ def train(
         from smoothtune.run import train as run_training
 
         run_training(run, resume=resume_from_checkpoint, console=_console())
+    typer.echo(f"{run.output_dir} is a model folder; result.json and README.md are in it")
 
 
 @app.command()

@@ -30,9 +30,9 @@ def demo(
     *,
     model: str = "minilm",
     seed: int = 42,
-    train_rows: int = 240,
-    validation_rows: int = 400,
-    num_train_epochs: float = 6,
+    train_rows: int = 400,
+    validation_rows: int = 300,
+    num_train_epochs: float = 3,
 ) -> list[dict[str, Any]]:
     """Fine-tune one model twice on generated sentences and compare.
 
@@ -73,7 +73,7 @@ def demo(
                 seed=seed,
                 num_train_epochs=num_train_epochs,
                 per_device_train_batch_size=16,
-                learning_rate=1e-4,
+                learning_rate=2e-4,
                 warmup_steps=0.1,
             )
             say(console, f"\n== {method}")

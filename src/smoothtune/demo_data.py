@@ -45,7 +45,7 @@ LABELS = ("negative", "positive")
 Row = dict[str, str]
 
 
-def sentiment(train_rows: int = 240, validation_rows: int = 400) -> tuple[list[Row], list[Row]]:
+def sentiment(train_rows: int = 400, validation_rows: int = 300) -> tuple[list[Row], list[Row]]:
     """The data set; the same at every call.
 
     Args:
@@ -98,6 +98,6 @@ def _sentence(draw: random.Random, label: int, words: tuple[list[str], list[str]
 def _clause(
     draw: random.Random, aspect: str, label: int, words: tuple[list[str], list[str]]
 ) -> str:
-    if draw.random() < 0.4:
+    if draw.random() < 0.25:
         return f"the {aspect} was {draw.choice(NEGATIONS)} {draw.choice(words[1 - label])}"
     return f"the {aspect} was {draw.choice(INTENSIFIERS)}{draw.choice(words[label])}"

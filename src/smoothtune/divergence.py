@@ -39,6 +39,19 @@ def symmetric_kl(p: Tensor, q: Tensor) -> Tensor:
     return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
 
 
+def constant(x: Tensor) -> Tensor:
+    """The value of x without its gradient: the target of a divergence."""
+    return x.detach()
+
+
+def symmetric_kl_detached(p: Tensor, q: Tensor) -> Tensor:
+    """`symmetric_kl` with each target a constant, as released code has it; shape (...).
+
+    The value is the same, the gradient about half: softmax(p) - softmax(q) in p, minus it in q.
+    """
+    return kl(constant(p), q) + kl(constant(q), p)
+
+
 def squared_error(p: Tensor, q: Tensor) -> Tensor:
     """Sum over the last dimension of (p - q)^2; shape (...)."""
     return (p - q).square().sum(-1)
@@ -70,6 +83,8 @@ def heads(run: Pass) -> list[Head]:
             Head(span.masked_fill(~run.mask, low)[:, None], _ones(span), False) for span in spans
         ]
     logits = run.logits
+    if logits.ndim == 1:  # DeBERTa flattens the scores of a regression when it is given labels
+        logits = logits[:, None]
     config = getattr(unwrap(run.model), "config", None)
     problem = getattr(config, "problem_type", None)
     if logits.ndim == 2 and problem == "multi_label_classification":
@@ -91,16 +106,20 @@ def _ones(logits: Tensor) -> Tensor:
     return torch.ones(len(logits), 1, dtype=torch.bool, device=logits.device)
 
 
-def divergence(p: Pass, q: Pass, measure: Divergence = symmetric_kl) -> Tensor:
+def divergence(
+    p: Pass, q: Pass, measure: Divergence = symmetric_kl, *, detach_p: bool = False
+) -> Tensor:
     """() divergence of two passes over the same batch: a mean over examples.
 
     Regression heads use the squared error instead of `measure`. With several heads (start and end
     of a span) or several distributions per example (tokens), the mean over them is taken.
+    `detach_p` makes `p` a constant.
     """
     values = []
     for head_p, head_q in zip(heads(p), heads(q), strict=True):
         chosen = squared_error if head_p.regression else measure
-        values.append(masked_mean(chosen(head_p.logits, head_q.logits), head_p.mask).mean())
+        logits = constant(head_p.logits) if detach_p else head_p.logits
+        values.append(masked_mean(chosen(logits, head_q.logits), head_p.mask).mean())
     return torch.stack(values).mean()
 
 

@@ -35,19 +35,18 @@ def sites(model: nn.Module) -> Iterator[tuple[nn.Module, str, DropoutKind]]:
     all else.
     """
     heads = set(head_modules(model))
+
+    def kind(module: nn.Module, attention: bool) -> DropoutKind:
+        return "head" if module in heads else "attention" if attention else "hidden"
+
     for owner in model.modules():
-        attention = type(owner).__name__.endswith("Attention")
+        attends = type(owner).__name__.endswith("Attention")
         for name, child in owner.named_children():
             if isinstance(child, _DropoutNd):
-                inner = attention and name not in AROUND_ATTENTION
-                yield child, "p", "head" if child in heads else "attention" if inner else "hidden"
+                yield child, "p", kind(child, attends and name not in AROUND_ATTENTION)
         for name in NUMBERS:
             if isinstance(vars(owner).get(name), int | float):
-                yield owner, name, "head" if owner in heads else _kind(attention)
-
-
-def _kind(attention: bool) -> DropoutKind:
-    return "attention" if attention else "hidden"
+                yield owner, name, kind(owner, attends)
 
 
 @contextmanager

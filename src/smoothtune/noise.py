@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from smoothtune import random
 from smoothtune.manifold import Neighbours, in_manifold
 from smoothtune.passes import Pass
-from smoothtune.taps import Point, embedding_table, unwrap
+from smoothtune.taps import Layer, embedding_table, unwrap
 
 NoiseKind = Literal["standard", "in_manifold"]
 Scale = Literal["token", "sequence", "none"]
@@ -61,7 +61,7 @@ class EmbeddingNoise:
 
     kind: NoiseKind
     ratio: float | None
-    layer: Point | None
+    layer: Layer | None
     k: int
     orthonormal: bool
     scale: Scale
@@ -73,7 +73,7 @@ class EmbeddingNoise:
                 'noise="standard" to disturb the input of a block'
             )
         in_manifold = self.kind == "in_manifold"
-        self.point: Point = self.layer if self.layer is not None else "word" if in_manifold else 0
+        self.point: Layer = self.layer if self.layer is not None else "word" if in_manifold else 0
         self.norm_ratio = self.ratio if self.ratio is not None else 0.10 if in_manifold else 0.05
         self.neighbours: Neighbours | None = None
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune import random
+from smoothtune.derivatives import HigherDerivatives
 from smoothtune.passes import Batch, Pass, Task, model_task
 from smoothtune.regularizer import Regularizer
 from smoothtune.taps import unwrap
@@ -52,6 +53,7 @@ class Objective:
         self.seed = torch.initial_seed()
         self._model: nn.Module | None = None
         self._handles: list[Any] = []
+        self._derivatives: HigherDerivatives | None = None
 
     # --- connecting --------------------------------------------------------------------------
 
@@ -65,6 +67,8 @@ class Objective:
             raise RuntimeError("this objective is attached already: call detach() first")
         self._model = unwrap(model)
         self.seed = torch.initial_seed()
+        order = max((r.derivative_order for r in self.regularizers.values()), default=1)
+        self._derivatives = HigherDerivatives(self._model, order)
         for regularizer in sorted(self.regularizers.values(), key=lambda r: not r.resets_weights):
             regularizer.attach(self._model)
         return self
@@ -96,6 +100,9 @@ class Objective:
             for regularizer in self.regularizers.values():
                 regularizer.detach(self._model)
             self._model = None
+        if self._derivatives is not None:
+            self._derivatives.undo()
+            self._derivatives = None
 
     # --- the four moments --------------------------------------------------------------------
 

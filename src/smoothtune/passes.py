@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from smoothtune import random
 from smoothtune.dropout import Rate, dropout_rates
-from smoothtune.taps import Point, PointReached, Tap, is_causal, tapped, unwrap, width_at
+from smoothtune.taps import Point, PointReached, Tap, depth, is_causal, tapped, unwrap, width_at
 
 Batch = Mapping[str, Any]
 Task = Callable[[nn.Module, dict[str, Any]], tuple[Tensor | None, Any]]
@@ -49,7 +49,7 @@ class Pass:
         detach: cut the graph below the points, so that the layers under them get no gradient.
         start: state of the generators in which the forward begins; they are left where they were.
             Without it the forward draws from them as any forward does.
-        origin: the pass whose dropout masks are shared.
+        origin: the pass this one was made from.
     """
 
     def __init__(
@@ -75,7 +75,7 @@ class Pass:
         self.device = batch["input_ids"].device
         self.start = start  # generator state in which the forward begins; None: the current one
         self.end: random.State | None = None  # and in which it ended
-        self._origin = origin  # the pass whose dropout masks this one shares
+        self._origin = origin  # the pass this one was made from
         self._differentiable, self._wants_hidden = differentiable, hidden_states
         self._taps: dict[Point, Tap] = {}
         self._result: tuple[Tensor | None, Any] | None = None
@@ -191,7 +191,7 @@ class Pass:
             rate=rate,
             detach=detach,
             start=self._first_state() if dropout == "shared" else None,
-            origin=self if dropout == "shared" else None,
+            origin=self,
         )
 
     # --- running -----------------------------------------------------------------------------
@@ -221,14 +221,29 @@ class Pass:
             hidden = self._hidden if self._wants_hidden else None
             start, self.start = self.start, self._first_state()
             taps = tapped(
-                self.model, self.points, self.deltas, detach=self.detach, hidden_states=hidden
+                self.model,
+                self.points,
+                self.deltas,
+                detach=self.detach,
+                bases=self._bases(),
+                hidden_states=hidden,
             )
             with self._conditions(start), taps as self._taps:
                 self._result = self.task(self.model, dict(self.batch))
                 self.end = random.get_state(self.device)
-            if self._origin is not None and self._origin.end is None:
-                self._origin.end = self.end
+            if self._origin is not None and self.dropout == "shared":
+                self._origin.end = self._origin.end or self.end
         return self._result
+
+    def _bases(self) -> dict[Point, Tensor]:
+        """What the clean pass has computed below the lowest perturbation, if it is the same here."""
+        clean = self._origin
+        if clean is None or clean._origin is not None or not self.deltas:
+            return {}
+        lowest = min(self.deltas, key=depth)
+        tap = clean._taps.get(lowest) if clean.has_run else None
+        same = lowest == "word" or self.dropout == "shared"  # no dropout acts before "word"
+        return {lowest: tap.value} if tap is not None and tap.value is not None and same else {}
 
     def _run_to(self, point: Point) -> None:
         bare = unwrap(self.model)

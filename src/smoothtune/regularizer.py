@@ -32,8 +32,6 @@ class Regularizer:
     name: ClassVar[str]
     differentiates: ClassVar[bool] = False
     """Takes gradients with respect to `clean.delta(point)`."""
-    second_order: ClassVar[bool] = False
-    """Back-propagates through such a gradient."""
     uses_hidden_states: ClassVar[bool] = False
     replaces_task_loss: ClassVar[bool] = False
     """Its loss takes the place of the task loss."""
@@ -62,6 +60,21 @@ class Regularizer:
     def has_loss(self) -> bool:
         """Whether the method contributes a loss term."""
         return type(self).loss is not Regularizer.loss
+
+    @property
+    def derivative_order(self) -> int:
+        """1; 2 if the loss holds a gradient of the model; 3 if it holds a second derivative."""
+        return 1
+
+    @property
+    def second_order(self) -> bool:
+        """Whether the loss holds derivatives of the model, so that it needs higher ones."""
+        return self.derivative_order > 1
+
+    @property
+    def needs_float32(self) -> bool:
+        """Whether 16-bit arithmetic would drown the loss in rounding."""
+        return False
 
     def points(self) -> tuple[Point, ...]:
         """Where the method perturbs or looks; see `smoothtune.taps`."""

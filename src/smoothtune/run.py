@@ -22,6 +22,7 @@ from smoothtune.data import TASKS, Collator, Prepared, Task, custom_task, prepar
 from smoothtune.metrics import compute_metrics, trivial_baseline
 from smoothtune.model_card import model_card
 from smoothtune.models import Base, load_base, load_classifier, quiet, weights_fingerprint
+from smoothtune.objective import Objective
 from smoothtune.progress import ProgressCallback, StopOnSignal, say
 from smoothtune.result import (
     CHECKPOINTS,
@@ -95,7 +96,7 @@ def train(
         result = _result(run, trainer, cost, seconds)
         _stage(run, trainer, folder / STAGING, result)
         publish(folder, result, keep_checkpoints=config.save_strategy != "no")
-    say(console, f"{_scores(result['metrics'])}\n{folder} is a complete model folder")
+    say(console, _scores(result["metrics"]))
     return result
 
 
@@ -171,13 +172,15 @@ def _methods_fit() -> Iterator[None]:
 class _GroupedTrainer(SmoothTrainer):
     """Batches of similar length, in an order that a resumed run finds again."""
 
+    objective: Objective
+
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler:
-        dataset = train_dataset or self.train_dataset
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps
         return LengthGroupedSampler(dataset["length"][:], size, self.args.seed)
 
 
-def _trainer(run: _Run, folder: Path) -> SmoothTrainer:
+def _trainer(run: _Run, folder: Path) -> _GroupedTrainer:
     """The trainer, and the attention implementation it chose."""
     config, task = run.config, run.task
 
@@ -248,7 +251,7 @@ def _training_arguments(config: RunConfig, folder: Path) -> TrainingArguments:
     )
 
 
-def _fit(trainer: SmoothTrainer, run: _Run, checkpoint: Path | None) -> float:
+def _fit(trainer: _GroupedTrainer, run: _Run, checkpoint: Path | None) -> float:
     """Train; seconds it took."""
     title = "+".join(run.config.methods)
     progress, stop = ProgressCallback(run.console, title), StopOnSignal()
@@ -269,7 +272,7 @@ def _fit(trainer: SmoothTrainer, run: _Run, checkpoint: Path | None) -> float:
 
 
 def _result(
-    run: _Run, trainer: SmoothTrainer, cost: StepCost | None, seconds: float
+    run: _Run, trainer: _GroupedTrainer, cost: StepCost | None, seconds: float
 ) -> dict[str, Any]:
     config, task, prepared = run.config, run.task, run.prepared
     metrics, train_metrics = (
@@ -309,7 +312,7 @@ def _result(
     }
 
 
-def _evaluate(trainer: SmoothTrainer, task: Task, split: Dataset) -> dict[str, float]:
+def _evaluate(trainer: _GroupedTrainer, task: Task, split: Dataset) -> dict[str, float]:
     output = trainer.predict(split)
     return compute_metrics(task, _logits(output.predictions), np.asarray(output.label_ids))
 
@@ -319,7 +322,7 @@ def _logits(predictions: Any) -> np.ndarray:
     return predictions[0] if isinstance(predictions, tuple) else predictions
 
 
-def _stage(run: _Run, trainer: SmoothTrainer, folder: Path, result: dict[str, Any]) -> None:
+def _stage(run: _Run, trainer: _GroupedTrainer, folder: Path, result: dict[str, Any]) -> None:
     """Write the model folder's files, all but ``result.json``."""
     trainer.objective.detach()
     with quiet():

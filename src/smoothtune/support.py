@@ -57,6 +57,11 @@ def check_trainer(objective: Objective, trainer: Trainer) -> None:
     if trainer.model is not None:
         problems += _model_problems(objective, trainer.model)
     for name, regularizer in objective.regularizers.items():
+        if regularizer.needs_float32 and (args.bf16 or args.fp16):
+            problems.append(
+                f"{name} takes finite differences, which 16-bit arithmetic drowns in rounding: set "
+                'bf16=False, or estimator="projected"'
+            )
         if regularizer.clips_gradients and args.max_grad_norm:
             problems.append(
                 f"{name} takes the place of the global gradient clip: set max_grad_norm=0"

@@ -1,8 +1,12 @@
 """Where a perturbation enters a model, and what is seen there.
 
 A *point* is ``"word"``, the output of the word-embedding layer, or an integer b, the input of
-transformer block b; 0 is what Hugging Face calls ``hidden_states[0]``. `input_ids` are always kept:
-models that are given `inputs_embeds` instead pool the wrong token and number positions wrongly.
+transformer block b; 0 is what Hugging Face calls ``hidden_states[0]``. At ``"normalised"``, the
+input x of the LayerNorm that closes the embeddings, a perturbation counts in units of each token's
+standard deviation: LN(x + std(x) delta) = LN((x - mean(x)) / std(x) + delta). Models that do not
+normalise their embeddings (pre-norm decoders) have it at the input of block 0. `input_ids` are
+always kept: models that are given `inputs_embeds` instead pool the wrong token and number positions
+wrongly.
 Hooks live only for the time of one forward, so a model is left as it was found.
 """
 
@@ -17,7 +21,7 @@ from accelerate.utils import extract_model_from_parallel
 from pydantic import Field
 from torch import Tensor, nn
 
-Point = Literal["word"] | int
+Point = Literal["word", "normalised"] | int
 Layer = Literal["word"] | Annotated[int, Field(ge=0)]  # a point, as a field of a method
 
 
@@ -71,14 +75,25 @@ def blocks(model: nn.Module) -> nn.ModuleList:
     )
 
 
+def embedding_norm(model: nn.Module) -> nn.Module:
+    """The LayerNorm that closes the embeddings of an unwrapped model; block 0 if it has none."""
+    word = word_embeddings(model)
+    embeddings = next(m for m in model.modules() if word in m.children())
+    norms = [m for m in embeddings.children() if isinstance(m, nn.LayerNorm)]
+    holds_blocks = any(isinstance(m, nn.ModuleList) for m in embeddings.modules())
+    return blocks(model)[0] if holds_blocks or len(norms) != 1 else norms[0]
+
+
 def module_at(model: nn.Module, point: Point) -> nn.Module:
-    """The module whose output ("word") or input (block number) is the point.
+    """The module whose output ("word") or input (all other points) is the point.
 
     Raises:
         ValueError: the model has fewer blocks.
     """
     if point == "word":
         return word_embeddings(model)
+    if point == "normalised":
+        return embedding_norm(model)
     layers = blocks(model)
     if point >= len(layers):
         raise ValueError(
@@ -90,7 +105,11 @@ def module_at(model: nn.Module, point: Point) -> nn.Module:
 def width_at(model: nn.Module, point: Point) -> tuple[int, torch.dtype]:
     """Number of features at a point, and the type a perturbation has there (at least float32)."""
     table, config = embedding_table(model), getattr(model, "config", None)
-    width = table.shape[1] if point == "word" else config.hidden_size  # type: ignore[union-attr]
+    norm = embedding_norm(model) if point == "normalised" else None
+    if isinstance(norm, nn.LayerNorm):
+        width = norm.normalized_shape[-1]
+    else:
+        width = table.shape[1] if point == "word" else config.hidden_size  # type: ignore[union-attr]
     return width, torch.promote_types(table.dtype, torch.float32)
 
 
@@ -99,24 +118,40 @@ def is_causal(model: nn.Module) -> bool:
     return any(getattr(module, "is_causal", False) is True for module in model.modules())
 
 
-class Tap:
-    """Adds `delta` to what passes one point and keeps the value that came in."""
+def token_std(x: Tensor) -> Tensor:
+    """(B, T, 1) standard deviation over the features of each token."""
+    return (x.var(-1, correction=0, keepdim=True) + 1e-7).sqrt()
 
-    def __init__(self, point: Point, delta: Tensor | None, detach: bool):
-        self.point, self.delta, self.detach = point, delta, detach
-        self.seen: Tensor | None = None
+
+class Tap:
+    """Adds `delta` to what passes one point and keeps the value that came in.
+
+    `base`, if given, is that value as another pass has computed it: using it again spares a second
+    backward through everything below the point, the word-embedding matrix above all.
+    """
+
+    def __init__(self, point: Point, delta: Tensor | None, detach: bool, base: Tensor | None):
+        self.point, self.delta, self.detach, self.base = point, delta, detach, base
+        self.value: Tensor | None = None
+
+    @property
+    def seen(self) -> Tensor | None:
+        """The value that came in, without graph."""
+        return None if self.value is None else self.value.detach()
 
     def pass_through(self, x: Tensor) -> Tensor:
         """Return x + delta."""
-        if self.seen is not None:
+        if self.value is not None:
             raise RuntimeError(
                 f"point {self.point!r} was passed twice in one forward. Encoder-decoder models and "
                 "losses that run the model several times are not supported by this method."
             )
-        self.seen = x.detach()
-        if self.detach:
-            x = x.detach()
-        return x if self.delta is None else x + self.delta.to(x.dtype)
+        self.value = x if self.base is None else self.base
+        x = self.value.detach() if self.detach else self.value
+        if self.delta is None:
+            return x
+        scale = token_std(x) if self.point == "normalised" else 1
+        return x + scale * self.delta.to(x.dtype)
 
     def after(self, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
         """Forward hook of the word embeddings."""
@@ -134,6 +169,7 @@ def tapped(
     deltas: Mapping[Point, Tensor],
     *,
     detach: bool = False,
+    bases: Mapping[Point, Tensor] | None = None,
     hidden_states: list[Tensor] | None = None,
     stop: bool = False,
 ) -> Iterator[dict[Point, Tap]]:
@@ -144,6 +180,7 @@ def tapped(
         points: where to look.
         deltas: (B, T, D) perturbations by point.
         detach: cut the graph below the points.
+        bases: (B, T, D) what another pass computed at a point, to be used in place of this one's.
         hidden_states: list to fill with the L+1 states (B, T, D): input of block 0, block outputs.
         stop: end the forward with `PointReached` at the highest point.
 
@@ -154,7 +191,11 @@ def tapped(
         RuntimeError: a point was passed never or twice.
     """
     bare = unwrap(model)
-    taps = {point: Tap(point, deltas.get(point), detach) for point in {*points, *deltas}}
+    bases = bases or {}
+    taps = {
+        point: Tap(point, deltas.get(point), detach, bases.get(point))
+        for point in {*points, *deltas}
+    }
     with ExitStack() as hooks:
         for point, tap in taps.items():
             module = module_at(bare, point)
@@ -167,7 +208,7 @@ def tapped(
             for handle in _record(blocks(bare), hidden_states):
                 hooks.enter_context(handle)
         if stop and taps:
-            last = max(taps, key=lambda point: -1 if point == "word" else point)
+            last = max(taps, key=depth)
             module = module_at(bare, last)
             hooks.enter_context(
                 module.register_forward_hook(_stop)
@@ -176,11 +217,16 @@ def tapped(
             )
         yield taps
     for point, tap in taps.items():
-        if tap.seen is None:
+        if tap.value is None:
             raise RuntimeError(
                 f"the forward never passed point {point!r}: the model was called without "
                 "`input_ids`, or not through the module whose embeddings are hooked"
             )
+
+
+def depth(point: Point) -> int:
+    """Order of the points from the bottom up."""
+    return {"word": -2, "normalised": -1}[point] if isinstance(point, str) else point
 
 
 def _record(layers: nn.ModuleList, states: list[Tensor]) -> Iterator:

@@ -112,7 +112,8 @@ def parse_yaml(text: str, *, name: str) -> Document:
 
 def _forbidden_syntax(text: str, name: str) -> list[Problem]:
     """Syntax errors, anchors, aliases and tags, found before anything is built from the text."""
-    problems, depth = [], 0
+    problems: list[Problem] = []
+    depth = 0
     try:
         event: Any  # the stubs know neither anchor nor tag
         for event in yaml.parse(text, Loader=_CoreSchemaLoader):

@@ -1,0 +1,215 @@
+"""The search for the perturbation that hurts most: what all adversarial methods share.
+
+Norms run over one token, or over all real tokens of one example (`per`), so a perturbation does not
+depend on the batch an example comes in. Sizes are absolute, or relative to the embeddings they
+disturb (`scale`): relative to ||x||_2 for l2 balls and to the root mean square of x for linf balls.
+
+The gradient of a divergence vanishes where both predictions agree, so a search that climbs one
+starts from noise. Noise of 1e-5, which the papers write, moves predictions by less than float32
+resolves on a trained model, and the direction is then rounding error; relative noise of 1e-2 is
+well above it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from smoothtune import random
+from smoothtune.noise import relative_norm
+from smoothtune.passes import Dropout, Pass
+from smoothtune.taps import Point
+
+Norm = Literal["l2", "linf"]
+Per = Literal["token", "example"]
+Scale = Literal["relative", "absolute"]
+Inner = Callable[[Pass], Tensor]
+
+
+def norm_of(x: Tensor, norm: Norm, per: Per) -> Tensor:
+    """Norm of every token (B, T, 1) or example (B, 1, 1) of x (B, T, D), zero on padding.
+
+    >>> norm_of(torch.tensor([[[3.0, -4.0], [0.0, 12.0]]]), "l2", "example").flatten()
+    tensor([13.])
+    """
+    dims = (-1,) if per == "token" else (1, 2)
+    order = 2 if norm == "l2" else torch.inf
+    return torch.linalg.vector_norm(x, order, dim=dims, keepdim=True)
+
+
+def normalise(gradient: Tensor, norm: Norm, per: Per) -> Tensor:
+    """G / ||g||; a zero gradient stays zero.
+
+    >>> normalise(torch.tensor([[[3.0, -4.0], [0.0, 12.0]]]), "linf", "token")
+    tensor([[[ 0.7500, -1.0000],
+             [ 0.0000,  1.0000]]])
+    """
+    return gradient / norm_of(gradient, norm, per).clamp(min=torch.finfo(gradient.dtype).tiny)
+
+
+def project(delta: Tensor, radius: Tensor | float, norm: Norm, per: Per) -> Tensor:
+    """The nearest point of the ball ||delta|| <= radius.
+
+    Args:
+        delta: (B, T, D).
+        radius: a number, or one for every token (B, T, 1) or example (B, 1, 1).
+        norm: which ball.
+        per: what its norm runs over; makes no difference for linf.
+
+    >>> project(torch.tensor([[[3.0, -4.0], [0.0, 1.0]]]), 2.5, "l2", "token")
+    tensor([[[ 1.5000, -2.0000],
+             [ 0.0000,  1.0000]]])
+    """
+    bound = torch.as_tensor(radius, dtype=delta.dtype, device=delta.device)
+    if norm == "linf":
+        return delta.clamp(-bound, bound)
+    found = norm_of(delta, norm, per).clamp(min=torch.finfo(delta.dtype).tiny)
+    return delta * (bound / found).clamp(max=1)
+
+
+def unit(clean: Pass, point: Point, norm: Norm, per: Per, scale: Scale) -> Tensor:
+    """What sizes count in: ||x||_2 (l2) or rms(x) (linf) of tokens or examples; 1 if absolute.
+
+    Returns:
+        (), (B, T, 1) or (B, 1, 1).
+    """
+    if scale == "absolute":
+        return clean.zeros(point).new_ones(())
+    keep = clean.mask[..., None]
+    x = clean.embeddings(point).to(clean.zeros(point).dtype) * keep
+    size = norm_of(x, "l2", per)
+    if norm == "l2":
+        return size
+    count = x.shape[-1] if per == "token" else keep.sum(1, keepdim=True) * x.shape[-1]
+    return size / torch.as_tensor(count, device=x.device).clamp(min=1).sqrt()
+
+
+def uniform_start(draws: Tensor, mask: Tensor, radius: Tensor, norm: Norm) -> Tensor:
+    """(B, T, D) a random point of the ball over an example; for l2, E ||delta||^2 = radius^2 / 3.
+
+    Args:
+        draws: (B, T, D) from U(-1, 1).
+        mask: (B, T) real tokens.
+        radius: () or (B, 1, 1).
+        norm: of the ball.
+    """
+    keep = mask[..., None]
+    if norm == "l2":
+        radius = radius / (keep.sum(1, keepdim=True) * draws.shape[-1]).clamp(min=1).sqrt()
+    return draws * keep * radius
+
+
+def task_loss(run: Pass) -> Tensor:
+    """() the loss of a pass over a batch with labels."""
+    assert run.loss is not None
+    return run.loss
+
+
+def gradient_at(run: Pass, loss: Tensor, point: Point, *, keep_graph: bool = False) -> Tensor:
+    """(B, T, D) gradient of B * loss at the perturbation of a pass, zero on padding.
+
+    `loss` is a mean over examples; times B, an example's gradient does not depend on the batch.
+    No gradient of a parameter is computed and no `.grad` is touched.
+    """
+    (gradient,) = torch.autograd.grad(
+        len(run.mask) * loss, run.delta(point), retain_graph=keep_graph
+    )
+    return gradient * run.mask[..., None]
+
+
+def ascend(
+    clean: Pass,
+    start: Tensor,
+    inner: Inner,
+    update: Callable[[Tensor, Tensor], Tensor],
+    *,
+    point: Point,
+    num_steps: int,
+    dropout: Dropout,
+) -> tuple[Tensor, Tensor]:
+    """Climb `inner` from `start`, `num_steps` times delta <- update(delta, gradient).
+
+    Args:
+        clean: the pass to perturb.
+        start: (B, T, D) first perturbation.
+        inner: perturbed pass -> () what is climbed, a mean over examples.
+        update: (delta, gradient) -> next delta.
+        point: where the perturbation enters.
+        num_steps: at least 1; each costs a forward and a backward to the point.
+        dropout: masks of the perturbed passes relative to the clean one.
+
+    Returns:
+        The last perturbation and the gradient it was made with.
+    """
+    delta = start * clean.mask[..., None]
+    for _ in range(num_steps):
+        run = clean.at(delta.requires_grad_(), point, dropout=dropout)
+        gradient = gradient_at(run, inner(run), point)
+        delta = update(delta.detach(), gradient) * clean.mask[..., None]
+    return delta, gradient
+
+
+@dataclass(frozen=True)
+class Ascent:
+    """Normalised gradient ascent from Gaussian noise, projected onto a ball.
+
+    delta_0 ~ N(0, (sigma rms)^2), delta <- Project(delta + step_size * u * g / ||g||, epsilon * u),
+    where u is `unit` (and rms is 1 for absolute sizes).
+    """
+
+    point: Point
+    norm: Norm
+    per: Per
+    scale: Scale
+    sigma: float
+    step_size: float
+    epsilon: float
+    num_steps: int
+    dropout: Dropout
+
+    def search(self, clean: Pass, inner: Inner) -> tuple[Tensor, Tensor]:
+        """The perturbation that `inner` dislikes most, and the last gradient."""
+        u = unit(clean, self.point, self.norm, self.per, self.scale)
+        rms = unit(clean, self.point, "linf", self.per, self.scale)
+
+        def update(delta: Tensor, gradient: Tensor) -> Tensor:
+            step = self.step_size * u * normalise(gradient, self.norm, self.per)
+            return project(delta + step, self.epsilon * u, self.norm, self.per)
+
+        return ascend(
+            clean,
+            self.sigma * rms * random.normal_like(clean.zeros(self.point)),
+            inner,
+            update,
+            point=self.point,
+            num_steps=self.num_steps,
+            dropout=self.dropout,
+        )
+
+
+def cosine(delta: Tensor, gradient: Tensor) -> Tensor:
+    """() cosine of perturbation and gradient of an example, a mean over examples."""
+    return torch.cosine_similarity(delta.flatten(1), gradient.flatten(1), eps=1e-30).mean()
+
+
+def diagnostics(delta: Tensor, gradient: Tensor, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """What shows that a method is really adversarial.
+
+    `delta_ratio` is ||delta|| / ||x||. `cos_gradient` is the cosine of the perturbation the method
+    trains with and the gradient of what it climbs at the last perturbation before: near 0 for
+    noise, about 0.8 for signs of the gradient (the corner of an linf ball), 1 for its direction.
+    The gradient is the one the last step took, so it costs nothing.
+    """
+    return {
+        "delta_ratio": relative_norm(delta, x, mask),
+        "cos_gradient": cosine(delta, gradient),
+    }
+
+
+def given(values: tuple[float | None, ...], defaults: tuple[float, ...]) -> tuple[float, ...]:
+    """The values, and the defaults for those that are None."""
+    return tuple(d if v is None else v for v, d in zip(values, defaults, strict=True))

@@ -1,0 +1,320 @@
+"""Squared norms of Jacobians and Hessians, exactly or in expectation.
+
+For outputs z_1..z_L, z_l of shape (B, d_l), and an input x of shape (B, ...), every function gives
+
+    J = sum_l lambda_l ||dz_l/dx||_F^2        H = sum_l lambda_l sum_i ||d^2 z_{l,i}/dx^2||_F^2
+
+of every example, two tensors (B,); H is zero unless `hessian`. The examples of a batch must not
+influence one another, so that a gradient of a sum over the batch holds every example's own.
+
+Probes u, v have independent entries of mean 0 and variance 1, so E[v v^T] = I; signs (Rademacher)
+have the least variance. `exact`, `per_layer`, `projected` and `directional` differentiate, and H
+needs a LayerNorm that is right at third order (`smoothtune.derivatives`) when it is trained
+through. `finite_difference` needs forward passes alone and is right in every environment.
+
+On one example of z = (x_1 x_2, x_1) at x = (1, 1), where ||J||^2 = 3 and ||H||^2 = 2, repeated so
+that the mean over the batch is close to the expectation:
+
+>>> _ = torch.manual_seed(0)
+>>> x = torch.ones(50_000, 2, dtype=torch.float64, requires_grad=True)
+>>> def f(delta): return [torch.stack([(x + delta).prod(1), (x + delta)[:, 0]], 1)]
+>>> z, weights = f(torch.zeros_like(x)), torch.ones(1, dtype=torch.float64)
+>>> def mean(estimate): return [round(part.mean().item(), 1) for part in estimate]
+>>> mean(exact(z, x, weights, hessian=True))
+[3.0, 2.0]
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from smoothtune import random
+
+Outputs = Sequence[Tensor]
+Probe = Literal["rademacher", "gaussian", "sphere"]
+
+
+class Estimate(NamedTuple):
+    """The two norms of every example."""
+
+    jacobian: Tensor  # (B,), or (L, B) before weighting
+    hessian: Tensor
+
+
+def probe_like(x: Tensor, kind: Probe) -> Tensor:
+    """A probe of the shape (B, ...) and type of x with E[v v^T] = I for every example.
+
+    Args:
+        x: only its shape counts.
+        kind: "rademacher": signs; "gaussian": N(0, I); "sphere": uniform on the sphere of radius
+            sqrt(d), d the entries of an example.
+    """
+    if kind == "rademacher":
+        return torch.where(random.uniform_like(x) < 0, -1.0, 1.0).to(x.dtype)
+    draws = random.normal_like(x.detach())
+    if kind == "gaussian":
+        return draws
+    norms = torch.linalg.vector_norm(draws.flatten(1), dim=1)
+    radius = math.sqrt(draws[0].numel())
+    return draws * (radius / norms).view(-1, *[1] * (x.ndim - 1))
+
+
+def gradient(scalar: Tensor, x: Tensor) -> Tensor:
+    """D scalar / dx with its graph; zero where the scalar does not depend on x."""
+    if not scalar.requires_grad:
+        return torch.zeros_like(x)
+    return torch.autograd.grad(scalar, x, create_graph=True, materialize_grads=True)[0]
+
+
+def squared_norm(x: Tensor) -> Tensor:
+    """(B,) squared Euclidean norm of every example of x (B, ...)."""
+    return x.flatten(1).square().sum(1)
+
+
+def exact(outputs: Outputs, x: Tensor, weights: Tensor, *, hessian: bool) -> Estimate:
+    """Row by row, no randomness: sum_l d_l gradients, and as many times numel(x) for H.
+
+    Args:
+        outputs: z_l (B, d_l), computed from x.
+        x: (B, ...).
+        weights: (L,) lambda_l.
+        hessian: compute H too.
+    """
+    jacobian, curvature = (x.new_zeros(len(x)) for _ in range(2))
+    for weight, z in zip(weights, outputs, strict=True):
+        for column in z.unbind(1):
+            row = gradient(column.sum(), x)
+            jacobian = jacobian + weight * squared_norm(row)
+            for entry in row.flatten(1).unbind(1) if hessian else ():
+                curvature = curvature + weight * squared_norm(gradient(entry.sum(), x))
+    return Estimate(jacobian, curvature)
+
+
+def per_layer(
+    outputs: Outputs,
+    x: Tensor,
+    weights: Tensor,
+    *,
+    hessian: bool,
+    probes: int = 1,
+    probe: Probe = "rademacher",
+    dims: int = 10,
+) -> Estimate:
+    """The paper's: for every layer `probes` VJPs, and one HVP for each of `dims` output dimensions.
+
+    ||J_l||^2 = E ||v^T J_l||^2; ||H_{l,i}||^2 = E ||H_{l,i} u||^2, i uniform, times d_l.
+    Unbiased: E[v^T J J^T v] = tr(J J^T E[v v^T]) = ||J||^2. Reference: Jukic & Snajder, TACL 2025.
+
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.ones(5_000, 2, dtype=torch.float64, requires_grad=True)
+    >>> z, weights = [torch.stack([x.prod(1), x[:, 0]], 1)], torch.ones(1)
+    >>> estimate = per_layer(z, x, weights, hessian=True, probes=10, dims=400)
+    >>> [round(part.mean().item()) for part in estimate]
+    [3, 2]
+
+    Args:
+        outputs: z_l (B, d_l), computed from x.
+        x: (B, ...).
+        weights: (L,) lambda_l.
+        hessian: compute H too.
+        probes: v per layer.
+        probe: distribution of u and v.
+        dims: output dimensions drawn, with replacement, the same for all examples.
+    """
+    jacobian, curvature = (x.new_zeros(len(x)) for _ in range(2))
+    for weight, z in zip(weights, outputs, strict=True):
+        for _ in range(probes):
+            row = gradient((probe_like(z, probe) * z).sum(), x)
+            jacobian = jacobian + weight / probes * squared_norm(row)
+        for i in _indices(z, dims) if hessian else ():
+            product = _hessian_product(gradient(z[:, i].sum(), x), x, probe)
+            curvature = curvature + weight * z.shape[1] / dims * squared_norm(product)
+    return Estimate(jacobian, curvature)
+
+
+def projected(
+    outputs: Outputs,
+    x: Tensor,
+    weights: Tensor,
+    *,
+    hessian: bool,
+    probes: int = 1,
+    probe: Probe = "rademacher",
+) -> Estimate:
+    """One VJP, and one HVP, for all layers and all output dimensions together.
+
+    s = sum_l sqrt(lambda_l) v_l . z_l;  J = E ||ds/dx||^2,  H = E ||d^2s/dx^2 u||^2.
+    Unbiased: E[v_l v_k^T] = 0 removes what different layers and dimensions have in common.
+    Reference: for one layer Hoffman, Roberts, Yaida, arXiv 1908.02729.
+
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.ones(50_000, 2, dtype=torch.float64, requires_grad=True)
+    >>> z, weights = [x.prod(1, keepdim=True), x[:, :1]], torch.ones(2)
+    >>> [round(part.mean().item(), 1) for part in projected(z, x, weights, hessian=True)]
+    [3.0, 2.0]
+
+    Args:
+        outputs: z_l (B, d_l), computed from x.
+        x: (B, ...).
+        weights: (L,) lambda_l >= 0.
+        hessian: compute H too.
+        probes: independent draws averaged.
+        probe: distribution of u and v.
+    """
+    jacobian, curvature = (x.new_zeros(len(x)) for _ in range(2))
+    for _ in range(probes):
+        terms = [
+            weight.sqrt() * (probe_like(z, probe) * z).sum()
+            for weight, z in zip(weights, outputs, strict=True)
+        ]
+        row = gradient(torch.stack(terms).sum(), x)
+        jacobian = jacobian + squared_norm(row) / probes
+        if hessian:
+            curvature = curvature + squared_norm(_hessian_product(row, x, probe)) / probes
+    return Estimate(jacobian, curvature)
+
+
+def directional(
+    outputs: Outputs,
+    x: Tensor,
+    weights: Tensor,
+    *,
+    hessian: bool,
+    probes: int = 1,
+    probe: Probe = "rademacher",
+) -> Estimate:
+    """Derivatives along random directions of the input, for all layers at once.
+
+    ||J_l||^2 = E ||J_l u||^2,  sum_i ||H_{l,i}||^2 = E sum_i (u^T H_{l,i} w)^2, u, w independent.
+    Unbiased: E[u_a u_b] = E[w_a w_b] = 1 if a = b else 0. (u^T H u)^2 would add (tr H)^2.
+    A JVP is taken as the derivative of a VJP in its cotangent, which works for every operation that
+    has a double backward; training through J alone needs the right LayerNorm already.
+    Reference: Pearlmutter, Neural Computation 6 (1994) 147-160.
+
+    >>> _ = torch.manual_seed(0)
+    >>> x = torch.ones(50_000, 2, dtype=torch.float64, requires_grad=True)
+    >>> z, weights = [torch.stack([x.prod(1), x[:, 0]], 1)], torch.ones(1, dtype=torch.float64)
+    >>> [round(part.mean().item(), 1) for part in directional(z, x, weights, hessian=True)]
+    [3.0, 2.0]
+
+    Args:
+        outputs: z_l (B, d_l), computed from x.
+        x: (B, ...).
+        weights: (L,) lambda_l.
+        hessian: compute H too.
+        probes: independent draws averaged.
+        probe: distribution of u and w.
+    """
+    jacobian, curvature = (x.new_zeros(len(x)) for _ in range(2))
+    for _ in range(probes):
+        along = _derivative_along(outputs, x, probe_like(x, probe))
+        jacobian = jacobian + weights @ _squared_norms(along) / probes
+        if hessian:
+            twice = _derivative_along(along, x, probe_like(x, probe))
+            curvature = curvature + weights @ _squared_norms(twice) / probes
+    return Estimate(jacobian, curvature)
+
+
+def finite_difference(
+    function: Callable[[Tensor], Outputs],
+    x: Tensor,
+    weights: Tensor,
+    *,
+    hessian: bool,
+    step: float,
+    probes: int = 1,
+    probe: Probe = "rademacher",
+) -> Estimate:
+    """`directional` by symmetric differences: two forward passes, four with the Hessian.
+
+    J u = [f(x+hu) - f(x-hu)] / 2h;  with four points f(x +- hu +- hw), written f++ to f--,
+    u^T H w = (f++ - f+- - f-+ + f--) / 4h^2, and ||J||^2 = E (||a||^2 + ||b||^2) / 4 from
+    a = (f++ - f--) / 2h = J(u+w) and b = (f+- - f-+) / 2h = J(u-w).
+    Unbiased as `directional` up to O(h^2); H is exact for quadratic f, J for cubic-free f.
+    Rounding adds an error of about eps |f| / (2 h^2 |u^T H w|): in float32 take h = 0.01 times the
+    root mean square of what x is added to.
+    Reference: Abramowitz & Stegun, Handbook of Mathematical Functions, 25.3.21 and 25.3.26.
+
+    >>> _ = torch.manual_seed(0)
+    >>> x, weights = torch.ones(50_000, 2, dtype=torch.float64), torch.ones(1, dtype=torch.float64)
+    >>> def f(delta): return [torch.stack([(x + delta).prod(1), (x + delta)[:, 0]], 1)]
+    >>> estimate = finite_difference(f, x, weights, hessian=True, step=0.01)
+    >>> [round(part.mean().item(), 1) for part in estimate]
+    [3.0, 2.0]
+
+    Args:
+        function: delta (B, ...) -> z_l (B, d_l) at x + delta, the same noise in every call.
+        x: (B, ...) gives the shape and type of delta.
+        weights: (L,) lambda_l.
+        hessian: compute H too.
+        step: h, in units of x.
+        probes: independent draws averaged.
+        probe: distribution of u and w.
+    """
+    estimates = [
+        differences(function, x, hessian=hessian, step=step, probe=probe) for _ in range(probes)
+    ]
+    jacobian, curvature = (torch.stack(parts).mean(0) for parts in zip(*estimates, strict=True))
+    return Estimate(weights @ jacobian, weights @ curvature)
+
+
+def differences(
+    function: Callable[[Tensor], Outputs],
+    x: Tensor,
+    *,
+    hessian: bool,
+    step: float,
+    probe: Probe = "rademacher",
+) -> Estimate:
+    """`finite_difference` of one probe and every layer for itself: two tensors (L, B)."""
+    u = step * probe_like(x, probe)
+    if not hessian:
+        along = _combine([function(u), function(-u)], [1, -1], 2 * step)
+        jacobian = _squared_norms(along)
+        return Estimate(jacobian, torch.zeros_like(jacobian))
+    w = step * probe_like(x, probe)
+    points = [function(delta) for delta in (u + w, u - w, w - u, -u - w)]
+    sums = _combine(points, [1, 0, 0, -1], 2 * step), _combine(points, [0, 1, -1, 0], 2 * step)
+    mixed = _combine(points, [1, -1, -1, 1], 4 * step**2)
+    return Estimate((_squared_norms(sums[0]) + _squared_norms(sums[1])) / 4, _squared_norms(mixed))
+
+
+def _combine(points: Sequence[Outputs], signs: Sequence[int], divisor: float) -> list[Tensor]:
+    """The signed sum of the points, layer by layer, divided by a number."""
+    used = [(sign, z) for sign, z in zip(signs, points, strict=True) if sign]
+    layers = zip(*(z for _, z in used), strict=True)
+    return [
+        torch.stack([sign * z for (sign, _), z in zip(used, layer, strict=True)]).sum(0) / divisor
+        for layer in layers
+    ]
+
+
+def _squared_norms(outputs: Outputs) -> Tensor:
+    """(L, B)."""
+    return torch.stack([squared_norm(z) for z in outputs])
+
+
+def _hessian_product(row: Tensor, x: Tensor, probe: Probe) -> Tensor:
+    return gradient((row * probe_like(x, probe)).sum(), x)
+
+
+def _derivative_along(outputs: Outputs, x: Tensor, direction: Tensor) -> list[Tensor]:
+    """J_l u of every layer: a VJP is linear in its cotangent, and its derivative is the JVP."""
+    cotangents = [torch.zeros_like(z, requires_grad=True) for z in outputs]
+    pairs = [(c * z).sum() for c, z in zip(cotangents, outputs, strict=True)]
+    row = gradient(torch.stack(pairs).sum(), x)
+    return list(
+        torch.autograd.grad(row, cotangents, direction, create_graph=True, materialize_grads=True)
+    )
+
+
+def _indices(z: Tensor, count: int) -> list[int]:
+    """Output dimensions drawn uniformly, with replacement."""
+    width = z.shape[1]
+    draws = random.uniform_like(z.new_zeros(count))
+    return [min(int(i), width - 1) for i in ((draws + 1) / 2 * width).tolist()]

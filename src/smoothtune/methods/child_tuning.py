@@ -1,0 +1,125 @@
+"""Child-Tuning: update a part of the network only.
+
+Reference: Xu, Luo, Zhang, Tan, Chang, Huang, Huang: Raise a Child in Large Language Model: Towards
+    Effective and Generalizable Fine-tuning, EMNLP 2021 (arXiv 2109.05687).
+    Code: alibaba/AliceMind, ChildTuning; PKUnlp-icler/ChildTuning.
+
+Equation: w <- w - lr * optimizer(g o M)
+    F: M ~ Bernoulli(p) / p, drawn anew in every update;
+    D: M = 1 for the fraction p of the weights with the largest empirical Fisher information
+       sum_j g_j^2 of the pre-trained model, fixed; no factor 1 / p.
+
+Departures:
+    * D: the code spends one epoch before training on the Fisher information. Here the first
+      `fisher_steps` updates give it: no weight moves in them, and the last of them is the first
+      that trains. Set it to the updates of an epoch to do as the code does.
+    * D: g_j is the gradient of a batch, clipped per tensor to norm 1 before it is squared, as in
+      the code; the paper writes examples.
+    * D masks the weights of the blocks, F all weights, as in the code.
+    * Momentum and weight decay still move masked weights, in the code as in ours; with
+      `freeze=True` they stay bit for bit.
+    * Masked gradients go into Adam's moments, as in the code.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from smoothtune import random
+from smoothtune.masks import PartialUpdate, over, top_fraction
+from smoothtune.regularizer import STRICT, Regularizer
+from smoothtune.taps import blocks
+from smoothtune.weights import trainable
+
+FISHER_CLIP = 1.0  # largest norm of a tensor's gradient before it is squared, as in the code
+
+
+def clipped_square(gradient: Tensor, max_norm: float = FISHER_CLIP) -> Tensor:
+    """g^2 of a gradient scaled to a norm of at most `max_norm`."""
+    return (gradient * (max_norm / gradient.norm().clamp(min=max_norm))).square()
+
+
+@dataclass(config=STRICT, kw_only=True)
+class ChildTuning(Regularizer):
+    """Every update changes a part of the weights only."""
+
+    name: ClassVar[str] = "child_tuning"
+
+    mode: Literal["F", "D"] = "F"
+    """F: a new random part in every update; D: the part with the largest Fisher information."""
+    p: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Fraction of the weights that are updated. Paper: 0.1 to 0.3; released script 0.3."""
+    fisher_steps: Annotated[int, Field(ge=1)] = 20
+    """D: updates whose gradients give the Fisher information. Paper: those of one epoch."""
+    freeze: bool = False
+    """Hold masked weights still against momentum and weight decay too. Paper: no."""
+
+    def attach(self, model: nn.Module) -> None:
+        """Start without a mask."""
+        self._fisher: dict[str, Tensor] = {}
+        self._masks: dict[str, Tensor] = {}
+        self._seen = 0  # updates that have given Fisher information
+        self._held: PartialUpdate | None = None
+
+    def detach(self, model: nn.Module) -> None:
+        """Forget masks and sums."""
+        self.attach(model)
+
+    def gradients(self, model: nn.Module) -> None:
+        """Mask the gradients."""
+        found = {name: p for name, p, _ in trainable(model) if p.grad is not None}
+        if self.mode == "F":
+            masks = {
+                name: random.keep_mask(tuple(p.shape), 1 - self.p, p) for name, p in found.items()
+            }
+        elif self._ready(model, found):
+            masks = {name: self._masks[name] for name in found if name in self._masks}
+        else:
+            for weight in found.values():
+                weight.grad = None  # the optimizer passes over it: no step, no decay, no moments
+            return
+        for name, mask in masks.items():
+            gradient = found[name].grad
+            assert gradient is not None
+            gradient.mul_(mask / self.p if self.mode == "F" else mask)
+        self._held = PartialUpdate(masks, found) if self.freeze else None
+
+    def _ready(self, model: nn.Module, found: dict[str, nn.Parameter]) -> bool:
+        """Whether there is a mask; else count this update's gradients."""
+        if self._masks:
+            return True
+        inside = {id(p) for p in blocks(model).parameters()}
+        for name, weight in found.items():
+            if id(weight) in inside and weight.grad is not None:
+                square = clipped_square(weight.grad)
+                self._fisher[name] = self._fisher.get(name, torch.zeros_like(square)) + square
+        self._seen += 1
+        if self._seen < self.fisher_steps:
+            return False
+        self._masks = over("global", lambda values: top_fraction(values, self.p), self._fisher)
+        self._fisher = {}
+        return True
+
+    def updated(self, model: nn.Module) -> None:
+        """Put masked weights back."""
+        if self._held is not None:
+            self._held.finish(dict(model.named_parameters()))
+            self._held = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The mask, or the sums that will give it."""
+        state = {"seen": torch.tensor(self._seen)}
+        state |= {f"fisher/{name}": value for name, value in self._fisher.items()}
+        return state | {f"mask/{name}": mask for name, mask in self._masks.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take them back."""
+        self._seen = int(state["seen"])
+        for prefix, kept in (("fisher/", self._fisher), ("mask/", self._masks)):
+            kept.clear()
+            kept |= {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}

@@ -1,0 +1,192 @@
+"""Cross-Hoelder regularization: close scores of different classes bend alike.
+
+Reference: Mustafa, Vandermeulen, Kloft: Input Hessian Regularization of Neural Networks, 2020
+    (arXiv 2009.06571), after Hein, Andriushchenko: Formal Guarantees on the Robustness of a
+    Classifier against Adversarial Manipulation, NeurIPS 2017 (Cross-Lipschitz regularization).
+
+Equation (RECONSTRUCTED): total = L(f(x), y) + weight * Omega
+    Omega = 1/K^2 sum_{i,j} [ ||grad(f_i - f_j)||^2 + gamma ||hess(f_i - f_j)||^2 ],  K classes;
+    a single score (regression) stands for itself: Omega = ||grad f||^2 + gamma ||hess f||^2.
+    norm="op": operator norm of the Hessian, ||H v|| after a power iteration with v detached;
+    norm="fro": Frobenius norm, estimated by random probes.
+
+Departures:
+    * Only the abstract of the paper and a sentence of the JacHess paper are known, and no code is
+      public: all of the equation but the Hessian operator norm is RECONSTRUCTED.
+    * x are the word embeddings, the only continuous input a language model has.
+    * With norm="fro" all pairs cost as much as one: the sum over them is 2K times the sum over the
+      scores less their mean.
+    * pairs="sampled" draws one pair for every example, whose term is scaled by K (K-1) / K^2.
+    * Extractive QA has as many classes as real tokens, so only norm="fro", pairs="all".
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from smoothtune import random
+from smoothtune.divergence import Head, heads
+from smoothtune.estimators import Estimate, Probe, gradient, squared_norm
+from smoothtune.norms import EstimatorName, InputDerivatives
+from smoothtune.passes import Pass
+from smoothtune.regularizer import STRICT, NonNegative, Positive, Regularizer
+from smoothtune.taps import Point
+
+
+def centred_scores(run: Pass) -> Tensor:
+    """(B, N) scores less their mean over the K classes, times sqrt(2 / K).
+
+    Its squared derivatives, summed, are 1/K^2 sum_{i,j} of those of f_i - f_j.
+    """
+    if "start_logits" in run.outputs:
+        spans = torch.stack([run.outputs["start_logits"], run.outputs["end_logits"]], 1)
+        return _centre(spans, run.mask[:, None]).flatten(1)
+    (head,) = heads(run)
+    if head.logits.shape[-1] == 1:
+        return (head.logits * head.mask[..., None]).flatten(1)
+    return _centre(head.logits, head.mask[..., None].expand_as(head.logits)).flatten(1)
+
+
+def _centre(logits: Tensor, mask: Tensor) -> Tensor:
+    classes = mask.sum(-1, keepdim=True).clamp(min=1)
+    mean = (logits * mask).sum(-1, keepdim=True) / classes
+    return (logits - mean) * mask * (2 / classes).sqrt()
+
+
+def operator_norm_squared(score: Tensor, x: Tensor, start: Tensor, iterations: int) -> Estimate:
+    """||grad||^2 and ||H||_op^2 of one score of every example, (B,) each.
+
+    Args:
+        score: (B,) computed from x.
+        x: (B, ...).
+        start: shape of x; where the power iteration begins.
+        iterations: Hessian-vector products before the one that is trained through.
+    """
+    row = gradient(score.sum(), x)
+    v = _unit(start)
+    for _ in range(iterations):
+        v = _unit(gradient((row * v).sum(), x).detach())
+    return Estimate(squared_norm(row), squared_norm(gradient((row * v).sum(), x)))
+
+
+def _unit(v: Tensor) -> Tensor:
+    norm = squared_norm(v).sqrt().clamp(min=torch.finfo(v.dtype).tiny)
+    return v / norm.view(-1, *[1] * (v.ndim - 1))
+
+
+@dataclass(config=STRICT, kw_only=True)
+class CrossHolder(Regularizer):
+    """Small first and second derivatives of the differences between class scores."""
+
+    name: ClassVar[str] = "cross_holder"
+    differentiates: ClassVar[bool] = True
+
+    weight: NonNegative = 0.01
+    """Factor of Omega. Paper: not stated."""
+    gamma: NonNegative = 1.0
+    """Weight of the Hessian against the gradient. Paper: not stated."""
+    norm: Literal["op", "fro"] = "fro"
+    """Norm of the Hessian. Paper: operator norm (dearer: third-order autograd)."""
+    pairs: Literal["all", "sampled"] = "all"
+    """Pairs of classes. Paper: not stated."""
+    iterations: Annotated[int, Field(ge=1)] = 5
+    """Power iterations of norm="op". Paper: not stated."""
+    probes: Annotated[int, Field(ge=1)] = 1
+    """Random probes of norm="fro"."""
+    probe: Probe = "rademacher"
+    """Distribution of the probes."""
+    estimator: EstimatorName | None = None
+    """Of norm="fro". Default: projected if gamma is 0, else finite_difference."""
+    step: Positive = 0.01
+    """h of finite differences, relative to the rms of the pre-trained word embeddings."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._derivatives = InputDerivatives(
+            self.estimator, self.gamma > 0, self.probes, self.probe, self.step
+        )
+
+    @property
+    def derivative_order(self) -> int:
+        """As the estimator says; the power iteration needs third derivatives."""
+        return 3 if self.norm == "op" else self._derivatives.order
+
+    @property
+    def needs_float32(self) -> bool:
+        """Finite differences do."""
+        return self.norm == "fro" and self._derivatives.name == "finite_difference"
+
+    def points(self) -> tuple[Point, ...]:
+        """Derivatives are taken at the word embeddings."""
+        return ("word",)
+
+    def attach(self, model: nn.Module) -> None:
+        """Learn the size of the pre-trained embeddings."""
+        self._derivatives.attach(model)
+
+    def loss(self, clean: Pass) -> Tensor:
+        """Omega, a mean over examples.
+
+        Raises:
+            ValueError: norm="op" or pairs="sampled" without exactly one prediction per example.
+        """
+        if self.norm == "fro" and self.pairs == "all":
+            estimate = self._derivatives.estimate(
+                clean, lambda run: [centred_scores(run)], torch.ones(1)
+            )
+            return (estimate.jacobian + self.gamma * estimate.hessian).mean()
+        pairs, factor = self._pairs(_single_head(clean))
+        terms = [self._pair_term(clean, *pair) for pair in pairs]
+        return factor * torch.stack(terms).sum()
+
+    def _pairs(self, head: Head) -> tuple[list[tuple[Tensor, Tensor | None]], float]:
+        """Classes (i, j) of every example, (B,) each, and the factor of their terms."""
+        logits = head.logits[:, 0]
+        batch, classes = logits.shape
+        if classes == 1:
+            return [(logits.new_zeros(batch).long(), None)], 1.0
+        if self.pairs == "sampled":
+            draws = (random.uniform_like(logits[:, :2]) + 1) / 2
+            i = (draws[:, 0] * classes).long().clamp(max=classes - 1)
+            other = (draws[:, 1] * (classes - 1)).long().clamp(max=classes - 2)
+            return [(i, other + (other >= i))], (classes - 1) / classes
+        both = torch.combinations(torch.arange(classes, device=logits.device))
+        return [(i.expand(batch), j.expand(batch)) for i, j in both], 2 / classes**2
+
+    def _pair_term(self, clean: Pass, i: Tensor, j: Tensor | None) -> Tensor:
+        def difference(run: Pass) -> Tensor:
+            logits = _single_head(run).logits[:, 0]
+            score = logits.gather(1, i[:, None])
+            return score if j is None else score - logits.gather(1, j[:, None])
+
+        if self.norm == "op":
+            start = random.normal_like(clean.zeros()) * clean.mask[..., None]
+            score = difference(clean).squeeze(1).to(start.dtype)
+            estimate = operator_norm_squared(score, clean.delta(), start, self.iterations)
+        else:
+            weights = torch.ones(1)
+            estimate = self._derivatives.estimate(clean, lambda run: [difference(run)], weights)
+        return (estimate.jacobian + self.gamma * estimate.hessian).mean()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The size of the pre-trained embeddings."""
+        return self._derivatives.state_dict()
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take it back."""
+        self._derivatives.load_state_dict(state)
+
+
+def _single_head(run: Pass) -> Head:
+    found = heads(run)
+    if len(found) > 1 or found[0].logits.shape[1] > 1:
+        raise ValueError(
+            'cross_holder with norm="op" or pairs="sampled" compares the classes of one prediction '
+            'per example, and this model makes several: use norm="fro" and pairs="all"'
+        )
+    return found[0]

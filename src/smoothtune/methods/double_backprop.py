@@ -1,0 +1,52 @@
+"""Double backpropagation: small derivatives of the loss.
+
+Reference: Drucker, LeCun: Improving Generalization Performance Using Double Backpropagation,
+    IEEE Transactions on Neural Networks 3 (1992) 991-997.
+
+Equation: total = L(f(x), y) + weight * 1/2 ||dL/dx||^2, L the loss of one example.
+
+Departures:
+    * x are the word embeddings, the only continuous input a language model has.
+    * The task loss is a mean over B examples: its gradient is multiplied by B. Where a task
+      averages over tokens instead (token classification), L is an example's share times B.
+    * The factor 1/2 and the weight are not those of the paper (RECONSTRUCTED).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from smoothtune.estimators import gradient, squared_norm
+from smoothtune.passes import Pass
+from smoothtune.regularizer import STRICT, NonNegative, Regularizer
+from smoothtune.taps import Point
+
+
+@dataclass(config=STRICT, kw_only=True)
+class DoubleBackprop(Regularizer):
+    """Small derivatives of the task loss in the word embeddings."""
+
+    name: ClassVar[str] = "double_backprop"
+    differentiates: ClassVar[bool] = True
+
+    weight: NonNegative = 0.01
+    """Factor of the term. Paper: other data and scales; not stated for language models."""
+
+    @property
+    def derivative_order(self) -> int:
+        """The loss holds a gradient."""
+        return 2
+
+    def points(self) -> tuple[Point, ...]:
+        """Derivatives are taken at the word embeddings."""
+        return ("word",)
+
+    def loss(self, clean: Pass) -> Tensor | None:
+        """1/2 ||dL/dx||^2, a mean over examples; None without labels."""
+        if clean.loss is None:
+            return None
+        row = gradient(clean.loss, clean.delta()) * len(clean.mask)
+        return 0.5 * squared_norm(row).mean()

@@ -1,0 +1,62 @@
+"""HyPe: noise on the hidden state that enters every block.
+
+Reference: Yuan, Yuan, Tan, Huang, Huang: HyPe: Better Pre-trained Language Model Fine-tuning with
+    Hidden Representation Perturbation, ACL 2023 (arXiv 2212.08853). Code: Yuanhy1997/HyPe.
+
+Equation: total = L(f(x), y) where block b computes f_b(h_b + z_b),
+    z_b ~ N(0, sigma^2 I) or U(-sigma, sigma).
+
+Departures:
+    * The released uniform noise is U(0, sigma), whose mean is not zero: `compat="official"`.
+    * The released example switches ordinary dropout off; here the model's own dropout is kept.
+    * The released code can disturb the state inside a block, after attention, too; here it cannot.
+    * Padding gets no noise. Attention never reads it, so nothing depends on this.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from smoothtune import random
+from smoothtune.noise import relative_norm
+from smoothtune.passes import Pass
+from smoothtune.regularizer import STRICT, Positive, Regularizer
+from smoothtune.taps import Point, blocks, unwrap
+
+
+@dataclass(config=STRICT, kw_only=True)
+class HyPe(Regularizer):
+    """HyPe: the task loss with noise on every hidden state."""
+
+    name: ClassVar[str] = "hype"
+    replaces_task_loss: ClassVar[bool] = True
+
+    noise: Literal["normal", "uniform"] = "normal"
+    """Distribution of z. Paper: both."""
+    sigma: Positive = 1e-5
+    """Standard deviation, or half width, of z in units of the hidden state. Paper: 1e-5."""
+    compat: Literal["official"] | None = None
+    """"official": uniform noise from U(0, sigma)."""
+
+    def points(self) -> tuple[Point, ...]:
+        """Of the blocks, which all get noise, the first is looked at."""
+        return (0,)
+
+    def draw(self, like: Tensor) -> Tensor:
+        """(B, T, D) noise."""
+        if self.noise == "normal":
+            return self.sigma * random.normal_like(like)
+        z = random.uniform_like(like)
+        return self.sigma * ((z + 1) / 2 if self.compat == "official" else z)
+
+    def loss(self, clean: Pass) -> Tensor | None:
+        """Task loss of the noisy forward; the clean one runs only up to the first block."""
+        if not clean.labelled:
+            return None
+        count, keep = len(blocks(unwrap(clean.model))), clean.mask[..., None]
+        noise: dict[Point, Tensor] = {b: self.draw(clean.zeros(b)) * keep for b in range(count)}
+        self.diagnostics["delta_ratio"] = relative_norm(noise[0], clean.embeddings(0), clean.mask)
+        return clean.at(noise, dropout="shared").loss

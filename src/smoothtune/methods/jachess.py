@@ -1,0 +1,211 @@
+"""Jacobian and Hessian regularization of every layer.
+
+Reference: Jukic, Snajder: From Robustness to Improved Generalization and Calibration in Pre-trained
+    Language Models, TACL 13 (2025) 264-280 (arXiv 2404.00758). Code: josipjukic/jachess.
+
+Equation: total = L(f(x), y) + sum_l lambda_l (||J_l||_F^2 + sum_{i in S_l} ||H_{l,i}||_F^2)  (eq 4)
+    J_l = dz_l/dx, H_{l,i} = d^2 z_{l,i}/dx^2, z_l the state of the pooled token after layer l,
+    x the word embeddings of the whole sequence, S_l output dimensions drawn at random;
+    lambda = c g(n), n_l = ||J_l|| of the pre-trained model, c the learning rate   (eq 5)
+    normalized: lambda_l = c (1/n_l) / sum_k 1/n_k        inverse: c n_l / sum_k n_k
+    softmax:    lambda = c softmax(-n / (temperature max n))    uniform: c / L    logits: f(x) alone
+
+Departures:
+    * The Hessian term of the code trains nothing (its value has no graph); here it has a gradient.
+    * By default four forward passes estimate both terms for all layers and dimensions at once,
+      without their expectation changing: E ||J_l u||^2 = ||J_l||^2 and
+      E (u^T H w)^2 = ||H||^2. `estimator="per_layer"` draws as the paper does.
+    * The sum over S_l is the code's mean over dimensions; `hessian_reduction="sum"` takes all.
+    * The code averages over tokens, padding among them; `reduction="sum"` is the norm, and
+      `"token_mean"` divides by the real tokens. The code cuts off the word embeddings' gradient.
+    * g is named, not written, in the sources: the five forms are RECONSTRUCTED. n comes from the
+      first batch, in evaluation mode, or from `smoothness`.
+    * One forward serves all layers; the code runs one per layer, each with dropout masks of its
+      own. z_l is the output of a block: before the final norm of decoders, where the code's last
+      layer is after it.
+    * Tasks without a pooled token (extractive QA) take one random real token (RECONSTRUCTED).
+    * Dual mode (penalty alone on unlabelled text) is `on="unlabelled"` and batches without labels.
+    * Regression and classification are alike: the penalty does not look at the head.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from smoothtune import random
+from smoothtune.estimators import Probe
+from smoothtune.norms import EstimatorName, InputDerivatives, scores
+from smoothtune.passes import Pass
+from smoothtune.regularizer import STRICT, NonNegative, Positive, Regularizer
+from smoothtune.taps import Point
+
+Factors = Literal["normalized", "softmax", "uniform", "inverse", "logits"]
+
+CALIBRATION_PROBES = 10
+
+
+def layer_factors(n: Tensor, factors: Factors, temperature: float = 1.0) -> Tensor:
+    """(L,) lambda_l / c, which sum to 1 (RECONSTRUCTED).
+
+    >>> [round(7 * x, 3) for x in layer_factors(torch.tensor([1.0, 2, 4]), "normalized").tolist()]
+    [4.0, 2.0, 1.0]
+
+    Args:
+        n: (L,) base smoothness, positive.
+        factors: the form of g.
+        temperature: of the softmax.
+    """
+    if factors == "normalized":
+        return (1 / n) / (1 / n).sum()
+    if factors == "inverse":
+        return n / n.sum()
+    if factors == "softmax":
+        return torch.softmax(-n / (temperature * n.max()), 0)
+    return torch.full_like(n, 1 / len(n))
+
+
+@dataclass(config=STRICT, kw_only=True)
+class JacHess(Regularizer):
+    """Small first and second derivatives of every layer's representation in the embeddings."""
+
+    name: ClassVar[str] = "jachess"
+    differentiates: ClassVar[bool] = True
+    uses_hidden_states: ClassVar[bool] = True
+
+    factors: Factors = "normalized"
+    """g: lambda_l from the pre-trained smoothness. Paper: base smoothness best, inverse hurts."""
+    c: Positive | None = None
+    """Sum of the lambda_l. Paper: the learning rate (the default; 2e-5 without an optimizer)."""
+    smoothness: list[Positive] | None = None
+    """n_l of the pre-trained model, one for each layer. Default: measured on the first batch."""
+    power: Literal[1, 2] = 1
+    """n is the norm (1) or its square (2). Paper: not stated."""
+    temperature: Positive = 1.0
+    """Of the softmax, in units of the largest n. Paper: not stated."""
+    hessian_weight: NonNegative = 1.0
+    """lambda^H / lambda^J; 0 leaves the Jacobian term. Paper: 1 is best."""
+    hessian_reduction: Literal["mean", "sum"] = "mean"
+    """Over output dimensions: mean (code) or sum over all; eq 4 is k times the mean."""
+    hessian_dims: Annotated[int, Field(ge=1)] = 10
+    """k: dimensions drawn by `estimator="per_layer"`; others take all. Code: 10."""
+    probes: Annotated[int, Field(ge=1)] = 1
+    """Random probes. Code: 10 (Jacobian), 1 (Hessian)."""
+    probe: Probe = "rademacher"
+    """Distribution of the probes: signs vary least. Code: gaussian; paper: sphere."""
+    estimator: EstimatorName | None = None
+    """Default: projected without the Hessian, else finite_difference. Paper: per_layer."""
+    step: Positive = 0.01
+    """h of finite differences, relative to the rms of the pre-trained word embeddings."""
+    reduction: Literal["sum", "token_mean"] = "sum"
+    """Over input tokens: the norm, or divided by their number. Code: token_mean, with padding."""
+    token: Literal["auto", "pooled", "random"] = "auto"
+    """z_l: the token the head reads, or a random one; "auto": random in extractive QA."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._derivatives = InputDerivatives(
+            self.estimator,
+            self.hessian_weight > 0,
+            self.probes,
+            self.probe,
+            self.step,
+            self.hessian_dims,
+        )
+        self._c = self.c or 2e-5
+        self._norms: Tensor | None = None
+
+    @property
+    def derivative_order(self) -> int:
+        """As the estimator says."""
+        return self._derivatives.order
+
+    @property
+    def needs_float32(self) -> bool:
+        """Finite differences do."""
+        return self._derivatives.name == "finite_difference"
+
+    def points(self) -> tuple[Point, ...]:
+        """Derivatives are taken at the word embeddings."""
+        return ("word",)
+
+    def attach(self, model: nn.Module) -> None:
+        """Learn the size of the pre-trained embeddings.
+
+        Raises:
+            ValueError: `smoothness` does not fit the model's depth.
+        """
+        layers = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+        if self.smoothness is not None and len(self.smoothness) != layers:
+            raise ValueError(
+                f"smoothness has {len(self.smoothness)} entries; this model has {layers} layers"
+            )
+        self._derivatives.attach(model)
+        self._norms = None if self.smoothness is None else torch.tensor(self.smoothness)
+
+    def bind_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Take the learning rate as c."""
+        if self.c is None:
+            groups = optimizer.param_groups
+            self._c = max(float(group.get("initial_lr", group["lr"])) for group in groups)
+
+    def loss(self, clean: Pass) -> Tensor:
+        """Equation 4."""
+        if self.factors == "logits":
+            weights = torch.ones(1)
+            estimate = self._derivatives.estimate(clean, lambda run: [scores(run)], weights)
+            width = scores(clean).shape[1]
+        else:
+            positions = self._positions(clean)
+            rows = torch.arange(len(positions), device=clean.device)
+
+            def read(run: Pass) -> list[Tensor]:
+                return [hidden[rows, positions] for hidden in run.hidden_states[1:]]
+
+            if self._norms is None:
+                self._norms = _mean_over_processes(
+                    self._derivatives.jacobian_norms(clean, read, CALIBRATION_PROBES)
+                )
+            n = self._norms.clamp(min=torch.finfo(self._norms.dtype).tiny) ** self.power
+            weights = layer_factors(n, self.factors, self.temperature)
+            estimate = self._derivatives.estimate(clean, read, weights)
+            width = clean.hidden_states[-1].shape[-1]
+        divisor = clean.mask.sum(1) if self.reduction == "token_mean" else 1
+        jacobian, hessian = ((part / divisor).mean() for part in estimate)
+        if self.hessian_reduction == "mean":
+            hessian = hessian / width
+        self.diagnostics |= {"jacobian": jacobian, "hessian": hessian}
+        return self._c * (jacobian + self.hessian_weight * hessian)
+
+    def _positions(self, clean: Pass) -> Tensor:
+        """(B,) the token of every example whose state is z_l."""
+        drawn = self.token == "random" or (self.token == "auto" and "start_logits" in clean.outputs)
+        if drawn:
+            draws = random.uniform_like(clean.mask.float())
+            return draws.masked_fill(~clean.mask, -2).argmax(1)
+        tokens = torch.arange(clean.mask.shape[1], device=clean.device)
+        return clean.pooled(tokens.expand_as(clean.mask)[..., None]).squeeze(-1)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """c, the size of the embeddings and, once measured, the pre-trained smoothness."""
+        state = self._derivatives.state_dict() | {"c": torch.tensor(self._c, dtype=torch.float64)}
+        return state if self._norms is None else state | {"norms": self._norms}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take them back."""
+        self._derivatives.load_state_dict(state)
+        self._c, self._norms = state["c"].item(), state.get("norms")
+
+
+def _mean_over_processes(norms: Tensor) -> Tensor:
+    """Root of the mean square, so that every process uses the same factors."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return norms
+    squares = norms.square()
+    dist.all_reduce(squares)
+    return (squares / dist.get_world_size()).sqrt()

@@ -1,0 +1,87 @@
+"""Label smoothing: cross entropy against softened labels.
+
+Reference: Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: Rethinking the Inception Architecture for
+    Computer Vision, CVPR 2016 (arXiv 1512.00567), section 7.
+
+Equation: total = -sum_c q_c log p_c,  q_c = (1 - s) [c = y] + s / C.
+
+Departures:
+    * transformers has `label_smoothing_factor`. It works in the Trainer alone, replaces the loss
+      behind the other methods' backs and reads one `logits` only; this one composes, works in plain
+      loops and for extractive QA.
+    * Extractive QA: the C of an example are its real tokens, a position outside of them counts
+      nothing, and the mean of the start and the end loss is taken.
+    * Token classification: a mean over an example's labelled tokens, then over examples.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from smoothtune.divergence import Head, heads, masked_mean
+from smoothtune.passes import Pass
+from smoothtune.regularizer import STRICT, Regularizer
+
+
+def smoothed_cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
+    """Cross entropy against (1 - s) one-hot + s / C.
+
+    Args:
+        logits: (..., C); classes at the lowest value of the type are padding and do not count.
+        target: (...) class numbers.
+        smoothing: s.
+
+    Returns:
+        (...) in float32 or wider.
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    surprise = -F.log_softmax(logits, -1, dtype=wide)
+    real = logits > torch.finfo(logits.dtype).min
+    uniform = (surprise * real).sum(-1) / real.sum(-1)
+    return (1 - smoothing) * surprise.gather(-1, target[..., None]).squeeze(
+        -1
+    ) + smoothing * uniform
+
+
+@dataclass(config=STRICT, kw_only=True)
+class LabelSmoothing(Regularizer):
+    """The task loss with smoothed labels."""
+
+    name: ClassVar[str] = "label_smoothing"
+    replaces_task_loss: ClassVar[bool] = True
+
+    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """s, the probability spread evenly over all classes. Paper: 0.1."""
+
+    def loss(self, clean: Pass) -> Tensor | None:
+        """Smoothed cross entropy, a mean over heads and examples.
+
+        Raises:
+            ValueError: the model does not choose one of several classes.
+        """
+        if not clean.labelled:
+            return None
+        found = heads(clean)
+        names = ["labels"] if len(found) == 1 else ["start_positions", "end_positions"]
+        labels = [clean.batch[name] for name in names]
+        return torch.stack(
+            [self._loss(head, label) for head, label in zip(found, labels, strict=True)]
+        ).mean()
+
+    def _loss(self, head: Head, labels: Tensor) -> Tensor:
+        if head.regression or labels.is_floating_point():
+            raise ValueError(
+                "label_smoothing needs one class number per prediction: regression and multi-label "
+                "classification have none. Leave it out"
+            )
+        labels = labels.view(head.mask.shape)
+        classes = head.logits.shape[-1]
+        counted = head.mask & (labels >= 0) & (labels < classes)
+        losses = smoothed_cross_entropy(head.logits, labels.clamp(0, classes - 1), self.smoothing)
+        return masked_mean(losses.where(counted, 0.0), head.mask).mean()

@@ -1,0 +1,107 @@
+"""Layer-wise learning-rate decay.
+
+Reference: Howard, Ruder: Universal Language Model Fine-tuning for Text Classification, ACL 2018
+    (arXiv 1801.06146); as in Zhang et al.: Revisiting Few-sample BERT Fine-tuning, ICLR 2021
+    (arXiv 2006.05987). Code: asappresearch/revisit-bert-finetuning.
+
+Equation: lr_l = lr * xi^(L - l)
+    l = 0..L-1: block l; l = -1: embeddings; l = L: all above the blocks (pooler, final norm, head).
+
+Departures:
+    * Howard and Ruder use xi = 1 / 2.6; 0.95 is Zhang et al.'s for BERT.
+    * Parameter groups of the optimizer are split; their other options (weight decay) stay.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, ClassVar
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from smoothtune.regularizer import STRICT, Regularizer
+from smoothtune.taps import blocks
+from smoothtune.weights import base_model
+
+
+def depths(model: nn.Module) -> dict[nn.Parameter, int]:
+    """Depth of every parameter: -1 embeddings, l block l, L what is above the blocks."""
+    layers = blocks(model)
+    inside = {p: level for level, layer in enumerate(layers) for p in layer.parameters()}
+    base = base_model(model)
+    below: set[nn.Parameter] = set()
+    for module in base.modules():
+        if isinstance(module, nn.Embedding) or "Embeddings" in type(module).__name__:
+            below |= set(module.parameters())
+    return {
+        p: inside[p] if p in inside else -1 if p in below else len(layers)
+        for p in model.parameters()
+    }
+
+
+def split_group(
+    group: dict[str, Any], depth: dict[nn.Parameter, int], decay: float, top: int
+) -> list[dict[str, Any]]:
+    """One parameter group as one per depth, lowest first, with lr * decay^(top - depth)."""
+    levels = sorted({depth[p] for p in group["params"]})
+    return [
+        {
+            **group,
+            "params": [p for p in group["params"] if depth[p] == level],
+            "lr": group["lr"] * decay ** (top - level),
+        }
+        for level in levels
+    ]
+
+
+@dataclass(config=STRICT, kw_only=True)
+class LLRD(Regularizer):
+    """Lower layers learn more slowly."""
+
+    name: ClassVar[str] = "llrd"
+
+    decay: Annotated[float, Field(gt=0, le=1)] = 0.95
+    """xi, factor from one block to the one below. Zhang et al.: 0.9 or 0.95."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._optimizer: torch.optim.Optimizer | None = None
+
+    def bind_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        """Split the optimizer's groups; a scheduler has to be made after this.
+
+        Raises:
+            ValueError: a group has no learning rate of its own, a scheduler exists already, or the
+                optimizer holds parameters of another model.
+        """
+        depth = depths(model)
+        for number, group in enumerate(optimizer.param_groups):
+            if not isinstance(group.get("lr"), float | int | Tensor):
+                raise ValueError(
+                    f"llrd: parameter group {number} of {type(optimizer).__name__} has lr="
+                    f"{group.get('lr')!r}, which cannot be scaled: give the optimizer a learning "
+                    "rate"
+                )
+            if "initial_lr" in group:
+                raise ValueError(
+                    "llrd: the optimizer has a learning-rate scheduler already, which would undo "
+                    "the decay: make the scheduler after binding, or let the Trainer make both"
+                )
+            if foreign := sum(p not in depth for p in group["params"]):
+                raise ValueError(
+                    f"llrd: {foreign} parameters of group {number} do not belong to the model: "
+                    "make the optimizer from model.parameters()"
+                )
+        self._optimizer, self._groups = optimizer, list(optimizer.param_groups)
+        top = len(blocks(model))
+        optimizer.param_groups[:] = [
+            part for group in self._groups for part in split_group(group, depth, self.decay, top)
+        ]
+
+    def detach(self, model: nn.Module) -> None:
+        """Give the optimizer its groups back, at the learning rates they had."""
+        if self._optimizer is not None:
+            self._optimizer.param_groups[:] = self._groups
+            self._optimizer = None

@@ -1,0 +1,74 @@
+"""NEFTune: uniform noise on the word embeddings.
+
+Reference: Jain, Chiang, Wen, Kirchenbauer, Chu, Somepalli, Bartoldson, Kailkhura, Schwarzschild,
+    Saha, Goldblum, Geiping, Goldstein: NEFTune: Noisy Embeddings Improve Instruction Finetuning,
+    ICLR 2024 (arXiv 2310.05914). Code: neelsjain/NEFTune.
+
+Equation: total = L(f(x + z), y),  z = alpha / sqrt(T D) * U(-1, 1)
+    T: number of tokens of the example, D: width of the embeddings.
+
+Departures:
+    * T is the true length, as in the authors' experiments. transformers
+      (`neftune_noise_alpha`) takes the length of the padded batch, so that the noise of an example
+      depends on its neighbours: `compat="transformers"`. That switch of the Trainer does the same;
+      this method is for plain loops, for logging, and for composition with others.
+    * The paper tunes decoders on instructions; nothing in it is bound to them.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from smoothtune import random
+from smoothtune.noise import relative_norm
+from smoothtune.passes import Pass
+from smoothtune.regularizer import STRICT, Positive, Regularizer
+from smoothtune.taps import Point
+
+
+def neftune_scale(mask: Tensor, width: int, alpha: float, *, padded: bool = False) -> Tensor:
+    """(B,) half width alpha / sqrt(T D) of the noise.
+
+    Args:
+        mask: (B, T) real tokens.
+        width: D.
+        alpha: noise magnitude.
+        padded: count padding as tokens.
+    """
+    lengths = (
+        torch.full_like(mask[:, 0], mask.shape[1], dtype=torch.long) if padded else mask.sum(1)
+    )
+    return alpha / (lengths * width).sqrt()
+
+
+@dataclass(config=STRICT, kw_only=True)
+class NEFTune(Regularizer):
+    """NEFTune: the task loss on embeddings with uniform noise."""
+
+    name: ClassVar[str] = "neftune"
+    replaces_task_loss: ClassVar[bool] = True
+
+    alpha: Positive = 5.0
+    """Magnitude of the noise. Paper: 5, 10 or 15."""
+    compat: Literal["transformers"] | None = None
+    """"transformers": T is the padded length, and padding gets noise too."""
+
+    def points(self) -> tuple[Point, ...]:
+        """Noise enters at the word embeddings."""
+        return ("word",)
+
+    def loss(self, clean: Pass) -> Tensor | None:
+        """Task loss of the noisy forward; the clean one is not run."""
+        if not clean.labelled:
+            return None
+        padded = self.compat == "transformers"
+        draws = random.uniform_like(clean.zeros())
+        scale = neftune_scale(clean.mask, draws.shape[-1], self.alpha, padded=padded)
+        z = scale.to(draws.dtype)[:, None, None] * draws
+        z = z if padded else z * clean.mask[..., None]
+        self.diagnostics["delta_ratio"] = relative_norm(z, clean.embeddings(), clean.mask)
+        return clean.at(z, dropout="shared").loss

@@ -1,0 +1,82 @@
+"""Re-initialization of the top blocks.
+
+Reference: Zhang, Wu, Katiyar, Weinberger, Artzi: Revisiting Few-sample BERT Fine-tuning, ICLR 2021
+    (arXiv 2006.05987). Code: asappresearch/revisit-bert-finetuning.
+
+Equation: the last N blocks and the pooler start from the model's random initialization
+    (BERT: weights N(0, initializer_range^2), LayerNorm 1 and 0, biases 0), not from pre-training.
+
+Departures:
+    * The model's own initialization is used, so that it fits every architecture.
+    * The paper goes with it a debiased Adam, which torch's AdamW is, and more steps: set these
+      yourself.
+    * A final norm above the blocks (decoders) stays pre-trained.
+    * Methods that remember the starting point (l2_sp, mixout) see it after re-initialization.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import nn
+
+from smoothtune import random
+from smoothtune.regularizer import STRICT, Regularizer
+from smoothtune.taps import blocks
+from smoothtune.weights import base_model
+
+
+@torch.no_grad()
+def initialize(model: nn.Module, part: nn.Module) -> None:
+    """Draw the weights of a part of a transformers model anew, as the model does for new ones."""
+    for weight in part.parameters():
+        vars(weight).pop("_is_hf_initialized", None)  # loaded weights are marked, and left alone
+    for module in part.modules():
+        model._init_weights(module)  # type: ignore[operator]
+
+
+@dataclass(config=STRICT, kw_only=True)
+class ReInit(Regularizer):
+    """The top blocks start from random weights."""
+
+    name: ClassVar[str] = "reinit"
+    resets_weights: ClassVar[bool] = True
+
+    layers: Annotated[int, Field(ge=0)] = 1
+    """N, number of blocks from the top. Paper: 1 to 6 of 24, chosen by task."""
+    pooler: bool = True
+    """Re-initialize the pre-trained pooler, where there is one. Paper: yes."""
+
+    def attach(self, model: nn.Module) -> None:
+        """Draw the new weights; `detach` leaves them.
+
+        Raises:
+            ValueError: the model has fewer blocks, no initialization of its own, or does not train
+                what would be re-initialized.
+        """
+        layers = blocks(model)
+        if self.layers > len(layers):
+            raise ValueError(
+                f"layers={self.layers}, but {type(model).__name__} has {len(layers)} blocks"
+            )
+        if not hasattr(model, "_init_weights"):
+            raise ValueError(
+                f"{type(model).__name__} is no transformers model, so reinit does not know how its "
+                "weights are initialized: do so yourself before training"
+            )
+        parts = list(layers[len(layers) - self.layers :])
+        pooler = getattr(base_model(model), "pooler", None)
+        if self.pooler and pooler is not None:
+            parts.append(pooler)
+        if not all(weight.requires_grad for part in parts for weight in part.parameters()):
+            raise ValueError(
+                "reinit would put random weights into layers that are frozen (by LoRA, perhaps): "
+                "train them, lower `layers`, or leave reinit out"
+            )
+        device = next(model.parameters()).device
+        with random.stream(device, torch.initial_seed(), self.name, 0, every_process=True):
+            for part in parts:
+                initialize(model, part)

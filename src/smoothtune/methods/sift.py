@@ -1,0 +1,126 @@
+"""SiFT: scale-invariant fine-tuning.
+
+Reference: He, Liu, Gao, Chen: DeBERTa: Decoding-enhanced BERT with Disentangled Attention,
+    ICLR 2021 (arXiv 2006.03654), section on SiFT. Code: microsoft/DeBERTa, DeBERTa/sift.
+
+Equation: total = L(f(x), y) + weight * R,
+    R = max_{||delta|| <= epsilon} l(f(n(x) + delta), f(x)),
+    n(x) = (x - mean(x)) / std(x) for every token, the input of the embeddings' LayerNorm before its
+    own weights; l: symmetric KL, squared error for regression. Released recipes have weight 5
+    (MNLI) and 3 (extra small models).
+
+Departures:
+    * Step and radius are RECONSTRUCTED in units of the normalised embedding, whose rms is 1. The
+      released step 1e-4 is 1 % of its initial noise 1e-2 and nothing is projected, so its
+      perturbation is noise: cosine 0.004 with the gradient.
+    * The perturbation std(x) delta is added to x, which is the same after the LayerNorm; models
+      that do not normalise their embeddings (pre-norm decoders) get it at the input of block 0.
+      The released code inserts a second LayerNorm, also for evaluation.
+    * The released outer loss is the sum of two cross entropies with constant targets: a symmetric
+      KL plus both entropies, never 0, with about half the gradient, none of it into the embeddings
+      through the perturbed pass. `compat="deberta"` reproduces it, its search and its sizes.
+    * With one score the released loss is identically 0; here regression has the squared error, also
+      with `compat`.
+    * Dropout masks of both passes are shared; the released code draws new ones.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from smoothtune import random
+from smoothtune.ascent import Ascent, Inner, Norm, Per, ascend, diagnostics, given
+from smoothtune.divergence import divergence, symmetric_kl
+from smoothtune.passes import Dropout, Pass
+from smoothtune.regularizer import STRICT, Positive, Regularizer
+from smoothtune.taps import Point, token_std
+
+# sigma, eta, epsilon
+DEFAULTS = {"paper": (0.01, 5.0, 0.05), "deberta": (0.01, 1e-4, float("inf"))}
+POINT: Point = "normalised"
+
+
+def cross_entropies(p: Tensor, q: Tensor) -> Tensor:
+    """DeBERTa's loss: cross entropies of q from p and p from q, targets constant; shape (...)."""
+    log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
+    return -(log_p.exp().detach() * log_q + log_q.exp().detach() * log_p).sum(-1)
+
+
+def deberta_step(delta: Tensor, gradient: Tensor, step_size: float) -> Tensor:
+    """Released update: a step normalised by the largest entry of each token, not projected."""
+    return delta + step_size * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
+
+
+@dataclass(config=STRICT, kw_only=True)
+class SiFT(Regularizer):
+    """Predictions must not change under the worst small perturbation of normalised embeddings."""
+
+    name: ClassVar[str] = "sift"
+
+    sigma: Positive | None = None
+    """sigma, deviation of the first noise. Released code: 0.01; default 0.01."""
+    eta: Positive | None = None
+    """eta, step size. Released code: 1e-4; default 5, with `compat` 1e-4."""
+    epsilon: Positive | None = None
+    """epsilon, radius of the ball. Released code: none; default 0.05, with `compat` none."""
+    num_steps: Annotated[int, Field(ge=1)] = 1
+    """Ascent steps. Released code: 1."""
+    norm: Norm = "linf"
+    """Norm of the ball. Released code: normalises by infinity."""
+    per: Per = "token"
+    """What norms run over. Released code: token."""
+    dropout: Dropout = "shared"
+    """Dropout masks of the other passes relative to the clean one. Released code: independent."""
+    compat: Literal["deberta"] | None = None
+    """"deberta": number and gradient of the released code."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        sigma, eta, epsilon = given(
+            (self.sigma, self.eta, self.epsilon), DEFAULTS[self.compat or "paper"]
+        )
+        self._ascent = Ascent(
+            point=POINT,
+            norm=self.norm,
+            per=self.per,
+            scale="absolute",
+            sigma=sigma,
+            step_size=eta,
+            epsilon=epsilon,
+            num_steps=self.num_steps,
+            dropout=self.dropout,
+        )
+
+    def points(self) -> tuple[Point, ...]:
+        """The input of the embeddings' LayerNorm."""
+        return (POINT,)
+
+    def loss(self, clean: Pass) -> Tensor:
+        """R at the perturbation found."""
+        compat = self.compat == "deberta"
+        measure = cross_entropies if compat else symmetric_kl
+        search = self.deberta_search if compat else self._ascent.search
+        delta, gradient = search(clean, lambda run: divergence(clean, run, measure))
+        noisy = clean.at(delta, POINT, dropout=self.dropout, detach=compat)
+        x = clean.embeddings(POINT)
+        normalised = (x - x.mean(-1, keepdim=True)) / token_std(x)
+        self.diagnostics |= diagnostics(delta, gradient, normalised, clean.mask)
+        return divergence(clean, noisy, measure)
+
+    def deberta_search(self, clean: Pass, inner: Inner) -> tuple[Tensor, Tensor]:
+        """The released search, from noise cut off at two deviations."""
+        sigma, step_size = self._ascent.sigma, self._ascent.step_size
+        start = (sigma * random.normal_like(clean.zeros(POINT))).clamp(-2 * sigma, 2 * sigma)
+        return ascend(
+            clean,
+            start,
+            inner,
+            lambda delta, gradient: deberta_step(delta, gradient, step_size),
+            point=POINT,
+            num_steps=self.num_steps,
+            dropout=self.dropout,
+        )

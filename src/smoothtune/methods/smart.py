@@ -1,0 +1,231 @@
+"""SMART: smoothness-inducing adversarial regularization and Bregman proximal point optimization.
+
+Reference: Jiang, He, Chen, Liu, Gao, Zhao: SMART: Robust and Efficient Fine-Tuning for Pre-trained
+    Natural Language Models through Principled Regularized Optimization, ACL 2020
+    (arXiv 1911.03437). Code: namisan/mt-dnn.
+
+Equation: total = L(f(x), y) + weight * (lambda_s R_s + mu D)
+    R_s = E max_{||delta|| <= epsilon} l_s(f(x + delta), f(x)),    D = E l_s(f(x), f~(x)),
+    l_s: symmetric KL, squared error for regression;
+    delta <- Project(delta + eta g / ||g||), g = grad_delta l_s, from delta ~ N(0, sigma^2 I);
+    the teacher f~ has the weights w~ <- beta w~ + (1 - beta) w, updated after every step.
+
+Departures:
+    * The paper's sigma = epsilon = 1e-5 and eta = 1e-3 give float32 rounding error for a gradient
+      and a term near 0 on a trained model. Sizes are relative to the embeddings (`scale`) and
+      RECONSTRUCTED, with eta / epsilon = 100 as in the paper; `scale="absolute"` has its values.
+    * The released code adds the gradient to the noise, divides by the largest entry of each token
+      and never projects: epsilon only guards the division, the perturbation is the initial noise
+      blown up to size 1. `compat="mt-dnn"` reproduces it, with the gradient of its outer loss
+      (targets detached, about half the true one), its inner loss, which is no KL, and for
+      regression its error over all pairs of examples. archinetai/smart-pytorch is the same with
+      step size 1e-3 and weight * batch size.
+    * No released code has D. The teacher is a moving average that starts at the first weights;
+      which late beta holds from when is a field in updates, as the length of a run is not known.
+    * Dropout masks of all passes are shared, so that R_s and D measure smoothness only; the
+      released code draws new ones. The paper does not say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, ClassVar, Literal
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from smoothtune import random
+from smoothtune.ascent import Ascent, Norm, Per, Scale, ascend, diagnostics, given
+from smoothtune.divergence import divergence, heads, symmetric_kl_detached
+from smoothtune.passes import Dropout, Pass
+from smoothtune.regularizer import STRICT, NonNegative, Positive, Probability, Regularizer
+from smoothtune.taps import Layer, Point
+from smoothtune.teacher import Teacher
+
+# sigma, eta, epsilon
+DEFAULTS = {
+    "relative": (0.01, 5.0, 0.05),
+    "absolute": (1e-5, 1e-3, 1e-5),
+    "mt-dnn": (1e-5, 1e-5, 1e-6),
+}
+
+
+def stable_kl(p: Tensor, q: Tensor, epsilon: float = 1e-6) -> Tensor:
+    """mt-dnn's inner loss sum_c 2 q_c (logit q_c - logit p_c), log-odds constant; shape (...).
+
+    Args:
+        p: (..., C) logits of the target.
+        q: (..., C) logits that carry gradient.
+        epsilon: the released guard.
+    """
+
+    def log_odds(probability: Tensor) -> Tensor:
+        return -(1 / (probability + epsilon) - 1 + epsilon).detach().log()
+
+    p, q = p.softmax(-1), q.softmax(-1)
+    return 2 * (q * (log_odds(q) - log_odds(p))).sum(-1)
+
+
+def all_pairs(clean: Pass, noisy: Pass) -> Tensor:
+    """(B, B) mt-dnn's regression error: squared differences of every two examples' scores."""
+    return (clean.logits.view(-1, 1) - noisy.logits.view(1, -1)).square()
+
+
+def mt_dnn_inner(clean: Pass, noisy: Pass) -> Tensor:
+    """() what mt-dnn climbs: a sum over examples or pairs, here by B as `gradient_at` undoes it."""
+    if heads(clean)[0].regression:
+        return all_pairs(clean, noisy).sum() / len(clean.mask)
+    return divergence(clean, noisy, stable_kl)
+
+
+def mt_dnn_outer(clean: Pass, noisy: Pass) -> Tensor:
+    """() mt-dnn's term: symmetric KL with detached targets, mean squared error of all pairs."""
+    if heads(clean)[0].regression:
+        return all_pairs(clean, noisy).mean()
+    return divergence(clean, noisy, symmetric_kl_detached)
+
+
+def mt_dnn_direction(step_size: float, guard: float) -> Callable[[Tensor, Tensor], Tensor]:
+    """Released update: noise + step * gradient, divided by the largest entry of each token."""
+
+    def update(delta: Tensor, gradient: Tensor) -> Tensor:
+        delta = delta + step_size * gradient
+        return delta / (delta.abs().amax(-1, keepdim=True) + guard)
+
+    return update
+
+
+@dataclass(config=STRICT, kw_only=True)
+class SMART(Regularizer):
+    """Predictions must not change under the worst small perturbation, nor fast between steps."""
+
+    name: ClassVar[str] = "smart"
+
+    lambda_s: NonNegative = 1.0
+    """lambda_s, strength of the adversarial term. Paper: 1, 3 or 5; 0 leaves it out."""
+    epsilon: Positive | None = None
+    """epsilon, radius of the ball. Paper: 1e-5; default 0.05 (relative), 1e-5 (absolute)."""
+    sigma: Positive | None = None
+    """sigma, deviation of delta_0. Paper: 1e-5; default 0.01 (relative), 1e-5 (absolute)."""
+    eta: Positive | None = None
+    """eta, step size. Paper: 1e-3; default 5 (relative), 1e-3 (absolute)."""
+    num_steps: Annotated[int, Field(ge=1)] = 1
+    """T, ascent steps. Paper: 1."""
+    mu: NonNegative | None = None
+    """mu, strength of the proximal term. Paper: 1; 0 with `compat`, whose code has none."""
+    beta: Probability = 0.99
+    """beta, momentum of the teacher. Paper: 0.99 in the first 10 % of the updates."""
+    late_beta: Probability = 0.999
+    """beta after `late_after` updates. Paper: 0.999."""
+    late_after: Annotated[int, Field(ge=0)] | None = None
+    """Updates after which `late_beta` holds; None: never. Paper: 10 % of all updates."""
+    norm: Norm = "linf"
+    """p, norm of the ball. Paper: infinity."""
+    per: Per = "example"
+    """What norms run over. Paper: not stated; released code: token."""
+    scale: Scale = "relative"
+    """Whether sizes are multiples of the embedding's norm (rms for linf). Paper: absolute."""
+    layer: Layer = "word"
+    """Where the perturbation enters, "word" or a block number from 0. Released code: 0."""
+    dropout: Dropout = "shared"
+    """Dropout masks of the other passes relative to the clean one. Released code: independent."""
+    compat: Literal["mt-dnn"] | None = None
+    """"mt-dnn": number and gradient of the released code; sizes 1e-5, 1e-5 and guard 1e-6."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        sigma, eta, epsilon = given(
+            (self.sigma, self.eta, self.epsilon), DEFAULTS[self.compat or self.scale]
+        )
+        self._ascent = Ascent(
+            point=self.layer,
+            norm=self.norm,
+            per=self.per,
+            scale=self.scale,
+            sigma=sigma,
+            step_size=eta,
+            epsilon=epsilon,
+            num_steps=self.num_steps,
+            dropout=self.dropout,
+        )
+        self._mu = self.mu if self.mu is not None else 0.0 if self.compat else 1.0
+        if not self.lambda_s and not self._mu:
+            raise ValueError("smart has no term left: give lambda_s or mu a value above 0")
+        self._teacher: Teacher | None = None
+        self._updates = 0
+
+    def points(self) -> tuple[Point, ...]:
+        """The one point where the perturbation enters."""
+        return (self.layer,)
+
+    def attach(self, model: nn.Module) -> None:
+        """Copy the model: the first teacher."""
+        self._updates = 0
+        self._teacher = Teacher(model) if self._mu else None
+
+    def detach(self, model: nn.Module) -> None:
+        """Drop the teacher."""
+        self._teacher = None
+
+    def loss(self, clean: Pass) -> Tensor:
+        """lambda_s R_s + mu D."""
+        terms = []
+        if self.lambda_s:
+            terms.append(self.lambda_s * self.smoothness(clean))
+        if self._mu:
+            terms.append(self._mu * self.proximal(clean))
+        return torch.stack(terms).sum()
+
+    def smoothness(self, clean: Pass) -> Tensor:
+        """R_s at the perturbation found."""
+        if self.compat == "mt-dnn":
+            delta, gradient = self.mt_dnn_search(clean)
+            term = mt_dnn_outer(clean, self._at(clean, delta))
+        else:
+            delta, gradient = self._ascent.search(clean, lambda run: divergence(clean, run))
+            term = divergence(clean, self._at(clean, delta))
+        x = clean.embeddings(self.layer)
+        self.diagnostics |= diagnostics(delta, gradient, x, clean.mask)
+        return term
+
+    def _at(self, clean: Pass, delta: Tensor) -> Pass:
+        return clean.at(delta, self.layer, dropout=self.dropout)
+
+    def mt_dnn_search(self, clean: Pass) -> tuple[Tensor, Tensor]:
+        """The released search, and its last gradient."""
+        search = self._ascent
+        return ascend(
+            clean,
+            search.sigma * random.normal_like(clean.zeros(self.layer)),
+            lambda run: mt_dnn_inner(clean, run),
+            mt_dnn_direction(search.step_size, search.epsilon),
+            point=self.layer,
+            num_steps=self.num_steps,
+            dropout=self.dropout,
+        )
+
+    def proximal(self, clean: Pass) -> Tensor:
+        """D: divergence from the teacher on the clean input."""
+        if self._teacher is None:
+            raise RuntimeError("attach smart to the model first: its proximal term needs a teacher")
+        return divergence(clean, self._teacher.run(clean, self.dropout))
+
+    def updated(self, model: nn.Module) -> None:
+        """w~ <- beta w~ + (1 - beta) w."""
+        self._updates += 1
+        if self._teacher is not None:
+            late = self.late_after is not None and self._updates > self.late_after
+            self._teacher.update(self.late_beta if late else self.beta)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The teacher's weights and the number of updates."""
+        teacher = self._teacher.state_dict() if self._teacher else {}
+        return teacher | {"updates": torch.tensor(self._updates)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take them back."""
+        self._updates = int(state["updates"])
+        if self._teacher:
+            self._teacher.load_state_dict(state)

@@ -1,0 +1,346 @@
+"""UEGR: unified ensemble and gradient regularization (reconstruction).
+
+Reference: UEGR, known from its summary only: neither the full text nor code was available. What
+    the summary says is kept; the rest is RECONSTRUCTED.
+
+Equation: total = gamma * L_adv + alpha * L_JS + beta * L(f(x), y), with K sub-models of the
+    adversarial sample x + delta, P_k = f(x + delta; dropout rate p_k), M = 1/K sum_k P_k:
+    L_adv = 1/K sum_k L(P_k, y),   L_JS = 1/K sum_k KL(P_k || M) = H(M) - 1/K sum_k H(P_k)
+    (regression: mean squared deviation of the K scores from their mean);
+    delta = eps * g / ||g||_2 per example, g = dL/dx (FGM), or projected steps (PGD).
+    Then only the fraction rho of the weights with the largest saliency |w dL/dw| is updated, or
+    each with probability p_i, by 1/p_i as much.
+
+Departures: all of the following is RECONSTRUCTED.
+    * Attack, its norm, size and place; number, range and combination of dropout rates; how they
+      adapt; the weights gamma, alpha, beta; saliency, fraction, scope and kind of the mask.
+    * A deterministic mask is not rescaled: it would be biased, like a rescaled one. A random one
+      is rescaled by 1 / p_i, which makes it unbiased. p_i rises with the rank of the saliency, from
+      `p_min` to 1, with mean rho.
+    * Momentum and weight decay move weights whose gradient is masked. So the mask is put on the
+      update: the optimizer sees all gradients, masked weights stay bit for bit.
+      `apply_to="gradient"` masks the gradient.
+    * The first sub-model draws its dropout from the same numbers as the clean pass.
+    * With adaptive="divergence" every process follows the divergence of its own batches.
+    * Batches without labels have no term.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor, nn
+
+from smoothtune import random
+from smoothtune.ascent import ascend, diagnostics, gradient_at, normalise, project, unit
+from smoothtune.divergence import heads, masked_mean
+from smoothtune.dropout import DropoutKind, Rate
+from smoothtune.masks import PartialUpdate, Scope, keep_probabilities, over, top_fraction
+from smoothtune.passes import Dropout, Pass
+from smoothtune.regularizer import STRICT, NonNegative, Positive, Probability, Regularizer
+from smoothtune.taps import Layer, Point
+from smoothtune.weights import trainable
+
+DropoutRate = Annotated[float, Field(ge=0, lt=1)]
+Saliency = Literal["taylor", "grad", "fisher"]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+
+
+def jensen_shannon(logits: Tensor) -> Tensor:
+    """Divergence of K distributions, H(mean) - mean H, in [0, log K].
+
+    Args:
+        logits: (K, ..., C).
+
+    Returns:
+        (...) in float32 or wider.
+    """
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    log_p = F.log_softmax(logits, -1, dtype=wide)
+    log_mean = log_p.logsumexp(0) - torch.tensor(len(log_p), dtype=wide).log()
+    return (log_p.exp() * (log_p - log_mean)).sum(-1).mean(0)
+
+
+def squared_deviation(scores: Tensor) -> Tensor:
+    """Mean squared deviation of K scores (K, ..., D) from their mean; sums over D, shape (...)."""
+    return (scores - scores.mean(0)).square().sum(-1).mean(0)
+
+
+def ensemble_divergence(passes: Sequence[Pass]) -> Tensor:
+    """() divergence of several passes over one batch: a mean over heads and examples."""
+    values = []
+    for group in zip(*map(heads, passes), strict=True):
+        measure = squared_deviation if group[0].regression else jensen_shannon
+        apart = measure(torch.stack([head.logits for head in group]))
+        values.append(masked_mean(apart, group[0].mask).mean())
+    return torch.stack(values).mean()
+
+
+def even_rates(low: float, high: float, count: int) -> list[float]:
+    """Rates from low to high at equal distances; a single one is in the middle.
+
+    >>> even_rates(0.0, 0.5, 3), even_rates(0.0, 0.5, 1)
+    ([0.0, 0.25, 0.5], [0.25])
+    """
+    if count == 1:
+        return [(low + high) / 2]
+    return [low + (high - low) * k / (count - 1) for k in range(count)]
+
+
+def saliency(weight: Tensor, gradient: Tensor, kind: Saliency) -> Tensor:
+    """|w g| (taylor, the first-order change of the loss if w were 0), |g| or g^2 by element."""
+    if kind == "fisher":
+        return gradient.square()
+    return (gradient * weight if kind == "taylor" else gradient).abs()
+
+
+@dataclass(config=STRICT, kw_only=True)
+class UEGR(Regularizer):
+    """UEGR: agreeing sub-models on adversarial samples, and an update of the salient weights."""
+
+    name: ClassVar[str] = "uegr"
+    differentiates: ClassVar[bool] = True
+    replaces_task_loss: ClassVar[bool] = True
+
+    attack: Literal["fgm", "pgd", "none"] = "fgm"
+    """How adversarial samples are made. RECONSTRUCTED."""
+    attack_point: Layer = "word"
+    """Where they are disturbed, "word" or a block number from 0. RECONSTRUCTED."""
+    eps: Positive = 0.1
+    """||delta|| per example; see eps_mode. RECONSTRUCTED; 1.0 absolute is usual for FGM on BERT."""
+    eps_mode: Literal["relative", "absolute"] = "relative"
+    """Unit of eps: the norm of the example's embeddings, or 1. RECONSTRUCTED."""
+    attack_steps: Annotated[int, Field(ge=1)] = 3
+    """pgd: number of steps. RECONSTRUCTED."""
+    step_size: Positive | None = None
+    """pgd: length of a step, in the unit of eps; default eps / 2. RECONSTRUCTED."""
+    random_start: bool = False
+    """pgd: start at a random point of the ball instead of 0. RECONSTRUCTED."""
+    attack_dropout: Literal["model", "off"] = "model"
+    """Dropout while the attack is computed. RECONSTRUCTED."""
+    passes: Annotated[int, Field(ge=1)] = 2
+    """K, number of sub-models. Paper: varied, values not known; 1-5 suggested. RECONSTRUCTED."""
+    dropout_range: tuple[DropoutRate, DropoutRate] = (0.1, 0.3)
+    """Smallest and largest dropout rate. Paper: varied, values not known. RECONSTRUCTED."""
+    combination: Literal["even", "random", "list", "model"] = "even"
+    """Rates of the sub-models: even in the range, random in it, `rates`, or the model's own."""
+    rates: list[DropoutRate] | None = None
+    """combination="list": the K rates. Paper: two combinations compared, values not known."""
+    adaptive: Literal["none", "divergence"] = "none"
+    """divergence: p_k <- clip(p_k (1 + kappa (tau - JS)), range), JS a running mean."""
+    target: NonNegative = 0.02
+    """tau, in nats. RECONSTRUCTED."""
+    kappa: NonNegative = 1.0
+    """Speed of the adaptation, 1 / nats. RECONSTRUCTED."""
+    ema: DropoutRate = 0.9
+    """Decay of the running mean of JS, in [0, 1). RECONSTRUCTED."""
+    modules: list[DropoutKind] | None = None
+    """Kinds of dropout that change their rate; default all. RECONSTRUCTED."""
+    gamma: NonNegative = 1.0
+    """Weight of the adversarial losses. RECONSTRUCTED."""
+    alpha: NonNegative = 1.0
+    """Weight of the JS divergence. RECONSTRUCTED."""
+    beta: NonNegative = 0.0
+    """Weight of the clean task loss; whether the paper keeps it is unknown. RECONSTRUCTED."""
+    js_over: Literal["adversarial", "adversarial+clean"] = "adversarial"
+    """Predictions among which the divergence is taken. RECONSTRUCTED."""
+    js_norm: Literal["none", "log_k"] = "none"
+    """log_k: divide by log of their number, the largest value. RECONSTRUCTED."""
+    saliency: Saliency = "taylor"
+    """|w g|, |g| or g^2. RECONSTRUCTED."""
+    keep: Fraction = 0.3
+    """rho, fraction of the weights that are updated; 1 turns the mask off. RECONSTRUCTED."""
+    scope: Scope = "per_tensor"
+    """What the fraction is taken of. RECONSTRUCTED."""
+    mask: Literal["topk", "bernoulli"] = "topk"
+    """The most salient weights, or random ones by the rank of their saliency. RECONSTRUCTED."""
+    rescale: Literal["auto", "always", "never"] = "auto"
+    """Divide what is kept by its probability (topk: by rho); auto: bernoulli only."""
+    p_min: Probability = 0.1
+    """bernoulli: the smallest probability, below rho. RECONSTRUCTED."""
+    apply_to: Literal["update", "gradient"] = "update"
+    """Mask the update (masked weights do not move) or the gradient. RECONSTRUCTED."""
+    mask_every: Annotated[int, Field(ge=1)] = 1
+    """Updates between two choices of the mask. RECONSTRUCTED."""
+    start_step: Annotated[int, Field(ge=0)] = 0
+    """Updates before the first mask. RECONSTRUCTED."""
+    exclude_head: bool = True
+    """Always update the new head. RECONSTRUCTED."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        low, high = self.dropout_range
+        if low > high:
+            raise ValueError(f"dropout_range starts at {low} and ends at {high}: swap them")
+        if (self.combination == "list") != (self.rates is not None):
+            raise ValueError('`rates` and combination="list" go together: set both or neither')
+        if self.rates is not None and len(self.rates) != self.passes:
+            raise ValueError(f"rates has {len(self.rates)} entries, but passes is {self.passes}")
+        if self.adaptive == "divergence" and self.combination not in ("even", "list"):
+            raise ValueError('adaptive rates start from combination="even" or "list"')
+        if self.mask == "bernoulli" and self.keep <= self.p_min:
+            raise ValueError(f"keep={self.keep} must be above p_min={self.p_min} for bernoulli")
+        self._reset()
+
+    def _reset(self) -> None:
+        low, high = self.dropout_range
+        self._rates = self.rates or even_rates(low, high, self.passes)
+        self._running, self._step = self.target, 0
+        self._divergences: list[Tensor] = []  # of the batches since the last update
+        self._factors: dict[str, Tensor] = {}
+        self._update: PartialUpdate | None = None
+
+    def points(self) -> tuple[Point, ...]:
+        """The one point that is attacked."""
+        return (self.attack_point,)
+
+    def detach(self, model: nn.Module) -> None:
+        """Forget rates and masks."""
+        self._reset()
+
+    # --- forward stage -----------------------------------------------------------------------
+
+    def loss(self, clean: Pass) -> Tensor | None:
+        """The total: gamma L_adv + alpha L_JS + beta L."""
+        if not clean.labelled:
+            return None
+        delta = None if self.attack == "none" else self._adversary(clean)
+        passes = [
+            clean.at(delta, self.attack_point, dropout="independent" if k else "shared", rate=rate)
+            for k, rate in enumerate(self._dropout_rates())
+        ]
+        total = self.gamma * torch.stack([_loss(each) for each in passes]).mean()
+        among = [clean, *passes] if self.js_over == "adversarial+clean" else passes
+        apart = ensemble_divergence(among)
+        self.diagnostics["js"] = apart
+        if self.adaptive == "divergence":
+            self._divergences.append(apart.detach())
+        if self.js_norm == "log_k" and len(among) > 1:
+            apart = apart / torch.tensor(float(len(among))).log().item()
+        total = total + self.alpha * apart
+        return total + self.beta * _loss(clean) if self.beta else total
+
+    def _adversary(self, clean: Pass) -> Tensor:
+        """(B, T, D) the attack."""
+        point, pgd = self.attack_point, self.attack == "pgd"
+        u = unit(clean, point, "l2", "example", self.eps_mode)
+        length, steps = (
+            (self.eps, 1) if not pgd else (self.step_size or self.eps / 2, self.attack_steps)
+        )
+
+        def update(delta: Tensor, gradient: Tensor) -> Tensor:
+            step = length * u * normalise(gradient, "l2", "example")
+            return project(delta + step, self.eps * u, "l2", "example")
+
+        delta = clean.zeros(point)
+        if pgd and self.random_start:
+            noise = random.normal_like(delta) * clean.mask[..., None]
+            share = (random.uniform_like(delta[:, :1, :1]) + 1) / 2
+            delta = share * self.eps * u * normalise(noise, "l2", "example")
+        elif self.attack_dropout == "model":  # the clean pass has the first gradient already
+            gradient = gradient_at(clean, _loss(clean), point, keep_graph=True)
+            delta, steps = update(delta, gradient), steps - 1
+        if steps:
+            dropout: Dropout = "off" if self.attack_dropout == "off" else "shared"
+            delta, gradient = ascend(
+                clean, delta, _loss, update, point=point, num_steps=steps, dropout=dropout
+            )
+        self.diagnostics |= diagnostics(delta, gradient, clean.embeddings(point), clean.mask)
+        return delta
+
+    def _dropout_rates(self) -> list[Rate | None]:
+        if self.combination == "model":
+            return [None] * self.passes
+        rates = self._rates
+        if self.combination == "random":
+            low, high = self.dropout_range
+            draws = random.uniform_like(torch.empty(self.passes))
+            rates = [low + (high - low) * (u + 1) / 2 for u in draws.tolist()]
+        if self.modules is None:
+            return list(rates)
+        return [{kind: rate for kind in self.modules} for rate in rates]
+
+    def _adapt(self) -> None:
+        """Move the rates after an update, by the divergences of its batches."""
+        low, high = self.dropout_range
+        apart = torch.stack(self._divergences).mean().item()
+        self._running = self.ema * self._running + (1 - self.ema) * apart
+        factor = 1 + self.kappa * (self.target - self._running)
+        self._rates = [min(max(rate * factor, low), high) for rate in self._rates]
+
+    # --- backward stage ----------------------------------------------------------------------
+
+    def gradients(self, model: nn.Module) -> None:
+        """Choose the weights to update, and mask the gradient or remember the weights."""
+        since = self._step - self.start_step
+        if self.keep == 1 or since < 0:
+            return
+        weights = {
+            name: weight
+            for name, weight, new in trainable(model)
+            if weight.grad is not None and not (new and self.exclude_head)
+        }
+        if since % self.mask_every == 0 or not self._factors:
+            salient = {
+                name: saliency(weight.detach(), weight.grad, self.saliency)
+                for name, weight in weights.items()
+                if weight.grad is not None
+            }
+            self._factors = over(self.scope, self._factor, salient)
+        factors = {name: f for name, f in self._factors.items() if name in weights}
+        if self.apply_to == "update":
+            self._update = PartialUpdate(factors, weights)
+            return
+        for name, factor in factors.items():
+            gradient = weights[name].grad
+            assert gradient is not None
+            gradient.mul_(factor)
+
+    def _factor(self, salient: Tensor) -> Tensor:
+        """What a weight's update is multiplied with: 0, 1, or the inverse of its probability."""
+        if self.mask == "topk":
+            keep = top_fraction(salient, self.keep).to(salient.dtype)
+            return keep / self.keep if self.rescale == "always" else keep
+        probability = keep_probabilities(salient, self.keep, self.p_min)
+        keep = (random.uniform_like(salient) < 2 * probability - 1).to(salient.dtype)
+        return keep if self.rescale == "never" else keep / probability
+
+    def updated(self, model: nn.Module) -> None:
+        """Put masked weights back."""
+        self._step += 1
+        if self._divergences:
+            self._adapt()
+        self._divergences = []
+        if self._update is not None:
+            self._update.finish(dict(model.named_parameters()))
+            self._update = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Rates, running mean, counter and mask."""
+        state = {
+            "rates": torch.tensor(self._rates, dtype=torch.float64),
+            "running": torch.tensor(self._running, dtype=torch.float64),
+            "step": torch.tensor(self._step),
+        }
+        kept = self._factors if self.mask_every > 1 else {}
+        return state | {f"factor/{name}": factor for name, factor in kept.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take them back."""
+        self._rates, self._running = state["rates"].tolist(), state["running"].item()
+        self._step = int(state["step"])
+        self._factors = {
+            key.removeprefix("factor/"): value
+            for key, value in state.items()
+            if key.startswith("factor/")
+        }
+
+
+def _loss(run: Pass) -> Tensor:
+    assert run.loss is not None
+    return run.loss

@@ -1,0 +1,85 @@
+"""VAT: virtual adversarial training.
+
+Reference: Miyato, Maeda, Koyama, Ishii: Virtual Adversarial Training: A Regularization Method for
+    Supervised and Semi-Supervised Learning, IEEE TPAMI 2018 (arXiv 1704.03976).
+    Code: takerum/vat_tf.
+
+Equation: total = L(f(x), y) + weight * E KL(p || p(.|x + r)),   p = p(.|x) without gradient,
+    r = epsilon d, d <- g / ||g||_2, g = grad_d KL(p || p(.|x + xi d)), from d ~ N(0, I) / ||.||_2:
+    power iteration on the Hessian of the KL at 0. Squared error for regression.
+
+Departures:
+    * The input is the word embedding, with norms over all real tokens of an example.
+    * epsilon is relative to ||x|| and RECONSTRUCTED; `scale="absolute"` has the code's 8.
+    * xi is always relative to ||x||: the released 1e-6 is float32 rounding error on transformers.
+    * Dropout masks of all passes are shared, so that the KL is 0 without r; the released code draws
+      new ones.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from smoothtune import random
+from smoothtune.ascent import Scale, ascend, diagnostics, normalise, unit
+from smoothtune.divergence import divergence, kl
+from smoothtune.passes import Dropout, Pass
+from smoothtune.regularizer import STRICT, Positive, Regularizer
+from smoothtune.taps import Layer, Point
+
+DEFAULTS = {"relative": 0.05, "absolute": 8.0}
+
+
+@dataclass(config=STRICT, kw_only=True)
+class VAT(Regularizer):
+    """The prediction is the label of the worst perturbation; needs no true label."""
+
+    name: ClassVar[str] = "vat"
+
+    epsilon: Positive | None = None
+    """epsilon, l2 norm of r. Released code: 8; default 0.05 (relative), 8 (absolute)."""
+    xi: Positive = 0.01
+    """xi, l2 norm of the probe, relative to ||x||. Released code: 1e-6, absolute."""
+    num_steps: Annotated[int, Field(ge=1)] = 1
+    """Power iterations. Paper: 1."""
+    scale: Scale = "relative"
+    """Whether epsilon is a multiple of the embedding's norm. Released code: absolute."""
+    layer: Layer = "word"
+    """Where the perturbation enters, "word" or a block number from 0. Text papers: word."""
+    dropout: Dropout = "shared"
+    """Dropout masks of the other passes relative to the clean one. Released code: independent."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._epsilon = self.epsilon if self.epsilon is not None else DEFAULTS[self.scale]
+
+    def points(self) -> tuple[Point, ...]:
+        """The one point where the perturbation enters."""
+        return (self.layer,)
+
+    def loss(self, clean: Pass) -> Tensor:
+        """KL(p || p(.|x + r)), also on batches without labels."""
+        probe = self.xi * unit(clean, self.layer, "l2", "example", "relative")
+        draws = random.normal_like(clean.zeros(self.layer)) * clean.mask[..., None]
+
+        def target(run: Pass) -> Tensor:
+            return divergence(clean, run, kl, detach_p=True)
+
+        found, gradient = ascend(
+            clean,
+            probe * normalise(draws, "l2", "example"),
+            target,
+            lambda _, g: probe * normalise(g, "l2", "example"),
+            point=self.layer,
+            num_steps=self.num_steps,
+            dropout=self.dropout,
+        )
+        radius = self._epsilon * unit(clean, self.layer, "l2", "example", self.scale)
+        r = radius * normalise(found, "l2", "example")
+        x = clean.embeddings(self.layer)
+        self.diagnostics |= diagnostics(r, gradient, x, clean.mask)
+        return target(clean.at(r, self.layer, dropout=self.dropout))

@@ -1,0 +1,142 @@
+"""Norms of a pass's derivatives with respect to the word embeddings, by a chosen estimator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from smoothtune import estimators
+from smoothtune.divergence import heads
+from smoothtune.estimators import Estimate, Probe
+from smoothtune.passes import Pass
+from smoothtune.taps import embedding_table, unwrap, word_embeddings
+
+EstimatorName = Literal["exact", "per_layer", "projected", "directional", "finite_difference"]
+Reader = Callable[[Pass], list[Tensor]]  # L outputs (B, d_l) of a pass
+
+ROWS = 4096  # word embeddings looked at to learn their size
+
+
+@dataclass
+class InputDerivatives:
+    """What the methods that penalize derivatives share.
+
+    The default is the cheapest estimator that is right: one VJP for the Jacobian alone, four
+    forward passes with the Hessian.
+    """
+
+    estimator: EstimatorName | None
+    hessian: bool
+    probes: int
+    probe: Probe
+    step: float
+    dims: int = 10
+
+    def __post_init__(self):
+        default: EstimatorName = "finite_difference" if self.hessian else "projected"
+        self.name = self.estimator or default
+        self.rms: float | None = None
+
+    @property
+    def order(self) -> int:
+        """Order of the derivatives that training takes."""
+        if self.name == "finite_difference":
+            return 1
+        return 3 if self.hessian or self.name == "directional" else 2
+
+    def attach(self, model: nn.Module) -> None:
+        """Learn the size of the pre-trained embeddings, the unit of `step`."""
+        table = embedding_table(model)
+        stride = max(1, len(table) // ROWS)
+        ids = torch.arange(0, len(table), stride, device=table.device)
+        with torch.no_grad():  # through the module, which may scale what it looks up
+            self.rms = word_embeddings(model)(ids).double().square().mean().sqrt().item()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The unit of `step`."""
+        return {"rms": torch.tensor(self.rms, dtype=torch.float64)}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take it back."""
+        self.rms = state["rms"].item()
+
+    def estimate(self, clean: Pass, read: Reader, weights: Tensor) -> Estimate:
+        """J and H of every example, (B,) each, summed over the outputs with their weights.
+
+        Args:
+            clean: where derivatives are taken.
+            read: pass -> L outputs (B, d_l).
+            weights: (L,).
+        """
+        x = clean.zeros()
+        weights = weights.to(x)
+        if self.name == "finite_difference":
+
+            def function(delta: Tensor) -> list[Tensor]:
+                return read(clean.at(delta * clean.mask[..., None], dropout="shared"))
+
+            with torch.autocast(x.device.type, enabled=False):
+                return estimators.finite_difference(
+                    function,
+                    x,
+                    weights,
+                    hessian=self.hessian,
+                    step=self.absolute_step,
+                    probes=self.probes,
+                    probe=self.probe,
+                )
+        outputs = [z.to(x.dtype) for z in read(clean)]
+        leaf = clean.delta()
+        if self.name == "exact":
+            return estimators.exact(outputs, leaf, weights, hessian=self.hessian)
+        drawn: Any = {"hessian": self.hessian, "probes": self.probes, "probe": self.probe}
+        if self.name == "per_layer":
+            return estimators.per_layer(outputs, leaf, weights, dims=self.dims, **drawn)
+        if self.name == "directional":
+            return estimators.directional(outputs, leaf, weights, **drawn)
+        return estimators.projected(outputs, leaf, weights, **drawn)
+
+    @property
+    def absolute_step(self) -> float:
+        """H in units of the embeddings."""
+        if self.rms is None:
+            raise RuntimeError("attach the method to a model first: objective.bind(model, ...)")
+        return self.step * self.rms
+
+    @torch.no_grad()
+    def jacobian_norms(self, clean: Pass, read: Reader, probes: int) -> Tensor:
+        """(L,) root of the batch mean of ||J_l||^2, in evaluation mode, by forward passes."""
+
+        def function(delta: Tensor) -> list[Tensor]:
+            return read(
+                Pass(
+                    unwrap(clean.model),
+                    clean.batch,
+                    task=clean.task,
+                    deltas={"word": delta * clean.mask[..., None]},
+                    dropout="off",
+                )
+            )
+
+        with torch.autocast(clean.device.type, enabled=False):
+            squares = [
+                estimators.differences(
+                    function, clean.zeros(), hessian=False, step=self.absolute_step
+                ).jacobian.mean(1)
+                for _ in range(probes)
+            ]
+        return torch.stack(squares).mean(0).sqrt()
+
+
+def scores(run: Pass) -> Tensor:
+    """(B, N) all numbers that an example's prediction consists of; zero where they do not count."""
+    outputs = run.outputs
+    if "start_logits" in outputs:
+        spans = torch.stack([outputs["start_logits"], outputs["end_logits"]], -1)
+        return (spans * run.mask[..., None]).flatten(1)
+    (head,) = heads(run)
+    return (head.logits * head.mask[..., None]).flatten(1)

@@ -1,0 +1,69 @@
+"""A moving average of the model that is not trained: what proximal terms compare with."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from smoothtune.passes import Dropout, Pass
+
+
+class Teacher:
+    """w~_t = beta w~_{t-1} + (1 - beta) w_t, from w~_0 = w_0.
+
+    Attributes:
+        model: the frozen copy. Weights that do not train are shared with the student.
+    """
+
+    def __init__(self, student: nn.Module):
+        shared = {id(weight): weight for weight in student.parameters() if not weight.requires_grad}
+        self.model: nn.Module = copy.deepcopy(student, shared)
+        self.model.__dict__.pop("forward", None)  # accelerate's wrapper would run the student
+        # pairs are made here: other methods may reorder the student's parameters later
+        self._averaged = [
+            (name, weight, average)
+            for (name, weight), average in zip(
+                student.named_parameters(), self.model.parameters(), strict=True
+            )
+            if weight.requires_grad
+        ]
+        self.model.requires_grad_(False)
+
+    def run(self, clean: Pass, dropout: Dropout) -> Pass:
+        """The teacher's predictions on the batch of a pass, without graph.
+
+        Args:
+            clean: the student's pass.
+            dropout: masks "independent" of the student's, "shared" with them, or "off".
+        """
+        clean.outputs  # noqa: B018 - the masks to share are known once it has run
+        run = Pass(
+            self.model.to(clean.device).train(),
+            clean.batch,
+            task=clean.task,
+            points=(),
+            hidden_states=False,
+            dropout=dropout,
+            start=clean.start if dropout == "shared" else None,
+        )
+        with torch.no_grad():
+            run.outputs  # noqa: B018 - here and not later, so that there is no graph
+        return run
+
+    @torch.no_grad()
+    def update(self, beta: float) -> None:
+        """Move the average towards the present weights."""
+        for _, weight, average in self._averaged:
+            average.lerp_(weight.to(average.device), 1 - beta)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The averaged weights by name."""
+        return {name: average for name, _, average in self._averaged}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Take them back."""
+        for name, _, average in self._averaged:
+            average.copy_(state[name])

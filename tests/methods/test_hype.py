@@ -1,0 +1,71 @@
+"""HyPe."""
+
+from contextlib import ExitStack
+
+import pytest
+import torch
+from conformance import fed
+from literal import MODELS, gradient, span_batch, tiny_span_model
+
+from smoothtune import HyPe, Objective
+from smoothtune.testing import tiny_batch, tiny_model
+
+LAYERS = {
+    "bert": lambda model: model.bert.encoder.layer,
+    "deberta": lambda model: model.deberta.encoder.layer,
+    "opt": lambda model: model.model.decoder.layers,
+    "llama": lambda model: model.model.layers,
+}
+
+
+def noisy_loss(model, layers, batch, noise):
+    """Loss with noise[b] added to the real tokens that enter layer b."""
+    keep = batch["attention_mask"][..., None]
+    with ExitStack() as stack:
+        for layer, z in zip(layers, noise, strict=True):
+            stack.enter_context(
+                layer.register_forward_pre_hook(
+                    lambda module, args, z=z: (args[0] + keep * z, *args[1:])
+                )
+            )
+        return model(**batch).loss
+
+
+@pytest.mark.parametrize(
+    ("fields", "noise"),
+    [
+        ({}, lambda draw: 0.3 * draw),
+        ({"noise": "uniform"}, lambda draw: 0.3 * draw),
+        ({"noise": "uniform", "compat": "official"}, lambda draw: 0.3 * (draw + 1) / 2),
+    ],
+)
+@pytest.mark.parametrize("architecture", MODELS)
+def test_equals_its_equation(architecture, fields, noise):
+    model, batch = tiny_model(architecture), tiny_batch()
+    drawn = [2 * torch.rand(4, 6, 8, dtype=torch.float64) - 1 for _ in range(2)]
+    layers = LAYERS[architecture](model)
+    expected = noisy_loss(model, layers, batch, [noise(draw) for draw in drawn])
+    with fed(*drawn):
+        total = Objective(HyPe(sigma=0.3, **fields))(model, batch)
+    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(gradient(total, [model]), gradient(expected, [model]))
+    assert abs(total - model(**batch).loss) > 1e-4
+
+
+@pytest.mark.parametrize("spans", [False, True])
+def test_regression_and_spans(spans):
+    model = tiny_span_model() if spans else tiny_model("bert", num_labels=1)
+    batch = span_batch(tiny_batch()) if spans else tiny_batch(num_labels=1)
+    drawn = [torch.randn(4, 6, 8, dtype=torch.float64) for _ in range(2)]
+    expected = noisy_loss(model, model.bert.encoder.layer, batch, [0.1 * draw for draw in drawn])
+    with fed(*drawn):
+        torch.testing.assert_close(Objective(HyPe(sigma=0.1))(model, batch), expected)
+
+
+def test_official_uniform_noise_is_never_negative():
+    draw = HyPe(noise="uniform", compat="official", sigma=0.5).draw(torch.zeros(100, 10))
+    assert draw.min() >= 0
+    assert draw.max() <= 0.5
+    assert draw.mean().item() == pytest.approx(0.25, abs=0.02)
+    paper = HyPe(noise="uniform", sigma=0.5).draw(torch.zeros(100, 10))
+    assert paper.mean().item() == pytest.approx(0, abs=0.04)

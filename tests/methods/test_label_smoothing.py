@@ -1,0 +1,76 @@
+"""Label smoothing."""
+
+import pytest
+import torch
+from literal import MODELS, gradient, probabilities, span_batch, tiny_span_model
+from transformers import BertConfig, BertForTokenClassification
+
+from smoothtune import LabelSmoothing, Objective
+from smoothtune.testing import tiny_batch, tiny_model
+
+
+def smoothed(row, label, s):
+    """-sum_c q_c log p_c of one row of logits."""
+    p, total = probabilities(row), 0
+    for c in range(len(row)):
+        q = s / len(row) + (1 - s) * (c == label)
+        total = total - q * torch.log(p[c])
+    return total
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_equals_its_equation(architecture):
+    model, batch = tiny_model(architecture), tiny_batch()
+    logits = model(**batch).logits
+    rows = zip(logits, batch["labels"], strict=True)
+    expected = sum(smoothed(row, y, 0.2) for row, y in rows) / 4
+    total = Objective(LabelSmoothing(smoothing=0.2))(model, batch)
+    torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        gradient(total, [model]), gradient(expected, [model]), rtol=1e-6, atol=1e-8
+    )
+
+
+def test_without_smoothing_it_is_the_task_loss():
+    model = tiny_model("bert")
+    total = Objective(LabelSmoothing(smoothing=0.0))(model, tiny_batch())
+    assert total.item() == pytest.approx(model(**tiny_batch()).loss.item(), rel=1e-12)
+
+
+def test_is_what_transformers_computes():
+    from transformers.trainer_pt_utils import LabelSmoother
+
+    model, batch = tiny_model("bert"), tiny_batch()
+    theirs = LabelSmoother(epsilon=0.1)(model(**batch), batch["labels"])
+    torch.testing.assert_close(Objective(LabelSmoothing())(model, batch), theirs)
+
+
+def test_spans_count_real_tokens_only():
+    model, batch = tiny_span_model(), span_batch(tiny_batch())
+    batch["end_positions"] = torch.tensor([3, 2, 4, 6])  # the last one lies outside
+    outputs, terms = model(**batch), []
+    for kind in ("start", "end"):
+        for row, length in enumerate([6, 4, 5, 3]):
+            label = batch[f"{kind}_positions"][row]
+            if label < length:
+                terms.append(smoothed(outputs[f"{kind}_logits"][row, :length], label, 0.1))
+    total = Objective(LabelSmoothing())(model, batch)
+    torch.testing.assert_close(total, sum(terms) / 8, rtol=1e-6, atol=1e-9)
+
+
+def test_token_classification_means_over_tokens_then_examples():
+    config = BertConfig(vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
+    config.intermediate_size, config.num_labels = 16, 3
+    config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
+    model = BertForTokenClassification(config).double()
+    labels = torch.tensor([[0, 1, -100], [2, -100, -100]])
+    batch = {"input_ids": torch.tensor([[5, 6, 7], [8, 9, 10]]), "labels": labels}
+    logits = model(**batch).logits
+    first = (smoothed(logits[0, 0], 0, 0.1) + smoothed(logits[0, 1], 1, 0.1)) / 2
+    expected = (first + smoothed(logits[1, 0], 2, 0.1)) / 2
+    torch.testing.assert_close(Objective(LabelSmoothing())(model, batch), expected)
+
+
+def test_regression_is_refused():
+    with pytest.raises(ValueError, match="regression"):
+        Objective(LabelSmoothing())(tiny_model("bert", num_labels=1), tiny_batch(num_labels=1))

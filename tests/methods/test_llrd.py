@@ -1,0 +1,114 @@
+"""Layer-wise learning-rate decay."""
+
+import pytest
+import torch
+from transformers import get_linear_schedule_with_warmup
+
+from smoothtune import LLRD, Objective
+from smoothtune.testing import tiny_batch, tiny_model
+
+
+def rates(model, optimizer):
+    """Learning rate of every parameter, by name."""
+    rate = {p: group["lr"] for group in optimizer.param_groups for p in group["params"]}
+    return {name: rate[p] for name, p in model.named_parameters()}
+
+
+def bound(architecture="bert", decay=0.5, **options):
+    model = tiny_model(architecture)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0, **options)
+    objective = Objective(LLRD(decay=decay)).bind(model, optimizer)
+    return model, optimizer, objective
+
+
+EXPECTED = {
+    "bert": {
+        "bert.embeddings.word_embeddings.weight": 0.125,
+        "bert.embeddings.LayerNorm.bias": 0.125,
+        "bert.encoder.layer.0.output.dense.weight": 0.25,
+        "bert.encoder.layer.1.output.LayerNorm.bias": 0.5,
+        "bert.pooler.dense.weight": 1.0,
+        "classifier.weight": 1.0,
+    },
+    "opt": {
+        "model.decoder.embed_tokens.weight": 0.125,
+        "model.decoder.embed_positions.weight": 0.125,
+        "model.decoder.layers.0.fc1.weight": 0.25,
+        "model.decoder.layers.1.fc1.weight": 0.5,
+        "model.decoder.final_layer_norm.weight": 1.0,
+        "score.weight": 1.0,
+    },
+    "llama": {
+        "model.embed_tokens.weight": 0.125,
+        "model.layers.0.mlp.up_proj.weight": 0.25,
+        "model.layers.1.mlp.up_proj.weight": 0.5,
+        "model.norm.weight": 1.0,
+    },
+    "gpt2": {"transformer.wpe.weight": 0.125, "transformer.h.1.mlp.c_fc.weight": 0.5},
+    "modernbert": {"model.embeddings.norm.weight": 0.125, "model.final_norm.weight": 1.0},
+    "deberta": {"deberta.embeddings.LayerNorm.weight": 0.125, "pooler.dense.weight": 1.0},
+}
+
+
+@pytest.mark.parametrize("architecture", EXPECTED)
+def test_rates_fall_from_the_head_to_the_embeddings(architecture):
+    model, optimizer, _ = bound(architecture)
+    found = rates(model, optimizer)
+    assert set(found.values()) == {0.125, 0.25, 0.5, 1.0}
+    for name, expected in EXPECTED[architecture].items():
+        assert found[name] == expected, name
+
+
+def test_a_step_is_shorter_by_the_rate():
+    model, optimizer, objective = bound()
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    objective(model, tiny_batch()).backward()
+    optimizer.step()
+    for name, rate in rates(model, optimizer).items():
+        p = model.get_parameter(name)
+        torch.testing.assert_close(before[name] - p.detach(), rate * p.grad)
+
+
+def test_a_scheduler_made_afterwards_scales_every_group():
+    model, optimizer, _ = bound()
+    scheduler = get_linear_schedule_with_warmup(optimizer, 0, 4)
+    first = rates(model, optimizer)
+    optimizer.step()
+    scheduler.step()
+    assert rates(model, optimizer) == {name: 0.75 * rate for name, rate in first.items()}
+
+
+def test_other_options_of_the_groups_stay_and_detach_restores_them():
+    model = tiny_model("bert")
+    plain = [p for name, p in model.named_parameters() if name.endswith("bias")]
+    decayed = [p for name, p in model.named_parameters() if not name.endswith("bias")]
+    groups = [{"params": decayed, "weight_decay": 0.1, "lr": 2.0}, {"params": plain}]
+    optimizer = torch.optim.AdamW(groups, lr=1.0, weight_decay=0.0)
+    before = list(optimizer.param_groups)
+    objective = Objective(LLRD(decay=0.5)).bind(model, optimizer)
+    for group in optimizer.param_groups:
+        ids = {id(p) for p in group["params"]}
+        biases = ids <= {id(p) for p in plain}
+        assert group["weight_decay"] == (0.0 if biases else 0.1)
+    assert rates(model, optimizer)["classifier.weight"] == 2.0
+    assert rates(model, optimizer)["classifier.bias"] == 1.0
+    objective.detach()
+    assert all(a is b for a, b in zip(optimizer.param_groups, before, strict=True))
+
+
+def test_refused_after_a_scheduler():
+    model = tiny_model("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    get_linear_schedule_with_warmup(optimizer, 0, 4)
+    with pytest.raises(ValueError, match="make the scheduler after"):
+        Objective(LLRD()).bind(model, optimizer)
+
+
+def test_refused_without_a_learning_rate_or_with_foreign_parameters():
+    model, other = tiny_model("bert"), tiny_model("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    optimizer.param_groups[0]["lr"] = None
+    with pytest.raises(ValueError, match="lr=None"):
+        Objective(LLRD()).bind(model, optimizer)
+    with pytest.raises(ValueError, match="do not belong to the model"):
+        Objective(LLRD()).bind(model, torch.optim.SGD(other.parameters(), lr=1.0))

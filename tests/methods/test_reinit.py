@@ -1,0 +1,89 @@
+"""Re-initialization of the top blocks."""
+
+import pytest
+import torch
+from torch import nn
+
+from smoothtune import L2SP, Mixout, Objective, ReInit
+from smoothtune.taps import blocks
+from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
+
+
+def values(module):
+    return torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_top_block_is_new_and_the_rest_is_not(architecture):
+    model, before = tiny_model(architecture), tiny_model(architecture)
+    objective = Objective(ReInit(layers=1, pooler=False)).attach(model)
+    bottom, top = blocks(model)
+    assert not torch.equal(values(top), values(blocks(before)[1]))
+    assert torch.equal(values(bottom), values(blocks(before)[0]))
+    changed = {id(p) for p in top.parameters()}
+    for (name, p), q in zip(model.named_parameters(), before.parameters(), strict=True):
+        assert id(p) in changed or torch.equal(p, q), name
+    new = values(top).clone()
+    objective.detach()
+    assert torch.equal(values(top), new)
+
+
+def test_weights_follow_the_initialization_of_bert():
+    model = tiny_model("bert")
+    model.config.initializer_range = 0.5
+    Objective(ReInit(layers=2)).attach(model)
+    linear = [m for m in blocks(model).modules() if isinstance(m, nn.Linear)]
+    linear.append(model.bert.pooler.dense)
+    weights = torch.cat([layer.weight.flatten() for layer in linear])
+    assert weights.std().item() == pytest.approx(0.5, rel=0.1)
+    assert weights.mean().item() == pytest.approx(0.0, abs=0.05)
+    assert all((layer.bias == 0).all() for layer in linear)
+    norms = [m for m in blocks(model).modules() if isinstance(m, nn.LayerNorm)]
+    assert all((norm.weight == 1).all() and (norm.bias == 0).all() for norm in norms)
+
+
+def test_also_weights_that_were_loaded(tmp_path):
+    tiny_model("bert").save_pretrained(tmp_path)
+    model = type(tiny_model("bert")).from_pretrained(tmp_path, dtype=torch.float64)
+    pooler, before = model.bert.pooler, values(model.bert.pooler).clone()
+    Objective(ReInit(layers=0, pooler=False)).attach(model).detach()
+    assert torch.equal(values(pooler), before)
+    Objective(ReInit(layers=1)).attach(model)
+    assert not torch.equal(values(pooler), before)
+
+
+def test_draws_follow_the_seed_and_leave_the_generator():
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        model = tiny_model("bert")
+        torch.manual_seed(seed)
+        Objective(ReInit()).attach(model)
+        results.append((values(blocks(model)[1]), torch.rand(1)))
+        torch.manual_seed(seed)
+        assert torch.equal(results[-1][1], torch.rand(1))
+    assert torch.equal(results[0][0], results[1][0])
+    assert not torch.equal(results[0][0], results[2][0])
+
+
+def test_methods_that_remember_the_start_see_the_new_weights():
+    model = tiny_model("bert")
+    objective = Objective(L2SP(alpha=1.0, beta=0.0), ReInit())
+    objective.attach(model)
+    objective(model, tiny_batch())
+    assert objective.terms["loss/l2_sp"] == 0
+
+    model = tiny_model("bert")
+    Objective(Mixout(p=0.5), ReInit()).attach(model)
+    dense = blocks(model)[1].output.dense
+    trained = dense.parametrizations.weight.original
+    assert not torch.equal(trained, blocks(tiny_model("bert"))[1].output.dense.weight)
+    assert torch.equal(dense.parametrizations.weight[0].pretrained, trained)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="layers=3.* has 2 blocks"):
+        ReInit(layers=3).attach(tiny_model("bert"))
+    frozen = tiny_model("bert").requires_grad_(False)
+    with pytest.raises(ValueError, match="frozen"):
+        ReInit().attach(frozen)

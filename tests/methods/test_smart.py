@@ -1,0 +1,200 @@
+"""SMART."""
+
+import pytest
+import torch
+from adversary import compare, embeddings, predict, rms, rows, setting, slope
+from conformance import CASES, Tiny, assert_conforms, batch, draws, fed
+from literal import MODELS, cross_entropy, kl, probabilities, span_batch, squared_error
+from literal import tiny_span_model
+
+from smoothtune import SMART, Objective, Pass, random
+from smoothtune.divergence import kl as library_kl
+from smoothtune.divergence import symmetric_kl_detached
+from smoothtune.methods.smart import stable_kl
+from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
+
+
+def distance(a, b):
+    if len(a) == 1:
+        return (a[0] - b[0]) ** 2
+    p, q = probabilities(a), probabilities(b)
+    return kl(p, q) + kl(q, p)
+
+
+@pytest.mark.parametrize("num_labels", [3, 1])
+@pytest.mark.parametrize("architecture", MODELS)
+def test_equals_its_equation(architecture, num_labels):
+    model, data = setting(architecture, num_labels)
+
+    def expected(model):
+        terms, clean = [], []
+        for ids, _ in rows(data):
+            x = embeddings(model, ids)
+            unit = rms(x)
+            delta = 0.02 * unit * random.normal_like(x)
+            for _ in range(2):
+                delta.requires_grad_()
+                target = predict(model, ids, 0).detach()
+                g = slope(distance(target, predict(model, ids, delta)), delta)
+                moved = delta.detach() + 0.3 * unit * g / max(abs(v) for v in g.flatten())
+                delta = moved.clamp(-0.1 * unit, 0.1 * unit)
+            clean.append(predict(model, ids, 0))
+            terms.append(distance(clean[-1], predict(model, ids, delta)))
+        task = (squared_error if num_labels == 1 else cross_entropy)(clean, data["labels"])
+        return task + 0.5 * sum(terms) / 4
+
+    method = SMART(weight=0.5, mu=0, sigma=0.02, eta=0.3, epsilon=0.1, num_steps=2)
+    compare(Objective(method), model, data, expected)
+
+
+@pytest.mark.parametrize("num_labels", [3, 1])
+def test_proximal_term_pulls_towards_the_teacher(num_labels):
+    model, data = setting("bert", num_labels)
+    objective = Objective(SMART(lambda_s=0, mu=0.7)).attach(model)
+    teacher = tiny_model("bert", num_labels=num_labels)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.add_(0.02)
+    terms = [
+        distance(predict(model, ids, 0), predict(teacher, ids, 0).detach())
+        for ids, _ in rows(data)
+    ]
+    total = objective(model, data)
+    expected = 0.7 * sum(terms) / 4
+    assert expected > 1e-5
+    torch.testing.assert_close(objective.terms["loss/smart"], expected.detach())
+    weights = list(model.parameters())
+    found = torch.autograd.grad(total - model(**data).loss, weights)
+    wanted = torch.autograd.grad(expected, weights)
+    for g, w in zip(found, wanted, strict=True):
+        torch.testing.assert_close(g, w, rtol=1e-6, atol=1e-9)
+
+
+def test_proximal_term_vanishes_at_the_teacher():
+    model = tiny_model("bert", dropout=0.2)
+    objective = Objective(SMART(lambda_s=0)).attach(model)
+    total = objective(model, tiny_batch())
+    assert objective.terms["loss/smart"] == 0
+    gradients = torch.autograd.grad(total - objective.terms["loss/task"], list(model.parameters()))
+    with random.isolated(torch.device("cpu")):
+        assert all(torch.isfinite(g).all() for g in gradients)
+
+
+def test_teacher_is_the_moving_average():
+    model = tiny_model("bert")
+    method = SMART(beta=0.8, late_beta=0.5, late_after=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = Objective(method).bind(model, optimizer)
+    weight = model.classifier.weight
+    history = [weight.detach().clone()]
+    for _ in range(3):
+        objective(model, tiny_batch()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        history.append(weight.detach().clone())
+    w0, w1, w2, w3 = history
+    expected = 0.5 * (0.8 * (0.8 * w0 + 0.2 * w1) + 0.2 * w2) + 0.5 * w3
+    torch.testing.assert_close(method.state_dict()["teacher/classifier.weight"], expected)
+
+
+def test_frozen_weights_are_not_copied():
+    model = tiny_model("bert")
+    table = model.get_input_embeddings().weight.requires_grad_(False)
+    method = SMART()
+    method.attach(model)
+    assert not any("word_embeddings" in name for name in method.state_dict())
+    assert any(weight is table for weight in method._teacher.model.parameters())
+    assert model.classifier.weight.requires_grad
+
+
+@pytest.mark.parametrize("norm", ["linf", "l2"])
+def test_stays_in_the_ball_and_beats_noise(norm):
+    model, data = tiny_model("bert"), tiny_batch()
+    found = {}
+    original = Pass.at
+
+    def at(self, delta=None, *args, **kwargs):
+        found["delta"] = delta.detach()
+        return original(self, delta, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pass, "at", at)
+        objective = Objective(SMART(mu=0, norm=norm, scale="absolute", epsilon=0.2, eta=9.0))
+        term = objective.attach(model)(model, data) - model(**data).loss
+    delta = found["delta"]
+    size = delta.abs().amax((1, 2)) if norm == "linf" else delta.flatten(1).norm(dim=1)
+    torch.testing.assert_close(size, torch.full_like(size, 0.2))
+    assert not delta[~data["attention_mask"].bool()].any()
+    clean = Pass(model, data, hidden_states=False)
+    noise = []
+    for seed in range(5):
+        torch.manual_seed(seed)
+        draw = torch.randn_like(delta).sign() if norm == "linf" else torch.randn_like(delta)
+        draw = draw * data["attention_mask"][..., None]
+        scale = 0.2 / (1 if norm == "linf" else draw.flatten(1).norm(dim=1)[:, None, None])
+        other = clean.at(draw * scale).logits
+        noise.append(sum(distance(a, b) for a, b in zip(clean.logits, other, strict=True)) / 4)
+    assert term > max(noise)
+
+
+def test_spans_take_the_mean_of_start_and_end():
+    model, data = tiny_span_model(), span_batch(tiny_batch())
+    with fixed_draws():
+        objective = Objective(SMART(mu=0)).attach(model)
+        objective(model, data).backward()
+    assert objective.terms["loss/smart"] > 0
+    assert objective.terms["smart/cos_gradient"] > 0.3
+    assert model.qa_outputs.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize(
+    ("case", "fields", "num_labels"),
+    [
+        ("smart_mtdnn_inf_K1", {"eta": 1e-3}, 3),
+        ("smart_mtdnn_big_noise", {"eta": 1.0, "sigma": 1e-3}, 3),
+        ("smart_mtdnn_regression", {"eta": 1e-3}, 1),
+        ("smart_pytorch_steps1", {"eta": 1e-3, "weight": 3}, 3),  # sums over the batch of three
+    ],
+)
+def test_equals_released_code(case, fields, num_labels):
+    model, data = Tiny(num_labels), batch(regression=num_labels == 1)
+    method = SMART(compat="mt-dnn", **fields)
+    method.attach(model)
+    with fed(*draws(case)):
+        term = method.weight * method.loss(Pass(model, data, hidden_states=False))
+    term.backward()
+    assert_conforms(case, term, model)
+
+
+def test_stable_kl_equals_mt_dnn():
+    case = CASES["mtdnn_stable_kl_sum"]
+    logits = torch.tensor(case["logit"], requires_grad=True)
+    value = stable_kl(torch.tensor(case["target"]), logits).sum()
+    value.backward()
+    torch.testing.assert_close(value.item(), case["loss"], rtol=1e-5, atol=0)
+    torch.testing.assert_close(
+        logits.grad.flatten(), torch.tensor(case["grad_logit"]), rtol=1e-4, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize(
+    ("criterion", "measure"),
+    [("SymKlCriterion", symmetric_kl_detached), ("KlCriterion", library_kl)],
+)
+def test_divergences_equal_mt_dnn(criterion, measure):
+    case = CASES[f"mtdnn_loss_{criterion}"]
+    logits, target = (
+        torch.tensor(case[key], requires_grad=True) for key in ("input", "target")
+    )
+    value = measure(target, logits).mean()
+    value.backward()
+    torch.testing.assert_close(value.item(), case["loss"], rtol=1e-5, atol=0)
+    for found, key in [(logits, "grad_input"), (target, "grad_target")]:
+        torch.testing.assert_close(
+            found.grad.flatten(), torch.tensor(case[key]), rtol=1e-4, atol=1e-6
+        )
+
+
+def test_without_any_term_is_refused():
+    with pytest.raises(ValueError, match="lambda_s or mu"):
+        SMART(lambda_s=0, mu=0)

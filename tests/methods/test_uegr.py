@@ -1,0 +1,424 @@
+"""UEGR."""
+
+import math
+
+import pytest
+import torch
+from literal import (
+    MODELS,
+    added,
+    cross_entropy,
+    entropy,
+    gradient,
+    kl,
+    probabilities,
+    span_batch,
+    squared_error,
+    tiny_span_model,
+)
+
+from smoothtune import UEGR, Objective, Pass, random
+from smoothtune.dropout import sites
+from smoothtune.methods.uegr import even_rates, jensen_shannon, squared_deviation
+from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
+
+CPU = torch.device("cpu")
+FORWARD_ONLY = {"keep": 1.0}  # no backward stage
+
+
+def fast_gradient(model, batch, eps, *, relative):
+    """delta = eps * g / ||g|| per example, g the gradient of the loss under the next dropout."""
+    delta = torch.zeros(4, 6, 8, dtype=torch.float64, requires_grad=True)
+    with added(model, delta):
+        loss = model(**batch).loss
+    (g,) = torch.autograd.grad(loss, delta)
+    x = model.get_input_embeddings()(batch["input_ids"]).detach()
+    out = torch.zeros_like(g)
+    for row, length in enumerate(batch["attention_mask"].sum(1)):
+        tokens = [t for t in range(6) if batch["attention_mask"][row, t]]
+        assert len(tokens) == length
+        size = sum(float(v) ** 2 for t in tokens for v in x[row, t]) ** 0.5 if relative else 1.0
+        norm = sum(float(v) ** 2 for t in tokens for v in g[row, t]) ** 0.5
+        for t in tokens:
+            out[row, t] = eps * size * g[row, t] / norm
+    return out
+
+
+def js(predictions):
+    """1/K sum_k KL(P_k || M), a mean over examples; predictions: K logits (B, C)."""
+    values = []
+    for rows in zip(*predictions, strict=True):
+        p = [probabilities(row) for row in rows]
+        mean = [sum(column) / len(p) for column in zip(*p, strict=True)]
+        values.append(sum(kl(each, mean) for each in p) / len(p))
+    return sum(values) / len(values)
+
+
+def deviation(predictions):
+    """Mean squared deviation of K scores from their mean, a mean over examples."""
+    values = []
+    for rows in zip(*predictions, strict=True):
+        mean = sum(row[0] for row in rows) / len(rows)
+        values.append(sum((row[0] - mean) ** 2 for row in rows) / len(rows))
+    return sum(values) / len(values)
+
+
+@pytest.mark.parametrize("num_labels", [3, 1])
+@pytest.mark.parametrize("architecture", MODELS)
+def test_forward_stage_equals_its_equation(architecture, num_labels):
+    """Sub-models are models built with their dropout rate, not ones whose rate was changed."""
+    batch = tiny_batch(num_labels=num_labels)
+    model, low, high = (
+        tiny_model(architecture, num_labels=num_labels, dropout=rate) for rate in (0.2, 0.1, 0.3)
+    )
+    objective = Objective(UEGR(gamma=1.3, alpha=0.7, beta=0.4, eps=0.2, **FORWARD_ONLY))
+    torch.manual_seed(7)
+    delta = fast_gradient(model, batch, 0.2, relative=True)
+    torch.manual_seed(7)
+    clean = model(**batch).logits.view(4, num_labels)
+    logits = []
+    torch.manual_seed(7)
+    with added(low, delta):
+        logits.append(low(**batch).logits.view(4, num_labels))
+    with added(high, delta), random.stream(CPU, objective.seed, "uegr", 1):
+        logits.append(high(**batch).logits.view(4, num_labels))
+    task, apart = (squared_error, deviation) if num_labels == 1 else (cross_entropy, js)
+    adversarial = sum(task(each, batch["labels"]) for each in logits) / 2
+    expected = 1.3 * adversarial + 0.7 * apart(logits) + 0.4 * task(clean, batch["labels"])
+    assert apart(logits) > 1e-5
+
+    torch.manual_seed(7)
+    total = objective(model, batch)
+    torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        gradient(total, [model]), gradient(expected, [model, low, high]), rtol=1e-5, atol=1e-8
+    )
+
+
+def test_spans_take_the_mean_of_start_and_end():
+    batch = span_batch(tiny_batch())
+    model, low, high = (tiny_span_model(dropout=rate) for rate in (0.2, 0.1, 0.3))
+    objective = Objective(UEGR(attack="none", **FORWARD_ONLY))
+    torch.manual_seed(7)
+    outputs = [low(**batch)]
+    with random.stream(CPU, objective.seed, "uegr", 1):
+        outputs.append(high(**batch))
+    terms = []
+    for name in ("start_logits", "end_logits"):
+        for row, length in enumerate([6, 4, 5, 3]):
+            terms.append(js([out[name][row : row + 1, :length] for out in outputs]))
+    expected = (outputs[0].loss + outputs[1].loss) / 2 + sum(terms) / 8
+    torch.manual_seed(7)
+    total = objective(model, batch)
+    torch.testing.assert_close(total, expected, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(
+        gradient(total, [model]), gradient(expected, [low, high]), rtol=1e-5, atol=1e-8
+    )
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_without_ensemble_and_mask_it_is_adversarial_training(architecture):
+    """K=1, alpha=0, rho=1 and the model's own dropout, for three steps of AdamW."""
+    weights = []
+    for ours in (True, False):
+        model = tiny_model(architecture)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        batch = tiny_batch()
+        method = UEGR(
+            passes=1, alpha=0.0, keep=1.0, combination="model", eps=1.0, eps_mode="absolute"
+        )
+        objective = Objective(method).bind(model, optimizer) if ours else None
+        for _ in range(3):
+            if objective is not None:
+                loss = objective(model, batch)
+            else:
+                delta = fast_gradient(model, batch, 1.0, relative=False)
+                with added(model, delta):
+                    loss = model(**batch).loss
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        weights.append(torch.cat([p.detach().flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*weights, rtol=1e-7, atol=1e-9)
+
+
+@pytest.mark.parametrize("attack", ["fgm", "pgd"])
+@pytest.mark.parametrize("fields", [{}, {"random_start": True}, {"attack_dropout": "off"}])
+def test_attack_has_its_norm_raises_the_loss_and_spares_padding(attack, fields):
+    model, batch = tiny_model("bert"), tiny_batch()
+    method = UEGR(attack=attack, eps=0.05, eps_mode="absolute", **fields)
+    clean = Pass(model, batch, differentiable=True)
+    delta = method._adversary(clean)
+    norms = torch.linalg.vector_norm(delta, dim=(1, 2))
+    assert (norms <= 0.05 + 1e-9).all()
+    if attack == "fgm":
+        torch.testing.assert_close(norms, torch.full((4,), 0.05, dtype=torch.float64))
+        assert method.diagnostics["cos_gradient"].item() == pytest.approx(1, abs=1e-6)
+    assert (delta[batch["attention_mask"] == 0] == 0).all()
+    assert clean.at(delta).loss > clean.loss
+    assert method.diagnostics["cos_gradient"] > 0.3
+
+
+def test_pgd_takes_projected_steps():
+    model, batch = tiny_model("bert"), tiny_batch()
+    method = UEGR(attack="pgd", attack_steps=3, eps=0.4, step_size=0.3, eps_mode="absolute")
+    delta = method._adversary(Pass(model, batch, differentiable=True))
+    expected = torch.zeros(4, 6, 8, dtype=torch.float64)
+    for _ in range(3):
+        leaf = expected.clone().requires_grad_()
+        with added(model, leaf):
+            (g,) = torch.autograd.grad(model(**batch).loss, leaf)
+        for row in range(4):
+            real = batch["attention_mask"][row].bool()
+            step = g[row] * real[:, None]
+            expected[row] += 0.3 * step / step.norm()
+            expected[row] *= min(1.0, 0.4 / expected[row].norm().item())
+    torch.testing.assert_close(delta, expected, rtol=1e-6, atol=1e-9)
+
+
+# --- divergence and rates ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_js_is_the_entropy_form_between_zero_and_log_k(count):
+    logits = 3 * torch.randn(count, 7, 4, dtype=torch.float64)
+    for row in range(7):
+        p = [probabilities(logits[k, row]) for k in range(count)]
+        mean = [sum(column) / count for column in zip(*p, strict=True)]
+        expected = entropy(mean) - sum(map(entropy, p)) / count
+        value = jensen_shannon(logits)[row]
+        torch.testing.assert_close(value, expected, rtol=1e-9, atol=1e-12)
+        assert -1e-12 <= value <= math.log(count) + 1e-12
+    certain = 100 * torch.eye(count, dtype=torch.float64)
+    assert jensen_shannon(certain).item() == pytest.approx(math.log(count), abs=1e-9)
+    same = torch.randn(1, 4).expand(count, 4)
+    assert jensen_shannon(same).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_two_distributions_have_the_textbook_js_divergence():
+    from scipy.spatial.distance import jensenshannon
+
+    logits = torch.randn(2, 5, dtype=torch.float64)
+    p, q = logits.softmax(-1)
+    assert jensen_shannon(logits).item() == pytest.approx(jensenshannon(p, q) ** 2)
+
+
+def test_squared_deviation_is_the_variance():
+    scores = torch.randn(4, 6, 1)
+    torch.testing.assert_close(squared_deviation(scores), scores[..., 0].var(0, correction=0))
+
+
+def test_js_norm_and_clean_prediction():
+    def divergence(**fields):
+        objective = Objective(UEGR(attack="none", gamma=0.0, **fields, **FORWARD_ONLY))
+        torch.manual_seed(7)
+        return objective(tiny_model("bert", dropout=0.2), tiny_batch()).item()
+
+    assert divergence(js_norm="log_k") == pytest.approx(divergence() / math.log(2))
+    assert divergence(passes=1) == 0
+    assert divergence(passes=1, js_over="adversarial+clean") > 0
+
+
+def rates_of(method, draws=None):
+    """Dropout rates that are really set during the passes of one step."""
+    model, seen = tiny_model("bert", dropout=0.2), []
+    handle = model.register_forward_pre_hook(
+        lambda module, *_: seen.append({getattr(owner, name) for owner, name, _ in sites(module)})
+    )
+    Objective(method)(model, tiny_batch())
+    handle.remove()
+    assert {getattr(owner, name) for owner, name, _ in sites(model)} == {0.2}
+    return seen
+
+
+def test_combinations_of_rates():
+    off = {"attack": "none", **FORWARD_ONLY}
+    assert rates_of(UEGR(passes=3, dropout_range=(0.0, 0.5), **off)) == [{0.0}, {0.25}, {0.5}]
+    listed = UEGR(combination="list", rates=[0.1, 0.4], **off)
+    assert rates_of(listed) == [{0.1}, {0.4}]
+    assert rates_of(UEGR(combination="model", **off)) == [{0.2}, {0.2}]
+    assert rates_of(UEGR(modules=["attention"], **off)) == [{0.1, 0.2}, {0.3, 0.2}]
+    drawn = rates_of(UEGR(combination="random", passes=5, **off))
+    assert len({next(iter(rates)) for rates in drawn}) == 5
+    assert all(0.1 <= rate <= 0.3 for rates in drawn for rate in rates)
+    assert even_rates(0.1, 0.3, 1) == [0.2]
+
+
+@pytest.mark.parametrize("target", [0.0, 5.0])
+def test_adaptive_rates_follow_the_divergence_within_the_range(target):
+    method = UEGR(adaptive="divergence", target=target, ema=0.0, kappa=0.5, **FORWARD_ONLY)
+    model = tiny_model("bert", dropout=0.2)
+    objective = Objective(method).attach(model)
+    objective(model, tiny_batch())
+    js_value = objective.terms["uegr/js"].item()
+    objective.updated()
+    factor = 1 + 0.5 * (target - js_value)
+    expected = [min(max(rate * factor, 0.1), 0.3) for rate in (0.1, 0.3)]
+    assert objective.state_dict()["uegr/rates"].tolist() == pytest.approx(expected)
+    assert expected != [0.1, 0.3]
+
+
+# --- backward stage ------------------------------------------------------------------------------
+
+
+def step(model, objective, optimizer):
+    """(weights before, gradients, weights after) of one update, by name."""
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    objective(model, tiny_batch()).backward()
+    optimizer.step()
+    gradients = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    optimizer.zero_grad()
+    return before, gradients, {name: p.detach() for name, p in model.named_parameters()}
+
+
+def bound(**fields):
+    model = tiny_model("bert")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1)
+    method = UEGR(attack="none", combination="model", passes=1, **fields)
+    return model, Objective(method).bind(model, optimizer), optimizer
+
+
+SALIENCY = {
+    "taylor": lambda w, g: abs(float(w) * float(g)),
+    "grad": lambda w, g: abs(float(g)),
+    "fisher": lambda w, g: float(g) ** 2,
+}
+
+
+@pytest.mark.parametrize("kind", SALIENCY)
+def test_masked_weights_stay_bit_for_bit_under_adamw(kind):
+    model, objective, optimizer = bound(keep=0.4, saliency=kind)
+    for _ in range(3):  # with momentum
+        before, gradients, after = step(model, objective, optimizer)
+    for name, g in gradients.items():
+        moved = (before[name] != after[name]).flatten()
+        if name.startswith("classifier"):
+            assert moved.all()
+            continue
+        values = [SALIENCY[kind](*pair) for pair in zip(before[name].flatten(), g.flatten())]
+        count = math.ceil(round(0.4 * len(values), 6))
+        if len(set(values)) == len(values):
+            best = sorted(range(len(values)), key=lambda i: -values[i])[:count]
+            assert set(moved.nonzero().flatten().tolist()) == set(best), name
+        else:
+            assert moved.sum() <= count
+
+
+def test_masked_gradients_alone_do_not_hold_weights():
+    model, objective, optimizer = bound(keep=0.4, apply_to="gradient")
+    for _ in range(3):
+        before, gradients, after = step(model, objective, optimizer)
+    name = "bert.encoder.layer.0.output.dense.weight"
+    masked = gradients[name] == 0
+    assert masked.sum() == masked.numel() - math.ceil(0.4 * masked.numel())
+    assert (before[name] != after[name])[masked].all()
+
+
+def test_optimizer_sees_all_gradients_when_the_update_is_masked():
+    model, objective, optimizer = bound(keep=0.4)
+    plain = tiny_model("bert")
+    plain(**tiny_batch()).loss.backward()
+    _, gradients, _ = step(model, objective, optimizer)
+    for name, g in gradients.items():
+        torch.testing.assert_close(g, plain.get_parameter(name).grad)
+
+
+def test_global_scope_counts_over_all_tensors():
+    model, objective, optimizer = bound(keep=0.1, scope="global")
+    before, gradients, after = step(model, objective, optimizer)
+    names = [name for name in gradients if not name.startswith("classifier")]
+    moved = sum((before[name] != after[name]).sum().item() for name in names)
+    assert moved == math.ceil(0.1 * sum(before[name].numel() for name in names))
+
+
+def test_random_mask_is_unbiased():
+    """The mean update over many masks is the update without a mask, with SGD's closed form."""
+    model = tiny_model("bert")
+    method = UEGR(attack="none", mask="bernoulli", keep=0.5, p_min=0.3, apply_to="gradient")
+    objective = Objective(method).attach(model)
+    name = "bert.encoder.layer.1.output.dense.weight"
+    parameter = model.get_parameter(name)
+    model(**tiny_batch()).loss.backward()
+    plain, rounds = parameter.grad.clone(), 800
+    model.zero_grad()
+    edited = []
+    for _ in range(rounds):
+        parameter.grad = plain.clone()
+        objective.gradients()
+        objective.updated()
+        edited.append(parameter.grad / plain)
+    edited = torch.stack(edited)
+    kept = (edited != 0).double().mean(0)
+    assert kept.mean().item() == pytest.approx(0.5, abs=0.02)
+    assert kept.min() > 0.3 - 5 * math.sqrt(0.3 * 0.7 / rounds)
+    spread = (1 / 0.3 - 1) ** 0.5 / rounds**0.5  # largest standard deviation of the mean
+    assert (edited.mean(0) - 1).abs().max() < 5 * spread
+    rank = (parameter * plain).abs().flatten().argsort()
+    assert kept.flatten()[rank[-10:]].mean() > kept.flatten()[rank[:10]].mean() + 0.3
+
+
+def test_rescale():
+    for rescale, factor in [("auto", 1.0), ("always", 2.0), ("never", 1.0)]:
+        model, objective, optimizer = bound(keep=0.5, apply_to="gradient", rescale=rescale)
+        plain = tiny_model("bert")
+        plain(**tiny_batch()).loss.backward()
+        _, gradients, _ = step(model, objective, optimizer)
+        name = "bert.pooler.dense.weight"
+        kept = gradients[name] != 0
+        expected = factor * plain.get_parameter(name).grad[kept]
+        torch.testing.assert_close(gradients[name][kept], expected)
+
+
+def test_mask_is_kept_and_starts_late():
+    model, objective, optimizer = bound(
+        keep=0.3, apply_to="gradient", start_step=1, mask_every=2, exclude_head=False
+    )
+    masks = [
+        {name: g == 0 for name, g in step(model, objective, optimizer)[1].items()}
+        for _ in range(5)
+    ]
+    name = "bert.encoder.layer.0.output.dense.weight"
+    assert not masks[0][name].any()
+    assert torch.equal(masks[1][name], masks[2][name])
+    assert torch.equal(masks[3][name], masks[4][name])
+    assert not torch.equal(masks[2][name], masks[3][name])
+    assert masks[1]["classifier.weight"].any()
+
+
+def test_resumes_with_its_mask_and_rates():
+    results = []
+    for interrupted in (False, True):
+        fields = {"keep": 0.3, "mask_every": 3, "mask": "bernoulli"}
+        model, objective, optimizer = bound(**fields)
+        step(model, objective, optimizer)
+        if interrupted:
+            state = objective.state_dict()
+            objective.detach()
+            objective = Objective(UEGR(attack="none", combination="model", passes=1, **fields))
+            objective.bind(model, optimizer).load_state_dict(state)
+        _, _, after = step(model, objective, optimizer)
+        results.append(torch.cat([p.flatten() for p in after.values()]))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"dropout_range": (0.3, 0.1)}, "swap them"),
+        ({"rates": [0.1, 0.2]}, "go together"),
+        ({"combination": "list"}, "go together"),
+        ({"combination": "list", "rates": [0.1]}, "1 entries, but passes is 2"),
+        ({"combination": "model", "adaptive": "divergence"}, 'combination="even" or "list"'),
+        ({"mask": "bernoulli", "keep": 0.1}, "above p_min"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        UEGR(**fields)
+
+
+def test_batches_without_labels_have_no_term():
+    batch = tiny_batch()
+    del batch["labels"]
+    with fixed_draws(), pytest.raises(ValueError, match="no labels"):
+        Objective(UEGR())(tiny_model("bert"), batch)

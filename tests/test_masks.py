@@ -1,0 +1,55 @@
+"""Masks over parameters."""
+
+from fractions import Fraction
+from math import ceil
+
+import pytest
+import torch
+
+from smoothtune.masks import PartialUpdate, keep_probabilities, over, top_fraction
+
+
+@pytest.mark.parametrize("n", [1, 2, 7, 10, 30, 101])
+@pytest.mark.parametrize("keep", ["0.1", "0.3", "0.5", "0.9", "1"])
+def test_keeps_exactly_the_fraction(n, keep):
+    saliency = torch.rand(n)
+    mask = top_fraction(saliency, float(keep))
+    assert mask.sum() == ceil(Fraction(keep) * n)
+    assert mask.all() or saliency[mask].min() >= saliency[~mask].max()
+
+
+@pytest.mark.parametrize("values", [[0.0] * 10, [1.0] * 3 + [0.0] * 7, [2.0, 1.0] * 5])
+def test_keeps_exactly_the_fraction_of_equal_values(values):
+    assert top_fraction(torch.tensor(values).view(2, 5), 0.4).sum() == 4
+
+
+def test_global_scope_ranks_all_tensors_together():
+    values = {"a": torch.tensor([[4.0, 1.0]]), "b": torch.tensor([3.0, 2.0])}
+    masks = over("global", lambda v: top_fraction(v, 0.5), values)
+    assert masks["a"].tolist() == [[True, False]]
+    assert masks["b"].tolist() == [True, False]
+    values["b"] += 3
+    assert not over("global", lambda v: top_fraction(v, 0.5), values)["a"].any()
+    assert over("per_tensor", lambda v: top_fraction(v, 0.5), values)["a"].any()
+
+
+def test_probabilities_follow_the_rank_and_have_the_wanted_mean():
+    saliency = torch.rand(40, 50, dtype=torch.float64)
+    p = keep_probabilities(saliency, keep=0.3, floor=0.1)
+    assert p.mean().item() == pytest.approx(0.3, abs=1e-3)
+    assert p.min() >= 0.1
+    assert p.max() <= 1
+    assert torch.equal(p.flatten().argsort(), saliency.flatten().argsort())
+    assert torch.equal(keep_probabilities(saliency, keep=1.0, floor=0.1), torch.ones_like(p))
+
+
+def test_part_of_an_update():
+    before = torch.tensor([0.1, 0.2, 0.3, 0.7])
+    after = torch.tensor([1.3, 1.1, 0.9, -0.7])
+    weights = {"w": before.clone(), "untouched": torch.zeros(2)}
+    update = PartialUpdate({"w": torch.tensor([0.0, 1.0, 0.5, 2.0])}, weights)
+    weights["w"].copy_(after)
+    update.finish(weights)
+    assert weights["w"][0] == before[0]
+    assert weights["w"][1] == after[1]
+    torch.testing.assert_close(weights["w"][2:], torch.tensor([0.6, -2.1]))
