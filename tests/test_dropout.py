@@ -29,11 +29,16 @@ def test_rates_return_after_an_exception(architecture):
     def rates():
         return [getattr(module, name) for module, name, _ in sites(model)]
 
-    before = rates()
+    before, inside = rates(), []
     assert before
-    with pytest.raises(KeyError), dropout_rates(model, 0.4):
-        assert set(rates()) == {0.4}
+
+    def fail():
+        inside.extend(rates())
         raise KeyError
+
+    with pytest.raises(KeyError), dropout_rates(model, 0.4):
+        fail()
+    assert set(inside) == {0.4}
     assert rates() == before
 
 
@@ -61,8 +66,9 @@ def test_only_the_kind_asked_for_changes():
 
 
 def test_a_model_without_such_dropout_is_refused():
-    with pytest.raises(ValueError, match="no hidden dropout"), dropout_rates(
-        tiny_model("llama"), {"hidden": 0.1}
+    with (
+        pytest.raises(ValueError, match="no hidden dropout"),
+        dropout_rates(tiny_model("llama"), {"hidden": 0.1}),
     ):
         pass
 
@@ -83,3 +89,12 @@ def test_refused_under_activation_checkpointing():
     with pytest.raises(ValueError, match="activation checkpointing"):
         _ = Pass(model, tiny_batch()).at(rate=0.5).logits
     assert torch.isfinite(Pass(model, tiny_batch()).at().logits).all()
+
+
+def test_a_pass_at_another_rate_does_not_reuse_the_embeddings():
+    model = tiny_model("bert", dropout=0.2)
+    clean = Pass(model, tiny_batch(), points=(0,))
+    assert torch.isfinite(clean.logits).all()
+    nothing = clean.zeros(0)
+    disturbed = clean.at(nothing, 0, dropout="shared", rate=0.5)
+    assert torch.equal(disturbed.logits, clean.at(dropout="shared", rate=0.5).logits)

@@ -15,6 +15,11 @@ METHODS_TESTED = {  # name -> fields; fields that make the term big enough to ma
     "l2_sp": {"alpha": 1.0, "beta": 1.0},
     "mixout": {},
     "cwgnc": {"max_norm": 0.02},
+    "smart": {"lambda_s": 5.0},
+    "freelb": {},
+    "jachess": {"c": 0.1},
+    "jacobian": {"estimator": "projected"},
+    "uegr": {},
 }
 
 
@@ -73,3 +78,17 @@ def weights_after(output_dir, method, architecture="bert", *, data=None, **chang
         trainer.train()
         trainer.objective.detach()
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+FSDP_TESTED = {
+    "lnsr": {"reduce": "token_sum"},
+    "r3f": {"noise": "normal", "sigma": 0.1},
+    "smart": {"lambda_s": 5.0, "mu": 0},
+    "freelb": {},
+    "jachess": {"c": 0.1},
+}
+
+
+def collate(rows):
+    """Stack rows of one length."""
+    return {key: torch.stack([row[key] for row in rows]) for key in rows[0]}

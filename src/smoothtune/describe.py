@@ -84,8 +84,10 @@ def _description(cls: type, field: str) -> str:
 
 
 def _sections(text: str) -> tuple[str, dict[str, str]]:
-    """The first line, and the text of each ``Heading:`` that starts a line."""
-    title, *parts = re.split(r"^(Reference|Equation|Departures): *", text, flags=re.MULTILINE)
+    """The first line, and the text of each ``Heading:`` or ``Heading (remark):``."""
+    title, *parts = re.split(
+        r"^(Reference|Equation|Departures)(?=:| \():? *", text, flags=re.MULTILINE
+    )
     bodies = (_dedented(body) for body in parts[1::2])
     return title.strip().split("\n")[0].rstrip("."), dict(zip(parts[::2], bodies, strict=True))
 

@@ -16,6 +16,7 @@ from smoothtune.passes import Pass
 from smoothtune.taps import embedding_table, unwrap, word_embeddings
 
 EstimatorName = Literal["exact", "per_layer", "projected", "directional", "finite_difference"]
+Difference = Literal["symmetric", "forward"]
 Reader = Callable[[Pass], list[Tensor]]  # L outputs (B, d_l) of a pass
 
 ROWS = 4096  # word embeddings looked at to learn their size
@@ -34,6 +35,7 @@ class InputDerivatives:
     probes: int
     probe: Probe
     step: float
+    difference: Difference = "symmetric"
     dims: int = 10
 
     def __post_init__(self):
@@ -80,6 +82,7 @@ class InputDerivatives:
                 return read(clean.at(delta * clean.mask[..., None], dropout="shared"))
 
             with torch.autocast(x.device.type, enabled=False):
+                centre = read(clean) if self.difference == "forward" else None
                 return estimators.finite_difference(
                     function,
                     x,
@@ -88,6 +91,7 @@ class InputDerivatives:
                     step=self.absolute_step,
                     probes=self.probes,
                     probe=self.probe,
+                    centre=centre,
                 )
         outputs = [z.to(x.dtype) for z in read(clean)]
         leaf = clean.delta()

@@ -13,6 +13,7 @@ from smoothtune import random
 from smoothtune.derivatives import HigherDerivatives
 from smoothtune.passes import Batch, Pass, Task, model_task
 from smoothtune.regularizer import Regularizer
+from smoothtune.support import check
 from smoothtune.taps import unwrap
 
 
@@ -52,6 +53,7 @@ class Objective:
         self.step = self.calls = 0
         self.seed = torch.initial_seed()
         self._model: nn.Module | None = None
+        self._checked: set[tuple[int, Any]] = set()
         self._handles: list[Any] = []
         self._derivatives: HigherDerivatives | None = None
 
@@ -62,9 +64,11 @@ class Objective:
 
         Raises:
             RuntimeError: it is attached already.
+            ValueError: a method is not right on this model; the message says what to change.
         """
         if self._model is not None:
             raise RuntimeError("this objective is attached already: call detach() first")
+        check(self.regularizers, model)
         self._model = unwrap(model)
         self.seed = torch.initial_seed()
         order = max((r.derivative_order for r in self.regularizers.values()), default=1)
@@ -124,6 +128,7 @@ class Objective:
         """
         self.calls += 1
         batch = dict(batch)
+        self._check_once(model, batch["input_ids"].device)
         example_ids = batch.pop("example_id", None)
         clean = self._clean_pass(model, batch, task)
         losses = dict(self._losses(clean))
@@ -186,6 +191,13 @@ class Objective:
             )
 
     # --- inside ------------------------------------------------------------------------------
+
+    def _check_once(self, model: nn.Module, device: torch.device) -> None:
+        """Look again whenever the loop brings another wrapper or another precision."""
+        precision = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
+        if (id(model), precision) not in self._checked:
+            check(self.regularizers, model, device)
+            self._checked.add((id(model), precision))
 
     def _clean_pass(self, model: nn.Module, batch: dict[str, Any], task: Task) -> Pass:
         methods = self.regularizers.values()

@@ -236,13 +236,14 @@ class Pass:
         return self._result
 
     def _bases(self) -> dict[Point, Tensor]:
-        """What the clean pass has computed below the lowest perturbation, if it is the same here."""
+        """What the clean pass computed below the lowest perturbation, if it is the same here."""
         clean = self._origin
         if clean is None or clean._origin is not None or not self.deltas:
             return {}
         lowest = min(self.deltas, key=depth)
         tap = clean._taps.get(lowest) if clean.has_run else None
-        same = lowest == "word" or self.dropout == "shared"  # no dropout acts before "word"
+        same_masks = self.dropout == "shared" and self.rate is None
+        same = lowest == "word" or same_masks  # no dropout acts before "word"
         return {lowest: tap.value} if tap is not None and tap.value is not None and same else {}
 
     def _run_to(self, point: Point) -> None:

@@ -39,6 +39,8 @@ class Regularizer:
     """It is the gradient clip: the loop's own must be off."""
     draws_weights: ClassVar[bool] = False
     """It draws inside every forward, so the task's dropout masks differ from plain training's."""
+    substitutes_weights: ClassVar[bool] = False
+    """Another weight stands in for a trained one in every forward."""
     resets_weights: ClassVar[bool] = False
     """`attach` changes the weights, so it comes before methods that remember them."""
 
@@ -82,6 +84,16 @@ class Regularizer:
 
     def attach(self, model: nn.Module) -> None:
         """Prepare on the unwrapped, pre-trained model: snapshots, parametrizations, statistics."""
+
+    @property
+    def keeps_weights(self) -> bool:
+        """Whether it compares weights with a copy of them."""
+        return False
+
+    @property
+    def changes_dropout(self) -> bool:
+        """Whether it runs the model at other dropout rates."""
+        return False
 
     def bind_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Change what the optimizer does, its parameter groups say; after `attach`."""

@@ -1,99 +1,233 @@
-"""What works where: every combination is verified by a test or refused with a reason."""
+"""What works where: every cell is verified by a test, or refused with what to change.
+
+Rows are kinds of methods, told by what a method does; a method may be of several kinds. Columns
+are environments. The tests compare every supported cell with a single float32 process and see
+every other one raise.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from accelerate.utils import DistributedType
+from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer
 
-from smoothtune.objective import Objective
+from smoothtune.regularizer import Regularizer
+from smoothtune.taps import unwrap
+
+Kind = Literal[
+    "perturbs",
+    "finite differences",
+    "differentiates twice",
+    "stands in for weights",
+    "keeps weights",
+    "edits updates",
+    "changes dropout",
+]
+Environment = Literal[
+    "bf16 autocast",
+    "fp16 and scaler",
+    "16-bit weights",
+    "activation checkpointing",
+    "reentrant checkpointing",
+    "torch.compile",
+    "DDP",
+    "FSDP2",
+    "LoRA",
+]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+ENVIRONMENTS: tuple[Environment, ...] = get_args(Environment)
+
+_FLOAT32 = "load the model with dtype=torch.float32 and train with bf16=True"
+_NO_BF16 = "its derivatives drown in 16-bit rounding: train in float32 (bf16=False, fp16=False)"
+_NO_FP16 = "its inner gradients underflow in fp16: use bf16=True or float32"
+_NO_COMPILE = "hooks that come and go are lost in a compiled model: set torch_compile=False"
+_NO_FSDP = "it needs whole weights where FSDP2 has shards: use DDP"
+_NON_REENTRANT = (
+    'reentrant checkpointing has no inner gradients: set activation_checkpointing_kwargs={"use_'
+    'reentrant": False}'
+)
+
+REFUSED: dict[Kind, dict[Environment, str]] = {
+    "perturbs": {
+        "16-bit weights": f"16-bit weights round small perturbations away: {_FLOAT32}",
+        "reentrant checkpointing": _NON_REENTRANT,
+        "torch.compile": _NO_COMPILE,
+        "fp16 and scaler": _NO_FP16,
+    },
+    "finite differences": {
+        "bf16 autocast": _NO_BF16,
+        "fp16 and scaler": _NO_BF16,
+        "16-bit weights": _NO_BF16,
+        "reentrant checkpointing": _NON_REENTRANT,
+        "torch.compile": _NO_COMPILE,
+    },
+    "differentiates twice": {
+        "bf16 autocast": _NO_BF16,
+        "fp16 and scaler": _NO_FP16,
+        "16-bit weights": _NO_BF16,
+        "reentrant checkpointing": _NON_REENTRANT,
+        "torch.compile": "compiled graphs have no second derivative: set torch_compile=False",
+        "FSDP2": "sharded modules have no second derivative: use DDP",
+    },
+    "stands in for weights": {
+        "16-bit weights": f"W - W_0 is lost in 16-bit weights: {_FLOAT32}",
+        "torch.compile": "it changes modules after they are compiled: set torch_compile=False",
+        "FSDP2": _NO_FSDP,
+    },
+    "keeps weights": {"FSDP2": _NO_FSDP},
+    "edits updates": {"FSDP2": _NO_FSDP},
+    "changes dropout": {
+        "activation checkpointing": "recomputed blocks would drop out at the model's own rates: "
+        "turn checkpointing off",
+        "reentrant checkpointing": _NON_REENTRANT,
+        "torch.compile": _NO_COMPILE,
+        "fp16 and scaler": _NO_FP16,
+        "16-bit weights": f"16-bit weights round small perturbations away: {_FLOAT32}",
+        "FSDP2": _NO_FSDP,
+    },
+}
 
 
-def check_trainer(objective: Objective, trainer: Trainer) -> None:
-    """Refuse what is not verified to be right in this trainer.
+def kinds(regularizer: Regularizer) -> set[Kind]:
+    """What a method does, as far as it decides where it works."""
+    cls = type(regularizer)
+    told: dict[Kind, bool] = {
+        "perturbs": bool(regularizer.points()),
+        "finite differences": regularizer.needs_float32,
+        "differentiates twice": regularizer.second_order,
+        "stands in for weights": regularizer.substitutes_weights,
+        "keeps weights": regularizer.keeps_weights,
+        "edits updates": cls.gradients is not Regularizer.gradients,
+        "changes dropout": regularizer.changes_dropout,
+    }
+    return {kind for kind, applies in told.items() if applies}
+
+
+def environments(model: nn.Module, device: torch.device | None = None) -> set[Environment]:
+    """Where a model runs, as it is now.
+
+    Args:
+        model: as the loop holds it.
+        device: look at autocast on this device too.
+    """
+    found: set[Environment] = set()
+    modules = list(unwrap(model).modules())
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
+        found.add("16-bit weights")
+    if any(getattr(module, "gradient_checkpointing", False) for module in modules):
+        found.add("reentrant checkpointing" if _reentrant(modules) else "activation checkpointing")
+    if any(
+        getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod")
+        for m in (model, *modules)
+    ):
+        found.add("torch.compile")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        found.add("DDP")
+    if any(isinstance(module, FSDPModule) for module in modules):
+        found.add("FSDP2")
+    if hasattr(unwrap(model), "peft_config"):
+        found.add("LoRA")
+    if device is not None and torch.is_autocast_enabled(device.type):
+        half = torch.get_autocast_dtype(device.type) == torch.float16
+        found.add("fp16 and scaler" if half else "bf16 autocast")
+    return found
+
+
+def problems(name: str, regularizer: Regularizer, where: set[Environment]) -> list[str]:
+    """Why a method does not work in these environments, and what to change; empty if it does."""
+    return [
+        f"{name} with {environment}: {REFUSED[kind][environment]}"
+        for kind in KINDS
+        if kind in kinds(regularizer)
+        for environment in ENVIRONMENTS
+        if environment in where and environment in REFUSED[kind]
+    ]
+
+
+def refuse(found: list[str]) -> None:
+    """Raise for what was found, all of it at once.
+
+    Raises:
+        ValueError: there is a problem.
+    """
+    if found:
+        raise ValueError("not supported:\n" + "\n".join(f"- {p}" for p in dict.fromkeys(found)))
+
+
+def check(
+    regularizers: dict[str, Regularizer], model: nn.Module, device: torch.device | None = None
+) -> None:
+    """Refuse methods that are not right on this model, as it is.
 
     Raises:
         ValueError: says everything that is wrong, and what to change.
     """
-    args = trainer.args
-    problems = [
-        message
-        for wrong, message in [
-            (
-                trainer.model is None or getattr(trainer, "model_init", None) is not None,
-                "`model_init` makes a new model that the methods would not see: pass `model`",
-            ),
-            (
-                args.n_gpu > 1,
-                "nn.DataParallel does not split perturbations: start with torchrun or accelerate",
-            ),
-            (
-                _distributed(trainer)
-                not in (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU),
-                f"{_distributed(trainer)} is not verified: use a single process or DDP",
-            ),
-            (
-                getattr(args, "torch_compile", False),
-                "torch.compile is not verified: set torch_compile=False",
-            ),
-            (
-                args.fp16,
-                "fp16 with a gradient scaler is not verified: use bf16=True or float32",
-            ),
-            (
-                args.auto_find_batch_size,
-                "auto_find_batch_size restarts training behind the methods' back: turn it off",
-            ),
-            (
-                _reentrant(args),
-                "reentrant gradient checkpointing breaks inner gradients: set "
-                'activation_checkpointing_kwargs={"use_reentrant": False}',
-            ),
-        ]
-        if wrong
-    ]
-    if trainer.model is not None:
-        problems += _model_problems(objective, trainer.model)
-    for name, regularizer in objective.regularizers.items():
-        if regularizer.needs_float32 and (args.bf16 or args.fp16):
-            problems.append(
-                f"{name} takes finite differences, which 16-bit arithmetic drowns in rounding: set "
-                'bf16=False, or estimator="projected"'
-            )
+    where = environments(model, device)
+    found = [p for name, r in regularizers.items() for p in problems(name, r, where)]
+    perturbing = [name for name, r in regularizers.items() if r.points()]
+    if perturbing and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        found.append(
+            f"{', '.join(perturbing)} with an encoder-decoder model: the word embeddings are "
+            "passed twice in one forward: use a weight-side method such as mixout or l2_sp"
+        )
+    refuse(found)
+
+
+def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> None:
+    """Refuse what is not right in this trainer.
+
+    Raises:
+        ValueError: says everything that is wrong, and what to change.
+    """
+    args, found = trainer.args, []
+    if trainer.model is None or getattr(trainer, "model_init", None) is not None:
+        found.append("`model_init` makes a new model that the methods would not see: pass `model`")
+    if args.n_gpu > 1:
+        found.append("nn.DataParallel does not split perturbations: use torchrun or accelerate")
+    kind = trainer.accelerator.distributed_type
+    if kind not in (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
+        found.append(f"{kind} is not verified in the Trainer: use a single process or DDP")
+    if args.auto_find_batch_size:
+        found.append("auto_find_batch_size restarts training behind the methods: turn it off")
+    where = _planned(args)
+    for name, regularizer in regularizers.items():
+        found += problems(name, regularizer, where)
         if regularizer.clips_gradients and args.max_grad_norm:
-            problems.append(
-                f"{name} takes the place of the global gradient clip: set max_grad_norm=0"
-            )
-    if problems:
-        raise ValueError(
-            "cannot regularize this trainer:\n" + "\n".join(f"- {p}" for p in problems)
-        )
+            found.append(f"{name} takes the place of the global gradient clip: set max_grad_norm=0")
+    refuse(found)
 
 
-def _distributed(trainer: Trainer) -> Any:
-    return trainer.accelerator.distributed_type
+def _planned(args: Any) -> set[Environment]:
+    """What the Trainer will do to the model when training begins."""
+    reentrant = (args.activation_checkpointing_kwargs or {}).get("use_reentrant", False)
+    planned: dict[Environment, bool] = {
+        "bf16 autocast": args.bf16,
+        "fp16 and scaler": args.fp16,
+        "torch.compile": args.torch_compile,
+        "activation checkpointing": args.activation_checkpointing and not reentrant,
+        "reentrant checkpointing": args.activation_checkpointing and reentrant,
+    }
+    return {environment for environment, planned_so in planned.items() if planned_so}
 
 
-def _reentrant(args: Any) -> bool:
-    kwargs = args.activation_checkpointing_kwargs or {}
-    return bool(args.activation_checkpointing and kwargs.get("use_reentrant", False))
+def _reentrant(modules: list[nn.Module]) -> bool:
+    functions = (getattr(module, "_gradient_checkpointing_func", None) for module in modules)
+    return any((getattr(f, "keywords", None) or {}).get("use_reentrant") for f in functions)
 
 
-def _model_problems(objective: Objective, model: torch.nn.Module) -> list[str]:
-    perturbing = [name for name, r in objective.regularizers.items() if r.points()]
-    if not perturbing:
-        return []
-    problems = []
-    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
-        problems.append(
-            f"{', '.join(perturbing)}: encoder-decoder models pass the word embeddings twice in "
-            "one forward, which is not supported: use a weight-side method such as mixout or l2_sp"
-        )
-    if any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
-        problems.append(
-            f"{', '.join(perturbing)}: 16-bit weights round small perturbations away: load the "
-            "model with dtype=torch.float32 and train with bf16=True"
-        )
-    return problems
+def support_table() -> str:
+    """The table as Markdown: "yes", or the number of the reason below it."""
+    reasons = list(dict.fromkeys(r for row in REFUSED.values() for r in row.values()))
+    lines = ["| | " + " | ".join(ENVIRONMENTS) + " |", "|---" * (len(ENVIRONMENTS) + 1) + "|"]
+    for kind in KINDS:
+        cells = [
+            f"no ({reasons.index(REFUSED[kind][e]) + 1})" if e in REFUSED[kind] else "yes"
+            for e in ENVIRONMENTS
+        ]
+        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
+    notes = [f"{i}. {reason}." for i, reason in enumerate(reasons, start=1)]
+    return "\n".join([*lines, "", *notes]) + "\n"

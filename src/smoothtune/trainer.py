@@ -45,7 +45,7 @@ def regularize(trainer: T, *regularizers: Regularizer) -> T:
     if hasattr(trainer, "objective"):
         raise ValueError("this trainer is regularized already: pass all methods in one call")
     objective = Objective(*regularizers)
-    check_trainer(objective, trainer)
+    check_trainer(objective.regularizers, trainer)
     objective.attach(trainer.model)  # type: ignore[arg-type]
     trainer.objective = objective  # type: ignore[attr-defined]
     _Binding(trainer, objective)

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from literal import MODELS, gradient, probabilities, span_batch, tiny_span_model
 from transformers import BertConfig, BertForTokenClassification
 
+from literal import MODELS, gradient, probabilities, span_batch, tiny_span_model
 from smoothtune import LabelSmoothing, Objective
 from smoothtune.testing import tiny_batch, tiny_model
 

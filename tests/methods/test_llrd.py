@@ -4,8 +4,9 @@ import pytest
 import torch
 from transformers import get_linear_schedule_with_warmup
 
-from smoothtune import LLRD, Objective
+from smoothtune import LLRD, Objective, SmoothTrainer
 from smoothtune.testing import tiny_batch, tiny_model
+from training import Rows, arguments
 
 
 def rates(model, optimizer):
@@ -94,6 +95,21 @@ def test_other_options_of_the_groups_stay_and_detach_restores_them():
     assert rates(model, optimizer)["classifier.bias"] == 1.0
     objective.detach()
     assert all(a is b for a, b in zip(optimizer.param_groups, before, strict=True))
+
+
+def test_in_a_trainer_the_schedule_scales_every_rate(tmp_path):
+    model = tiny_model("bert", dtype=torch.float32)
+    settings = arguments(tmp_path, max_steps=4, learning_rate=1.0, lr_scheduler_type="linear")
+    trainer = SmoothTrainer(
+        model=model, args=settings, train_dataset=Rows(), regularizers=[LLRD(decay=0.5)]
+    )
+    trainer.create_optimizer_and_scheduler(num_training_steps=4)
+    first = rates(model, trainer.optimizer)
+    assert {name: first[name] for name in EXPECTED["bert"]} == EXPECTED["bert"]
+    trainer.optimizer.step()
+    trainer.lr_scheduler.step()
+    assert rates(model, trainer.optimizer) == {name: 0.75 * r for name, r in first.items()}
+    trainer.train()
 
 
 def test_refused_after_a_scheduler():

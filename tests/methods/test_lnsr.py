@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from conformance import fed
 from torch import nn
 
+from conformance import fed
 from smoothtune import LNSR, Noise, Objective, Pass
 from smoothtune.noise import gaussian, rescale
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model

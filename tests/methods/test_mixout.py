@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from conformance import CASES, fed
 from torch import nn
 
+from conformance import CASES, fed
 from smoothtune import Mixout, Objective
 from smoothtune.testing import tiny_batch, tiny_model
 

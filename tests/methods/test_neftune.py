@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
+
 from conformance import CASES, assert_conforms, batch, draws, fed, tiny_bert
 from literal import MODELS, added, gradient, span_batch, tiny_span_model
-
 from smoothtune import NEFTune, Objective
 from smoothtune.testing import tiny_batch, tiny_model
 
@@ -26,8 +26,9 @@ def scaled(draw, lengths, alpha):
 @pytest.mark.parametrize("num_labels", [3, 1])
 @pytest.mark.parametrize("architecture", MODELS)
 def test_equals_its_equation(architecture, num_labels):
-    model, batch = tiny_model(architecture, num_labels=num_labels), tiny_batch(
-        num_labels=num_labels
+    model, batch = (
+        tiny_model(architecture, num_labels=num_labels),
+        tiny_batch(num_labels=num_labels),
     )
     draw = 2 * torch.rand(4, 6, 8, dtype=torch.float64) - 1
     with added(model, scaled(draw, [6, 4, 5, 3], alpha=2.0)):

@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from torch import nn
+from transformers.modeling_outputs import SequenceClassifierOutput
+
 from conformance import CASES
 from literal import (
     MODELS,
@@ -13,9 +16,6 @@ from literal import (
     squared_error,
     tiny_span_model,
 )
-from torch import nn
-from transformers.modeling_outputs import SequenceClassifierOutput
-
 from smoothtune import Objective, RDrop, random
 from smoothtune.testing import tiny_batch, tiny_model
 

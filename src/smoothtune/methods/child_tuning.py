@@ -2,7 +2,7 @@
 
 Reference: Xu, Luo, Zhang, Tan, Chang, Huang, Huang: Raise a Child in Large Language Model: Towards
     Effective and Generalizable Fine-tuning, EMNLP 2021 (arXiv 2109.05687).
-    Code: alibaba/AliceMind, ChildTuning; PKUnlp-icler/ChildTuning.
+    Code: alibaba/AliceMind, ChildTuning.
 
 Equation: w <- w - lr * optimizer(g o M)
     F: M ~ Bernoulli(p) / p, drawn anew in every update;
@@ -53,7 +53,7 @@ class ChildTuning(Regularizer):
     mode: Literal["F", "D"] = "F"
     """F: a new random part in every update; D: the part with the largest Fisher information."""
     p: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """Fraction of the weights that are updated. Paper: 0.1 to 0.3; released script 0.3."""
+    """Fraction of the weights that are updated. Released script: 0.3."""
     fisher_steps: Annotated[int, Field(ge=1)] = 20
     """D: updates whose gradients give the Fisher information. Paper: those of one epoch."""
     freeze: bool = False

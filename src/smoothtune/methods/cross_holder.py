@@ -53,7 +53,7 @@ def centred_scores(run: Pass) -> Tensor:
 
 
 def _centre(logits: Tensor, mask: Tensor) -> Tensor:
-    classes = mask.sum(-1, keepdim=True).clamp(min=1)
+    classes = mask.sum(-1, keepdim=True).clamp(min=1).to(logits.dtype)
     mean = (logits * mask).sum(-1, keepdim=True) / classes
     return (logits - mean) * mask * (2 / classes).sqrt()
 

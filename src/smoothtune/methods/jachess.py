@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from smoothtune import random
 from smoothtune.estimators import Probe
-from smoothtune.norms import EstimatorName, InputDerivatives, scores
+from smoothtune.norms import Difference, EstimatorName, InputDerivatives, scores
 from smoothtune.passes import Pass
 from smoothtune.regularizer import STRICT, NonNegative, Positive, Regularizer
 from smoothtune.taps import Point
@@ -102,6 +102,8 @@ class JacHess(Regularizer):
     """Default: projected without the Hessian, else finite_difference. Paper: per_layer."""
     step: Positive = 0.01
     """h of finite differences, relative to the rms of the pre-trained word embeddings."""
+    difference: Difference = "symmetric"
+    """Finite differences: symmetric (4 passes), or forward from the clean pass (3, rougher)."""
     reduction: Literal["sum", "token_mean"] = "sum"
     """Over input tokens: the norm, or divided by their number. Code: token_mean, with padding."""
     token: Literal["auto", "pooled", "random"] = "auto"
@@ -115,6 +117,7 @@ class JacHess(Regularizer):
             self.probes,
             self.probe,
             self.step,
+            self.difference,
             self.hessian_dims,
         )
         self._c = self.c or 2e-5

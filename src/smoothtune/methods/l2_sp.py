@@ -65,6 +65,11 @@ class L2SP(Regularizer):
     beta: NonNegative = 0.01
     """Pull of the new head towards zero. LNSR papers: not stated; 0.01 is usual."""
 
+    @property
+    def keeps_weights(self) -> bool:
+        """The pre-trained ones."""
+        return True
+
     def attach(self, model: nn.Module) -> None:
         """Remember the pre-trained weights."""
         self._anchors = {

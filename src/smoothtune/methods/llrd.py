@@ -8,7 +8,7 @@ Equation: lr_l = lr * xi^(L - l)
     l = 0..L-1: block l; l = -1: embeddings; l = L: all above the blocks (pooler, final norm, head).
 
 Departures:
-    * Howard and Ruder use xi = 1 / 2.6; 0.95 is Zhang et al.'s for BERT.
+    * Howard and Ruder use xi = 1 / 2.6 with an LSTM; 0.9 to 0.95 is usual for BERT.
     * Parameter groups of the optimizer are split; their other options (weight decay) stay.
 """
 
@@ -63,7 +63,7 @@ class LLRD(Regularizer):
     name: ClassVar[str] = "llrd"
 
     decay: Annotated[float, Field(gt=0, le=1)] = 0.95
-    """xi, factor from one block to the one below. Zhang et al.: 0.9 or 0.95."""
+    """xi, factor from one block to the one below. Usual for BERT: 0.9 to 0.95."""
 
     def __post_init__(self):
         super().__post_init__()

@@ -73,6 +73,7 @@ class Mixout(Regularizer):
     """Weights are swapped at random for their pre-trained values."""
 
     name: ClassVar[str] = "mixout"
+    substitutes_weights: ClassVar[bool] = True
     draws_weights: ClassVar[bool] = True
 
     p: Probability = 0.7

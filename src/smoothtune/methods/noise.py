@@ -50,6 +50,11 @@ class Noise(Regularizer):
             self.noise, self.noise_ratio, self.layer, self.k, self.orthonormal, self.scale
         )
 
+    @property
+    def keeps_weights(self) -> bool:
+        """In-manifold noise keeps the pre-trained word embeddings."""
+        return self.noise == "in_manifold"
+
     def points(self) -> tuple[Point, ...]:
         """The one point where noise enters."""
         return (self._noise.point,)

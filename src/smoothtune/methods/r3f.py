@@ -76,6 +76,7 @@ class R4F(R3F):
     """R4F: R3F with a spectrally normalized head."""
 
     name: ClassVar[str] = "r4f"
+    substitutes_weights: ClassVar[bool] = True
 
     def attach(self, model: nn.Module) -> None:
         """Normalize the linear layers of the head.

@@ -156,6 +156,11 @@ class SMART(Regularizer):
         self._teacher: Teacher | None = None
         self._updates = 0
 
+    @property
+    def keeps_weights(self) -> bool:
+        """Those of the teacher."""
+        return bool(self._mu)
+
     def points(self) -> tuple[Point, ...]:
         """The one point where the perturbation enters."""
         return (self.layer,)

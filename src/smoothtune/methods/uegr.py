@@ -195,6 +195,11 @@ class UEGR(Regularizer):
         self._factors: dict[str, Tensor] = {}
         self._update: PartialUpdate | None = None
 
+    @property
+    def changes_dropout(self) -> bool:
+        """Unless the sub-models keep the model's own rates."""
+        return self.combination != "model"
+
     def points(self) -> tuple[Point, ...]:
         """The one point that is attacked."""
         return (self.attack_point,)

@@ -1,0 +1,133 @@
+"""FreeLB."""
+
+import pytest
+import torch
+
+from adversary import compare, embeddings, into_l2, length, predict, rms, rows, setting
+from conformance import Tiny, assert_conforms, batch, draws, fed, tiny_bert
+from literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
+from smoothtune import FreeLB, Objective, Pass, random
+from smoothtune.testing import tiny_batch, tiny_model
+
+
+@pytest.mark.parametrize("norm", ["l2", "linf"])
+@pytest.mark.parametrize("num_labels", [3, 1])
+@pytest.mark.parametrize("architecture", MODELS)
+def test_equals_its_equation(architecture, num_labels, norm):
+    model, data = setting(architecture, num_labels)
+    error = squared_error if num_labels == 1 else cross_entropy
+
+    def expected(model):
+        losses = []
+        for ids, label in rows(data):
+            x = embeddings(model, ids)
+            unit = length(x) if norm == "l2" else rms(x)
+            delta = 0.2 * unit * random.uniform_like(x)
+            if norm == "l2":
+                delta = delta / x.numel() ** 0.5
+            for _ in range(3):
+                delta.requires_grad_()
+                losses.append(error([predict(model, ids, delta)], [label]))
+                (g,) = torch.autograd.grad(losses[-1], delta, retain_graph=True)
+                if norm == "l2":
+                    moved = delta.detach() + 0.1 * unit * g / length(g)
+                    delta = into_l2(moved, 0.15 * unit)
+                else:
+                    moved = delta.detach() + 0.1 * unit * g / max(abs(v) for v in g.flatten())
+                    delta = moved.clamp(-0.15 * unit, 0.15 * unit)
+        return sum(losses) / len(losses)
+
+    method = FreeLB(norm=norm, adv_lr=0.1, adv_init_mag=0.2, adv_max_norm=0.15, adv_steps=3)
+    compare(Objective(method), model, data, expected)
+
+
+@pytest.mark.parametrize(
+    ("case", "make", "fields", "draw_size"),
+    [
+        (
+            "freelb_l2_K2_max0.15",
+            Tiny,
+            {"adv_steps": 2, "adv_init_mag": 0.05, "adv_max_norm": 0.15},
+            1,
+        ),
+        (
+            "freelb_linf_K3_max0.01",
+            Tiny,
+            {"norm": "linf", "adv_init_mag": 0.05, "adv_max_norm": 0.01},
+            0.05,
+        ),
+        (
+            "creat_freelb",
+            tiny_bert,
+            {"adv_steps": 2, "adv_init_mag": 0, "adv_max_norm": 0.1},
+            1,
+        ),
+    ],
+)
+def test_equals_released_code(case, make, fields, draw_size):
+    model = make()
+    method = FreeLB(scale="absolute", adv_lr=0.1, **fields)
+    queue = [draw / draw_size for draw in draws(case)] or [torch.zeros(3, 4, 8)]
+    with fed(*queue):
+        loss = Objective(method)(model, batch())
+    loss.backward()
+    assert_conforms(case, loss, model)
+
+
+def perturbations(method, calls=1):
+    """What the method adds in its passes."""
+    model, found = tiny_model("bert"), []
+    original = Pass.at
+
+    def at(self, delta, *args, **kwargs):
+        found.append(delta.detach())
+        return original(self, delta, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Pass, "at", at)
+        objective = Objective(method)
+        for _ in range(calls):
+            objective(model, tiny_batch())
+    return found
+
+
+def test_first_perturbation_has_the_papers_size():
+    method = FreeLB(scale="absolute", adv_init_mag=0.6, adv_steps=1)
+    squares = torch.cat([delta.square().sum((1, 2)) for delta in perturbations(method, calls=50)])
+    assert abs(squares.mean() - 0.6**2 / 3) < 4 * squares.std() / 200**0.5
+
+
+def test_a_step_from_zero_has_the_step_size():
+    method = FreeLB(scale="absolute", adv_init_mag=0, adv_lr=0.3, adv_max_norm=0, adv_steps=2)
+    second = perturbations(method)[1].flatten(1).norm(dim=1)
+    torch.testing.assert_close(second, torch.full((4,), 0.3).double())
+
+
+def test_one_step_without_noise_is_plain_training():
+    model, data = tiny_model("bert", dropout=0.2), tiny_batch()
+    gradients = []
+    for methods in ([], [FreeLB(adv_steps=1, adv_init_mag=0)]):
+        torch.manual_seed(3)
+        total = Objective(*methods).attach(model)(model, data)
+        gradients.append(torch.autograd.grad(total, list(model.parameters())))
+    for plain, free in zip(*gradients, strict=True):
+        torch.testing.assert_close(plain, free)
+
+
+def test_masks_are_shared_by_the_steps():
+    model, data = tiny_model("bert", dropout=0.3), tiny_batch()
+    totals = []
+    for steps in (1, 3):
+        method = FreeLB(adv_steps=steps, adv_init_mag=0, adv_lr=1e-9)
+        torch.manual_seed(3)
+        totals.append(Objective(method)(model, data))
+    torch.testing.assert_close(*totals)
+
+
+def test_raises_the_loss_of_spans():
+    model, data = tiny_span_model(), span_batch(tiny_batch())
+    objective = Objective(FreeLB(adv_init_mag=0)).attach(model)
+    total = objective(model, data)
+    total.backward()
+    assert total > model(**data).loss
+    assert model.qa_outputs.weight.grad.abs().max() > 0

@@ -1,0 +1,284 @@
+"""JacHess against plain loops over examples, layers, dimensions and tokens."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import BertForQuestionAnswering
+
+from conformance import assert_conforms, batch, draws, fed, tiny_bert
+from smoothtune import JacHess, Objective
+from smoothtune.derivatives import CompositeLayerNorm
+from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
+
+MODELS = ["bert", "deberta", "opt", "llama"]
+NORMS = [1.5, 0.5]
+
+
+def eager(architecture, **settings):
+    model = tiny_model(architecture, **settings)
+    model.set_attn_implementation("eager")
+    for module in model.modules():
+        if type(module) is nn.LayerNorm:
+            module.__class__ = CompositeLayerNorm
+    return model
+
+
+def layer_states(model, inputs, delta, layer, row):
+    """z_l of one example at E(x) + delta: the [CLS] of encoders, the last token of decoders."""
+    handle = model.get_input_embeddings().register_forward_hook(lambda *a: a[2] + delta)
+    states = []
+    stack = max((m for m in model.modules() if isinstance(m, nn.ModuleList)), key=len)
+    hooks = [
+        block.register_forward_hook(
+            lambda m, i, o: states.append(o if torch.is_tensor(o) else o[0])
+        )
+        for block in stack
+    ]
+    model(**inputs)
+    for hook in [handle, *hooks]:
+        hook.remove()
+    length = int(inputs["attention_mask"][row].sum())
+    decoder = type(model).__name__.startswith(("OPT", "Llama"))
+    return states[layer][row, length - 1 if decoder else 0]
+
+
+def literal_penalty(model, inputs, factors, hessian_weight, width=8, tokens=6):
+    """sum_l lambda_l (||J_l||^2 + w / d sum_i ||H_{l,i}||^2), a mean over examples."""
+    total = 0.0
+    for row in range(len(inputs["input_ids"])):
+        for layer, factor in enumerate(factors):
+            delta = torch.zeros(4, tokens, width, dtype=torch.float64, requires_grad=True)
+            z = layer_states(model, inputs, delta, layer, row)
+            for i in range(width):
+                (row_i,) = torch.autograd.grad(z[i], delta, create_graph=True)
+                total = total + factor * row_i.square().sum()
+                if hessian_weight == 0:
+                    continue
+                for t in range(int(inputs["attention_mask"][row].sum())):
+                    for k in range(width):
+                        (column,) = torch.autograd.grad(row_i[row, t, k], delta, create_graph=True)
+                        total = total + factor * hessian_weight / width * column.square().sum()
+    return total / len(inputs["input_ids"])
+
+
+def flat_gradient(value, model):
+    gradients = torch.autograd.grad(value, list(model.parameters()), materialize_grads=True)
+    return torch.cat([g.flatten() for g in gradients])
+
+
+def unlabelled(rows=slice(None), **settings):
+    inputs = tiny_batch(rows=rows, **settings)
+    inputs.pop("labels")
+    return inputs
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_equals_plain_loops(architecture):
+    """Jacobian term of all layers, value and parameter gradient, exact rows."""
+    method = JacHess(c=3.0, smoothness=NORMS, hessian_weight=0.0, estimator="exact")
+    with all_in_float64():
+        model = eager(architecture)
+        value = Objective(method).attach(model)(model, unlabelled())
+        factors = [3 * (1 / n) / (1 / NORMS[0] + 1 / NORMS[1]) for n in NORMS]
+        expected = literal_penalty(model, unlabelled(), factors, 0)
+        torch.testing.assert_close(value, expected, rtol=1e-8, atol=0)
+        torch.testing.assert_close(
+            flat_gradient(value, model), flat_gradient(expected, model), rtol=1e-7, atol=1e-9
+        )
+
+
+def three_tokens():
+    """The Hessian by loops is dear: one example of three tokens."""
+    inputs = unlabelled(rows=slice(3, 4))
+    return {key: value[:, :3] for key, value in inputs.items()}
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_hessian_gradient_equals_finite_differences(architecture):
+    """The test that stock autograd fails: d/dtheta of the Hessian norm, models as users have them.
+
+    The slope of the loss along a random direction in theta, by autograd and by central differences.
+    """
+    method = JacHess(c=1.0, smoothness=NORMS, hessian_weight=100.0, estimator="projected")
+    model, inputs = tiny_model(architecture), three_tokens()
+    objective = Objective(method).attach(model)
+    weights = list(model.parameters())
+    torch.manual_seed(1)
+    directions = [torch.randn_like(weight) for weight in weights]
+
+    def value():
+        objective.calls = 0  # the same probes
+        return objective(model, inputs)
+
+    with all_in_float64():
+        gradients = torch.autograd.grad(value(), weights, materialize_grads=True)
+        slope = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True)).item()
+        share = method.diagnostics["hessian"] * 100 / method.diagnostics["jacobian"]
+        moved, h = [], 1e-5
+        for sign in (1, -1):
+            with torch.no_grad():
+                for weight, d in zip(weights, directions, strict=True):
+                    weight.add_(sign * h * d)
+            moved.append(value().item())
+            with torch.no_grad():
+                for weight, d in zip(weights, directions, strict=True):
+                    weight.sub_(sign * h * d)
+    assert slope == pytest.approx((moved[0] - moved[1]) / (2 * h), rel=1e-6)
+    assert share > 0.5  # the Hessian is not a footnote of what was compared
+    objective.detach()
+    assert not any(isinstance(module, CompositeLayerNorm) for module in model.modules())
+
+
+@pytest.mark.parametrize("architecture", MODELS)
+def test_exact_hessian_equals_plain_loops(architecture):
+    method = JacHess(c=1.0, smoothness=NORMS, hessian_weight=2.0, estimator="exact")
+    with all_in_float64():
+        model, inputs = eager(architecture), three_tokens()
+        value = Objective(method).attach(model)(model, inputs)
+        literal = _literal_small(model, inputs, [0.25, 0.75], 2.0)
+    torch.testing.assert_close(value, literal, rtol=1e-8, atol=0)
+
+
+def _literal_small(model, inputs, factors, hessian_weight):
+    total = 0.0
+    for layer, factor in enumerate(factors):
+        for i in range(8):
+
+            def output(delta, layer=layer, i=i):
+                return layer_states(model, inputs, delta, layer, 0)[i]
+
+            zero = torch.zeros(1, 3, 8, dtype=torch.float64)
+            gradient = torch.autograd.functional.jacobian(output, zero)
+            curvature = torch.autograd.functional.hessian(output, zero)
+            total = total + factor * gradient.square().sum()
+            total = total + factor * hessian_weight / 8 * curvature.square().sum()
+    return total
+
+
+@pytest.mark.parametrize("architecture", ["bert", "llama"])
+def test_default_agrees_with_exact(architecture):
+    """Four forward passes, many probes: the mean is the exact penalty to 3 standard errors."""
+    inputs = three_tokens()
+    many = {key: value.expand(400, -1) for key, value in inputs.items()}
+    settings = {"c": 1.0, "smoothness": NORMS}
+    model = tiny_model(architecture)
+    with all_in_float64(), torch.no_grad():
+        objective = Objective(JacHess(**settings)).attach(model)
+        values = torch.stack([objective(model, many) for _ in range(16)])
+    with all_in_float64():
+        exact = Objective(JacHess(**settings, estimator="exact")).attach(model)(model, inputs)
+    error = values.std() / len(values) ** 0.5
+    assert abs(values.mean() - exact) < 3 * error + 1e-3 * exact
+    assert error < 0.1 * exact
+
+
+def test_equals_the_official_jacobian_term():
+    """Recorded: Gaussian probes, per layer, divided by four tokens, padding among them."""
+    case = "jachess_jacobian_norm"
+    model = tiny_bert()
+    method = JacHess(
+        weight=0.25,
+        factors="uniform",
+        c=2.0,
+        smoothness=[1.0, 1.0],
+        hessian_weight=0.0,
+        estimator="per_layer",
+        probe="gaussian",
+        probes=10,
+    )
+    inputs = batch()
+    inputs.pop("labels")
+    with fed(*draws(case)):
+        loss = Objective(method).attach(model)(model, inputs)
+    loss.backward()
+    assert_conforms(case, loss, model)
+
+
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        ("normalized", [4 / 7, 2 / 7, 1 / 7]),
+        ("inverse", [1 / 7, 2 / 7, 4 / 7]),
+        ("uniform", [1 / 3, 1 / 3, 1 / 3]),
+        ("softmax", [0.44421, 0.34595, 0.20983]),  # e^-1/4, e^-1/2, e^-1 over their sum
+    ],
+)
+def test_layer_factors(factors, expected):
+    from smoothtune.methods.jachess import layer_factors
+
+    found = layer_factors(torch.tensor([1.0, 2.0, 4.0]), factors)
+    torch.testing.assert_close(found, torch.tensor(expected), rtol=0, atol=6e-5)
+
+
+def test_smoothness_is_measured_once_on_the_pretrained_model():
+    """Close to the exact norms in evaluation mode, whatever the dropout; kept in the state."""
+    model = tiny_model("bert", dropout=0.3)
+    method = JacHess(c=1.0)
+    objective = Objective(method).attach(model)
+    assert "jachess/norms" not in objective.state_dict()
+    objective(model, tiny_batch())
+    norms = objective.state_dict()["jachess/norms"]
+    plain = eager("bert")
+    for layer, norm in enumerate(norms.tolist()):
+        factors = [float(layer == 0), float(layer == 1)]
+        exact = literal_penalty(plain, unlabelled(), factors, 0).sqrt().item()
+        assert norm == pytest.approx(exact, rel=0.25)  # ten probes on four examples
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(2)
+    objective(model, tiny_batch())
+    assert torch.equal(objective.state_dict()["jachess/norms"], norms)
+
+
+def test_learning_rate_is_c():
+    model = tiny_model("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    values = []
+    for method in (JacHess(smoothness=NORMS), JacHess(smoothness=NORMS, c=0.5)):
+        objective = Objective(method).bind(model, optimizer)
+        torch.manual_seed(0)
+        values.append(objective(model, unlabelled()).item())
+        objective.detach()
+    assert values[0] == values[1] > 0
+
+
+def test_dual_mode_leaves_labelled_batches_alone():
+    model = tiny_model("bert")
+    objective = Objective(JacHess(c=1.0, on="unlabelled")).attach(model)
+    objective(model, tiny_batch())
+    assert "loss/jachess" not in objective.terms
+    value = objective(model, unlabelled())
+    assert value.item() == objective.terms["loss/jachess"].item() > 0
+
+
+@pytest.mark.parametrize("estimator", [None, "projected"])
+def test_frozen_embeddings(estimator):
+    """As under LoRA: the gradient reaches what is trained."""
+    model = tiny_model("bert")
+    model.get_input_embeddings().requires_grad_(False)
+    method = JacHess(c=1.0, estimator=estimator)
+    Objective(method).attach(model)(model, unlabelled()).backward()
+    assert model.bert.encoder.layer[0].output.dense.weight.grad.abs().max() > 0
+
+
+def test_question_answering_takes_random_tokens():
+    config = ARCHITECTURES["bert"]()
+    model = BertForQuestionAnswering(config).double().train()
+    inputs = unlabelled()
+    values = set()
+    for seed in range(4):
+        torch.manual_seed(seed)
+        method = JacHess(c=1.0, smoothness=NORMS, hessian_weight=0.0, estimator="exact")
+        objective = Objective(method)
+        objective.attach(model)
+        objective.seed = seed
+        small = {key: value[:1, :3] for key, value in inputs.items()}
+        values.add(round(objective(model, small).item(), 9))
+        objective.detach()
+    assert len(values) > 1
+    assert min(values) > 0
+
+
+def test_wrong_number_of_layers_is_named():
+    with pytest.raises(ValueError, match="3 entries; this model has 2 layers"):
+        Objective(JacHess(smoothness=[1.0, 2.0, 3.0])).attach(tiny_model("bert"))
