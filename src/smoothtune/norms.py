@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from smoothtune import estimators
 from smoothtune.divergence import heads
@@ -55,8 +56,12 @@ class InputDerivatives:
         table = embedding_table(model)
         stride = max(1, len(table) // ROWS)
         ids = torch.arange(0, len(table), stride, device=table.device)
+        module, weights = word_embeddings(model), {}
+        if isinstance(table, DTensor):  # sharded by FSDP2
+            weights = {"weight": table.full_tensor()}
         with torch.no_grad():  # through the module, which may scale what it looks up
-            self.rms = word_embeddings(model)(ids).double().square().mean().sqrt().item()
+            rows = torch.func.functional_call(module, weights, (ids,))
+        self.rms = rows.double().square().mean().sqrt().item()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The unit of `step`."""
