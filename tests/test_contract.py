@@ -17,7 +17,7 @@ VARIANTS = {
     "jachess": [
         {"c": 0.1},
         {"c": 0.1, "estimator": "projected", "factors": "softmax"},
-        {"c": 0.1, "factors": "logits", "reduction": "token_mean"},
+        {"c": 0.1, "factors": "logits", "reduction": "token_mean", "difference": "symmetric"},
     ],
     "jacobian": [{"weight": 1.0}, {"weight": 1.0, "n": -1}],
     "cross_holder": [{"weight": 1.0, "estimator": "projected"}, {"pairs": "sampled"}],

@@ -61,14 +61,18 @@ def true_norms(model, x):
 def estimate(name, model, x, **settings):
     settings = {"hessian": True} | settings
     if name == "finite_difference":
-        settings = {"step": 1e-4} | settings
-        return finite_difference(lambda d: model(x + d), x, WEIGHTS, **settings)
+        return finite_difference(lambda d: model(x + d), x, WEIGHTS, **{"step": 1e-4} | settings)
+    if name == "forward_difference":
+        return finite_difference(
+            lambda d: model(x + d), x, WEIGHTS, centre=model(x), **{"step": 1e-3} | settings
+        )
     leaf = torch.zeros_like(x, requires_grad=True)
     function = {"projected": projected, "per_layer": per_layer, "directional": directional}
     return function[name](model(x + leaf), leaf, WEIGHTS, **settings)
 
 
-ESTIMATORS = ["per_layer", "projected", "directional", "finite_difference"]
+DIFFERENCES = ["finite_difference", "forward_difference"]
+ESTIMATORS = ["per_layer", "projected", "directional", *DIFFERENCES]
 
 
 def test_exact_equals_torch():
@@ -125,7 +129,7 @@ def test_parameter_gradient_equals_finite_differences(name, hessian):
             leaf = torch.zeros_like(x, requires_grad=True)
             parts = exact(model(x + leaf), leaf, WEIGHTS, hessian=hessian)
         else:
-            step = {"step": 0.01} if name == "finite_difference" else {}
+            step = {"step": 0.01} if name in DIFFERENCES else {}
             parts = estimate(name, model, x, hessian=hessian, **step)
         return parts.hessian.sum() if hessian else parts.jacobian.sum()
 
@@ -175,6 +179,28 @@ def test_finite_difference_is_exact_on_quadratics():
     mixed = torch.einsum("i,kij,j->k", u.flatten(), matrices, w.flatten()).square().sum()
     assert found.jacobian.item() == pytest.approx(jacobian.item(), rel=1e-10)
     assert found.hessian.item() == pytest.approx(mixed.item(), rel=1e-10)
+
+
+def test_forward_difference_of_opposite_probes_errs_by_the_square_of_the_step():
+    """One draw errs by O(h), its mean with the opposite one by O(h^2)."""
+    model, x = Toy(), point(1)
+    u, w = (torch.randn(1, 2, 2, dtype=DOUBLE) for _ in range(2))
+
+    def draw(step, sign, centre):
+        with fed(sign * u, sign * w):
+            found = differences(
+                lambda d: model(x + d), x, hessian=True, step=step, probe="gaussian", centre=centre
+            )
+        return torch.cat([part.flatten() for part in found])
+
+    truth = draw(1e-4, 1, None)
+    single, mean = [], []
+    for step in (0.02, 0.01):
+        draws = draw(step, 1, model(x)), draw(step, -1, model(x))
+        single.append((draws[0] - truth).norm().item())
+        mean.append(((draws[0] + draws[1]) / 2 - truth).norm().item())
+    assert single[0] / single[1] == pytest.approx(2, rel=0.2)
+    assert mean[0] / mean[1] == pytest.approx(4, rel=0.2)
 
 
 def test_linear_map_has_no_curvature():

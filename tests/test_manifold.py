@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from conformance import fed
 
+from conformance import fed
 from smoothtune.manifold import Neighbours, in_manifold, nearest
 
 

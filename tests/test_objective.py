@@ -77,15 +77,15 @@ def test_every_applies_the_term_less_often_and_as_strongly():
 
 def test_terms_may_be_restricted_to_batches_without_labels():
     model = tiny_model("bert")
-    objective = Objective(LNSR(on="unlabelled")).attach(model)
-    labelled = tiny_batch()
-    unlabelled = {k: v for k, v in labelled.items() if k != "labels"}
-    objective(model, labelled)
+    objective = Objective(LNSR(on="unlabeled")).attach(model)
+    labeled = tiny_batch()
+    unlabeled = {k: v for k, v in labeled.items() if k != "labels"}
+    objective(model, labeled)
     assert set(objective.terms) == {"loss", "loss/task"}
-    objective(model, unlabelled)
+    objective(model, unlabeled)
     assert set(objective.terms) == {"loss", "loss/lnsr", "lnsr/delta_ratio"}
     with pytest.raises(ValueError, match="no labels"):
-        Objective(LNSR(on="labelled")).attach(tiny_model("bert"))(model, unlabelled)
+        Objective(LNSR(on="labeled")).attach(tiny_model("bert"))(model, unlabeled)
 
 
 def test_two_methods_cannot_replace_the_task_loss():

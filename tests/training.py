@@ -17,7 +17,7 @@ METHODS_TESTED = {  # name -> fields; fields that make the term big enough to ma
     "cwgnc": {"max_norm": 0.02},
     "smart": {"lambda_s": 5.0},
     "freelb": {},
-    "jachess": {"c": 0.1, "smoothness": [1.0, 2.0]},
+    "jachess": {"c": 0.003, "smoothness": [1.0, 2.0]},
     "jacobian": {"estimator": "projected"},
     "uegr": {},
 }
@@ -85,7 +85,7 @@ FSDP_TESTED = {
     "r3f": {"noise": "normal", "sigma": 0.1},
     "smart": {"lambda_s": 5.0, "mu": 0},
     "freelb": {},
-    "jachess": {"c": 0.1, "smoothness": [1.0, 2.0]},
+    "jachess": {"c": 0.003, "smoothness": [1.0, 2.0]},
 }
 
 

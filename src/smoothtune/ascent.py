@@ -5,9 +5,8 @@ depend on the batch an example comes in. Sizes are absolute, or relative to the 
 disturb (`scale`): relative to ||x||_2 for l2 balls and to the root mean square of x for linf balls.
 
 The gradient of a divergence vanishes where both predictions agree, so a search that climbs one
-starts from noise. Noise of 1e-5, which the papers write, moves predictions by less than float32
-resolves on a trained model, and the direction is then rounding error; relative noise of 1e-2 is
-well above it.
+starts from noise, large enough for float32 to see what it moves: on a tuned MiniLM a KL at noise of
+1e-5 ||x|| gives a direction with cosine 0.7 to the exact one, at 1e-2 ||x|| one of 1.
 """
 
 from __future__ import annotations

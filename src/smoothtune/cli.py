@@ -98,6 +98,9 @@ def train(
         typer.Option("--text-column", "--text-columns", help="Text column; twice for pairs."),
     ] = None,
     label_column: Annotated[str | None, typer.Option(help="Label column.")] = None,
+    unlabeled: Annotated[
+        str | None, typer.Option(help="Texts without labels: hub id, folder or file.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML run file; options win over it.")] = None,
     set_: Annotated[
         list[str] | None,
@@ -128,6 +131,7 @@ def train(
         "per_device_train_batch_size": per_device_train_batch_size,
         "text_columns": text_column or None,
         "label_column": label_column,
+        "unlabeled": unlabeled,
         "overwrite_output_dir": overwrite_output_dir or None,
         "trust_remote_code": trust_remote_code or None,
     }

@@ -45,6 +45,12 @@ class RunConfig(BaseModel):
     """One or two text columns of a data set that is not a GLUE task."""
     label_column: Name | None = None
     """Label column of a data set that is not a GLUE task; unset: label."""
+    unlabeled: Name | None = None
+    """Texts without labels for methods that need none: hub id, folder or file, same text columns."""
+    max_unlabeled_samples: Count | None = None
+    """Use a seeded sample of at most this many unlabeled rows."""
+    alternate: Literal["step", "epoch"] = "step"
+    """Unlabeled updates follow every labeled one, or all of an epoch's labeled ones."""
     max_train_samples: Count | None = None
     """Train on a seeded sample of at most this many rows."""
     max_eval_samples: Count | None = None
@@ -334,6 +340,8 @@ def _check_combinations(draft: _Draft) -> None:
             draft.report(("label_column",), "needs text_columns beside it")
     elif values.get("data") is None:
         draft.report(("data",), "is missing: a hub id, a folder or a file")
+    if values.get("unlabeled") is not None and set(values["methods"]) <= {"plain"}:
+        draft.report(("unlabeled",), "needs a method beside it that works without labels")
     clips = clipping_methods(values["methods"])
     if clips and values.get("max_grad_norm"):
         message = f"must be 0 with {clips[0]}, which is itself the gradient clip; leave it out"

@@ -71,10 +71,10 @@ class Objective:
         check(self.regularizers, model)
         self._model = unwrap(model)
         self.seed = torch.initial_seed()
-        order = max((r.derivative_order for r in self.regularizers.values()), default=1)
-        self._derivatives = HigherDerivatives(self._model, order)
         for regularizer in sorted(self.regularizers.values(), key=lambda r: not r.resets_weights):
             regularizer.attach(self._model)
+        order = max((r.derivative_order for r in self.regularizers.values()), default=1)
+        self._derivatives = HigherDerivatives(self._model, order)
         return self
 
     def bind_optimizer(self, optimizer: torch.optim.Optimizer) -> Self:
@@ -133,7 +133,7 @@ class Objective:
         clean = self._clean_pass(model, batch, task)
         losses = dict(self._losses(clean))
         replaced = any(self.regularizers[name].replaces_task_loss for name in losses)
-        if clean.labelled and not replaced:
+        if clean.labeled and not replaced:
             assert clean.loss is not None
             losses["task"] = clean.loss
         if clean.end is not None:  # the ambient generators go on where plain training would be
@@ -217,7 +217,7 @@ class Objective:
             if not regularizer.has_loss:
                 continue
             regularizer.diagnostics.clear()
-            kind = "labelled" if clean.labelled else "unlabelled"
+            kind = "labeled" if clean.labeled else "unlabeled"
             if self.step % regularizer.every or regularizer.on not in (kind, "both"):
                 continue
             with random.stream(clean.device, self.seed, name, self.calls):

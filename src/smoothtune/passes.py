@@ -120,7 +120,7 @@ class Pass:
         return torch.ones_like(self.batch["input_ids"]).bool() if mask is None else mask.bool()
 
     @property
-    def labelled(self) -> bool:
+    def labeled(self) -> bool:
         """Whether the batch carries labels."""
         return any(name in self.batch for name in LABELS)
 

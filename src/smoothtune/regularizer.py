@@ -48,7 +48,7 @@ class Regularizer:
     """Factor of the loss term; 0 turns the method off."""
     every: Annotated[int, Field(ge=1)] = 1
     """Apply the loss term in every k-th update, k times as strong: same expected gradient."""
-    on: Literal["labelled", "unlabelled", "both"] = "both"
+    on: Literal["labeled", "unlabeled", "both"] = "both"
     """Batches the loss term is taken on; a batch without labels has no task loss."""
 
     def __post_init__(self):

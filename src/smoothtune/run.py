@@ -18,7 +18,15 @@ from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, Train
 
 from smoothtune.config import RunConfig, clipping_methods
 from smoothtune.cost import StepCost, measure_step_cost, peak_memory
-from smoothtune.data import TASKS, Collator, Prepared, Task, custom_task, prepare
+from smoothtune.data import (
+    TASKS,
+    Collator,
+    Prepared,
+    Task,
+    custom_task,
+    prepare,
+    prepare_unlabeled,
+)
 from smoothtune.metrics import compute_metrics, trivial_baseline
 from smoothtune.model_card import model_card
 from smoothtune.models import Base, load_base, load_classifier, quiet, weights_fingerprint
@@ -49,6 +57,7 @@ class _Run:
 
     config: RunConfig
     prepared: Prepared
+    unlabeled: tuple[Dataset, str] | None  # rows and their fingerprint
     base: Base
     model: PreTrainedModel
     console: Console
@@ -128,16 +137,29 @@ def _load(config: RunConfig, console: Console) -> _Run:
         seed=config.seed,
         vocab_size=base.config.get_text_config().vocab_size,
     )
+    unlabeled = None
+    if config.unlabeled is not None:
+        unlabeled = prepare_unlabeled(
+            config.unlabeled,
+            prepared.task,
+            base.tokenizer,
+            max_samples=config.max_unlabeled_samples,
+            max_seq_length=config.max_seq_length,
+            seed=config.seed,
+            vocab_size=base.config.get_text_config().vocab_size,
+        )
     say(console, f"task {prepared.task.name}, data {config.data or task.hub_id}")
     if console.is_terminal:
         console.print(prepared.report)
     else:
         say(console, str(prepared.report))
+    if unlabeled is not None:
+        say(console, f"unlabeled: {len(unlabeled[0])} rows of {config.unlabeled}")
     model, new_weights = load_classifier(base, prepared.task, seed=config.seed)
     size = sum(weight.numel() for weight in model.parameters())
     new = ", ".join(new_weights) or "none"
     say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")
-    return _Run(config, prepared, base, model, console)
+    return _Run(config, prepared, unlabeled, base, model, console)
 
 
 def _step_cost(run: _Run) -> StepCost | None:
@@ -194,6 +216,8 @@ def _trainer(run: _Run, folder: Path) -> _GroupedTrainer:
             model=run.model,
             args=_training_arguments(config, folder),
             regularizers=regularizers,
+            unlabeled_dataset=run.unlabeled and run.unlabeled[0],
+            alternate=config.alternate,
             train_dataset=run.prepared.train,
             eval_dataset=run.prepared.validation,
             data_collator=Collator(run.base.tokenizer),
@@ -303,6 +327,7 @@ def _result(
         "data": prepared.report.to_dict(),
         "fingerprints": {
             "data": prepared.fingerprint,
+            "unlabeled": run.unlabeled and run.unlabeled[1],
             "base_weights": weights_fingerprint(run.base.source),
         },
         "attention": run.model.config._attn_implementation,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,13 +17,19 @@ from transformers.trainer_utils import get_last_checkpoint
 from smoothtune.objective import Objective
 from smoothtune.regularizer import Regularizer
 from smoothtune.support import check_trainer
+from smoothtune.unlabeled import Alternate, alternating_loader
 
 T = TypeVar("T", bound=Trainer)
 
 STATE_FILE = "smoothtune.safetensors"
 
 
-def regularize(trainer: T, *regularizers: Regularizer) -> T:
+def regularize(
+    trainer: T,
+    *regularizers: Regularizer,
+    unlabeled_dataset: Any = None,
+    alternate: Alternate = "step",
+) -> T:
     """Train an existing trainer with regularizers; the one changed line of a training script.
 
     ::
@@ -35,6 +43,11 @@ def regularize(trainer: T, *regularizers: Regularizer) -> T:
     Args:
         trainer: any `transformers.Trainer`, before `train()`, on the pre-trained model.
         regularizers: methods to add; order does not matter.
+        unlabeled_dataset: map-style dataset of more rows like `train_dataset`'s; their labels, if
+            any, are not looked at. Its batches have no task loss, only the terms of the methods.
+        alternate: unlabeled updates come after every labeled one ("step") or after all of an
+            epoch's labeled ones ("epoch"); there are as many of them. `max_steps`, epochs and the
+            learning-rate schedule count both.
 
     Returns:
         The same trainer. Its `objective` holds the methods.
@@ -47,20 +60,31 @@ def regularize(trainer: T, *regularizers: Regularizer) -> T:
     objective = Objective(*regularizers)
     check_trainer(objective.regularizers, trainer)
     objective.attach(trainer.model)  # type: ignore[arg-type]
-    trainer.objective = objective  # type: ignore[attr-defined]
+    setattr(trainer, "objective", objective)  # noqa: B010 - mypy knows no such attribute
     _Binding(trainer, objective)
+    if unlabeled_dataset is not None:
+        loader = partial(alternating_loader, trainer, unlabeled_dataset, alternate)
+        trainer.get_train_dataloader = loader  # type: ignore[method-assign]
     return trainer
 
 
 class SmoothTrainer(Trainer):
     """A `transformers.Trainer` with regularizers.
 
-    Takes all arguments of `Trainer`, and `regularizers`, a sequence of methods. See `regularize`.
+    Takes all arguments of `Trainer`; `regularizers`, a sequence of methods; `unlabeled_dataset` and
+    `alternate`. See `regularize`.
     """
 
-    def __init__(self, *args: Any, regularizers: Any = (), **kwargs: Any):
+    def __init__(
+        self,
+        *args: Any,
+        regularizers: Sequence[Regularizer] = (),
+        unlabeled_dataset: Any = None,
+        alternate: Alternate = "step",
+        **kwargs: Any,
+    ):
         super().__init__(*args, **kwargs)
-        regularize(self, *regularizers)
+        regularize(self, *regularizers, unlabeled_dataset=unlabeled_dataset, alternate=alternate)
 
 
 class _Binding(TrainerCallback):

@@ -39,9 +39,9 @@ def test_class_label_in_another_order_goes_by_name() -> None:
     features = Features({"text": Value("string"), "label": ClassLabel(names=["yes", "no"])})
     dataset = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]}, features=features)
     assert labels_of(dataset, CLASSES).tolist() == [1, 0]
-    unlabelled = Dataset.from_dict({"text": ["a", "b"], "label": [0, -1]}, features=features)
+    unlabeled = Dataset.from_dict({"text": ["a", "b"], "label": [0, -1]}, features=features)
     with pytest.raises(DataError, match="row 1, .* -1 is out of range"):
-        labels_of(unlabelled, CLASSES)
+        labels_of(unlabeled, CLASSES)
 
 
 @pytest.mark.parametrize(

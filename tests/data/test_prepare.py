@@ -264,5 +264,5 @@ def test_collator_multiple_scores_and_no_labels(source: Path) -> None:
     batch = Collator(tokenizer, pad_to_multiple_of=8)([rows[0], rows[1]])
     assert batch["input_ids"].shape == (2, 16)
     assert batch["labels"].dtype == torch.float32
-    unlabelled = Collator(tokenizer)([{"input_ids": [2, 3]}, {"input_ids": [2, 5, 3]}])
-    assert "labels" not in unlabelled
+    unlabeled = Collator(tokenizer)([{"input_ids": [2, 3]}, {"input_ids": [2, 5, 3]}])
+    assert "labels" not in unlabeled

@@ -8,11 +8,10 @@ from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from training import FSDP_TESTED, Rows, collate  # noqa: E402
-
 from smoothtune import METHODS, Objective  # noqa: E402
 from smoothtune.taps import blocks  # noqa: E402
 from smoothtune.testing import fixed_draws, tiny_model  # noqa: E402
+from training import FSDP_TESTED, Rows, collate  # noqa: E402
 
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from training import FSDP_TESTED, METHODS_TESTED, Rows, collate, weights_after
 
 from smoothtune import LNSR, METHODS, Jacobian, Objective
 from smoothtune.testing import fixed_draws, tiny_model
+from training import FSDP_TESTED, METHODS_TESTED, Rows, collate, weights_after
 
 
 def on_two_processes(worker, *arguments):

@@ -29,7 +29,6 @@ def literal(model, inputs):
 def compare(model, inputs):
     with all_in_float64():
         objective = Objective(DoubleBackprop(weight=1.0)).attach(model)
-        objective.regularizers["double_backprop"]
         total = objective(model, inputs)
         value = total - model(**inputs).loss
         expected = literal(model, inputs)

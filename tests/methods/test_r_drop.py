@@ -105,7 +105,7 @@ def test_without_dropout_it_is_plain_fine_tuning():
     assert total.item() == pytest.approx(model(**tiny_batch()).loss.item(), rel=1e-12)
 
 
-def test_unlabelled_batches_have_the_divergence_alone():
+def test_unlabeled_batches_have_the_divergence_alone():
     model, batch = tiny_model("bert", dropout=0.2), tiny_batch()
     del batch["labels"]
     objective = Objective(RDrop(alpha=2))

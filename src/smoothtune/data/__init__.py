@@ -6,6 +6,7 @@ from smoothtune.data.prepare import Prepared, prepare
 from smoothtune.data.report import Report, SplitReport
 from smoothtune.data.sources import load_splits, split_of
 from smoothtune.data.tasks import TASKS, Task, custom_task
+from smoothtune.data.unlabeled import prepare_unlabeled
 
 __all__ = [
     "TASKS",
@@ -20,5 +21,6 @@ __all__ = [
     "infer_labels",
     "load_splits",
     "prepare",
+    "prepare_unlabeled",
     "split_of",
 ]

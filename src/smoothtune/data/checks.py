@@ -1,7 +1,7 @@
 """Checks of raw data against a task, before the first step, with every problem in one error."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -107,16 +107,36 @@ def check_splits(splits: Mapping[str, Dataset], task: Task, source: str) -> dict
     return labels
 
 
-def _check_split(dataset: Dataset, task: Task) -> tuple[np.ndarray, list[str]]:
-    wanted = (*task.text_columns, task.label_column)
-    missing = [column for column in wanted if column not in dataset.column_names]
+def check_texts(dataset: Dataset, task: Task, where: str) -> None:
+    """Checks the text columns of a split whose labels do not matter.
+
+    Args:
+        dataset: a raw split.
+        task: names the text columns.
+        where: source and split, for the error.
+
+    Raises:
+        DataError: With everything that is wrong: missing columns, no rows, text that is missing,
+            empty or not text.
+    """
+    if problems := _text_problems(dataset, task, task.text_columns):
+        raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
+
+
+def _text_problems(dataset: Dataset, task: Task, wanted: Sequence[str]) -> list[str]:
     if not len(dataset):
-        return np.empty(0), ["has no rows"]
+        return ["has no rows"]
+    missing = [column for column in wanted if column not in dataset.column_names]
     problems = [_missing_columns(missing, dataset)] if missing else []
     for column in task.text_columns:
         if column not in missing:
             problems += _rows(column, dataset[column][:], _text_problem)
-    if task.label_column in missing:
+    return problems
+
+
+def _check_split(dataset: Dataset, task: Task) -> tuple[np.ndarray, list[str]]:
+    problems = _text_problems(dataset, task, (*task.text_columns, task.label_column))
+    if not len(dataset) or task.label_column not in dataset.column_names:
         return np.empty(0), problems
     labels, wrong = _labels(dataset, task)
     return labels, problems + wrong

@@ -93,8 +93,8 @@ def prepare(
 
     tokenized, reports, digest = {}, {}, hashlib.sha256()
     for role, (split, indices) in rows.items():
-        texts = _select(raw[split], task, labels[split], indices)
-        content = _fingerprint(texts)
+        texts = select(raw[split], task, indices, labels[split])
+        content = fingerprint(texts)
         digest.update(content.encode())
         tokenized[role] = tokenize(texts, tokenizer, max_seq_length, content)
         if vocab_size is not None:
@@ -150,22 +150,24 @@ def _validation_split(splits: Mapping[str, Dataset], task: Task, source: str | P
     )
 
 
-def _select(raw: Dataset, task: Task, labels: np.ndarray, indices: np.ndarray) -> Dataset:
-    """The chosen rows, in memory, with columns text, for pairs text_pair, labels, example_id."""
+def select(
+    raw: Dataset, task: Task, indices: np.ndarray, labels: np.ndarray | None = None
+) -> Dataset:
+    """The chosen rows, in memory: text, for pairs text_pair, labels if there are any, example_id."""
     texts = raw.select_columns(list(task.text_columns)).select(indices, keep_in_memory=True)
     names = TEXTS[: len(task.text_columns)]
     columns = zip(names, task.text_columns, strict=True)
-    features = {name: Value("string") for name in names} | {
-        "labels": Value("float32" if task.regression else "int64"),
-        "example_id": Value("int64"),
-    }
+    features = {name: Value("string") for name in names}
     data = {name: texts[column][:] for name, column in columns}
-    return Dataset.from_dict(
-        data | {"labels": labels[indices], "example_id": indices}, features=Features(features)
-    )
+    if labels is not None:
+        features["labels"] = Value("float32" if task.regression else "int64")
+        data["labels"] = labels[indices]
+    features["example_id"] = Value("int64")
+    return Dataset.from_dict(data | {"example_id": indices}, features=Features(features))
 
 
-def _fingerprint(texts: Dataset) -> str:
+def fingerprint(texts: Dataset) -> str:
+    """Sha256, in hex, of the rows."""
     digest = hashlib.sha256()
     for row in zip(*(texts[name][:] for name in texts.column_names), strict=True):
         digest.update(json.dumps(row).encode() + b"\n")

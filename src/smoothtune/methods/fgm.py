@@ -58,7 +58,7 @@ class FGM(Regularizer):
 
     def loss(self, clean: Pass) -> Tensor | None:
         """Task loss at x + r; None without labels."""
-        if not clean.labelled:
+        if not clean.labeled:
             return None
         gradient = gradient_at(clean, task_loss(clean), self.layer, keep_graph=True)
         radius = self._epsilon * unit(clean, self.layer, "l2", "example", self.scale)

@@ -84,7 +84,7 @@ class FreeLB(Regularizer):
 
     def loss(self, clean: Pass) -> Tensor | None:
         """Mean task loss of K steps; no clean forward is run. None without labels."""
-        if not clean.labelled:
+        if not clean.labeled:
             return None
         lr, magnitude, radius = self._sizes
         u = unit(clean, self.layer, self.norm, "example", self.scale)

@@ -54,7 +54,7 @@ class HyPe(Regularizer):
 
     def loss(self, clean: Pass) -> Tensor | None:
         """Task loss of the noisy forward; the clean one runs only up to the first block."""
-        if not clean.labelled:
+        if not clean.labeled:
             return None
         count, keep = len(blocks(unwrap(clean.model))), clean.mask[..., None]
         noise: dict[Point, Tensor] = {b: self.draw(clean.zeros(b)) * keep for b in range(count)}

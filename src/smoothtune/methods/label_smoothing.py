@@ -11,7 +11,7 @@ Departures:
       loops and for extractive QA.
     * Extractive QA: the C of an example are its real tokens, a position outside of them counts
       nothing, and the mean of the start and the end loss is taken.
-    * Token classification: a mean over an example's labelled tokens, then over examples.
+    * Token classification: a mean over an example's labeled tokens, then over examples.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LabelSmoothing(Regularizer):
         Raises:
             ValueError: the model does not choose one of several classes.
         """
-        if not clean.labelled:
+        if not clean.labeled:
             return None
         found = heads(clean)
         names = ["labels"] if len(found) == 1 else ["start_positions", "end_positions"]

@@ -63,7 +63,7 @@ class NEFTune(Regularizer):
 
     def loss(self, clean: Pass) -> Tensor | None:
         """Task loss of the noisy forward; the clean one is not run."""
-        if not clean.labelled:
+        if not clean.labeled:
             return None
         padded = self.compat == "transformers"
         draws = random.uniform_like(clean.zeros())

@@ -69,7 +69,7 @@ class Noise(Regularizer):
 
     def loss(self, clean: Pass) -> Tensor | None:
         """Task loss of the noisy forward; the clean one runs only up to the embeddings."""
-        if not clean.labelled:
+        if not clean.labeled:
             return None
         delta, point = self._noise.draw(clean), self._noise.point
         self.diagnostics["delta_ratio"] = relative_norm(delta, clean.embeddings(point), clean.mask)

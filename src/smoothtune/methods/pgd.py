@@ -77,7 +77,7 @@ class PGD(Regularizer):
 
     def loss(self, clean: Pass) -> Tensor | None:
         """Task loss at the worst case; no clean forward is run. None without labels."""
-        if not clean.labelled:
+        if not clean.labeled:
             return None
         u = unit(clean, self.layer, self.norm, "example", self.scale)
         step_size, radius = (size * u for size in self._sizes)

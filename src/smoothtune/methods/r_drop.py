@@ -50,7 +50,7 @@ class RDrop(Regularizer):
         second = clean.at()
         apart = divergence(clean, second, half_symmetric_kl)
         self.diagnostics["divergence"] = apart
-        if not clean.labelled:
+        if not clean.labeled:
             return self.alpha * apart
         assert clean.loss is not None
         assert second.loss is not None

@@ -212,7 +212,7 @@ class UEGR(Regularizer):
 
     def loss(self, clean: Pass) -> Tensor | None:
         """The total: gamma L_adv + alpha L_JS + beta L."""
-        if not clean.labelled:
+        if not clean.labeled:
             return None
         delta = None if self.attack == "none" else self._adversary(clean)
         passes = [

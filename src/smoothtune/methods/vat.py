@@ -11,7 +11,7 @@ Equation: total = L(f(x), y) + weight * E KL(p || p(.|x + r)),   p = p(.|x) with
 Departures:
     * The input is the word embedding, with norms over all real tokens of an example.
     * epsilon is relative to ||x|| and RECONSTRUCTED; `scale="absolute"` has the code's 8.
-    * xi is always relative to ||x||: the released 1e-6 is float32 rounding error on transformers.
+    * xi is always relative to ||x||: the released 1e-6 drowns in float32 rounding on transformers.
     * Dropout masks of all passes are shared, so that the KL is 0 without r; the released code draws
       new ones.
 """

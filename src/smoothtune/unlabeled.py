@@ -1,0 +1,130 @@
+"""Labeled and unlabeled batches in one stream, for methods that need no labels.
+
+A batch without labels has no task loss, only the terms of methods that work without. JacHess calls
+this its dual mode; VAT was made for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sized
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset
+from transformers import Trainer
+
+Alternate = Literal["step", "epoch"]
+
+
+class AlternatingBatches(BatchSampler):
+    """Row numbers of a concatenation of labeled and unlabeled rows, in batches of one kind.
+
+    Every labeled row comes once an epoch, in random order. Unlabeled rows are drawn without
+    replacement until all have come, then anew; an epoch holds as many unlabeled updates as labeled
+    ones. All batches of one update, over accumulation steps and processes, are of one kind.
+
+    Args:
+        labeled: number of labeled rows, which come first in the concatenation.
+        unlabeled: number of unlabeled rows.
+        batch_size: rows of a batch.
+        alternate: "step": labeled and unlabeled updates take turns; "epoch": an epoch's labeled
+            updates come first, then its unlabeled ones.
+        group: batches of one update: accumulation steps times processes.
+        seed: together with the epoch it decides the order.
+    """
+
+    def __init__(
+        self,
+        labeled: int,
+        unlabeled: int,
+        batch_size: int,
+        alternate: Alternate,
+        group: int,
+        seed: int,
+    ):
+        self.labeled, self.unlabeled, self.batch_size = labeled, unlabeled, batch_size
+        self.alternate, self.group, self.seed, self.epoch = alternate, group, seed, 0
+        self.drop_last = False
+
+    def set_epoch(self, epoch: int) -> None:
+        """Called by the training loop before each epoch, counted from 0."""
+        self.epoch = epoch
+
+    def __len__(self) -> int:
+        return 2 * self.group * self._updates()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        size, count = self.batch_size, self.group * self._updates()
+        order = torch.randperm(self.labeled, generator=generator).tolist()
+        # The last update is filled up from the beginning, so that all have the same size.
+        labeled = [_cyclic(order, i * size, size) for i in range(count)]
+        drawn: list[int] = []
+        while len(drawn) < count * size:
+            drawn += (torch.randperm(self.unlabeled, generator=generator) + self.labeled).tolist()
+        unlabeled = [drawn[i * size : (i + 1) * size] for i in range(count)]
+        if self.alternate == "epoch":
+            yield from labeled + unlabeled
+            return
+        for start in range(0, count, self.group):
+            yield from labeled[start : start + self.group]
+            yield from unlabeled[start : start + self.group]
+
+    def _updates(self) -> int:
+        return -(-self.labeled // (self.batch_size * self.group))
+
+
+def _cyclic(order: list[int], start: int, size: int) -> list[int]:
+    return [order[(start + i) % len(order)] for i in range(size)]
+
+
+class WithoutLabels(Dataset):
+    """A dataset whose rows have lost their labels.
+
+    Args:
+        rows: a map-style dataset of mappings.
+        names: what labels are called.
+    """
+
+    def __init__(self, rows: Any, names: tuple[str, ...]):
+        self.rows, self.names = rows, names
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, i: int) -> dict[str, Any]:
+        return {key: value for key, value in self.rows[i].items() if key not in self.names}
+
+
+def alternating_loader(trainer: Trainer, unlabeled: Any, alternate: Alternate) -> DataLoader:
+    """The trainer's training data with unlabeled batches between.
+
+    Args:
+        trainer: has a map-style `train_dataset`.
+        unlabeled: map-style dataset of the same columns; labels, if it has any, are not looked at.
+        alternate: after every update, or once an epoch.
+
+    Raises:
+        ValueError: one of the datasets has no length.
+    """
+    args, labeled = trainer.args, trainer.train_dataset
+    if not isinstance(labeled, Sized) or not isinstance(unlabeled, Sized):
+        raise ValueError("labeled and unlabeled data must have a length: use map-style datasets")
+    labels = tuple(trainer.label_names or ()) + ("labels", "label")
+    sampler = AlternatingBatches(
+        len(labeled),
+        len(unlabeled),
+        trainer._train_batch_size,
+        alternate,
+        args.gradient_accumulation_steps * args.world_size,
+        args.data_seed if args.data_seed is not None else args.seed,
+    )
+    rows: Any = ConcatDataset([labeled, WithoutLabels(unlabeled, labels)])  # type: ignore[list-item]
+    loader = DataLoader(
+        rows,
+        batch_sampler=sampler,
+        collate_fn=trainer.data_collator,
+        num_workers=args.dataloader_num_workers,
+        pin_memory=args.dataloader_pin_memory,
+    )
+    return trainer.accelerator.prepare(loader)
