@@ -46,7 +46,7 @@ class RunConfig(BaseModel):
     label_column: Name | None = None
     """Label column of a data set that is not a GLUE task; unset: label."""
     unlabeled: Name | None = None
-    """Texts without labels for methods that need none: hub id, folder or file, same text columns."""
+    """Texts for methods that need no labels: hub id, folder or file with the same text columns."""
     max_unlabeled_samples: Count | None = None
     """Use a seeded sample of at most this many unlabeled rows."""
     alternate: Literal["step", "epoch"] = "step"

@@ -153,7 +153,7 @@ def _validation_split(splits: Mapping[str, Dataset], task: Task, source: str | P
 def select(
     raw: Dataset, task: Task, indices: np.ndarray, labels: np.ndarray | None = None
 ) -> Dataset:
-    """The chosen rows, in memory: text, for pairs text_pair, labels if there are any, example_id."""
+    """The chosen rows, in memory: text, for pairs text_pair, labels if given, example_id."""
     texts = raw.select_columns(list(task.text_columns)).select(indices, keep_in_memory=True)
     names = TEXTS[: len(task.text_columns)]
     columns = zip(names, task.text_columns, strict=True)

@@ -9,8 +9,8 @@ Equation: total = L(f(x), y) + weight * max_{||delta|| <= epsilon} l_v(f(x + del
     fine-tuning, 10 in pre-training.
 
 Departures:
-    * Sizes are relative to the embeddings and RECONSTRUCTED, as for `smart`: within the paper's 1e-5
-      the term is next to nothing. `scale="absolute"` has its values.
+    * Sizes are relative to the embeddings and RECONSTRUCTED, as for `smart`: with the paper's
+      1e-5 the term is next to nothing. `scale="absolute"` has its values.
     * The released code blows the noise up to size 1 in place of projecting it; see `smart`.
     * Both KLs carry gradient into both predictions, as in the equation; `detach_targets=True` makes
       the target of each a constant, as in the released code.
