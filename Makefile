@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up what they need in .venv; see scripts/install.sh for the
 # variables that choose another Python or another build of torch.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check lint types examples format clean
+.PHONY: help demo test test-slow check lint types examples docs format clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp-installed
@@ -39,6 +39,9 @@ types: $(STAMP) ## Check the types
 examples: $(STAMP) ## Run every script in examples/
 	@set -e; for example in $(wildcard examples/*.py); do \
 		echo "== $$example"; OMP_NUM_THREADS=1 $(BIN)/python $$example; done
+
+docs: $(STAMP) ## Write the pages that are made from the code
+	$(BIN)/python scripts/docs.py
 
 format: $(STAMP) ## Format the code and apply the safe fixes
 	$(BIN)/ruff check --fix

@@ -1,6 +1,7 @@
 """The documentation runs, its links resolve, and the repository speaks of itself alone."""
 
 import re
+import runpy
 import subprocess
 from pathlib import Path
 
@@ -73,6 +74,7 @@ def prelude(folder):
         "loader": torch.utils.data.DataLoader(rows, batch_size=4),
         "train_dataset": rows,
         "eval_dataset": rows,
+        "unlabeled_dataset": rows,
         "existing_trainer": Trainer(model=tiny_bert(), args=args, train_dataset=rows),
     }
 
@@ -131,11 +133,33 @@ def test_relative_links_resolve(page):
     assert not broken
 
 
-def test_readme_lists_every_method():
+METHOD = re.compile(r"methods\.md#(\w+)|--method (\w+)|smoothtune methods (\w+)$", re.M)
+
+
+def test_named_methods_exist():
     from smoothtune import METHODS
 
-    table = (ROOT / "README.md").read_text("utf-8").split("## Methods")[1].split("\n## ")[0]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.M) == list(METHODS)
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
+    named = {name for match in METHOD.findall(text) for name in match if name}
+    assert {"lnsr", "mixout"} <= named
+    assert named - {"NAME"} <= set(METHODS)
+
+
+def test_pages_made_from_the_code_are_up_to_date():
+    pages = runpy.run_path(str(ROOT / "scripts" / "docs.py"))["pages"]()
+    assert [page.name for page in pages] == ["methods.md", "support.md"]
+    for page, text in pages.items():
+        assert page.read_text("utf-8") == text, f"{page.name} is stale: run `make docs`"
+
+
+def test_method_sections_show_equation_and_own_fields():
+    from smoothtune.describe import methods_page
+
+    section = methods_page().split("\n## l2_sp\n")[1].split("\n## ")[0]
+    assert "```text\ntotal = L(f(x), y) + alpha/2 ||w_S - w_S^0||^2" in section
+    assert "| `alpha` | `number >= 0` | `0.01` | Pull towards" in section
+    assert "[arXiv 1802.01483](https://arxiv.org/abs/1802.01483)" in section
+    assert "`every`" not in section
 
 
 def repository_files():

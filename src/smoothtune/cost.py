@@ -1,12 +1,15 @@
-"""What the methods cost: seconds per step with and without them, side by side."""
+"""What the methods cost: seconds and memory per step with and without them, side by side."""
 
 from __future__ import annotations
 
 import copy
+import ctypes
+import gc
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 import torch
@@ -20,21 +23,44 @@ Batch = Mapping[str, Tensor]
 
 @dataclass
 class StepCost:
-    """Medians of the measured steps."""
+    """Whole updates, plain and with methods, measured in turn."""
 
-    plain_seconds: float
-    """One update of plain fine-tuning."""
-    seconds: float
-    """One update with the methods."""
+    plain: list[float]
+    """Seconds of plain steps, one for each round."""
+    methods: list[float]
+    """Seconds of steps with the methods."""
+    plain_memory: int | None = None
+    """Bytes by which a plain step rises above the memory at rest; the largest of all rounds."""
+    methods_memory: int | None = None
+    """The same with the methods."""
+
+    @property
+    def plain_seconds(self) -> float:
+        """Median of the plain steps."""
+        return median(self.plain)
+
+    @property
+    def seconds(self) -> float:
+        """Median of the steps with methods."""
+        return median(self.methods)
+
+    @property
+    def ratios(self) -> list[float]:
+        """Cost relative to the plain step of the same round."""
+        return [m / p for m, p in zip(self.methods, self.plain, strict=True)]
 
     @property
     def ratio(self) -> float:
-        """Cost relative to plain fine-tuning."""
-        return self.seconds / self.plain_seconds
+        """Median cost relative to plain fine-tuning."""
+        return median(self.ratios)
 
 
 def measure_step_cost(
-    model: nn.Module, regularizers: Sequence[Regularizer], batches: Sequence[Batch]
+    model: nn.Module,
+    regularizers: Sequence[Regularizer],
+    batches: Sequence[Batch],
+    *,
+    memory: bool = False,
 ) -> StepCost:
     """Time whole updates (forward, backward, AdamW) on two copies of the model.
 
@@ -45,26 +71,25 @@ def measure_step_cost(
     Args:
         model: the pre-trained model, no method attached.
         regularizers: instances for this measurement alone; they get attached.
-        batches: a few real batches, each a mapping of tensors.
+        batches: a few real batches, each a mapping of tensors; one round each.
+        memory: measure memory too (Linux or CUDA).
 
     Returns:
-        The medians over the batches.
+        What was measured, by round.
     """
     device = next(model.parameters()).device
     devices = [device] if device.type != "cpu" else []
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        steppers = [_Stepper(model, []), _Stepper(model, regularizers)]
+        plain, ours = _Stepper(model, []), _Stepper(model, regularizers)
         placed = [{key: value.to(device) for key, value in batch.items()} for batch in batches]
-        seconds: list[list[float]] = [[], []]
         for warm in (False, True):
-            for batch in placed:
-                for times, stepper in zip(seconds, steppers, strict=True):
-                    elapsed = stepper.step(batch)
-                    if warm:
-                        times.append(elapsed)
-        for stepper in steppers:
+            for batch in placed if warm else placed[:2]:
+                for stepper in (plain, ours):
+                    stepper.step(batch, record=warm, memory=memory)
+        for stepper in (plain, ours):
             stepper.objective.detach()
-    return StepCost(*map(median, seconds))
+    peaks = [max(s.memory) if memory else None for s in (plain, ours)]
+    return StepCost(plain.seconds, ours.seconds, *peaks)
 
 
 class _Stepper:
@@ -75,16 +100,73 @@ class _Stepper:
         trainable = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(trainable, lr=1e-6, fused=True)
         self.objective = Objective(*regularizers).bind(self.model, self.optimizer)
+        self.seconds: list[float] = []
+        self.memory: list[int] = []
 
-    def step(self, batch: Batch) -> float:
-        """Seconds of one update."""
+    def step(self, batch: Batch, *, record: bool, memory: bool) -> None:
+        """One update."""
+        meter = _PeakMemory() if memory else None
         start = time.perf_counter()
         self.objective(self.model, batch).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         # .item() waits for the device, as reading a logged loss does
         next(self.model.parameters()).detach().flatten()[0].item()
-        return time.perf_counter() - start
+        if record:
+            self.seconds.append(time.perf_counter() - start)
+            if meter is not None:
+                self.memory.append(meter.rise())
+
+
+class _PeakMemory:
+    """How far memory rises above what is in use now: CUDA's, or the resident set on Linux."""
+
+    def __init__(self) -> None:
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.reset_peak_memory_stats()
+            self.start = torch.cuda.memory_allocated()
+            return
+        ctypes.CDLL(None).malloc_trim(0)  # give freed memory back, or the rise does not show
+        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+        self.start = _status("VmRSS")
+
+    def rise(self) -> int:
+        """Bytes."""
+        if torch.cuda.is_available():
+            return torch.cuda.max_memory_allocated() - self.start
+        return _status("VmHWM") - self.start
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
+
+
+def random_batches(
+    model: nn.Module, count: int, batch_size: int, length: int, seed: int = 0
+) -> list[Batch]:
+    """Batches of random tokens without padding, for a sequence-classification model.
+
+    Args:
+        model: has a `config` with `vocab_size` and `num_labels`.
+        count: number of batches.
+        batch_size: B.
+        length: T.
+        seed: of the tokens and labels.
+    """
+    config: object = model.config
+    vocabulary, labels = getattr(config, "vocab_size", 2), getattr(config, "num_labels", 2)
+    generator = torch.Generator().manual_seed(seed)
+    shape = (batch_size, length)
+    return [
+        {
+            "input_ids": torch.randint(vocabulary // 2, vocabulary, shape, generator=generator),
+            "attention_mask": torch.ones(shape, dtype=torch.long),
+            "labels": torch.randint(labels, (batch_size,), generator=generator),
+        }
+        for _ in range(count)
+    ]
 
 
 def peak_memory() -> dict[str, int]:

@@ -1,0 +1,170 @@
+"""Step time and memory of every method against plain fine-tuning, interleaved in one run.
+
+    python benchmarks/cost.py [--model minilm] [--batch 16] [--length 128] [--rounds 7]
+        [--method NAME[:field=value,...] ...]
+
+Whole updates with fused AdamW, one thread on a CPU. Every method's steps alternate with plain steps
+of the same round. `stock trainer` compares one plain step of transformers' Trainer with one of
+SmoothTrainer without methods. Writes benchmarks/results/NAME.json, .md and .svg.
+"""
+
+import argparse
+import json
+import platform
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).parent / "results"
+DEFAULT = [
+    "plain",
+    "mixout",
+    "l2_sp",
+    "cwgnc",
+    "neftune",
+    "noise",
+    "r3f",
+    "r_drop",
+    "lnsr",
+    "lnsr:noise=in_manifold",
+    "freelb:num_steps=2",
+    "freelb:num_steps=3",
+    "smart:mu=0",
+    "smart",
+    "vat",
+    "alum",
+    "sift",
+    "uegr",
+    "fgm",
+    "pgd",
+    "jacobian",
+    "jachess:hessian_weight=0",
+    "jachess",
+    "jachess:every=8",
+    "cross_holder",
+    "double_backprop",
+    "child_tuning",
+    "hype",
+    "label_smoothing",
+]
+
+
+def measure(model, spec, batches):
+    """One row of the table."""
+    from pydantic import TypeAdapter
+
+    from smoothtune import METHODS
+    from smoothtune.config import parse_method
+    from smoothtune.cost import measure_step_cost
+
+    fields = parse_method(spec)
+    regularizer = TypeAdapter(METHODS[fields.pop("name")]).validate_python(fields)
+    cost = measure_step_cost(model, [regularizer], batches, memory=True)
+    return row(spec, cost)
+
+
+def row(spec, cost):
+    """Numbers of one comparison."""
+    return {
+        "method": spec,
+        "ratio": round(cost.ratio, 3),
+        "ratio_range": [round(min(cost.ratios), 3), round(max(cost.ratios), 3)],
+        "mean_ratio": round(sum(cost.methods) / sum(cost.plain), 3),
+        "seconds": round(cost.seconds, 4),
+        "plain_seconds": round(cost.plain_seconds, 4),
+        "extra_memory_mib": round((cost.methods_memory - cost.plain_memory) / 2**20),
+        "plain_memory_mib": round(cost.plain_memory / 2**20),
+    }
+
+
+def stock_trainer(model, batches):
+    """SmoothTrainer without methods against transformers' Trainer."""
+    import copy
+    import time
+
+    from transformers import Trainer, TrainingArguments
+
+    from smoothtune import SmoothTrainer
+    from smoothtune.cost import StepCost
+
+    arguments = TrainingArguments(output_dir="unused", report_to="none", use_cpu=True)
+    seconds = {Trainer: [], SmoothTrainer: []}
+    trainers = {}
+    for cls in seconds:
+        trainers[cls] = cls(model=copy.deepcopy(model), args=arguments)
+        trainers[cls].create_optimizer()
+        trainers[cls].current_gradient_accumulation_steps = 1
+    for count, batch in enumerate([*batches[:1], *batches]):
+        for cls, trainer in trainers.items():
+            start = time.perf_counter()
+            trainer.training_step(trainer.model, dict(batch))
+            trainer.optimizer.step()
+            trainer.model.zero_grad()
+            if count:
+                seconds[cls].append(time.perf_counter() - start)
+    return row("stock trainer", StepCost(seconds[Trainer], seconds[SmoothTrainer], 0, 0))
+
+
+def table(rows, heading):
+    """Markdown."""
+    lines = [
+        heading,
+        "",
+        "| method | x plain, median | range | mean | extra peak memory, MiB |",
+        "|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {r['method']} | {r['ratio']:.2f} | {r['ratio_range'][0]:.2f}-{r['ratio_range'][1]:.2f} "
+        f"| {r['mean_ratio']:.2f} | {r['extra_memory_mib']} |"
+        for r in rows
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    """Measure one method after another; write after each."""
+    from smoothtune.models import load_base, load_classifier, quiet
+    from smoothtune.result import versions
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="minilm")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--method", action="append")
+    parser.add_argument("--name")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+
+    from smoothtune.cost import random_batches
+    from smoothtune.data import TASKS
+
+    with quiet():
+        base = load_base(arguments.model)
+        model, _ = load_classifier(base, TASKS["sst2"], seed=0)
+    batches = random_batches(model, arguments.rounds, arguments.batch, arguments.length)
+    shape = f"{arguments.batch}x{arguments.length}"
+    command = (
+        f"python benchmarks/cost.py --model {arguments.model} --batch {arguments.batch} "
+        f"--length {arguments.length} --rounds {arguments.rounds}"
+    )
+    name = arguments.name or f"cost-{arguments.model}-{shape}"
+    file = RESULTS / f"{name}.json"
+    previous = json.loads(file.read_text())["rows"] if file.exists() else []
+    specs = ["stock trainer", *(arguments.method or DEFAULT)]
+    rows = [r for r in previous if r["method"] not in specs]
+    for spec in specs:
+        trainer = spec == "stock trainer"
+        rows.append(stock_trainer(model, batches) if trainer else measure(model, spec, batches))
+        print(json.dumps(rows[-1]), flush=True)
+        rows.sort(key=lambda r: (["stock trainer", *DEFAULT].index(r["method"])
+                                 if r["method"] in ["stock trainer", *DEFAULT] else 99))
+        content = {"command": command, "versions": versions(), "machine": platform.processor(),
+                   "rows": rows}
+        file.write_text(json.dumps(content, indent=1) + "\n")
+        heading = f"# Cost of a step, {arguments.model}, batch {shape}, one thread\n\n`{command}`"
+        file.with_suffix(".md").write_text(table(rows, heading))
+
+
+if __name__ == "__main__":
+    main()

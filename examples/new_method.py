@@ -1,0 +1,47 @@
+"""A method of your own, held to the contract that all methods of the package keep."""
+
+from typing import ClassVar
+
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from smoothtune import Objective, Pass, Regularizer, random
+from smoothtune.regularizer import STRICT, Positive
+from smoothtune.taps import Point
+from smoothtune.testing import CLAUSES, tiny_batch, tiny_model
+
+
+@dataclass(config=STRICT, kw_only=True)
+class StableScores(Regularizer):
+    """Scores must move little when every feature of the embeddings does."""
+
+    name: ClassVar[str] = "stable_scores"
+
+    sigma: Positive = 0.1
+    """Largest relative change of a feature."""
+
+    def points(self) -> tuple[Point, ...]:
+        """The perturbation enters at the word embeddings."""
+        return ("word",)
+
+    def loss(self, clean: Pass) -> Tensor:
+        """E ||f(x + delta) - f(x)||^2, a mean over examples."""
+        x = clean.embeddings()
+        draws = random.uniform_like(x)  # in [-1, 1], from the method's own generator
+        delta = self.sigma * x * draws * clean.mask[..., None]
+        moved = clean.at(delta, dropout="shared")
+        return (moved.logits - clean.logits).square().sum(-1).mean()
+
+
+if __name__ == "__main__":
+    model = tiny_model("bert")
+    objective = Objective(StableScores(weight=0.5)).attach(model)
+    objective(model, tiny_batch()).backward()
+    print({name: round(value.item(), 4) for name, value in objective.terms.items()})
+    objective.detach()
+
+    # In a test file this is a pytest.mark.parametrize over CLAUSES and all ARCHITECTURES.
+    for architecture in ("bert", "llama"):
+        for clause in CLAUSES:
+            clause(StableScores, architecture)
+            print(f"{architecture}: {clause.__name__}")

@@ -1,0 +1,37 @@
+"""Every script in examples/ runs as it is, offline, in seconds."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = sorted((Path(__file__).parent.parent / "examples").glob("*.py"))
+PRINTS = {
+    "hf_trainer": ["loss/task", "loss/lnsr", "loss/l2_sp", "eval_loss"],
+    "custom_loop": ["epoch 2", "loss/smart", "smart/cos"],
+    "unlabeled": ["loss/task", "loss/jachess"],
+    "new_method": ["loss/stable_scores", "llama: resumes"],
+}
+
+
+def test_every_example_says_what_it_prints():
+    assert {example.stem for example in EXAMPLES} == set(PRINTS)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_example_runs(example, tmp_path):
+    environment = os.environ | {"HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hub")}
+    ran = subprocess.run(
+        [sys.executable, example],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    missing = [text for text in PRINTS[example.stem] if text not in ran.stdout]
+    assert not missing, ran.stdout
+    assert [path.name for path in tmp_path.iterdir() if path.name != "hub"] == []
