@@ -157,10 +157,19 @@ def main():
         trainer = spec == "stock trainer"
         rows.append(stock_trainer(model, batches) if trainer else measure(model, spec, batches))
         print(json.dumps(rows[-1]), flush=True)
-        rows.sort(key=lambda r: (["stock trainer", *DEFAULT].index(r["method"])
-                                 if r["method"] in ["stock trainer", *DEFAULT] else 99))
-        content = {"command": command, "versions": versions(), "machine": platform.processor(),
-                   "rows": rows}
+        rows.sort(
+            key=lambda r: (
+                ["stock trainer", *DEFAULT].index(r["method"])
+                if r["method"] in ["stock trainer", *DEFAULT]
+                else 99
+            )
+        )
+        content = {
+            "command": command,
+            "versions": versions(),
+            "machine": platform.processor(),
+            "rows": rows,
+        }
         file.write_text(json.dumps(content, indent=1) + "\n")
         heading = f"# Cost of a step, {arguments.model}, batch {shape}, one thread\n\n`{command}`"
         file.with_suffix(".md").write_text(table(rows, heading))

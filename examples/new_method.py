@@ -37,7 +37,7 @@ if __name__ == "__main__":
     model = tiny_model("bert")
     objective = Objective(StableScores(weight=0.5)).attach(model)
     objective(model, tiny_batch()).backward()
-    print({name: round(value.item(), 4) for name, value in objective.terms.items()})
+    print({name: f"{value:.2g}" for name, value in objective.terms.items()})
     objective.detach()
 
     # In a test file this is a pytest.mark.parametrize over CLAUSES and all ARCHITECTURES.

@@ -171,6 +171,26 @@ def methods(
 
 
 @app.command()
+def cost(
+    method: Annotated[
+        list[str], typer.Option(metavar="NAME[:FIELD=VALUE,...]", help="Method; repeatable.")
+    ],
+    model: Annotated[str, typer.Option(help="minilm, a model folder, or a hub id.")] = "minilm",
+    batch: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 16,
+    length: Annotated[int, typer.Option(min=4, help="Tokens per example.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Steps measured of each kind.")] = 5,
+) -> None:
+    """Say what a step costs with each method, relative to plain fine-tuning; nothing is kept."""
+    with _errors_as_exit_codes():
+        from smoothtune.cost import price_list
+
+        _show_rows(
+            ["method", "x plain", "range", "seconds", "extra memory"],
+            price_list(method, model, batch, length, rounds),
+        )
+
+
+@app.command()
 def validate(
     files: Annotated[list[Path] | None, typer.Argument(help="YAML run files.")] = None,
     config: Annotated[list[Path] | None, typer.Option(help="A YAML run file.")] = None,
