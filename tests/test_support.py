@@ -21,7 +21,7 @@ REPRESENTATIVES = {
     "finite differences": [lambda: JacHess(c=1.0, estimator="finite_difference")],
     "differentiates twice": [lambda: Jacobian(weight=1.0, estimator="projected")],
     "stands in for weights": [lambda: Mixout(p=0.5)],
-    "keeps weights": [lambda: L2SP(beta=1.0)],
+    "needs whole weights": [lambda: L2SP(beta=1.0)],
     "edits updates": [lambda: CWGNC(max_norm=0.05)],
     "changes dropout": [lambda: UEGR(keep=1.0)],
 }

@@ -84,7 +84,7 @@ FSDP_TESTED = {
     "lnsr": {"reduce": "token_sum"},
     "r3f": {"noise": "normal", "sigma": 0.1},
     "smart": {"lambda_s": 5.0, "mu": 0},
-    "freelb": {},
+    "pgd": {},
     "jachess": {"c": 0.003, "smoothness": [1.0, 2.0]},
 }
 

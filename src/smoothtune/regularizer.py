@@ -86,8 +86,8 @@ class Regularizer:
         """Prepare on the unwrapped, pre-trained model: snapshots, parametrizations, statistics."""
 
     @property
-    def keeps_weights(self) -> bool:
-        """Whether it compares weights with a copy of them."""
+    def needs_whole_weights(self) -> bool:
+        """Whether it copies weights or differentiates at them, so that shards will not do."""
         return False
 
     @property

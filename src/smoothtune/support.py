@@ -23,7 +23,7 @@ Kind = Literal[
     "finite differences",
     "differentiates twice",
     "stands in for weights",
-    "keeps weights",
+    "needs whole weights",
     "edits updates",
     "changes dropout",
 ]
@@ -78,7 +78,7 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "torch.compile": "it changes modules after they are compiled: set torch_compile=False",
         "FSDP2": _NO_FSDP,
     },
-    "keeps weights": {"FSDP2": _NO_FSDP},
+    "needs whole weights": {"FSDP2": _NO_FSDP},
     "edits updates": {"FSDP2": _NO_FSDP},
     "changes dropout": {
         "activation checkpointing": "recomputed blocks would drop out at the model's own rates: "
@@ -100,7 +100,7 @@ def kinds(regularizer: Regularizer) -> set[Kind]:
         "finite differences": regularizer.needs_float32,
         "differentiates twice": regularizer.second_order,
         "stands in for weights": regularizer.substitutes_weights,
-        "keeps weights": regularizer.keeps_weights,
+        "needs whole weights": regularizer.needs_whole_weights,
         "edits updates": cls.gradients is not Regularizer.gradients,
         "changes dropout": regularizer.changes_dropout,
     }

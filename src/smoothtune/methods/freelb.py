@@ -10,9 +10,8 @@ Equation: total = 1/K sum_{t<K} L(f(x + delta_t), y)   in place of L(f(x), y),
 Departures:
     * Sizes are relative to the embeddings and RECONSTRUCTED, as the paper's were tuned for each
       task and model. `scale="absolute"` has those of its RTE recipe for RoBERTa-large.
-    * The released code back-propagates after every step and gets the ascent gradient for free. Here
-      the K losses are one objective: the same gradients, K graphs in memory and K - 1 backward
-      passes to the perturbation more.
+    * As in the released code one backward pass of a step serves both ascent and training; here the
+      gradients of the weights wait until the objective is back-propagated, so the term composes.
     * Dropout masks are shared by the K steps, as in the paper, on every model; the released code
       has that for one model of its own.
     * Perturbations stay zero on padding; the released code masks only the first.
@@ -22,7 +21,6 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
@@ -33,16 +31,16 @@ from smoothtune.ascent import (
     Scale,
     diagnostics,
     given,
-    gradient_at,
     normalise,
     project,
     task_loss,
     uniform_start,
     unit,
 )
+from smoothtune.known import Accumulated
 from smoothtune.passes import Dropout, Pass
 from smoothtune.regularizer import STRICT, NonNegative, Positive, Regularizer
-from smoothtune.taps import Layer, Point
+from smoothtune.taps import Layer, Point, unwrap
 
 # adv_lr, adv_init_mag, adv_max_norm
 DEFAULTS = {"relative": (0.03, 0.05, 0.05), "absolute": (0.06, 0.16, 0.14)}
@@ -78,6 +76,11 @@ class FreeLB(Regularizer):
         sizes = (self.adv_lr, self.adv_init_mag, self.adv_max_norm)
         self._sizes = given(sizes, DEFAULTS[self.scale])
 
+    @property
+    def needs_whole_weights(self) -> bool:
+        """Every step but the last differentiates at them."""
+        return self.adv_steps > 1
+
     def points(self) -> tuple[Point, ...]:
         """The one point where the perturbation enters."""
         return (self.layer,)
@@ -90,14 +93,12 @@ class FreeLB(Regularizer):
         u = unit(clean, self.layer, self.norm, "example", self.scale)
         draws = random.uniform_like(clean.zeros(self.layer))
         delta = uniform_start(draws, clean.mask, magnitude * u, self.norm)
-        x, losses = clean.embeddings(self.layer), []
-        for step in range(self.adv_steps):
-            last = step == self.adv_steps - 1
-            run = clean.at(delta.requires_grad_(not last), self.layer, dropout=self.dropout)
-            losses.append(task_loss(run))
-            if not last:
-                gradient = gradient_at(run, losses[-1], self.layer, keep_graph=True)
-                delta = delta.detach() + lr * u * normalise(gradient, self.norm, "example")
-                delta = project(delta, radius * u, self.norm, "example") if radius else delta
-                self.diagnostics |= diagnostics(delta, gradient, x, clean.mask)
-        return torch.stack(losses).mean()
+        x, losses = clean.embeddings(self.layer), Accumulated.over(unwrap(clean.model))
+        for _ in range(self.adv_steps - 1):
+            run = clean.at(delta.requires_grad_(), self.layer, dropout=self.dropout)
+            gradient = losses.add(task_loss(run), run.delta(self.layer)) * clean.mask[..., None]
+            delta = delta.detach() + lr * u * normalise(gradient, self.norm, "example")
+            delta = project(delta, radius * u, self.norm, "example") if radius else delta
+            self.diagnostics |= diagnostics(delta, gradient, x, clean.mask)
+        last = task_loss(clean.at(delta, self.layer, dropout=self.dropout))
+        return (losses.total() + last if losses.value is not None else last) / self.adv_steps

@@ -66,7 +66,7 @@ class L2SP(Regularizer):
     """Pull of the new head towards zero. LNSR papers: not stated; 0.01 is usual."""
 
     @property
-    def keeps_weights(self) -> bool:
+    def needs_whole_weights(self) -> bool:
         """The pre-trained ones."""
         return True
 

@@ -82,7 +82,7 @@ class LNSR(Regularizer):
         self._first = 0 if self._noise.point == "word" else self._noise.point
 
     @property
-    def keeps_weights(self) -> bool:
+    def needs_whole_weights(self) -> bool:
         """In-manifold noise keeps the pre-trained word embeddings."""
         return self.noise == "in_manifold"
 

@@ -51,7 +51,7 @@ class Noise(Regularizer):
         )
 
     @property
-    def keeps_weights(self) -> bool:
+    def needs_whole_weights(self) -> bool:
         """In-manifold noise keeps the pre-trained word embeddings."""
         return self.noise == "in_manifold"
 

@@ -157,7 +157,7 @@ class SMART(Regularizer):
         self._updates = 0
 
     @property
-    def keeps_weights(self) -> bool:
+    def needs_whole_weights(self) -> bool:
         """Those of the teacher."""
         return bool(self._mu)
 
