@@ -82,3 +82,33 @@ def test_missing_data_set_offline(loaded: dict[str, Any]) -> None:
     missing, configuration = loaded["offline"]["errors"]
     assert missing.startswith("tiny/nothing: no such file or folder here")
     assert configuration.startswith("nyu-mll/glue, configuration 'rte'")
+
+
+def test_training_from_hub_ids_then_offline(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """`smoothtune train` with ids for data and model; once more from the cache, server gone."""
+    folder = tmp_path_factory.mktemp("train")
+    make_model(folder / "bert")
+    make_cola(folder / "glue")
+    script = """
+import json, sys
+from smoothtune.cli import main
+sys.argv = ["smoothtune", "train", "--task", "cola", "--data", "nyu-mll/glue", "--model", "tiny/bert",
+            "--method", "lnsr:layer=1", "--max-steps", "2", "--output-dir", sys.argv[1]]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+result = json.load(open(sys.argv[-1] + "/result.json"))
+print(json.dumps({"metrics": result["metrics"], "base": result["base_model_id"]}))
+"""
+
+    def train(output: str, environment: dict[str, str]) -> dict[str, Any]:
+        script_with_output = f"import sys; sys.argv = ['', {output!r}]\n{script}"
+        return run(script_with_output, environment)
+
+    with HubServer({"tiny/bert": folder / "bert"}, {"nyu-mll/glue": folder / "glue"}) as hub:
+        online = train(str(folder / "a"), hub.environment(folder / "home"))
+    offline = train(str(folder / "b"), clean_environment(folder / "home") | {"HF_HUB_OFFLINE": "1"})
+    assert online["base"] == "tiny/bert"
+    assert online == offline
+    assert "matthews_correlation" in online["metrics"]

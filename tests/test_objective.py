@@ -137,3 +137,20 @@ def test_detaching_removes_the_optimizer_hooks():
     objective.detach()
     assert not optimizer._optimizer_step_pre_hooks
     assert not optimizer._optimizer_step_post_hooks
+
+
+def test_plain_modules_with_other_inputs_work_where_nothing_is_perturbed():
+    class Regression(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 1)
+
+        def forward(self, x, labels):
+            return {"loss": (self.linear(x).squeeze(-1) - labels).square().mean()}
+
+    model = Regression()
+    objective = Objective(L2SP(), Mixout(), CWGNC()).attach(model)
+    loss = objective(model, {"x": torch.randn(4, 3), "labels": torch.randn(4)})
+    loss.backward()
+    objective.gradients()
+    assert model.linear.parametrizations.weight.original.grad.norm() <= 1 + 1e-6

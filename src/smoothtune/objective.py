@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from smoothtune import random
 from smoothtune.derivatives import HigherDerivatives
-from smoothtune.passes import Batch, Pass, Task, model_task
+from smoothtune.passes import Batch, Pass, Task, device_of, model_task
 from smoothtune.regularizer import Regularizer
 from smoothtune.support import check
 from smoothtune.taps import unwrap
@@ -128,7 +128,7 @@ class Objective:
         """
         self.calls += 1
         batch = dict(batch)
-        self._check_once(model, batch["input_ids"].device)
+        self._check_once(model, device_of(batch))
         example_ids = batch.pop("example_id", None)
         clean = self._clean_pass(model, batch, task)
         losses = dict(self._losses(clean))
@@ -209,7 +209,7 @@ class Objective:
             points=tuple(points),
             differentiable=any(r.differentiates for r in methods),
             hidden_states=any(r.uses_hidden_states for r in methods),
-            start=random.get_state(batch["input_ids"].device),
+            start=random.get_state(device_of(batch)),
         )
 
     def _losses(self, clean: Pass) -> Iterator[tuple[str, Tensor]]:

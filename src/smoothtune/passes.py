@@ -29,6 +29,11 @@ def model_task(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, 
     return outputs.get("loss"), outputs
 
 
+def device_of(batch: Batch) -> torch.device:
+    """Where the tensors of a batch are."""
+    return next(value.device for value in batch.values() if isinstance(value, Tensor))
+
+
 class Pass:
     """One evaluation of the model at E(x) + delta, run when first looked at.
 
@@ -38,7 +43,7 @@ class Pass:
 
     Args:
         model: as the loop holds it, DDP and other wrappers included.
-        batch: model inputs by name; `input_ids` (B, T) is required.
+        batch: model inputs by name; perturbing needs `input_ids` (B, T).
         task: (model, batch) -> (scalar loss or None, outputs).
         points: where perturbations may enter; see `smoothtune.taps`.
         deltas: (B, T, D) perturbation by point; missing points are not perturbed.
@@ -72,7 +77,7 @@ class Pass:
         self.points = tuple(points)
         self.deltas = dict(deltas or {})
         self.dropout, self.rate, self.detach = dropout, rate, detach
-        self.device = batch["input_ids"].device
+        self.device = device_of(batch)
         self.start = start  # generator state in which the forward begins; None: the current one
         self.end: random.State | None = None  # and in which it ended
         self._origin = origin  # the pass this one was made from
