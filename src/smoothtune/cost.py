@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import gc
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -148,6 +149,8 @@ def random_batches(
 ) -> list[Batch]:
     """Batches of random tokens without padding, for a sequence-classification model.
 
+    Token ids are log-uniform, so that few are frequent and most are rare, as words are.
+
     Args:
         model: has a `config` with `vocab_size` and `num_labels`.
         count: number of batches.
@@ -158,10 +161,10 @@ def random_batches(
     config: object = model.config
     vocabulary, labels = getattr(config, "vocab_size", 2), getattr(config, "num_labels", 2)
     generator = torch.Generator().manual_seed(seed)
-    shape = (batch_size, length)
+    shape, span = (batch_size, length), math.log(vocabulary - 1)
     return [
         {
-            "input_ids": torch.randint(vocabulary // 2, vocabulary, shape, generator=generator),
+            "input_ids": vocabulary - (torch.rand(shape, generator=generator) * span).exp().long(),
             "attention_mask": torch.ones(shape, dtype=torch.long),
             "labels": torch.randint(labels, (batch_size,), generator=generator),
         }

@@ -1,0 +1,134 @@
+"""Whether a classifier's probabilities mean what they say.
+
+All functions take logits (N, C), of which log-probabilities are one kind, and class ids (N,).
+Confidence is the probability of the predicted class. Bins are open below and closed above; a bin
+without examples counts for nothing.
+
+Reference: Guo, Pleiss, Sun, Weinberger: On Calibration of Modern Neural Networks, ICML 2017 (ECE,
+MCE, temperature); Nguyen, O'Connor, EMNLP 2015 (bins of equal mass).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import minimize_scalar
+from scipy.special import log_softmax, softmax
+from sklearn.metrics import brier_score_loss
+from sklearn.model_selection import train_test_split
+
+Bins = Literal["width", "mass"]
+
+LARGEST_LOG_TEMPERATURE = 5.0
+
+
+def brier(logits: ArrayLike, labels: ArrayLike) -> float:
+    """Mean over examples of sum_c (1[y = c] - p_c)^2, as Brier (1950) defined it, 0 to 2.
+
+    For two classes this is twice the number that is usual there.
+    """
+    probabilities = softmax(np.asarray(logits, np.float64), axis=1)
+    classes = np.arange(probabilities.shape[1])
+    return float(brier_score_loss(labels, probabilities, labels=classes, scale_by_half=False))
+
+
+def nll(logits: ArrayLike, labels: ArrayLike) -> float:
+    """Mean negative log-likelihood in nats, from 0."""
+    gold = np.asarray(labels)
+    return float(-log_softmax(np.asarray(logits, np.float64), axis=1)[range(len(gold)), gold].mean())
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """What a reliability diagram shows: one entry for every bin that has examples."""
+
+    confidence: np.ndarray
+    """Mean confidence, 0 to 1."""
+    accuracy: np.ndarray
+    """Share of right predictions, 0 to 1."""
+    count: np.ndarray
+    """Examples."""
+
+    @property
+    def expected_error(self) -> float:
+        """ECE, sum_bins count/N |accuracy - confidence|, 0 to 1."""
+        gaps = np.abs(self.accuracy - self.confidence)
+        return float((gaps * self.count).sum() / self.count.sum())
+
+    @property
+    def maximum_error(self) -> float:
+        """MCE, max_bins |accuracy - confidence|, 0 to 1."""
+        return float(np.abs(self.accuracy - self.confidence).max())
+
+
+def reliability(
+    logits: ArrayLike, labels: ArrayLike, *, num_bins: int = 15, bins: Bins = "width"
+) -> Reliability:
+    """Accuracy against confidence.
+
+    Args:
+        logits: (N, C).
+        labels: class ids, (N,).
+        num_bins: number of bins.
+        bins: "width": equal intervals of [0, 1]; "mass": between equidistant quantiles of the
+            confidence, so that all hold alike many examples unless confidences are equal.
+
+    Returns:
+        The bins that have examples, by rising confidence.
+
+    Raises:
+        ValueError: there are no examples, or the number of bins is not positive.
+    """
+    probabilities = softmax(np.asarray(logits, np.float64), axis=1)
+    if not len(probabilities) or num_bins < 1:
+        raise ValueError(f"{len(probabilities)} examples cannot be put into {num_bins} bins")
+    confidence = probabilities.max(axis=1)
+    correct = probabilities.argmax(axis=1) == np.asarray(labels)
+    shares = np.linspace(0, 1, num_bins + 1)
+    edges = shares if bins == "width" else np.quantile(confidence, shares)
+    index = np.searchsorted(edges[1:-1], confidence)
+    count = np.bincount(index, minlength=num_bins)
+    used = count > 0
+    means = [
+        np.bincount(index, values, num_bins)[used] / count[used] for values in (confidence, correct)
+    ]
+    return Reliability(means[0], means[1], count[used])
+
+
+def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
+    """T > 0 with the least NLL of softmax(logits / T).
+
+    Predictions do not change. Where every prediction is right the NLL has no minimum: T ends at the
+    bound exp(-5), and at exp(5) where nothing but chance is in the logits.
+    """
+    scores = np.asarray(logits, np.float64)
+    bound = LARGEST_LOG_TEMPERATURE
+    found = minimize_scalar(
+        lambda log_t: nll(scores / np.exp(log_t), labels),
+        bounds=(-bound, bound),
+        method="bounded",
+        options={"xatol": 1e-6},
+    )
+    return float(np.exp(found.x))
+
+
+def split_for_temperature(labels: ArrayLike, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows to fit a temperature on, and rows to judge it on: two halves, drawn at random.
+
+    Classes are shared out alike where each has two examples.
+
+    Raises:
+        ValueError: there are fewer than four examples.
+    """
+    gold = np.asarray(labels)
+    if len(gold) < 4:
+        raise ValueError(f"{len(gold)} examples are too few to fit and to judge a temperature")
+    counts = np.unique(gold, return_counts=True)[1]
+    stratify = gold if counts.min() >= 2 and len(counts) <= len(gold) // 2 else None
+    fit, judge = train_test_split(
+        np.arange(len(gold)), test_size=0.5, random_state=seed, stratify=stratify
+    )
+    return np.sort(fit), np.sort(judge)

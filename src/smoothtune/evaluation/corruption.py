@@ -1,0 +1,222 @@
+"""The metric while the text itself is damaged.
+
+`corrupt_tokens` acts on token ids, the others on text. Each damages exactly round(rate * n)
+positions (halves up), n the positions that can be damaged: ordinary tokens, words, or words of two
+letters or more. Special tokens are never touched, and padding does not exist yet.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Collection, Sequence
+
+import numpy as np
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from smoothtune.data.tokenizing import TEXTS, tokenize
+from smoothtune.evaluation.curves import Curve, area, spread
+from smoothtune.evaluation.predictions import Predictor
+
+RATES = (0.0, 0.05, 0.1, 0.2)
+TextDamage = Callable[[str, float, np.random.Generator], str]
+
+
+def exactly(rate: float, count: int) -> int:
+    """round(rate * count), halves up.
+
+    >>> exactly(0.1, 25), exactly(0.1, 24)
+    (3, 2)
+    """
+    return int(rate * count + 0.5 + 1e-9)
+
+
+def corrupt_tokens(
+    input_ids: Sequence[int],
+    rate: float,
+    rng: np.random.Generator,
+    *,
+    special: Collection[int],
+    ordinary: np.ndarray,
+) -> list[int]:
+    """Other tokens, drawn uniformly, at random places.
+
+    Args:
+        input_ids: (T,) one example without padding.
+        rate: share of the ordinary tokens that become another one, 0 to 1.
+        rng: draws.
+        special: ids that are left alone.
+        ordinary: ids to draw from, at least two.
+
+    Returns:
+        (T,) the ids; exactly round(rate * ordinary tokens) differ.
+    """
+    ids = list(input_ids)
+    places = [place for place, token in enumerate(ids) if token not in special]
+    for place in rng.permutation(places)[: exactly(rate, len(places))]:
+        drawn = int(rng.choice(ordinary))
+        while drawn == ids[place]:
+            drawn = int(rng.choice(ordinary))
+        ids[place] = drawn
+    return ids
+
+
+def typos(text: str, rate: float, rng: np.random.Generator) -> str:
+    """One typing error each in a share of the words with two letters or more.
+
+    Two neighbouring characters change places, or one is doubled, left out, or exchanged for
+    another letter, each with a chance of 1/4; swapping two equal ones is drawn again.
+    """
+    words = text.split()
+    places = [place for place, word in enumerate(words) if sum(map(str.isalpha, word)) > 1]
+    for place in rng.permutation(places)[: exactly(rate, len(places))]:
+        damaged = words[place]
+        while damaged == words[place]:
+            damaged = _mistype(words[place], rng)
+        words[place] = damaged
+    return " ".join(words)
+
+
+def _mistype(word: str, rng: np.random.Generator) -> str:
+    at = int(rng.integers(len(word) - 1))
+    before, here, after = word[:at], word[at], word[at + 1 :]
+    other = string.ascii_lowercase[rng.integers(26)]
+    return (
+        before + after[0] + here + after[1:],
+        before + here + here + after,
+        before + after,
+        before + other + after,
+    )[rng.integers(4)]
+
+
+def drop_words(text: str, rate: float, rng: np.random.Generator) -> str:
+    """Leave a share of the words out; one always stays."""
+    words = text.split()
+    count = min(exactly(rate, len(words)), len(words) - 1)
+    gone = set(rng.permutation(len(words))[:count].tolist())
+    return " ".join(word for place, word in enumerate(words) if place not in gone)
+
+
+def swap_words(text: str, rate: float, rng: np.random.Generator) -> str:
+    """Exchange random pairs of words: round(rate * words / 2) pairs, so twice as many words move.
+
+    Two equal words may be exchanged, which changes nothing.
+    """
+    words = text.split()
+    pairs = exactly(rate / 2, len(words))
+    places = rng.permutation(len(words))[: 2 * pairs].tolist()
+    for first, second in zip(places[:pairs], places[pairs:], strict=False):
+        words[first], words[second] = words[second], words[first]
+    return " ".join(words)
+
+
+TEXT_DAMAGE: dict[str, TextDamage] = {
+    "typos": typos,
+    "dropped words": drop_words,
+    "swapped words": swap_words,
+}
+"""Damage of texts by its name."""
+
+
+def ordinary_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> np.ndarray:
+    """Ids that are no special tokens and that the model has embeddings for."""
+    special = set(tokenizer.all_special_ids)
+    known = set(tokenizer.get_vocab().values())
+    return np.array(sorted(token for token in known - special if token < vocab_size))
+
+
+def token_corruption_curve(
+    predictor: Predictor,
+    rows: Dataset,
+    *,
+    vocab_size: int,
+    rates: Sequence[float] = RATES,
+    num_draws: int = 3,
+) -> Curve:
+    """Headline metric against the share of tokens that became random ones.
+
+    Args:
+        predictor: the model.
+        rows: tokenized examples with labels, without padding.
+        vocab_size: rows of the model's embedding matrix.
+        rates: shares, 0 to 1, rising from 0.
+        num_draws: draws for every rate above 0.
+
+    Returns:
+        Mean over the draws, with the least and greatest, and the `area` under it.
+    """
+    special = set(predictor.tokenizer.all_special_ids)
+    ordinary = ordinary_tokens(predictor.tokenizer, vocab_size)
+
+    def damaged(rate: float, rng: np.random.Generator) -> Dataset:
+        ids = [
+            corrupt_tokens(row, rate, rng, special=special, ordinary=ordinary)
+            for row in rows["input_ids"][:]
+        ]
+        return rows.remove_columns("input_ids").add_column("input_ids", ids)
+
+    return _curve(predictor, rows, "random tokens", damaged, rates, num_draws)
+
+
+def text_corruption_curve(
+    predictor: Predictor,
+    texts: Dataset,
+    damage: str,
+    *,
+    max_seq_length: int,
+    rates: Sequence[float] = RATES,
+    num_draws: int = 3,
+) -> Curve:
+    """Headline metric against the share of damaged words.
+
+    Args:
+        predictor: the model.
+        texts: examples with text, for pairs text_pair, and labels.
+        damage: a name in `TEXT_DAMAGE`.
+        max_seq_length: inputs are cut to so many tokens.
+        rates: shares, 0 to 1, rising from 0.
+        num_draws: draws for every rate above 0.
+
+    Returns:
+        Mean over the draws, with the least and greatest, and the `area` under it.
+    """
+    change = TEXT_DAMAGE[damage]
+
+    def damaged(rate: float, rng: np.random.Generator) -> Dataset:
+        def row(example: dict[str, str]) -> dict[str, str]:
+            return {name: change(example[name], rate, rng) for name in TEXTS if name in example}
+
+        changed = Dataset.from_list([example | row(example) for example in texts.to_list()])
+        content = f"{damage} {rate} {rng.bit_generator.state} {changed[0]}"
+        return tokenize(changed, predictor.tokenizer, max_seq_length, content)
+
+    return _curve(predictor, texts, damage, damaged, rates, num_draws)
+
+
+def _curve(
+    predictor: Predictor,
+    rows: Dataset,
+    name: str,
+    damaged: Callable[[float, np.random.Generator], Dataset],
+    rates: Sequence[float],
+    num_draws: int,
+) -> Curve:
+    metric = predictor.task.metrics[0]
+    passes = sum(num_draws if rate else 1 for rate in rates)
+    predictor.progress.start(name, passes * predictor.count(rows))
+    points = []
+    for rate in rates:
+        scores = []
+        for draw in range(num_draws if rate else 1):
+            # The same generator for every rate: a lower rate damages a part of what a higher does.
+            changed = damaged(rate, np.random.default_rng([predictor.seed, draw]))
+            scores.append(predictor.headline(predictor.predict(changed), changed))
+        points.append(spread(rate, scores))
+    return Curve(
+        f"{metric} with {name}",
+        f"{name}, share",
+        metric,
+        {name: points},
+        band=f"range of {num_draws} draws",
+        numbers={"area": area(points), "clean": points[0].y},
+    )

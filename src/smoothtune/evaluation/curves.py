@@ -1,0 +1,72 @@
+"""What all diagnostics return: lines to plot, with the numbers to write down."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Point(NamedTuple):
+    """A value and what is known about its precision."""
+
+    x: float
+    y: float
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass
+class Curve:
+    """Lines over one pair of axes."""
+
+    title: str
+    x_label: str
+    """With the unit."""
+    y_label: str
+    """With the unit."""
+    series: dict[str, list[Point]]
+    """Points by name of the line."""
+    band: str = ""
+    """What `low` and `high` are."""
+    log_y: bool = False
+    numbers: dict[str, float] = field(default_factory=dict)
+    """Summaries by name, as the area under a line."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, plain: dict[str, Any]) -> Curve:
+        """Read what `to_dict` wrote."""
+        series = {name: [Point(*p) for p in points] for name, points in plain["series"].items()}
+        return cls(**plain | {"series": series})
+
+    def to_csv(self) -> str:
+        """One row for every point: series, x, y, low, high; x and y under the axes' labels."""
+        text = io.StringIO()
+        rows = csv.writer(text, lineterminator="\n")
+        rows.writerow(["series", self.x_label, self.y_label, "low", "high"])
+        for name, points in self.series.items():
+            rows.writerows([name, *point] for point in points)
+        return text.getvalue()
+
+
+def area(points: Sequence[Point]) -> float:
+    """Area under a line by the trapezoid rule, divided by its width: a mean height.
+
+    >>> area([Point(0, 1), Point(1, 0.5), Point(2, 0.5)])
+    0.625
+    """
+    x, y = [point.x for point in points], [point.y for point in points]
+    return float(np.trapezoid(y, x) / (x[-1] - x[0]))
+
+
+def spread(x: float, draws: Sequence[float]) -> Point:
+    """Mean of several draws, with the least and the greatest."""
+    return Point(x, float(np.mean(draws)), float(min(draws)), float(max(draws)))

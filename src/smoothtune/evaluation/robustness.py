@@ -1,0 +1,156 @@
+"""The metric while the word embeddings are disturbed: by noise, and by an adversary.
+
+Sizes are relative to the embeddings: 0.1 is a perturbation with a tenth of their norm. Noise adds
+sigma * rms(x) * N(0, 1) to every entry, where rms runs over the real tokens of an example (JacHess
+eq. 6 with a unit that fits every model); in-manifold noise, see `smoothtune.manifold`, and attacks
+have the norm ratio * ||x||, of every token and of the example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor
+
+from smoothtune.ascent import Ascent, normalise, task_loss, unit
+from smoothtune.ascent import gradient_at as loss_gradient
+from smoothtune.evaluation.curves import Curve, Point, area, spread
+from smoothtune.evaluation.predictions import Predictor
+from smoothtune.noise import EmbeddingNoise, NoiseKind, gaussian
+from smoothtune.passes import Pass, evaluating
+from smoothtune.taps import embedding_table
+
+NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+ATTACKS = (0.0, 0.01, 0.02, 0.05, 0.1)
+PGD_STEP = 2.5  # of epsilon / steps, so that the ball's surface can be reached and left again
+
+NOISE_LABEL = "noise relative to the embeddings, ||delta|| / ||x||"
+ATTACK_LABEL = "attack strength, ||delta|| / ||x||"
+
+
+def noise_curve(
+    predictor: Predictor,
+    rows: Dataset,
+    kind: NoiseKind = "standard",
+    *,
+    levels: Sequence[float] = NOISE,
+    num_draws: int = 3,
+    k: int = 10,
+) -> Curve:
+    """Headline metric against noise; all levels scale the same draws.
+
+    Args:
+        predictor: the model.
+        rows: tokenized examples with labels.
+        kind: "standard": Gaussian; "in_manifold": in the span of the nearest neighbours.
+        levels: sizes relative to the embeddings, rising from 0.
+        num_draws: draws for every level above 0.
+        k: neighbours of in-manifold noise; at most one less than the vocabulary has words.
+
+    Returns:
+        Mean over the draws, with the least and greatest, and the `area` under it.
+    """
+    k = min(k, len(embedding_table(predictor.model)) - 1)
+    noise = EmbeddingNoise(kind, 1.0, "word", k, True, "token")
+    noise.attach(predictor.model)
+
+    def scores(level: float) -> list[float]:
+        values = []
+        for draw in range(num_draws if level else 1):
+
+            def perturb(clean: Pass, number: int, draw: int = draw) -> Tensor:
+                with predictor.draws(f"robustness/{kind}", clean.batch, draw, number):
+                    if kind == "in_manifold":
+                        return level * noise.draw(clean)
+                    x = clean.embeddings()
+                    rms = unit(clean, "word", "linf", "example", "relative")
+                    return level * rms * gaussian(x, clean.mask, 1.0, "none")
+
+            logits = predictor.predict(rows, perturb if level else None)
+            values.append(predictor.headline(logits, rows))
+        return values
+
+    title = {"standard": "Gaussian noise", "in_manifold": "in-manifold noise"}[kind]
+    passes = sum(num_draws if level else 1 for level in levels)
+    predictor.progress.start(title, passes * predictor.count(rows))
+    points = [spread(level, scores(level)) for level in levels]
+    noise.detach()
+    return _curve(predictor, title, NOISE_LABEL, points, f"range of {num_draws} draws")
+
+
+def attack_curve(
+    predictor: Predictor,
+    rows: Dataset,
+    attack: Literal["fgm", "pgd"] = "fgm",
+    *,
+    levels: Sequence[float] = ATTACKS,
+    num_steps: int = 3,
+) -> Curve:
+    """Headline metric against the strength of an attack that climbs the task loss.
+
+    Args:
+        predictor: the model.
+        rows: tokenized examples with labels.
+        attack: "fgm": one step along the normalised gradient (Miyato, Dai, Goodfellow 2017);
+            "pgd": several steps, projected onto the l2 ball (Madry et al. 2018).
+        levels: epsilon / ||x|| of an example, rising from 0.
+        num_steps: steps of pgd, 2.5 epsilon / num_steps long.
+
+    Returns:
+        The metric at every level, and the `area` under it.
+    """
+    logits = np.empty((len(levels), len(rows), predictor.task.num_labels))
+    predictor.progress.start(attack.upper(), predictor.count(rows))
+    with evaluating(predictor.model):
+        for chosen, batch in predictor.batches(rows):
+            for index, delta in enumerate(_attacks(predictor, batch, attack, levels, num_steps)):
+                run = predictor.clean(batch, hidden_states=False)
+                with torch.no_grad():
+                    logits[index, chosen] = run.at(delta, dropout="off").logits.cpu().numpy()
+    points = [
+        Point(level, predictor.headline(found, rows))
+        for level, found in zip(levels, logits, strict=True)
+    ]
+    steps = "" if attack == "fgm" else f", {num_steps} steps"
+    return _curve(predictor, f"{attack.upper()} attack{steps}", ATTACK_LABEL, points, "")
+
+
+def _attacks(
+    predictor: Predictor, batch: dict[str, Tensor], attack: str, levels: Sequence[float], steps: int
+) -> list[Tensor]:
+    """(B, T, D) perturbation of each level."""
+    clean = predictor.clean(batch, hidden_states=False, differentiable=True)
+    if attack == "pgd":
+        return [
+            Ascent(
+                point="word",
+                norm="l2",
+                per="example",
+                scale="relative",
+                sigma=0.0,
+                step_size=PGD_STEP * level / steps,
+                epsilon=level,
+                num_steps=steps,
+                dropout="off",
+            ).search(clean, task_loss)[0]
+            for level in levels
+        ]
+    gradient = loss_gradient(clean, task_loss(clean), "word")
+    size = unit(clean, "word", "l2", "example", "relative")
+    return [level * size * normalise(gradient, "l2", "example") for level in levels]
+
+
+def _curve(predictor: Predictor, title: str, x_label: str, points: list[Point], band: str) -> Curve:
+    metric = predictor.task.metrics[0]
+    return Curve(
+        f"{metric} under {title}",
+        x_label,
+        metric,
+        {title: points},
+        band=band,
+        numbers={"area": area(points), "clean": points[0].y},
+    )
