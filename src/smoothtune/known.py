@@ -1,8 +1,8 @@
 """Scalars whose gradient is known before anyone asks for it.
 
-An adversarial step needs the gradient of its loss at the perturbation, to climb, and at the weights,
-to train. One backward gives both and frees the graph; the loss then goes on as a scalar that hands
-the stored gradient out when the objective is back-propagated.
+An adversarial step needs the gradient of its loss at the perturbation, to climb, and at the
+weights, to train. One backward gives both and frees the graph; the loss then goes on as a scalar
+that hands the stored gradient out when the objective is back-propagated.
 """
 
 from __future__ import annotations

@@ -222,6 +222,8 @@ class Objective:
                 continue
             with random.stream(clean.device, self.seed, name, self.calls):
                 term = regularizer.loss(clean)
+            found = regularizer.diagnostics
+            regularizer.diagnostics = {key: value.detach() for key, value in found.items()}
             if term is not None:
                 yield name, regularizer.weight * regularizer.every * term
 
