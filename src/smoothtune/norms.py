@@ -110,11 +110,20 @@ class InputDerivatives:
         return estimators.projected(outputs, leaf, weights, **drawn)
 
     @property
-    def absolute_step(self) -> float:
-        """H in units of the embeddings."""
+    def unit(self) -> float:
+        """Root mean square of the pre-trained word embeddings.
+
+        Raises:
+            RuntimeError: the method is not attached.
+        """
         if self.rms is None:
             raise RuntimeError("attach the method to a model first: objective.bind(model, ...)")
-        return self.step * self.rms
+        return self.rms
+
+    @property
+    def absolute_step(self) -> float:
+        """H, a number of the size of embeddings."""
+        return self.step * self.unit
 
     @torch.no_grad()
     def jacobian_norms(self, clean: Pass, read: Reader, probes: int) -> Tensor:

@@ -60,7 +60,9 @@ def closed_form(model, norm):
 def test_quadratic_scores(norm, classes):
     """Value and parameter gradient: both norms of a constant Hessian are known."""
     model = Quadratic(classes)
-    method = CrossHolder(weight=1.0, gamma=GAMMA, norm=norm, estimator="exact", iterations=400)
+    method = CrossHolder(
+        weight=1.0, gamma=GAMMA, scale="absolute", norm=norm, estimator="exact", iterations=400
+    )
     value = Objective(method).attach(model)(model, BATCH)
     expected = closed_form(model, norm)
     torch.testing.assert_close(value, expected, rtol=1e-6, atol=0)
@@ -71,7 +73,9 @@ def test_quadratic_scores(norm, classes):
 @pytest.mark.parametrize("settings", [{}, {"estimator": "projected"}, {"pairs": "sampled"}])
 def test_random_estimates_agree(settings):
     model = Quadratic()
-    objective = Objective(CrossHolder(weight=1.0, gamma=GAMMA, **settings)).attach(model)
+    objective = Objective(
+        CrossHolder(weight=1.0, gamma=GAMMA, scale="absolute", **settings)
+    ).attach(model)
     many = {"input_ids": BATCH["input_ids"].repeat(1000, 1)}
     values = torch.stack([objective(model, many).detach() for _ in range(20)])
     error = values.std() / len(values) ** 0.5
@@ -87,7 +91,7 @@ def test_gradient_term_equals_plain_loops(architecture):
     inputs.pop("labels")
     with all_in_float64():
         model = tiny_model(architecture)
-        method = CrossHolder(weight=1.0, gamma=0.0, estimator="exact")
+        method = CrossHolder(weight=1.0, gamma=0.0, scale="absolute", estimator="exact")
         value = Objective(method).attach(model)(model, inputs)
         delta = torch.zeros(4, 6, 8, dtype=torch.float64, requires_grad=True)
         hook = model.get_input_embeddings().register_forward_hook(lambda *a: a[2] + delta)
@@ -121,3 +125,17 @@ def test_question_answering(norm):
     else:
         with pytest.raises(ValueError, match='use norm="fro"'):
             objective(model, inputs)
+
+
+def test_relative_derivatives_do_not_depend_on_the_size_of_the_embeddings():
+    """f(c x) at x / c: derivatives in units of the embeddings stay the same."""
+    values = []
+    for factor in (1.0, 20.0):
+        model = Quadratic()
+        with torch.no_grad():
+            model.embeddings.weight.mul_(factor)
+            model.a.div_(factor)
+            model.raw.div_(factor**2)
+        method = CrossHolder(weight=1.0, gamma=GAMMA, estimator="exact")
+        values.append(Objective(method).attach(model)(model, BATCH).item())
+    assert values[0] == pytest.approx(values[1], rel=1e-6)

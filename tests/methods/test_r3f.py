@@ -45,7 +45,9 @@ def test_is_the_symmetric_kl_of_the_paper(architecture):
         p = [math.exp(v) for v in clean[row].tolist()]
         q = [math.exp(v) for v in noisy[row].tolist()]
         p, q = [v / sum(p) for v in p], [v / sum(q) for v in q]
-        expected += sum(a * math.log(a / b) + b * math.log(b / a) for a, b in zip(p, q, strict=True)) / 4
+        expected += (
+            sum(a * math.log(a / b) + b * math.log(b / a) for a, b in zip(p, q, strict=True)) / 4
+        )
     assert expected > 1e-6
     assert term.item() == pytest.approx(expected, rel=1e-5)
 

@@ -38,7 +38,9 @@ def brier(logits: ArrayLike, labels: ArrayLike) -> float:
 def nll(logits: ArrayLike, labels: ArrayLike) -> float:
     """Mean negative log-likelihood in nats, from 0."""
     gold = np.asarray(labels)
-    return float(-log_softmax(np.asarray(logits, np.float64), axis=1)[range(len(gold)), gold].mean())
+    return float(
+        -log_softmax(np.asarray(logits, np.float64), axis=1)[range(len(gold)), gold].mean()
+    )
 
 
 @dataclass(frozen=True)

@@ -208,7 +208,6 @@ def _curve(
     for rate in rates:
         scores = []
         for draw in range(num_draws if rate else 1):
-            # The same generator for every rate: a lower rate damages a part of what a higher does.
             changed = damaged(rate, np.random.default_rng([predictor.seed, draw]))
             scores.append(predictor.headline(predictor.predict(changed), changed))
         points.append(spread(rate, scores))

@@ -101,9 +101,7 @@ class Predictor:
             return F.mse_loss(logits[:, 0], labels.float()), {"logits": logits}
         return F.cross_entropy(logits, labels), {"logits": logits}
 
-    def clean(
-        self, batch: Batch, *, points: tuple[Point, ...] = ("word",), **options: Any
-    ) -> Pass:
+    def clean(self, batch: Batch, *, points: tuple[Point, ...] = ("word",), **options: Any) -> Pass:
         """The unperturbed pass over a batch, without dropout; see `Pass` for the options."""
         return Pass(self.model, batch, task=self.read, points=points, dropout="off", **options)
 

@@ -137,6 +137,8 @@ def _attacks(
                 num_steps=steps,
                 dropout="off",
             ).search(clean, task_loss)[0]
+            if level
+            else clean.zeros()
             for level in levels
         ]
     gradient = loss_gradient(clean, task_loss(clean), "word")

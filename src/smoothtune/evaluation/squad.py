@@ -1,4 +1,4 @@
-"""Exact match and F1 of extractive question answering, as the SQuAD 1.1 and 2.0 scripts define them.
+"""Exact match and F1 of extractive question answering, as the scripts of SQuAD 1.1 and 2.0 do it.
 
 Reference: Rajpurkar, Zhang, Lopyrev, Liang, EMNLP 2016; Rajpurkar, Jia, Liang, ACL 2018.
 """

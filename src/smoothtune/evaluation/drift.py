@@ -1,0 +1,139 @@
+"""How far fine-tuning has moved a model from the pre-trained one.
+
+Reference: linear CKA of Kornblith, Norouzi, Lee, Hinton: Similarity of Neural Network
+Representations Revisited, ICML 2019.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection
+from dataclasses import replace
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+
+from smoothtune.evaluation.curves import Curve, Point
+from smoothtune.evaluation.predictions import Predictor
+from smoothtune.passes import evaluating
+from smoothtune.taps import blocks, word_embeddings
+
+LAYER = "layer (0: embeddings, then the blocks)"
+
+
+def weight_drift(
+    model: nn.Module, base: nn.Module, *, new: Collection[str] = ()
+) -> dict[str, Curve]:
+    """Cosine and relative distance of each layer's weights to the pre-trained ones.
+
+    Args:
+        model: fine-tuned.
+        base: pre-trained, of the same architecture.
+        new: names of weights that the pre-trained model does not have, as its head.
+
+    Returns:
+        `cosine`: cos(w, w0), and `distance`: ||w - w0|| / ||w0||, of all weights of a layer
+        together. Weights above the blocks are not shown.
+
+    Raises:
+        ValueError: the models have no weights of the same names and shapes in common.
+    """
+    theirs = dict(base.named_parameters())
+    layers: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
+    for number, names in _names(model).items():
+        for name, weight in names.items():
+            if name in theirs and name not in new and theirs[name].shape == weight.shape:
+                layers[number].append((weight.detach().double(), theirs[name].detach().double()))
+    if not layers:
+        raise ValueError(
+            "the two models have no weights in common: name the model that this one was made from"
+        )
+    cosines, distances = [], []
+    for number, pairs in sorted(layers.items()):
+        dot, square, base_square, moved = (
+            float(sum(part.sum() for part in parts))
+            for parts in zip(
+                *((w * w0, w.square(), w0.square(), (w - w0).square()) for w, w0 in pairs),
+                strict=True,
+            )
+        )
+        cosines.append(Point(number, dot / (square * base_square) ** 0.5))
+        distances.append(Point(number, (moved / base_square) ** 0.5))
+    cosine, distance = "cosine to the pre-trained weights", "||w - w0|| / ||w0||"
+    return {
+        "cosine": Curve("cosine of the weights", LAYER, cosine, {"weights": cosines}),
+        "distance": Curve("distance of the weights", LAYER, distance, {"weights": distances}),
+    }
+
+
+def _names(model: nn.Module) -> dict[int, dict[str, nn.Parameter]]:
+    """Weights by name of the embeddings (0) and of every block (from 1)."""
+    word = word_embeddings(model)
+    parts = next(m for m in model.modules() if word in m.children())
+    holds_blocks = any(isinstance(m, nn.ModuleList) for m in parts.modules())
+    owners = [word if holds_blocks else parts, *blocks(model)]
+    place = {id(w): number for number, owner in enumerate(owners) for w in owner.parameters()}
+    layers: dict[int, dict[str, nn.Parameter]] = defaultdict(dict)
+    for name, weight in model.named_parameters():
+        if id(weight) in place:
+            layers[place[id(weight)]][name] = weight
+    return layers
+
+
+def linear_cka(x: np.ndarray, y: np.ndarray) -> float:
+    """||Y'X||_F^2 / (||X'X||_F ||Y'Y||_F) of centred columns, 0 to 1; 1 is the same up to rotation.
+
+    Args:
+        x: (N, D) representations of N examples.
+        y: (N, E) of the same examples.
+
+    Returns:
+        The similarity; 0 if one of them is constant.
+    """
+    x, y = x - x.mean(0), y - y.mean(0)
+    scale = np.linalg.norm(x.T @ x) * np.linalg.norm(y.T @ y)
+    return float(np.linalg.norm(y.T @ x) ** 2 / scale) if scale else 0.0
+
+
+def representation_drift(predictor: Predictor, base: nn.Module, rows: Dataset) -> Curve:
+    """Linear CKA of the pooled token after every layer, fine-tuned against pre-trained.
+
+    Args:
+        predictor: the fine-tuned model.
+        base: pre-trained, on the same device.
+        rows: tokenized examples; with fewer than the width of the model CKA is biased upwards.
+
+    Returns:
+        CKA against the layer.
+    """
+    predictor.progress.start("representations", 2 * predictor.count(rows))
+    tuned = _pooled(predictor, rows)
+    before = _pooled(replace(predictor, model=base), rows)
+    points = [
+        Point(layer, linear_cka(x, y))
+        for layer, (x, y) in enumerate(zip(tuned, before, strict=True), 1)
+    ]
+    return Curve(
+        "similarity of the representations",
+        "layer (number of the block, from 1)",
+        "linear CKA to the pre-trained model",
+        {"pooled token": points},
+    )
+
+
+def _pooled(predictor: Predictor, rows: Dataset) -> np.ndarray:
+    """(L, N, D)."""
+    layers: list[np.ndarray] = []
+    order: list[np.ndarray] = []
+    with torch.no_grad(), evaluating(predictor.model):
+        for chosen, batch in predictor.batches(rows):
+            run = predictor.clean(batch)
+            states = torch.stack([run.pooled(hidden) for hidden in run.hidden_states[1:]])
+            layers.append(states.double().cpu().numpy())
+            order.append(chosen)
+    found = np.concatenate(layers, axis=1)
+    ordered = np.empty_like(found)
+    ordered[:, np.concatenate(order)] = found
+    return ordered
