@@ -125,6 +125,9 @@ def test_what_cannot_be_perturbed_is_refused():
     with pytest.raises(RuntimeError, match="never passed"):
         _ = Pass(model, batch, task=through_embeds).logits
 
+    with pytest.raises(RuntimeError, match="does not fit"):
+        _ = Pass(model, batch).at(torch.zeros(6, 4, 8)).logits
+
     def twice(model, inputs):
         model(**inputs)
         return None, model(**inputs)

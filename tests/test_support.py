@@ -159,3 +159,13 @@ def test_documented_table_is_the_one_in_the_code():
 
 def test_every_refusal_is_of_a_known_environment():
     assert all(set(row) <= set(ENVIRONMENTS) for row in REFUSED.values())
+
+
+@pytest.mark.parametrize(("model_type", "message"), [("xlnet", "XLNet"), ("t5", "encoder-decoder")])
+def test_models_that_cannot_be_perturbed_are_refused(model_type, message):
+    model = plain_tiny_model("bert")
+    model.config.model_type = model_type
+    model.config.is_encoder_decoder = model_type == "t5"
+    with pytest.raises(ValueError, match=message):
+        Objective(LNSR()).attach(model)
+    Objective(L2SP()).attach(model)

@@ -169,7 +169,13 @@ def check(
     where = environments(model, device)
     found = [p for name, r in regularizers.items() for p in problems(name, r, where)]
     perturbing = [name for name, r in regularizers.items() if r.points()]
-    if perturbing and getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+    config = getattr(model, "config", None)
+    if perturbing and getattr(config, "model_type", "") == "xlnet":
+        found.append(
+            f"{', '.join(perturbing)} with XLNet: its embeddings are (T, B, D), not (B, T, D): use "
+            "a weight-side method such as mixout or l2_sp"
+        )
+    if perturbing and getattr(config, "is_encoder_decoder", False):
         found.append(
             f"{', '.join(perturbing)} with an encoder-decoder model: the word embeddings are "
             "passed twice in one forward: use a weight-side method such as mixout or l2_sp"

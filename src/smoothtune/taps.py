@@ -150,6 +150,11 @@ class Tap:
         x = self.value.detach() if self.detach else self.value
         if self.delta is None:
             return x
+        if self.delta.shape != x.shape:
+            raise RuntimeError(
+                f"a perturbation of shape {tuple(self.delta.shape)} does not fit what passes point "
+                f"{self.point!r}, {tuple(x.shape)}"
+            )
         scale = token_std(x) if self.point == "normalised" else 1
         return x + scale * self.delta.to(x.dtype)
 

@@ -1,0 +1,183 @@
+"""The parts of an evaluation: each takes a loaded model and data and returns numbers and curves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from smoothtune.data import Prepared
+from smoothtune.evaluation.attenuation import noise_attenuation, noise_spectrum
+from smoothtune.evaluation.corruption import (
+    TEXT_DAMAGE,
+    text_corruption_curve,
+    token_corruption_curve,
+)
+from smoothtune.evaluation.curves import Curve
+from smoothtune.evaluation.drift import representation_drift, weight_drift
+from smoothtune.evaluation.predictions import Predictor
+from smoothtune.evaluation.robustness import attack_curve, noise_curve
+from smoothtune.evaluation.rows import foreign_rows, validation_texts
+from smoothtune.evaluation.scores import calibration_report, scores_with_intervals
+from smoothtune.evaluation.settings import Settings
+from smoothtune.evaluation.smoothness import derivative_norms
+from smoothtune.models import load_base, load_classifier
+from smoothtune.taps import embedding_table
+
+MAX_ATTACKED = 128
+"""Rows for what costs many passes: PGD, and derivatives."""
+
+
+@dataclass
+class Found:
+    """What one part gives."""
+
+    numbers: dict[str, Any] = field(default_factory=dict)
+    curves: dict[str, Curve] = field(default_factory=dict)
+    skipped: str = ""
+    """Why the part does not apply."""
+
+
+@dataclass
+class Subject:
+    """A model and its data, loaded."""
+
+    settings: Settings
+    predictor: Predictor
+    prepared: Prepared
+
+    @cached_property
+    def logits(self) -> np.ndarray:
+        """(N, C) of the validation rows as they are."""
+        rows = self.prepared.validation
+        self.predictor.progress.start("validation rows", self.predictor.count(rows))
+        return self.predictor.predict(rows)
+
+    @cached_property
+    def texts(self) -> Dataset:
+        """Texts of the validation rows."""
+        source = self.settings.data or self.prepared.task.hub_id or ""
+        return validation_texts(source, self.prepared)
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the model's embedding matrix."""
+        return len(embedding_table(self.predictor.model))
+
+    def sample(self, count: int | None = None) -> np.ndarray:
+        """Numbers of validation rows drawn at random; a smaller sample is a part of a larger."""
+        rows = np.random.default_rng(self.settings.seed).permutation(len(self.prepared.validation))
+        limit = self.settings.max_diagnostic_samples
+        return np.sort(rows[: min(limit, count or limit)])
+
+    def rows(self, count: int | None = None) -> Dataset:
+        """The validation rows of `sample`."""
+        return self.prepared.validation.select(self.sample(count), keep_in_memory=True)
+
+
+def metrics(subject: Subject) -> Found:
+    """Validation and training scores, and the gap between them."""
+    predictor, prepared = subject.predictor, subject.prepared
+    task, seed = prepared.task, subject.settings.seed
+    found = scores_with_intervals(task, subject.logits, prepared.validation, seed=seed)
+    predictor.progress.start("training rows", predictor.count(prepared.train))
+    train = predictor.metrics(predictor.predict(prepared.train), prepared.train)
+    headline = task.metrics[0]
+    return Found(
+        found
+        | {
+            "train_metrics": train,
+            "train_rows": len(prepared.train),
+            "generalization_gap": train[headline] - found["metrics"][headline]["value"],
+        }
+    )
+
+
+def calibration(subject: Subject) -> Found:
+    """Calibration; for classes only."""
+    if subject.prepared.task.regression:
+        return Found(skipped="a regression model gives no probabilities")
+    labels = np.asarray(subject.prepared.validation["labels"][:])
+    if len(labels) < 4:
+        return Found(skipped="fewer than four rows")
+    numbers, curve = calibration_report(subject.logits, labels, seed=subject.settings.seed)
+    return Found(numbers, {"reliability": curve})
+
+
+def robustness(subject: Subject) -> Found:
+    """Noise and attacks on the embeddings."""
+    predictor, rows = subject.predictor, subject.rows()
+    curves = {
+        "gaussian": noise_curve(predictor, rows, "standard"),
+        "in_manifold": noise_curve(predictor, rows, "in_manifold"),
+        "fgm": attack_curve(predictor, rows, "fgm"),
+        "pgd": attack_curve(predictor, subject.rows(MAX_ATTACKED), "pgd"),
+    }
+    return Found({"rows": len(rows), "rows_pgd": len(subject.rows(MAX_ATTACKED))}, curves)
+
+
+def corruption(subject: Subject) -> Found:
+    """Damaged tokens and texts."""
+    predictor, rows = subject.predictor, subject.rows()
+    texts = subject.texts.select(subject.sample(), keep_in_memory=True)
+    length = subject.prepared.report.max_seq_length
+    curves = {"tokens": token_corruption_curve(predictor, rows, vocab_size=subject.vocab_size)} | {
+        damage.replace(" ", "_"): text_corruption_curve(
+            predictor, texts, damage, max_seq_length=length
+        )
+        for damage in TEXT_DAMAGE
+    }
+    return Found({"rows": len(rows)}, curves)
+
+
+def smoothness(subject: Subject) -> Found:
+    """Derivatives, noise attenuation and the spectrum of noise."""
+    rows = subject.rows(MAX_ATTACKED)
+    curves = derivative_norms(subject.predictor, rows) | {
+        "attenuation": noise_attenuation(subject.predictor, rows),
+        "spectrum": noise_spectrum(subject.predictor, rows),
+    }
+    return Found({"rows": len(rows)}, curves)
+
+
+def drift(subject: Subject) -> Found:
+    """Distance to the pre-trained model."""
+    settings = subject.settings
+    if settings.base_model is None:
+        return Found(skipped="the pre-trained model is not known; name it with --base-model")
+    base = load_base(settings.base_model, trust_remote_code=settings.trust_remote_code)
+    before, new = load_classifier(base, subject.prepared.task, seed=settings.seed)
+    before.to(next(subject.predictor.model.parameters()).device).eval()
+    before.config.pad_token_id = subject.predictor.tokenizer.pad_token_id
+    rows = subject.rows()
+    curves = weight_drift(subject.predictor.model, before, new=new)
+    cka = representation_drift(subject.predictor, before, rows)
+    return Found({"rows": len(rows), "base_model": settings.base_model}, curves | {"cka": cka})
+
+
+def other_data(subject: Subject, source: str) -> Found:
+    """The task's metrics on another data set, whole."""
+    task, predictor = subject.prepared.task, subject.predictor
+    rows, repeated = foreign_rows(
+        source,
+        task,
+        predictor.tokenizer,
+        max_seq_length=subject.prepared.report.max_seq_length,
+        vocab_size=subject.vocab_size,
+    )
+    predictor.progress.start("other data", predictor.count(rows))
+    found = scores_with_intervals(task, predictor.predict(rows), rows, seed=subject.settings.seed)
+    return Found(found | {"repeated_rows_left_out": repeated})
+
+
+PART = {
+    "metrics": metrics,
+    "calibration": calibration,
+    "robustness": robustness,
+    "corruption": corruption,
+    "smoothness": smoothness,
+    "drift": drift,
+}

@@ -1,0 +1,144 @@
+"""What is to be evaluated, and on which data."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from smoothtune.config import unknown
+from smoothtune.data import TASKS, Task, custom_task
+from smoothtune.result import RESULT
+from smoothtune.yaml_file import ConfigError, Problem
+
+PARTS = ("calibration", "robustness", "corruption", "smoothness", "drift")
+"""The parts that can be asked for; the task's metrics are always there."""
+MAX_TRAIN_SAMPLES = 1000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One evaluation; what is None is taken from the model folder's ``result.json``."""
+
+    model: str
+    """minilm, a model folder, or a hub id."""
+    output_dir: str
+    """Folder for ``evaluation.json``, tables and plots."""
+    parts: tuple[str, ...] = ()
+    """Some of `PARTS`."""
+    ood: dict[str, str] = field(default_factory=dict)
+    """Other data sets with the task's columns, by the name they get in the report."""
+    task: str | None = None
+    """A GLUE task, or any name together with `text_columns`."""
+    data: str | None = None
+    """Hub id, folder, or Parquet, CSV, TSV or JSONL file."""
+    text_columns: tuple[str, ...] | None = None
+    """One or two text columns of a data set that is not a GLUE task."""
+    label_column: str | None = None
+    """Label column of such a data set; default: label."""
+    base_model: str | None = None
+    """What the model was fine-tuned from, for `drift`."""
+    max_train_samples: int | None = None
+    """Rows for the training score, at most 1000 of those that were trained on."""
+    max_eval_samples: int | None = None
+    """Evaluate on at most so many rows, the first ones."""
+    max_seq_length: int | None = None
+    """Longest input in tokens; default: 128."""
+    data_seed: int | None = None
+    """The training run's seed, which chose its rows; default: 42."""
+    max_diagnostic_samples: int = 256
+    """Rows, drawn at random, for all parts but the metrics, calibration and ood."""
+    seed: int = 42
+    """Of all draws: noise, corruption, probes, resamples."""
+    batch_size: int = 32
+    """Examples that run at once."""
+    trust_remote_code: bool = False
+    """Run code that comes with the model."""
+    overwrite_output_dir: bool = False
+    """Replace another evaluation in `output_dir`."""
+
+    def identity(self) -> dict[str, Any]:
+        """What makes numbers comparable; parts and other data sets can be added later."""
+        ignored = ("output_dir", "parts", "ood", "overwrite_output_dir")
+        return {name: value for name, value in asdict(self).items() if name not in ignored}
+
+
+def training_record(model: str) -> dict[str, Any] | None:
+    """What ``smoothtune train`` wrote into a model folder; None for other models."""
+    try:
+        record = json.loads((Path(model).expanduser() / RESULT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and isinstance(record.get("config"), dict) else None
+
+
+def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
+    """Fill in what the training run says.
+
+    Args:
+        settings: as asked for.
+        record: of `training_record`.
+
+    Returns:
+        Settings with a task, and the rows and lengths that the model was trained with.
+
+    Raises:
+        ConfigError: with everything that is wrong: no task, unknown parts, numbers out of range.
+    """
+    run = record["config"] if record else {}
+    columns = run.get("text_columns")
+    trained_on = settings.max_train_samples or run.get("max_train_samples") or MAX_TRAIN_SAMPLES
+    found = replace(
+        settings,
+        task=settings.task or run.get("task"),
+        data=settings.data or run.get("data"),
+        text_columns=settings.text_columns or (tuple(columns) if columns else None),
+        label_column=settings.label_column or run.get("label_column"),
+        base_model=settings.base_model or run.get("model"),
+        max_train_samples=min(trained_on, MAX_TRAIN_SAMPLES),
+        max_eval_samples=settings.max_eval_samples or run.get("max_eval_samples"),
+        max_seq_length=settings.max_seq_length or run.get("max_seq_length", 128),
+        data_seed=run.get("seed", 42) if settings.data_seed is None else settings.data_seed,
+    )
+    if problems := _problems(found):
+        raise ConfigError(problems)
+    return found
+
+
+def _problems(settings: Settings) -> list[Problem]:
+    problems = [
+        Problem("", f"--{name}", unknown("part", name, PARTS))
+        for name in settings.parts
+        if name not in PARTS
+    ]
+    if settings.task is None:
+        message = "name the task the model was trained for; its folder has no result.json"
+        problems.append(Problem("", "--task", message))
+    elif settings.text_columns is None and settings.task not in TASKS:
+        message = unknown("task", settings.task, TASKS)
+        message += "; or describe your data with --text-column and --label-column"
+        problems.append(Problem("", "--task", message))
+    for name in ("max_diagnostic_samples", "batch_size", "max_train_samples", "max_eval_samples"):
+        value = getattr(settings, name)
+        if value is not None and value < 1:
+            option = "--" + name.replace("_", "-")
+            problems.append(Problem("", option, f"must be at least 1, not {value}"))
+    return problems
+
+
+def task_of(settings: Settings) -> Task:
+    """The task that resolved settings name or describe.
+
+    Raises:
+        ConfigError: the columns do not describe a task.
+    """
+    assert settings.task is not None
+    if settings.text_columns is None:
+        return TASKS[settings.task]
+    try:
+        return custom_task(
+            settings.text_columns, settings.label_column or "label", name=settings.task
+        )
+    except ValueError as error:
+        raise ConfigError([Problem("", "--text-column", str(error))]) from error
