@@ -17,7 +17,7 @@ from pathlib import Path
 RESULTS = Path(__file__).parent / "results"
 TASKS = {
     "sst2": {"max_train_samples": 1000, "num_train_epochs": 2},
-    "stsb": {"max_train_samples": 500, "num_train_epochs": 4},
+    "stsb": {"max_train_samples": 500, "num_train_epochs": 3},
 }
 SETTINGS = {
     "model": "minilm",
@@ -124,7 +124,7 @@ def main():
         if (task, method, seed) not in done
     ]
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(arguments.jobs, mp_context=context, max_tasks_per_child=8) as pool:
+    with ProcessPoolExecutor(arguments.jobs, mp_context=context) as pool:
         futures = {
             pool.submit(run, *case, arguments.data, arguments.folder): case for case in wanted
         }

@@ -1,4 +1,4 @@
-"""The command line: demo, train, methods, validate.
+"""The command line: demo, train, evaluate, report, methods, cost, validate.
 
 What is heavy to import (torch, transformers) is imported inside the commands that need it.
 """
@@ -6,8 +6,9 @@ What is heavy to import (torch, transformers) is imported inside the commands th
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -19,6 +20,16 @@ from rich.table import Table
 
 FAILED, USAGE, DATA, STOPPED = 1, 2, 3, 75
 """Exit codes; 0 is success. 75: stopped by a signal, and resumable."""
+
+TextColumn = Annotated[
+    list[str] | None,
+    typer.Option("--text-column", "--text-columns", help="Text column; twice for pairs."),
+]
+LabelColumn = Annotated[str | None, typer.Option(help="Label column.")]
+MaxEvalSamples = Annotated[int | None, typer.Option(help="Evaluate on at most N rows.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+]
 
 app = typer.Typer(
     help="Fine-tune pre-trained language models so that they stay smooth.",
@@ -84,20 +95,15 @@ def train(
     output_dir: Annotated[str | None, typer.Option(help="Becomes the model folder.")] = None,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     max_train_samples: Annotated[int | None, typer.Option(help="Train on at most N rows.")] = None,
-    max_eval_samples: Annotated[
-        int | None, typer.Option(help="Evaluate on at most N rows.")
-    ] = None,
+    max_eval_samples: MaxEvalSamples = None,
     num_train_epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
     max_steps: Annotated[int | None, typer.Option(help="Updates; wins over epochs.")] = None,
     learning_rate: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     per_device_train_batch_size: Annotated[
         int | None, typer.Option(help="Examples per step and device.")
     ] = None,
-    text_column: Annotated[
-        list[str] | None,
-        typer.Option("--text-column", "--text-columns", help="Text column; twice for pairs."),
-    ] = None,
-    label_column: Annotated[str | None, typer.Option(help="Label column.")] = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
     unlabeled: Annotated[
         str | None, typer.Option(help="Texts without labels: hub id, folder or file.")
     ] = None,
@@ -109,9 +115,7 @@ def train(
     overwrite_output_dir: Annotated[
         bool, typer.Option("--overwrite-output-dir", help="Replace the run in --output-dir.")
     ] = False,
-    trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-    ] = False,
+    trust_remote_code: TrustRemoteCode = False,
     resume_from_checkpoint: Annotated[
         bool, typer.Option("--resume-from-checkpoint", help="Go on with a stopped run.")
     ] = False,
@@ -143,6 +147,124 @@ def train(
 
         run_training(run, resume=resume_from_checkpoint, console=_console())
     typer.echo(f"{run.output_dir} is a model folder; result.json and README.md are in it")
+
+
+@app.command()
+def evaluate(
+    model: Annotated[str, typer.Argument(help="minilm, a fine-tuned model folder, or a hub id.")],
+    output_dir: Annotated[str, typer.Option(help="Gets evaluation.json, tables and plots.")],
+    task: Annotated[
+        str | None, typer.Option(help="GLUE task; default: as in the model's result.json.")
+    ] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Hub id, folder or file; default: as in result.json.")
+    ] = None,
+    ood: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=DATA", help="Another data set of the task; repeatable."),
+    ] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All parts below.")] = False,
+    calibration: Annotated[
+        bool, typer.Option("--calibration", help="Brier, ECE, reliability, temperature.")
+    ] = False,
+    robustness: Annotated[
+        bool, typer.Option("--robustness", help="Noise and attacks on the embeddings.")
+    ] = False,
+    corruption: Annotated[
+        bool, typer.Option("--corruption", help="Random tokens, typos, dropped, swapped words.")
+    ] = False,
+    smoothness: Annotated[
+        bool, typer.Option("--smoothness", help="Jacobian, Hessian, noise attenuation.")
+    ] = False,
+    drift: Annotated[
+        bool, typer.Option("--drift", help="Distance to the pre-trained model.")
+    ] = False,
+    base_model: Annotated[
+        str | None, typer.Option(help="The pre-trained model; default: as in result.json.")
+    ] = None,
+    text_column: TextColumn = None,
+    label_column: LabelColumn = None,
+    max_train_samples: Annotated[
+        int | None, typer.Option(help="Rows for the training score, at most 1000.")
+    ] = None,
+    max_eval_samples: MaxEvalSamples = None,
+    max_diagnostic_samples: Annotated[
+        int, typer.Option(help="Rows for all that costs many passes.")
+    ] = 256,
+    max_seq_length: Annotated[int | None, typer.Option(help="Cut longer inputs.")] = None,
+    num_resamples: Annotated[int, typer.Option(help="Bootstrap resamples.")] = 1000,
+    seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 42,
+    batch_size: Annotated[int, typer.Option(help="Examples that run at once.")] = 32,
+    overwrite_output_dir: Annotated[
+        bool, typer.Option("--overwrite-output-dir", help="Replace another evaluation.")
+    ] = False,
+    trust_remote_code: TrustRemoteCode = False,
+) -> None:
+    """Evaluate any fine-tuned classifier or regressor; finished parts are kept and not repeated."""
+    chosen = {
+        "calibration": calibration,
+        "robustness": robustness,
+        "corruption": corruption,
+        "smoothness": smoothness,
+        "drift": drift,
+    }
+    with _errors_as_exit_codes():
+        from smoothtune.evaluation import Settings
+        from smoothtune.evaluation import evaluate as run_evaluation
+
+        settings = Settings(
+            model=model,
+            output_dir=output_dir,
+            parts=tuple(name for name, asked in chosen.items() if asked or everything),
+            ood=_named(ood or ()),
+            task=task,
+            data=data,
+            text_columns=tuple(text_column) if text_column else None,
+            label_column=label_column,
+            base_model=base_model,
+            max_train_samples=max_train_samples,
+            max_eval_samples=max_eval_samples,
+            max_diagnostic_samples=max_diagnostic_samples,
+            max_seq_length=max_seq_length,
+            num_resamples=num_resamples,
+            seed=seed,
+            batch_size=batch_size,
+            trust_remote_code=trust_remote_code,
+            overwrite_output_dir=overwrite_output_dir,
+        )
+        run_evaluation(settings, console=_console())
+    typer.echo(f"{output_dir} holds evaluation.json, tables and plots")
+
+
+def _named(pairs: Sequence[str]) -> dict[str, str]:
+    """``NAME=DATA`` as a dictionary; a name becomes part of file names."""
+    named: dict[str, str] = {}
+    for pair in pairs:
+        name, _, source = pair.partition("=")
+        if not source or not re.fullmatch(r"\w[\w. -]{0,60}", name) or name in named:
+            _fail(f"--ood: {pair!r} is not NAME=DATA with a new, plain name", USAGE)
+        named[name] = source
+    return named
+
+
+@app.command()
+def report(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="DIR...", help="Output folders of evaluate.")
+    ],
+    to: Annotated[Path, typer.Option(help="A .html or .md file.")],
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+) -> None:
+    """Write one page about evaluations of one task; the first is what others are compared with."""
+    with _errors_as_exit_codes():
+        from smoothtune.evaluation.plots import PlotsMissing
+        from smoothtune.evaluation.report import write_report
+
+        try:
+            write_report(folders, to, overwrite=overwrite)
+        except PlotsMissing as error:
+            _fail(str(error), USAGE)
+    typer.echo(f"{to} is written")
 
 
 @app.command()

@@ -46,6 +46,8 @@ from smoothtune.sampler import LengthGroupedSampler
 from smoothtune.trainer import SmoothTrainer
 from smoothtune.yaml_file import ConfigError, Problem
 
+COST_MAX_PARAMETERS = 400_000_000
+
 
 class Stopped(Exception):
     """The run was stopped by a signal and left a checkpoint."""
@@ -166,6 +168,9 @@ def _step_cost(run: _Run) -> StepCost | None:
     """Measure and print the cost of a step relative to plain fine-tuning."""
     config, count = run.config, run.config.cost_steps
     if not count or list(config.methods) == ["plain"]:
+        return None
+    if run.model.num_parameters() > COST_MAX_PARAMETERS:
+        say(run.console, "cost of a step not measured: it takes two copies of this large model")
         return None
     rows = np.random.default_rng(0).integers(
         len(run.prepared.train), size=(count, config.per_device_train_batch_size)

@@ -56,7 +56,7 @@ def bootstrap_intervals(
 
     if len(columns[0]) < 2:
         raise ValueError("a bootstrap interval needs at least two examples")
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
         warnings.simplefilter("ignore", DegenerateDataWarning)
         result = bootstrap(
             (np.arange(len(columns[0])),),

@@ -38,9 +38,8 @@ def brier(logits: ArrayLike, labels: ArrayLike) -> float:
 def nll(logits: ArrayLike, labels: ArrayLike) -> float:
     """Mean negative log-likelihood in nats, from 0."""
     gold = np.asarray(labels)
-    return float(
-        -log_softmax(np.asarray(logits, np.float64), axis=1)[range(len(gold)), gold].mean()
-    )
+    likelihoods = log_softmax(np.asarray(logits, np.float64), axis=1)[range(len(gold)), gold]
+    return abs(float(likelihoods.mean()))  # abs: never -0.0
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def reliability(
     confidence = probabilities.max(axis=1)
     correct = probabilities.argmax(axis=1) == np.asarray(labels)
     shares = np.linspace(0, 1, num_bins + 1)
-    edges = shares if bins == "width" else np.quantile(confidence, shares)
+    edges = shares if bins == "width" else np.percentile(confidence, 100 * shares)
     index = np.searchsorted(edges[1:-1], confidence)
     count = np.bincount(index, minlength=num_bins)
     used = count > 0

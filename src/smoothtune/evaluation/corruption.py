@@ -15,7 +15,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.tokenizing import TEXTS, tokenize
-from smoothtune.evaluation.curves import Curve, area, spread
+from smoothtune.evaluation.curves import Curve, area, metric_label, spread
 from smoothtune.evaluation.predictions import Predictor
 
 RATES = (0.0, 0.05, 0.1, 0.2)
@@ -213,8 +213,8 @@ def _curve(
         points.append(spread(rate, scores))
     return Curve(
         f"{metric} with {name}",
-        f"{name}, share",
-        metric,
+        f"{name} (share)",
+        metric_label(metric),
         {name: points},
         band=f"range of {num_draws} draws",
         numbers={"area": area(points), "clean": points[0].y},

@@ -57,6 +57,15 @@ class Curve:
         return text.getvalue()
 
 
+def metric_label(name: str) -> str:
+    """A metric as the label of an axis.
+
+    >>> metric_label("f1"), metric_label("pearson")
+    ('f1 (0 to 1)', 'pearson (-1 to 1)')
+    """
+    return f"{name} (0 to 1)" if name in ("accuracy", "f1") else f"{name} (-1 to 1)"
+
+
 def area(points: Sequence[Point]) -> float:
     """Area under a line by the trapezoid rule, divided by its width: a mean height.
 

@@ -24,7 +24,7 @@ from smoothtune.evaluation.rows import foreign_rows, validation_texts
 from smoothtune.evaluation.scores import calibration_report, scores_with_intervals
 from smoothtune.evaluation.settings import Settings
 from smoothtune.evaluation.smoothness import derivative_norms
-from smoothtune.models import load_base, load_classifier
+from smoothtune.models import ModelError, load_base, load_classifier
 from smoothtune.taps import embedding_table
 
 MAX_ATTACKED = 128
@@ -67,6 +67,11 @@ class Subject:
         """Rows of the model's embedding matrix."""
         return len(embedding_table(self.predictor.model))
 
+    @property
+    def bootstrap(self) -> dict[str, int]:
+        """How intervals are found."""
+        return {"num_resamples": self.settings.num_resamples, "seed": self.settings.seed}
+
     def sample(self, count: int | None = None) -> np.ndarray:
         """Numbers of validation rows drawn at random; a smaller sample is a part of a larger."""
         rows = np.random.default_rng(self.settings.seed).permutation(len(self.prepared.validation))
@@ -81,8 +86,8 @@ class Subject:
 def metrics(subject: Subject) -> Found:
     """Validation and training scores, and the gap between them."""
     predictor, prepared = subject.predictor, subject.prepared
-    task, seed = prepared.task, subject.settings.seed
-    found = scores_with_intervals(task, subject.logits, prepared.validation, seed=seed)
+    task = prepared.task
+    found = scores_with_intervals(task, subject.logits, prepared.validation, **subject.bootstrap)
     predictor.progress.start("training rows", predictor.count(prepared.train))
     train = predictor.metrics(predictor.predict(prepared.train), prepared.train)
     headline = task.metrics[0]
@@ -150,10 +155,13 @@ def drift(subject: Subject) -> Found:
         return Found(skipped="the pre-trained model is not known; name it with --base-model")
     base = load_base(settings.base_model, trust_remote_code=settings.trust_remote_code)
     before, new = load_classifier(base, subject.prepared.task, seed=settings.seed)
-    before.to(next(subject.predictor.model.parameters()).device).eval()
+    before.eval()
     before.config.pad_token_id = subject.predictor.tokenizer.pad_token_id
     rows = subject.rows()
-    curves = weight_drift(subject.predictor.model, before, new=new)
+    try:
+        curves = weight_drift(subject.predictor.model, before, new=new)
+    except ValueError as error:
+        raise ModelError(f"--base-model {settings.base_model}: {error}") from error
     cka = representation_drift(subject.predictor, before, rows)
     return Found({"rows": len(rows), "base_model": settings.base_model}, curves | {"cka": cka})
 
@@ -169,7 +177,7 @@ def other_data(subject: Subject, source: str) -> Found:
         vocab_size=subject.vocab_size,
     )
     predictor.progress.start("other data", predictor.count(rows))
-    found = scores_with_intervals(task, predictor.predict(rows), rows, seed=subject.settings.seed)
+    found = scores_with_intervals(task, predictor.predict(rows), rows, **subject.bootstrap)
     return Found(found | {"repeated_rows_left_out": repeated})
 
 

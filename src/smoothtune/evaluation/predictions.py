@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -10,6 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
@@ -90,22 +93,39 @@ class Predictor:
     def read(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
         """The loss over a batch with labels, and the logits (B, C) in the task's order."""
         inputs = {name: value for name, value in batch.items() if name != "labels"}
-        logits = model(**inputs)["logits"].float()
-        logits = logits.reshape(len(logits), -1)
+        logits = model(**inputs)["logits"]
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).reshape(
+            len(logits), -1
+        )
         if self.outputs is not None:
             logits = logits[:, list(self.outputs)]
         labels = batch.get("labels")
         if labels is None:
             return None, {"logits": logits}
         if self.task.regression:
-            return F.mse_loss(logits[:, 0], labels.float()), {"logits": logits}
+            return F.mse_loss(logits[:, 0], labels.to(logits.dtype)), {"logits": logits}
         return F.cross_entropy(logits, labels), {"logits": logits}
 
-    def clean(self, batch: Batch, *, points: tuple[Point, ...] = ("word",), **options: Any) -> Pass:
-        """The unperturbed pass over a batch, without dropout; see `Pass` for the options."""
-        return Pass(self.model, batch, task=self.read, points=points, dropout="off", **options)
+    def clean(
+        self,
+        batch: Batch,
+        *,
+        points: tuple[Point, ...] = ("word",),
+        hidden_states: bool = True,
+        differentiable: bool = False,
+    ) -> Pass:
+        """The unperturbed pass over a batch, without dropout; the arguments are those of `Pass`."""
+        return Pass(
+            self.model,
+            batch,
+            task=self.read,
+            points=points,
+            hidden_states=hidden_states,
+            differentiable=differentiable,
+            dropout="off",
+        )
 
-    def draws(self, name: str, batch: Batch, *counters: int):
+    def draws(self, name: str, batch: Batch, *counters: int) -> AbstractContextManager[None]:
         """Draw, within a `with`, from a generator that depends on seed, name and counters alone."""
         call = int(np.random.SeedSequence(counters).generate_state(1)[0])
         return random.stream(batch["input_ids"].device, self.seed, name, call)
@@ -140,7 +160,14 @@ class Predictor:
         return self.metrics(logits, rows)[self.task.metrics[0]]
 
 
-def load_predictor(base: Base, task: Task, **options: Any) -> Predictor:
+def load_predictor(
+    base: Base,
+    task: Task,
+    *,
+    batch_size: int = 32,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Predictor:
     """Load a fine-tuned model, trained by this library or not.
 
     Outputs are matched with the task's labels by their names where the model knows these names,
@@ -149,7 +176,9 @@ def load_predictor(base: Base, task: Task, **options: Any) -> Predictor:
     Args:
         base: what `load_base` returned.
         task: the task, its labels known.
-        **options: `batch_size`, `seed` and `progress` of the `Predictor`.
+        batch_size: examples that run at once.
+        seed: of everything that is drawn.
+        progress: is told about every batch.
 
     Returns:
         The predictor, in float32 and evaluation mode.
@@ -173,7 +202,10 @@ def load_predictor(base: Base, task: Task, **options: Any) -> Predictor:
                 dtype=torch.float32,
                 output_loading_info=True,
             )
-    except (OSError, ValueError, RuntimeError, KeyError) as error:
+    except pickle.UnpicklingError as error:
+        message = f"the weights of {base.source} hold more than tensors and are not loaded"
+        raise ModelError(f"{message}; use a model with safetensors weights") from error
+    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ModelError(f"the weights of {base.source} cannot be loaded: {error}") from error
     if new := sorted(info["missing_keys"]):
         raise ModelError(
@@ -187,7 +219,13 @@ def load_predictor(base: Base, task: Task, **options: Any) -> Predictor:
         )
     model.config.pad_token_id = base.tokenizer.pad_token_id
     return Predictor(
-        model.eval(), base.tokenizer, task, _outputs(model.config.label2id, task), **options
+        model.eval(),
+        base.tokenizer,
+        task,
+        outputs=_outputs(model.config.label2id, task),
+        batch_size=batch_size,
+        seed=seed,
+        progress=progress or Silent(),
     )
 
 

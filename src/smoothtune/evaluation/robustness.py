@@ -18,13 +18,13 @@ from torch import Tensor
 
 from smoothtune.ascent import Ascent, normalise, task_loss, unit
 from smoothtune.ascent import gradient_at as loss_gradient
-from smoothtune.evaluation.curves import Curve, Point, area, spread
+from smoothtune.evaluation.curves import Curve, Point, area, metric_label, spread
 from smoothtune.evaluation.predictions import Predictor
 from smoothtune.noise import EmbeddingNoise, NoiseKind, gaussian
 from smoothtune.passes import Pass, evaluating
 from smoothtune.taps import embedding_table
 
-NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 0.75, 1.0)
+NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
 ATTACKS = (0.0, 0.01, 0.02, 0.05, 0.1)
 PGD_STEP = 2.5  # of epsilon / steps, so that the ball's surface can be reached and left again
 
@@ -57,29 +57,32 @@ def noise_curve(
     k = min(k, len(embedding_table(predictor.model)) - 1)
     noise = EmbeddingNoise(kind, 1.0, "word", k, True, "token")
     noise.attach(predictor.model)
-
-    def scores(level: float) -> list[float]:
-        values = []
-        for draw in range(num_draws if level else 1):
-
-            def perturb(clean: Pass, number: int, draw: int = draw) -> Tensor:
-                with predictor.draws(f"robustness/{kind}", clean.batch, draw, number):
-                    if kind == "in_manifold":
-                        return level * noise.draw(clean)
-                    x = clean.embeddings()
-                    rms = unit(clean, "word", "linf", "example", "relative")
-                    return level * rms * gaussian(x, clean.mask, 1.0, "none")
-
-            logits = predictor.predict(rows, perturb if level else None)
-            values.append(predictor.headline(logits, rows))
-        return values
-
     title = {"standard": "Gaussian noise", "in_manifold": "in-manifold noise"}[kind]
-    passes = sum(num_draws if level else 1 for level in levels)
-    predictor.progress.start(title, passes * predictor.count(rows))
-    points = [spread(level, scores(level)) for level in levels]
+    predictor.progress.start(title, predictor.count(rows))
+    logits = np.empty((len(levels), num_draws, len(rows), predictor.task.num_labels))
+    with torch.no_grad(), evaluating(predictor.model):
+        for number, (chosen, batch) in enumerate(predictor.batches(rows)):
+            clean = predictor.clean(batch, hidden_states=False)
+            for draw in range(num_draws):
+                with predictor.draws(f"robustness/{kind}", batch, draw, number):
+                    delta = _noise(clean, noise)
+                for index, level in enumerate(levels):
+                    run = clean.at(level * delta, dropout="off") if level else clean
+                    logits[index, draw, chosen] = run.logits.cpu().numpy()
     noise.detach()
+    points = [
+        spread(level, [predictor.headline(found, rows) for found in draws])
+        for level, draws in zip(levels, logits, strict=True)
+    ]
     return _curve(predictor, title, NOISE_LABEL, points, f"range of {num_draws} draws")
+
+
+def _noise(clean: Pass, noise: EmbeddingNoise) -> Tensor:
+    """(B, T, D) a draw as large as the embeddings."""
+    if noise.kind == "in_manifold":
+        return noise.draw(clean)
+    rms = unit(clean, "word", "linf", "example", "relative")
+    return rms * gaussian(clean.embeddings(), clean.mask, 1.0, "none")
 
 
 def attack_curve(
@@ -151,7 +154,7 @@ def _curve(predictor: Predictor, title: str, x_label: str, points: list[Point], 
     return Curve(
         f"{metric} under {title}",
         x_label,
-        metric,
+        metric_label(metric),
         {title: points},
         band=band,
         numbers={"area": area(points), "clean": points[0].y},

@@ -27,7 +27,7 @@ NUM_BINS = 15
 
 
 def scores_with_intervals(
-    task: Task, logits: np.ndarray, rows: Dataset, *, seed: int
+    task: Task, logits: np.ndarray, rows: Dataset, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, Any]:
     """The task's metrics, and `roc_auc` for two classes, each with a 95 % bootstrap interval.
 
@@ -35,6 +35,7 @@ def scores_with_intervals(
         task: the task.
         logits: (N, C).
         rows: the examples, with labels.
+        num_resamples: of the bootstrap.
         seed: of the resampling.
 
     Returns:
@@ -48,7 +49,11 @@ def scores_with_intervals(
         return compute_metrics(task, predicted, gold) | auc
 
     values = measures(logits, labels)
-    intervals = bootstrap_intervals(measures, logits, labels, seed=seed) if len(rows) > 1 else {}
+    intervals = {}
+    if len(rows) > 1:
+        intervals = bootstrap_intervals(
+            measures, logits, labels, n_resamples=num_resamples, seed=seed
+        )
     return {
         "metrics": {
             name: {"value": value} | _bounds(intervals.get(name)) for name, value in values.items()

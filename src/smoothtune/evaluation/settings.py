@@ -15,6 +15,14 @@ from smoothtune.yaml_file import ConfigError, Problem
 PARTS = ("calibration", "robustness", "corruption", "smoothness", "drift")
 """The parts that can be asked for; the task's metrics are always there."""
 MAX_TRAIN_SAMPLES = 1000
+COUNTS = (
+    "max_train_samples",
+    "max_eval_samples",
+    "max_seq_length",
+    "max_diagnostic_samples",
+    "num_resamples",
+    "batch_size",
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +59,8 @@ class Settings:
     """Rows, drawn at random, for all parts but the metrics, calibration and ood."""
     seed: int = 42
     """Of all draws: noise, corruption, probes, resamples."""
+    num_resamples: int = 1000
+    """Bootstrap resamples behind each interval."""
     batch_size: int = 32
     """Examples that run at once."""
     trust_remote_code: bool = False
@@ -119,7 +129,7 @@ def _problems(settings: Settings) -> list[Problem]:
         message = unknown("task", settings.task, TASKS)
         message += "; or describe your data with --text-column and --label-column"
         problems.append(Problem("", "--task", message))
-    for name in ("max_diagnostic_samples", "batch_size", "max_train_samples", "max_eval_samples"):
+    for name in COUNTS:
         value = getattr(settings, name)
         if value is not None and value < 1:
             option = "--" + name.replace("_", "-")

@@ -1,7 +1,7 @@
 """UEGR: unified ensemble and gradient regularization (reconstruction).
 
-Reference: UEGR, known from its summary only: neither the full text nor code was available. What
-    the summary says is kept; the rest is RECONSTRUCTED.
+Reference: UEGR (arXiv 2503.16550), known from its summary only: neither full text nor code was
+    available. What the summary says is kept; the rest is RECONSTRUCTED.
 
 Equation: total = gamma * L_adv + alpha * L_JS + beta * L(f(x), y), with K sub-models of the
     adversarial sample x + delta, P_k = f(x + delta; dropout rate p_k), M = 1/K sum_k P_k:
@@ -111,7 +111,7 @@ class UEGR(Regularizer):
     """How adversarial samples are made. RECONSTRUCTED."""
     attack_point: Layer = "word"
     """Where they are disturbed, "word" or a block number from 0. RECONSTRUCTED."""
-    eps: Positive = 0.1
+    eps: Positive = 0.02
     """||delta|| per example; see eps_mode. RECONSTRUCTED; 1.0 absolute is usual for FGM on BERT."""
     eps_mode: Literal["relative", "absolute"] = "relative"
     """Unit of eps: the norm of the example's embeddings, or 1. RECONSTRUCTED."""
@@ -153,8 +153,9 @@ class UEGR(Regularizer):
     """log_k: divide by log of their number, the largest value. RECONSTRUCTED."""
     saliency: Saliency = "taylor"
     """|w g|, |g| or g^2. RECONSTRUCTED."""
-    keep: Fraction = 0.3
-    """rho, fraction of the weights that are updated; 1 turns the mask off. RECONSTRUCTED."""
+    keep: Fraction = 0.7
+    """rho, fraction of the weights that are updated; 1 turns the mask off. RECONSTRUCTED: related
+    methods take 0.3, with which short runs (126 updates) hardly learned."""
     scope: Scope = "per_tensor"
     """What the fraction is taken of. RECONSTRUCTED."""
     mask: Literal["topk", "bernoulli"] = "topk"

@@ -1,0 +1,66 @@
+"""See what a fine-tuned model is made of: scores, calibration, robustness, smoothness, drift."""
+
+from smoothtune.evaluation.attenuation import noise_attenuation, noise_spectrum
+from smoothtune.evaluation.bootstrap import Interval, bootstrap_intervals
+from smoothtune.evaluation.calibration import (
+    Reliability,
+    brier,
+    fit_temperature,
+    nll,
+    reliability,
+    split_for_temperature,
+)
+from smoothtune.evaluation.corruption import (
+    corrupt_tokens,
+    drop_words,
+    swap_words,
+    text_corruption_curve,
+    token_corruption_curve,
+    typos,
+)
+from smoothtune.evaluation.curves import Curve, Point, area
+from smoothtune.evaluation.drift import linear_cka, representation_drift, weight_drift
+from smoothtune.evaluation.plots import draw
+from smoothtune.evaluation.predictions import Predictor, load_predictor
+from smoothtune.evaluation.robustness import attack_curve, noise_curve
+from smoothtune.evaluation.run import evaluate
+from smoothtune.evaluation.settings import Settings
+from smoothtune.evaluation.smoothness import derivative_norms
+from smoothtune.evaluation.squad import exact_match, normalize_answer, squad_metrics, token_f1
+
+__all__ = [
+    "Curve",
+    "Interval",
+    "Point",
+    "Predictor",
+    "Reliability",
+    "Settings",
+    "area",
+    "attack_curve",
+    "bootstrap_intervals",
+    "brier",
+    "corrupt_tokens",
+    "derivative_norms",
+    "draw",
+    "drop_words",
+    "evaluate",
+    "exact_match",
+    "fit_temperature",
+    "linear_cka",
+    "load_predictor",
+    "nll",
+    "noise_attenuation",
+    "noise_curve",
+    "noise_spectrum",
+    "normalize_answer",
+    "reliability",
+    "representation_drift",
+    "split_for_temperature",
+    "squad_metrics",
+    "swap_words",
+    "text_corruption_curve",
+    "token_corruption_curve",
+    "token_f1",
+    "typos",
+    "weight_drift",
+]

@@ -1,0 +1,123 @@
+"""Finished evaluations side by side: which differences are more than the choice of examples."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smoothtune.data import Task
+from smoothtune.evaluation.bootstrap import Interval, bootstrap_intervals
+from smoothtune.evaluation.curves import Curve
+from smoothtune.evaluation.run import EVALUATION, PREDICTIONS, read_evaluation, read_predictions
+from smoothtune.metrics import compute_metrics
+from smoothtune.result import OutputError
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished evaluation under a name that no other in the report has."""
+
+    name: str
+    folder: Path
+    content: dict[str, Any]
+
+    def numbers(self, part: str) -> dict[str, Any]:
+        """The numbers of a part; empty if it was not evaluated or does not apply."""
+        return self.content["parts"].get(part, {}).get("numbers", {})
+
+    def curves(self, part: str) -> dict[str, Curve]:
+        """The curves of a part by name."""
+        found = self.content["parts"].get(part, {}).get("curves", {})
+        return {name: Curve.from_dict(curve) for name, curve in found.items()}
+
+    @property
+    def label(self) -> str:
+        """Name and score, for a legend."""
+        value = self.numbers("metrics")["metrics"][self.headline]["value"]
+        name = self.name if len(self.name) <= 30 else f"{self.name[:29]}…"
+        return f"{name} ({self.headline} {value:.3f})"
+
+    @property
+    def headline(self) -> str:
+        """The task's first metric."""
+        return self.content["headline"]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much more a run has of a metric than another, on the same examples."""
+
+    metric: str
+    value: float
+    interval: Interval
+
+    @property
+    def beyond_noise(self) -> bool:
+        """Whether the 95 % interval leaves zero out."""
+        return self.interval.low > 0 or self.interval.high < 0
+
+
+def load_runs(folders: Sequence[Path]) -> list[Run]:
+    """Read evaluations; a run is named after its folder, and after its path where that is not new.
+
+    Raises:
+        OutputError: a folder holds no evaluation, or the evaluations are of different tasks.
+    """
+    runs: list[Run] = []
+    for folder in folders:
+        content = read_evaluation(folder)
+        if content is None or "metrics" not in content["parts"]:
+            raise OutputError(
+                f"{folder} holds no finished {EVALUATION}: make it with smoothtune evaluate MODEL "
+                f"--output-dir {folder}"
+            )
+        short = folder.resolve().name
+        taken = [other.resolve().name for other in folders].count(short) > 1
+        runs.append(Run(str(folder) if taken else short, folder, content))
+    tasks = {(run.content["task"], run.headline) for run in runs}
+    if len(tasks) != 1:
+        names = ", ".join(sorted(task for task, _ in tasks)) or "none"
+        raise OutputError(f"a report is about one task, and these are about: {names}")
+    return runs
+
+
+def differences(first: Run, other: Run) -> list[Difference] | None:
+    """Paired bootstrap of all metrics, `other` minus `first`.
+
+    Returns:
+        A difference for every metric; None where the two were not evaluated on the same examples.
+    """
+    if not all((run.folder / PREDICTIONS).exists() for run in (first, other)):
+        return None
+    ids, labels, before = read_predictions(first.folder)
+    other_ids, other_labels, after = read_predictions(other.folder)
+    same_data = (
+        first.content["data"]["splits"]["validation"]
+        == (other.content["data"]["splits"]["validation"])
+    )
+    if not same_data or not np.array_equal(ids, other_ids) or len(ids) < 2:
+        return None
+    if not np.array_equal(labels, other_labels):
+        return None
+    content = first.content
+    task = Task(
+        content["task"],
+        ("text",),
+        "label",
+        tuple(content["label_names"]),
+        tuple(content["metrics"]),
+    )
+    gold = labels if task.regression else labels.astype(int)
+
+    def gaps(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> dict[str, float]:
+        scores = compute_metrics(task, a, y)
+        return {name: value - scores[name] for name, value in compute_metrics(task, b, y).items()}
+
+    resamples = content["settings"]["num_resamples"]
+    intervals = bootstrap_intervals(gaps, before, after, gold, n_resamples=resamples)
+    values = gaps(before, after, gold)
+    return [Difference(name, values[name], interval) for name, interval in intervals.items()]

@@ -1,0 +1,226 @@
+"""One page about one or several evaluations: HTML to read and send, or Markdown to paste."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from smoothtune.evaluation.compare import Run, differences, load_runs
+from smoothtune.evaluation.curves import Curve
+from smoothtune.evaluation.plots import draw
+from smoothtune.evaluation.run import OOD
+from smoothtune.evaluation.words import comparison, sentences
+from smoothtune.result import OutputError, write_atomic
+
+LARGEST_TABLE = 60  # points that a reader may want to see as numbers
+SECTIONS = {
+    "calibration": "Calibration",
+    "robustness": "Robustness in embedding space",
+    "corruption": "Robustness in text",
+    "smoothness": "Smoothness",
+    "drift": "Drift from the pre-trained model",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a title."""
+
+    head: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot with what is needed to read it without seeing it."""
+
+    title: str
+    caption: str
+    svg: Markup
+    file: str
+    data: Table | None
+
+
+def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) -> None:
+    """Write a report.
+
+    Args:
+        folders: output folders of `evaluate`, about one task; the first is what the others are
+            compared with.
+        to: a file that ends in .html, one page without scripts or links to other files, or .md.
+        overwrite: replace the file.
+
+    Raises:
+        OutputError: a folder holds no evaluation, the tasks differ, or the file exists or has
+            another ending.
+        PlotsMissing: HTML needs matplotlib, which is not installed.
+    """
+    if to.suffix not in (".html", ".md"):
+        raise OutputError(f"{to} must end in .html or .md")
+    if to.exists() and not overwrite:
+        raise OutputError(f"{to} exists; choose another name or replace it with --overwrite")
+    runs = load_runs(folders)
+    is_html = to.suffix == ".html"
+    environment = Environment(
+        loader=PackageLoader("smoothtune"),
+        undefined=StrictUndefined,
+        autoescape=is_html,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["text"] = markdown_text
+    content = {
+        "runs": runs,
+        "task": runs[0].content["task"],
+        "found": [(run.name, sentences(run)) for run in runs],
+        "compared": [comparison(runs[0], run, differences(runs[0], run)) for run in runs[1:]],
+        "scores": score_table(runs),
+        "summaries": {name: summary_table(runs, name) for name in SECTIONS},
+        "made": provenance_table(runs),
+        "sections": SECTIONS,
+        "skipped": _skipped(runs),
+        "figures": {name: figures(runs, name) for name in SECTIONS} if is_html else {},
+    }
+    to.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(to, environment.get_template(f"report{to.suffix}.jinja").render(content))
+
+
+def markdown_text(value: object) -> str:
+    """One line of text without any meaning to Markdown or HTML."""
+    line = html.escape(" ".join(str(value).split()), quote=False)
+    return re.sub(r"([\\`*_{}\[\]|#!~$])", r"\\\1", line)
+
+
+def score_table(runs: Sequence[Run]) -> Table:
+    """Metrics with intervals, the training score, the gap, and the scores on other data."""
+    first = runs[0].numbers("metrics")
+    rows = [
+        [name, *(_interval(run.numbers("metrics")["metrics"].get(name)) for run in runs)]
+        for name in first["metrics"]
+    ]
+    headline = runs[0].headline
+    rows += [
+        [f"{headline} on training rows", *_numbers(runs, lambda n: n["train_metrics"][headline])],
+        ["generalization gap", *_numbers(runs, lambda n: n["generalization_gap"])],
+        ["best constant answer", *_numbers(runs, lambda n: n["trivial_baseline"])],
+    ]
+    others = dict.fromkeys(
+        name for run in runs for name in run.content["parts"] if name.startswith(OOD)
+    )
+    for name in others:
+        metrics = [run.numbers(name).get("metrics", {}) for run in runs]
+        for metric in dict.fromkeys(key for found in metrics for key in found):
+            title = f"{metric} on {name.removeprefix(OOD)}"
+            rows.append([title, *(_interval(found.get(metric)) for found in metrics)])
+    return Table(["", *(run.name for run in runs)], rows)
+
+
+def _numbers(runs: Sequence[Run], read: Any) -> list[str]:
+    return [f"{read(run.numbers('metrics')):.4f}" for run in runs]
+
+
+def _interval(metric: dict[str, float | None] | None) -> str:
+    if metric is None:
+        return "–"
+    value = f"{metric['value']:.4f}"
+    if metric["low"] is None:
+        return value
+    return f"{value} [{metric['low']:.4f}, {metric['high']:.4f}]"
+
+
+def summary_table(runs: Sequence[Run], part: str) -> Table:
+    """The single numbers of a part, those of its curves among them."""
+    columns = []
+    for run in runs:
+        numbers = _flat(run.numbers(part))
+        for curve in run.curves(part).values():
+            numbers |= {f"{curve.title}: {name}": value for name, value in curve.numbers.items()}
+        columns.append(numbers)
+    names = dict.fromkeys(name for numbers in columns for name in numbers)
+    rows = [[name, *(_value(numbers.get(name)) for numbers in columns)] for name in names]
+    return Table(["", *(run.name for run in runs)], rows)
+
+
+def _flat(numbers: dict[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in numbers.items():
+        title = name.replace("_", " ")
+        nested = value.items() if isinstance(value, dict) else ()
+        flat |= {f"{title}: {key}": inner for key, inner in nested} or {title: value}
+    return flat
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def figures(runs: Sequence[Run], part: str) -> list[Plot]:
+    """All curves of a part, each with every run that has it."""
+    found = {run.label: run.curves(part) for run in runs}
+    names = dict.fromkeys(name for curves in found.values() for name in curves)
+    return [
+        _figure(part, name, {run: curves[name] for run, curves in found.items() if name in curves})
+        for name in names
+    ]
+
+
+def _figure(part: str, name: str, curves: dict[str, Curve]) -> Plot:
+    first = next(iter(curves.values()))
+    rows = [
+        [run, series, *map(_value, point)]
+        for run, curve in curves.items()
+        for series, points in curve.series.items()
+        for point in points
+    ]
+    head = ["run", "line", first.x_label, first.y_label, "low", "high"]
+    svg = draw(curves)
+    caption = f"Shaded: {first.band}." if first.band else ""
+    return Plot(
+        first.title,
+        caption,
+        Markup(svg[svg.index("<svg") :]),  # ours: matplotlib escapes the names in it
+        f"{part}_{name}.csv",
+        Table(head, rows) if len(rows) <= LARGEST_TABLE else None,
+    )
+
+
+def provenance_table(runs: Sequence[Run]) -> Table:
+    """What was evaluated, how, and with which versions."""
+    rows = [
+        ["model", *(str(run.content["model"]) for run in runs)],
+        ["methods", *(_methods(run) for run in runs)],
+        ["seed", *(str(run.content["settings"]["seed"]) for run in runs)],
+        ["rows", *(str(run.numbers("metrics")["rows"]) for run in runs)],
+    ]
+    for title, group in (("sha256 of", "fingerprints"), ("version of", "versions")):
+        rows += [
+            [f"{title} {name}", *(str(run.content[group].get(name)) for run in runs)]
+            for name in runs[0].content[group]
+        ]
+    return Table(["", *(run.name for run in runs)], rows)
+
+
+def _methods(run: Run) -> str:
+    training = run.content["training"]
+    return " + ".join(training["methods"]) if training and training.get("methods") else "not known"
+
+
+def _skipped(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Why a part has nothing to show, by part."""
+    return {
+        part: [
+            f"{run.name}: {run.content['parts'][part]['skipped']}"
+            for run in runs
+            if run.content["parts"].get(part, {}).get("skipped")
+        ]
+        for part in SECTIONS
+    }

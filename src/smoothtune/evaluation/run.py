@@ -1,0 +1,244 @@
+"""One evaluation, part by part, into a folder that keeps what is done."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from filelock import FileLock, Timeout
+from rich.console import Console
+
+from smoothtune.data import prepare
+from smoothtune.evaluation.bar import Bar
+from smoothtune.evaluation.parts import PART, Found, Subject, other_data
+from smoothtune.evaluation.plots import PlotsMissing, draw
+from smoothtune.evaluation.predictions import load_predictor
+from smoothtune.evaluation.settings import Settings, resolve, task_of, training_record
+from smoothtune.models import load_base, weights_fingerprint
+from smoothtune.progress import say
+from smoothtune.result import LOCK, OutputError, versions, write_atomic, write_json
+
+EVALUATION = "evaluation.json"
+PREDICTIONS = "predictions.csv"
+OOD = "ood: "  # before the name of another data set, it is the name of a part
+
+
+def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str, Any]:
+    """Evaluate a fine-tuned model.
+
+    ``evaluation.json`` holds all numbers and is written after every part; each curve is also a
+    table (CSV) and, with matplotlib, a plot (SVG). Parts that are there already are kept.
+
+    Args:
+        settings: what to evaluate.
+        console: where to print.
+
+    Returns:
+        The content of ``evaluation.json``.
+
+    Raises:
+        ConfigError: the settings are incomplete or wrong.
+        ModelError: the model cannot be loaded, or does not fit the task.
+        DataError: the data cannot be evaluated on.
+        OutputError: the folder holds something else.
+    """
+    console = console or Console()
+    record = training_record(settings.model)
+    settings = resolve(settings, record)
+    with _claimed(Path(settings.output_dir)) as folder:
+        wanted = {name: PART[name] for name in ("metrics", *settings.parts)} | {
+            OOD + name: _on(source) for name, source in settings.ood.items()
+        }
+        known = _kept(folder, settings)
+        with Bar(console) as bar:
+            evaluation = _Evaluation(folder, settings, record, console, bar, known)
+            for name, part in wanted.items():
+                if name in evaluation.content["parts"]:
+                    say(console, f"{name}: done before, kept")
+                else:
+                    evaluation.add(name, part)
+    return evaluation.content
+
+
+def _on(source: str) -> Callable[[Subject], Found]:
+    return lambda subject: other_data(subject, source)
+
+
+class _Evaluation:
+    """A loaded model, and the file that grows with every part."""
+
+    def __init__(
+        self,
+        folder: Path,
+        settings: Settings,
+        record: dict[str, Any] | None,
+        console: Console,
+        bar: Bar,
+        known: dict[str, Any] | None,
+    ) -> None:
+        self.folder, self.console, self.bar = folder, console, bar
+        base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
+        task = task_of(settings)
+        prepared = prepare(
+            settings.data or task.hub_id or "",
+            task,
+            base.tokenizer,
+            max_train_samples=settings.max_train_samples,
+            max_eval_samples=settings.max_eval_samples,
+            max_seq_length=settings.max_seq_length or 128,
+            seed=settings.data_seed or 0,
+            vocab_size=base.config.get_text_config().vocab_size,
+        )
+        predictor = load_predictor(
+            base,
+            prepared.task,
+            batch_size=settings.batch_size,
+            seed=settings.seed,
+            progress=bar,
+        )
+        self.subject = Subject(settings, predictor, prepared)
+        task = prepared.task
+        fingerprints = {
+            "weights": weights_fingerprint(base.source),
+            "data": prepared.fingerprint,
+        }
+        if known and known["fingerprints"] != fingerprints:
+            raise OutputError(
+                f"{folder} holds an evaluation of other weights or data; choose another output_dir "
+                "or replace it with --overwrite-output-dir"
+            )
+        self.content: dict[str, Any] = known or {
+            "model": settings.model,
+            "task": task.name,
+            "headline": task.metrics[0],
+            "metrics": list(task.metrics),
+            "label_names": list(task.label_names or ()),
+            "training": record and {name: record.get(name) for name in ("methods", "cost", "seed")},
+            "data": prepared.report.to_dict(),
+            "settings": settings.identity(),
+            "fingerprints": fingerprints,
+            "versions": versions(),
+            "parts": {},
+        }
+
+    def add(self, name: str, part: Callable[[Subject], Found]) -> None:
+        """Run a part and write its numbers, tables and plots."""
+        self.bar.part, start = name, time.perf_counter()
+        found = part(self.subject)
+        for curve_name, curve in found.curves.items():
+            write_atomic(self.folder / f"{name}_{curve_name}.csv", curve.to_csv())
+            try:
+                write_atomic(self.folder / f"{name}_{curve_name}.svg", draw({name: curve}))
+            except PlotsMissing as error:
+                say(self.console, f"{name}: no plot of {curve_name}: {error}")
+        if name == "metrics":
+            write_atomic(self.folder / PREDICTIONS, _predictions(self.subject))
+        seconds = time.perf_counter() - start
+        self.content["parts"][name] = {
+            "numbers": found.numbers,
+            "curves": {key: curve.to_dict() for key, curve in found.curves.items()},
+            "skipped": found.skipped,
+            "seconds": seconds,
+        }
+        write_json(self.folder / EVALUATION, self.content)
+        done = f"left out: {found.skipped}" if found.skipped else f"done in {seconds:.1f} s"
+        say(self.console, f"{name}: {done}")
+
+
+def _predictions(subject: Subject) -> str:
+    """A row for every validation example: its row in the source, label and logits."""
+    rows, text = subject.prepared.validation, io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    count = subject.logits.shape[1]
+    table.writerow(["example_id", "label", *(f"logit_{index}" for index in range(count))])
+    columns = rows["example_id"][:], rows["labels"][:], subject.logits.tolist()
+    table.writerows([row, label, *logits] for row, label, logits in zip(*columns, strict=True))
+    return text.getvalue()
+
+
+def read_predictions(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What ``predictions.csv`` holds: example ids (N,), labels (N,) and logits (N, C)."""
+    values = np.loadtxt(folder / PREDICTIONS, delimiter=",", skiprows=1, ndmin=2)
+    return values[:, 0].astype(int), values[:, 1], values[:, 2:]
+
+
+def read_evaluation(folder: Path) -> dict[str, Any] | None:
+    """The content of a folder's ``evaluation.json``; None without the file.
+
+    Raises:
+        OutputError: the file is damaged, or is something else.
+    """
+    path = folder / EVALUATION
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise OutputError(f"{path} cannot be read: {error}") from error
+    if not isinstance(content, dict) or not isinstance(content.get("parts"), dict):
+        raise OutputError(f"{path} is no evaluation of smoothtune")
+    return content
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[Path]:
+    """Own the output folder for the time of an evaluation."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file; choose another output_dir")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise OutputError(f"{folder} is being written by another process") from error
+    try:
+        yield folder
+    finally:
+        lock.release()
+        (folder / LOCK).unlink(missing_ok=True)
+
+
+def _remove(folder: Path, content: dict[str, Any]) -> None:
+    """Delete an evaluation that is to be replaced, and nothing else."""
+    curves = [
+        f"{part}_{name}" for part, found in content["parts"].items() for name in found["curves"]
+    ]
+    names = [f"{curve}{suffix}" for curve in curves for suffix in (".csv", ".svg")]
+    for name in (EVALUATION, PREDICTIONS, *names):
+        (folder / Path(name).name).unlink(missing_ok=True)
+
+
+def _kept(folder: Path, settings: Settings) -> dict[str, Any] | None:
+    """The evaluation that the folder holds already, if it can be continued."""
+    content = read_evaluation(folder)
+    if settings.overwrite_output_dir and content is not None:
+        _remove(folder, content)
+        return None
+    others = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
+    if content is None:
+        if others:
+            raise OutputError(
+                f"{folder} holds other files ({', '.join(others[:5])}) and no evaluation; "
+                "choose another output_dir"
+            )
+        return None
+    here = json.loads(json.dumps(settings.identity()))
+    there = content["settings"]
+    different = [
+        f"{name} {there.get(name)!r}, here {value!r}"
+        for name, value in here.items()
+        if there.get(name) != value
+    ]
+    if different:
+        raise OutputError(
+            f"{folder} holds another evaluation ({'; '.join(different)}); choose another "
+            "output_dir or replace it with --overwrite-output-dir"
+        )
+    return content

@@ -1,0 +1,48 @@
+import numpy as np
+import pytest
+from scipy import stats
+
+from smoothtune.evaluation import bootstrap_intervals
+
+
+def means(values):
+    return {"mean": float(values.mean()), "double": float(2 * values.mean())}
+
+
+@pytest.mark.parametrize("method", ["percentile", "bca"])
+def test_interval_of_a_mean_is_the_normal_one(method):
+    values = np.random.default_rng(0).normal(3, 2, 400)
+    found = bootstrap_intervals(means, values, n_resamples=4000, method=method)
+    low, high = stats.norm.interval(0.95, values.mean(), values.std() / 20)
+    assert found["mean"] == pytest.approx((low, high), abs=0.03)
+    assert found["double"] == pytest.approx((2 * found["mean"].low, 2 * found["mean"].high))
+
+
+def test_bca_follows_skew():
+    values = np.random.default_rng(0).exponential(size=60)
+    plain = bootstrap_intervals(means, values)["mean"]
+    corrected = bootstrap_intervals(means, values, method="bca")["mean"]
+    assert corrected.high > plain.high
+    assert corrected.low > plain.low
+
+
+def test_arrays_are_resampled_together():
+    x = np.arange(50.0)
+    found = bootstrap_intervals(lambda a, b: {"gap": float((a - b).mean())}, x + 1, x)
+    assert found["gap"] == pytest.approx((1, 1))
+
+
+def test_the_seed_decides():
+    values = np.random.default_rng(0).normal(size=30)
+    first, again, other = (bootstrap_intervals(means, values, seed=s)["mean"] for s in (1, 1, 2))
+    assert first == again != other
+
+
+@pytest.mark.parametrize("method", ["percentile", "bca"])
+def test_a_metric_that_never_moves(method):
+    assert bootstrap_intervals(means, np.ones(9), method=method)["mean"] == (1, 1)
+
+
+def test_one_example_has_no_interval():
+    with pytest.raises(ValueError, match="two examples"):
+        bootstrap_intervals(means, np.ones(1))

@@ -1,0 +1,103 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import softmax
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import brier_score_loss, log_loss
+
+from smoothtune.evaluation import (
+    brier,
+    fit_temperature,
+    nll,
+    reliability,
+    split_for_temperature,
+)
+
+sample = st.tuples(st.integers(2, 80), st.integers(2, 5), st.integers(0, 10_000))
+
+
+def draw(size, classes, seed, scale=2.0):
+    """Logits and labels that have something to do with them."""
+    rng = np.random.default_rng(seed)
+    logits = scale * rng.normal(size=(size, classes))
+    labels = (logits + rng.gumbel(size=logits.shape)).argmax(axis=1)
+    return logits, labels
+
+
+@given(sample)
+def test_brier_and_nll_are_those_of_scikit_learn(numbers):
+    logits, labels = draw(*numbers)
+    probabilities, classes = softmax(logits, axis=1), np.arange(logits.shape[1])
+    assert nll(logits, labels) == pytest.approx(log_loss(labels, probabilities, labels=classes))
+    expected = brier_score_loss(labels, probabilities, labels=classes, scale_by_half=False)
+    assert brier(logits, labels) == pytest.approx(expected)
+
+
+def test_brier_is_a_sum_over_classes():
+    assert brier(np.log([[0.8, 0.2], [0.3, 0.7]]), [0, 0]) == pytest.approx((0.08 + 0.98) / 2)
+
+
+@pytest.mark.parametrize(("bins", "strategy"), [("width", "uniform"), ("mass", "quantile")])
+@given(numbers=sample, num_bins=st.integers(1, 20))
+@settings(max_examples=60)
+def test_reliability_is_scikit_learns_calibration_curve(bins, strategy, numbers, num_bins):
+    logits, labels = draw(*numbers)
+    found = reliability(logits, labels, num_bins=num_bins, bins=bins)
+    probabilities = softmax(logits, axis=1)
+    correct = probabilities.argmax(axis=1) == labels
+    accuracy, confidence = calibration_curve(
+        correct,
+        probabilities.max(axis=1),
+        n_bins=num_bins,
+        strategy=strategy,
+        pos_label=True,
+    )
+    np.testing.assert_allclose(found.accuracy, accuracy)
+    np.testing.assert_allclose(found.confidence, confidence)
+    assert found.count.sum() == len(labels)
+
+
+def test_calibration_errors_by_hand():
+    # Confidences 0.6, 0.7 (right, wrong) share the bin (0.5, 0.75]; 0.9 (right) is alone.
+    logits = np.log([[0.6, 0.4], [0.3, 0.7], [0.9, 0.1]])
+    found = reliability(logits, [0, 0, 0], num_bins=4)
+    assert found.count.tolist() == [2, 1]
+    assert found.expected_error == pytest.approx(2 / 3 * abs(0.5 - 0.65) + 1 / 3 * 0.1)
+    assert found.maximum_error == pytest.approx(0.15)
+
+
+def test_equal_mass_bins_hold_alike_many():
+    logits, labels = draw(100, 3, 0)
+    assert reliability(logits, labels, num_bins=5, bins="mass").count.tolist() == [20] * 5
+
+
+def test_no_examples_are_refused():
+    with pytest.raises(ValueError, match="0 examples"):
+        reliability(np.empty((0, 2)), [])
+
+
+def test_temperature_undoes_overconfidence():
+    logits, labels = draw(20_000, 3, 1)
+    assert fit_temperature(3 * logits, labels) == pytest.approx(3, rel=0.05)
+
+
+@given(sample)
+@settings(max_examples=30)
+def test_no_other_temperature_is_better(numbers):
+    logits, labels = draw(*numbers)
+    temperature = fit_temperature(logits, labels)
+    best = nll(logits / temperature, labels)
+    for other in (0.1, 0.5, 0.9, 1.1, 2.0, 10.0):
+        if np.exp(-5) < other * temperature < np.exp(5):
+            assert best <= nll(logits / (other * temperature), labels) + 1e-9
+
+
+def test_halves_are_disjoint_and_keep_the_classes():
+    labels = np.array([0] * 20 + [1] * 10)
+    fit, judge = split_for_temperature(labels, seed=1)
+    assert sorted([*fit, *judge]) == list(range(30))
+    assert (labels[fit].sum(), labels[judge].sum()) == (5, 5)
+    assert not np.array_equal(fit, split_for_temperature(labels, seed=2)[0])
+    with pytest.raises(ValueError, match="too few"):
+        split_for_temperature([0, 1, 0], seed=0)

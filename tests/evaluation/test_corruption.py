@@ -1,0 +1,114 @@
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from linear_network import rotation
+
+from smoothtune.evaluation import (
+    corrupt_tokens,
+    drop_words,
+    swap_words,
+    text_corruption_curve,
+    token_corruption_curve,
+    typos,
+)
+
+rates = st.sampled_from([0.0, 0.05, 0.1, 0.25, 0.5, 1.0])
+seeds = st.integers(0, 10_000)
+sentences = st.lists(
+    st.sampled_from(["a", "good", "aa", "film", "I", "don't", "2024", "x1", "naïve"]), min_size=1
+)
+
+
+def rounded(rate, count):
+    return int(np.floor(rate * count + 0.5 + 1e-9))
+
+
+def rng(seed):
+    return np.random.default_rng(seed)
+
+
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=60), rates, seeds)
+def test_exactly_so_many_ordinary_tokens_change(ids, rate, seed):
+    special, ordinary = {0, 1, 2}, np.arange(3, 31)
+    found = corrupt_tokens(ids, rate, rng(seed), special=special, ordinary=ordinary)
+    changed = [place for place, pair in enumerate(zip(ids, found, strict=True)) if len({*pair}) > 1]
+    assert len(changed) == rounded(rate, sum(token > 2 for token in ids))
+    assert all(ids[place] > 2 and found[place] > 2 for place in changed)
+
+
+def test_every_place_and_every_token_is_drawn():
+    drawn = [
+        corrupt_tokens([0, 5, 6, 7], 0.34, rng(seed), special={0}, ordinary=np.arange(5, 9))
+        for seed in range(300)
+    ]
+    assert {tuple(np.not_equal(row, [0, 5, 6, 7]).tolist()).index(True) for row in drawn} == {
+        1,
+        2,
+        3,
+    }
+    assert {row[1] for row in drawn} == {5, 6, 7, 8}
+
+
+@given(sentences, rates, seeds)
+def test_exactly_so_many_words_get_one_typo(words, rate, seed):
+    found = typos(" ".join(words), rate, rng(seed)).split(" ")
+    changed = [pair for pair in zip(words, found, strict=True) if pair[0] != pair[1]]
+    eligible = [word for word in words if sum(character.isalpha() for character in word) > 1]
+    assert len(changed) == rounded(rate, len(eligible))
+    for before, after in changed:
+        assert before in eligible
+        assert abs(len(before) - len(after)) <= 1
+
+
+@given(sentences, rates, seeds)
+def test_exactly_so_many_words_are_left_out(words, rate, seed):
+    found = drop_words(" ".join(words), rate, rng(seed)).split()
+    assert len(words) - len(found) == min(rounded(rate, len(words)), len(words) - 1)
+    rest = iter(words)
+    assert all(word in rest for word in found)  # in the old order
+
+
+@given(st.integers(1, 40), rates, seeds)
+def test_exactly_so_many_words_change_places(count, rate, seed):
+    words = [f"w{index}" for index in range(count)]
+    found = swap_words(" ".join(words), rate, rng(seed)).split()
+    assert sorted(found) == sorted(words)
+    moved = sum(before != after for before, after in zip(words, found, strict=True))
+    assert moved == 2 * min(rounded(rate / 2, count), count // 2)
+
+
+def test_curve_of_tokens(linear_predictor, rows):
+    predictor = linear_predictor([rotation(0)], batch_size=2, seed=3)
+    labels = predictor.predict(rows).argmax(1)
+    right = rows.remove_columns("labels").add_column("labels", labels.tolist())
+    curve = token_corruption_curve(predictor, right, vocab_size=14, rates=(0.0, 1.0), num_draws=5)
+    ((start, end),) = curve.series.values()
+    assert (start.y, start.low, start.high) == (1, 1, 1)
+    assert end.low < end.high <= 1  # the draws differ
+    assert curve == token_corruption_curve(
+        predictor, right, vocab_size=14, rates=(0.0, 1.0), num_draws=5
+    )
+    assert right["input_ids"] == rows["input_ids"]
+
+
+@pytest.mark.parametrize("damage", ["typos", "dropped words", "swapped words"])
+def test_curves_of_text(linear_predictor, damage):
+    from datasets import Dataset
+
+    texts = Dataset.from_dict(
+        {
+            "text": ["good film", "bad plot and film", "the film was not good"],
+            "text_pair": ["a plot", "a very good film", "bad"],
+            "labels": [1, 0, 0],
+            "example_id": [0, 1, 2],
+        }
+    )
+    predictor = linear_predictor([rotation(0)], batch_size=2)
+    curve = text_corruption_curve(
+        predictor, texts, damage, max_seq_length=16, rates=(0.0, 0.5), num_draws=2
+    )
+    (points,) = curve.series.values()
+    assert [point.x for point in points] == [0, 0.5]
+    assert points[0].y == curve.numbers["clean"]
+    assert curve.x_label == f"{damage} (share)"

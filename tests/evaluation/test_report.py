@@ -1,0 +1,231 @@
+"""`smoothtune report`: what it says, and what hostile names cannot do."""
+
+import json
+import shutil
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner, Result
+
+from smoothtune.cli import app
+from smoothtune.evaluation import Curve, Point, draw
+from smoothtune.evaluation.bootstrap import Interval
+from smoothtune.evaluation.compare import Difference, differences, load_runs
+from smoothtune.evaluation.words import comparison, sentences
+
+HOSTILE = "<script>alert(1)</script>\"'&|`$x^$ javascript:"
+
+
+class Page(HTMLParser):
+    """Tags, attributes and text of a page."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text = ""
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def evaluated(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reports")
+    for name, seed in (("first", 42), ("second", 43)):
+        found = call(
+            *("evaluate", tiny_folder / "tuned", "--all", "--num-resamples", 20, "--seed", seed),
+            *(
+                "--ood",
+                f"again={tiny_folder / 'data' / 'train.csv'}",
+                "--max-diagnostic-samples",
+                8,
+            ),
+            *("--output-dir", folder / name),
+        )
+        assert found.exit_code == 0, found.output
+    return folder
+
+
+def edited(folder: Path, copy: Path, **changes: object) -> Path:
+    """A copy of an evaluation with other content."""
+    shutil.copytree(folder, copy)
+    path = copy / "evaluation.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    return copy
+
+
+def test_html_stands_alone(evaluated: Path, tmp_path: Path) -> None:
+    to = tmp_path / "report.html"
+    found = call("report", evaluated / "first", evaluated / "second", "--to", to)
+    assert found.exit_code == 0, found.output
+    page = Page(to.read_text())
+    assert page.tags.count("svg") == 16
+    assert not {"script", "link", "img", "iframe", "object", "foreignobject"} & set(page.tags)
+    for name, value in page.attributes:
+        assert not name.startswith("on")
+        if name in ("src", "href", "xlink:href"):
+            assert (value or "").startswith("#")
+    plain = to.read_text().replace("http://www.w3.org", "").replace("http-equiv", "")
+    assert "http" not in plain
+    for wanted in ("In short", "generalization gap", "95 % bootstrap", "accuracy on again"):
+        assert wanted in page.text
+    assert 'name="viewport"' in to.read_text()
+
+
+def test_hostile_names_are_text(evaluated: Path, tmp_path: Path) -> None:
+    bad = edited(evaluated / "first", tmp_path / "<b>bold<!--", model=HOSTILE, task=HOSTILE)
+    content = json.loads((bad / "evaluation.json").read_text())
+    for part in content["parts"].values():
+        for curve in part["curves"].values():
+            curve["title"] = curve["x_label"] = HOSTILE
+            curve["series"] = dict.fromkeys([HOSTILE], *list(curve["series"].values())[:1])
+    content["parts"]["smoothness"]["curves"].pop("attenuation")
+    content["parts"]["drift"]["curves"].pop("distance")
+    (bad / "evaluation.json").write_text(json.dumps(content))
+    to = tmp_path / "report.html"
+    found = call("report", bad, "--to", to)
+    assert found.exit_code == 0, found.output
+    page = Page(to.read_text())
+    assert HOSTILE in page.text
+    assert not {"script", "b"} & set(page.tags)
+    assert page.tags.count("svg") == 14
+    markdown = tmp_path / "report.md"
+    assert call("report", bad, "--to", markdown).exit_code == 0
+    assert "<script" not in markdown.read_text()
+    assert "<b>" not in markdown.read_text()
+
+
+def test_markdown_tables_are_whole(evaluated: Path, tmp_path: Path) -> None:
+    to = tmp_path / "report.md"
+    assert call("report", evaluated / "first", evaluated / "second", "--to", to).exit_code == 0
+    lines = to.read_text().splitlines()
+    tables = [index for index, line in enumerate(lines) if set(line) == {"|", "-"}]
+    assert len(tables) >= 5
+    for index in tables:
+        assert lines[index - 1].startswith("|  | first | second |")
+        assert lines[index].count("|") == 4
+        assert lines[index + 1].count("|") == 4
+        assert lines[index - 2] == ""
+    assert "- **cost**: This evaluation took" in to.read_text()
+
+
+def test_existing_files_and_wrong_input_are_refused(evaluated: Path, tmp_path: Path) -> None:
+    to = tmp_path / "report.md"
+    assert call("report", evaluated / "first", "--to", to).exit_code == 0
+    before = to.read_text()
+    again = call("report", evaluated / "second", "--to", to)
+    assert (again.exit_code, "--overwrite" in again.stderr) == (2, True)
+    assert to.read_text() == before
+    assert call("report", evaluated / "second", "--to", to, "--overwrite").exit_code == 0
+    assert to.read_text() != before
+    none = call("report", tmp_path, "--to", tmp_path / "x.html")
+    assert (none.exit_code, "holds no finished evaluation.json" in none.stderr) == (2, True)
+    ending = call("report", evaluated / "first", "--to", tmp_path / "x.pdf")
+    assert (ending.exit_code, ".html or .md" in ending.stderr) == (2, True)
+    other = edited(evaluated / "first", tmp_path / "other", task="rte")
+    mixed = call("report", evaluated / "first", other, "--to", tmp_path / "x.html")
+    assert (mixed.exit_code, "one task" in mixed.stderr) == (2, True)
+
+
+def test_runs_of_one_folder_name_are_told_apart(evaluated: Path, tmp_path: Path) -> None:
+    copy = edited(evaluated / "first", tmp_path / "first")
+    assert [run.name for run in load_runs([evaluated / "first", copy])] == [
+        str(evaluated / "first"),
+        str(copy),
+    ]
+
+
+def predicted(folder: Path, right: int, total: int = 200) -> None:
+    """Predictions of which so many of `total` are right."""
+    labels = np.arange(total) % 2
+    sign = np.where(np.arange(total) < right, 1, -1) * (2 * labels - 1)
+    rows = [f"{row},{label},0,{s}" for row, (label, s) in enumerate(zip(labels, sign, strict=True))]
+    text = "example_id,label,logit_0,logit_1\n" + "\n".join(rows) + "\n"
+    (folder / "predictions.csv").write_text(text)
+
+
+def test_differences_beyond_noise(evaluated: Path, tmp_path: Path) -> None:
+    settings = {"num_resamples": 400}
+    names = ("a", "b", "c")
+    copies = [edited(evaluated / "first", tmp_path / name, settings=settings) for name in names]
+    for copy, right in zip(copies, (150, 152, 190), strict=True):
+        predicted(copy, right)
+    plain, near, far = load_runs(copies)
+    found = differences(plain, far)
+    gap = found[0]
+    assert (gap.metric, gap.value) == ("accuracy", pytest.approx(0.2))
+    # Paired: 40 of 200 examples changed, so the deviation is sqrt(0.2 * 0.8 / 200) = 0.0283.
+    assert gap.interval == pytest.approx((0.2 - 0.0554, 0.2 + 0.0554), abs=0.015)
+    assert gap.beyond_noise
+    assert "accuracy +0.200" in comparison(plain, far, found)
+    small = differences(plain, near)[:1]
+    assert not small[0].beyond_noise
+    assert "do not differ beyond" in comparison(plain, near, small)
+
+
+def test_other_examples_are_not_compared(evaluated: Path, tmp_path: Path) -> None:
+    copies = [edited(evaluated / "first", tmp_path / name) for name in ("a", "b")]
+    predicted(copies[0], 100)
+    first, second = load_runs(copies)
+    assert differences(first, second) is None
+    assert "cannot be tested" in comparison(first, second, None)
+
+
+@pytest.mark.parametrize(("low", "high", "beyond"), [(0.1, 0.2, True), (-0.1, 0.1, False)])
+def test_beyond_noise(low: float, high: float, beyond: bool) -> None:
+    assert Difference("f1", 0.1, Interval(low, high)).beyond_noise is beyond
+
+
+def test_words_follow_the_numbers(evaluated: Path, tmp_path: Path) -> None:
+    copy = edited(evaluated / "first", tmp_path / "copy")
+    (run,) = load_runs([copy])
+    numbers = run.numbers("metrics")
+    numbers["metrics"]["accuracy"] = {"value": 0.9, "low": 0.8, "high": 0.95}
+    numbers["trivial_baseline"] = 0.5
+    assert sentences(run)[0].verdict == "good"
+    numbers["trivial_baseline"] = 0.85
+    assert sentences(run)[0].verdict == "fragile"
+    gaussian = run.content["parts"]["robustness"]["curves"]["gaussian"]["series"]
+    ((name, points),) = gaussian.items()
+    for verdict, loss in (("good", 0.01), ("fragile", 0.2)):
+        gaussian[name] = [[x, 0.9 if x < 0.3 else 0.9 - loss, None, None] for x, *_ in points]
+        said = [s for s in sentences(run) if f"Gaussian noise at 0.3 (-{loss:.3f})" in s.text]
+        assert [s.verdict for s in said] == [verdict]
+
+
+def test_plots_escape_names_and_do_not_read_them_as_formulas() -> None:
+    curve = Curve(
+        HOSTILE, "x (1)", "y (1)", {HOSTILE: [Point(0, 1), Point(1, 2)], "b": [Point(0, 1)]}
+    )
+    svg = draw({"$\\frac{": curve, HOSTILE: curve})
+    assert "<script" not in svg
+    assert svg == draw({"$\\frac{": curve, HOSTILE: curve})
+
+
+def test_without_matplotlib_numbers_and_markdown_remain(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    out = tmp_path / "out"
+    arguments = ["evaluate", tiny_folder / "tuned", "--calibration", "--num-resamples", 20]
+    found = call(*arguments, "--output-dir", out)
+    assert found.exit_code == 0, found.output
+    assert 'pip install "smoothtune[report]"' in found.stdout
+    assert (out / "calibration_reliability.csv").exists()
+    assert not list(out.glob("*.svg"))
+    html = call("report", out, "--to", tmp_path / "x.html")
+    assert (html.exit_code, "matplotlib" in html.stderr) == (2, True)
+    assert call("report", out, "--to", tmp_path / "x.md").exit_code == 0
