@@ -136,8 +136,15 @@ def main():
                 print(*case, "FAILED", repr(error)[:300], flush=True)
                 continue
             print(*case, rows[-1]["score"], f"{rows[-1]['train_seconds']} s", flush=True)
-            order = list(arguments.method or METHODS)
-            rows.sort(key=lambda r: (r["task"], _rank(order, r["method"]), r["seed"]))
+            order = list(METHODS)
+            rows.sort(
+                key=lambda r: (
+                    r["task"],
+                    order.index(r["method"].partition(":")[0]),
+                    r["method"],
+                    r["seed"],
+                )
+            )
             command = f"python benchmarks/methods.py --data DIR --name {arguments.name}"
             content = {"command": command, "settings": SETTINGS, "tasks": TASKS, "runs": rows}
             partial = file.with_suffix(".partial")
@@ -147,10 +154,6 @@ def main():
             file.with_suffix(".md").write_text(heading + table(rows))
     shutil.rmtree(arguments.folder, ignore_errors=True)
     print(table(rows))
-
-
-def _rank(order, method):
-    return order.index(method) if method in order else len(order)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 REFERENCE = "perfect"  # a line that belongs to no run
+WIDTH, HEIGHT, LEGEND_LINE = 5.6, 3.4, 0.19  # inches
 MANY = 30  # points from which markers would hide the line
 METADATA = ("Creator", "Date", "Format", "Type")  # left out
 STYLE: dict[Any, Any] = {
@@ -54,7 +55,7 @@ def draw(curves: Mapping[str, Curve]) -> str:
         message = 'plots need matplotlib: pip install "smoothtune[report]"'
         raise PlotsMissing(message) from error
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.6, 3.6), layout="constrained")
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
         FigureCanvasSVG(figure)
         axes = figure.subplots()
         lines = _draw_lines(axes, curves)
@@ -63,6 +64,7 @@ def draw(curves: Mapping[str, Curve]) -> str:
         axes.set_ylabel(first.y_label)
         _scale(axes, first)
         if lines > 1:
+            figure.set_figheight(HEIGHT + LEGEND_LINE * lines)
             figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata=dict.fromkeys(METADATA))
