@@ -93,7 +93,8 @@ def test_training_from_hub_ids_then_offline(tmp_path_factory: pytest.TempPathFac
 import json, sys
 from smoothtune.cli import main
 sys.argv = ["smoothtune", "train", "--task", "cola", "--data", "nyu-mll/glue",
-            "--model", "tiny/bert", "--method", "lnsr:layer=1", "--max-steps", "2", "--output-dir", sys.argv[1]]
+            "--model", "tiny/bert", "--method", "lnsr:layer=1", "--max-steps", "2",
+            "--output-dir", sys.argv[1]]
 try:
     main()
 except SystemExit as end:
