@@ -148,6 +148,8 @@ def main():
         f"python benchmarks/cost.py --model {arguments.model} --batch {arguments.batch} "
         f"--length {arguments.length} --rounds {arguments.rounds}"
     )
+    command += "".join(f" --method {spec}" for spec in arguments.method or [])
+    command += f" --name {arguments.name}" if arguments.name else ""
     name = arguments.name or f"cost-{arguments.model}-{shape}"
     file = RESULTS / f"{name}.json"
     previous = json.loads(file.read_text())["rows"] if file.exists() else []

@@ -11,7 +11,7 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from smoothtune import CWGNC, L2SP, LNSR, SMART, UEGR, JacHess, Jacobian, Mixout, Objective
+from smoothtune import CWGNC, L2SP, LNSR, METHODS, SMART, UEGR, JacHess, Jacobian, Mixout, Objective
 from smoothtune.support import ENVIRONMENTS, KINDS, REFUSED, kinds, support_table
 from smoothtune.testing import all_in_float64, fixed_draws, has_right_gradient, tiny_batch
 from smoothtune.testing import tiny_model as plain_tiny_model
@@ -104,6 +104,18 @@ def test_cell(kind, make, environment):
     else:
         assert torch.cosine_similarity(found, expected, 0) > 0.99
         assert found.norm().item() == pytest.approx(expected.norm().item(), rel=0.1)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("environment", [*EXACT, *ROUNDED])
+@pytest.mark.parametrize("name", ["r_drop", "label_smoothing"])
+def test_methods_of_no_kind_work_everywhere(name, environment):
+    assert not kinds(METHODS[name]())
+    expected, found = gradient(METHODS[name]), gradient(METHODS[name], environment)
+    if environment in EXACT:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    else:
+        assert torch.cosine_similarity(found, expected, 0) > 0.99
 
 
 @pytest.mark.parametrize(("kind", "make"), CASES, ids=IDS)

@@ -85,6 +85,8 @@ FSDP_TESTED = {
     "r3f": {"noise": "normal", "sigma": 0.1},
     "smart": {"lambda_s": 5.0, "mu": 0},
     "pgd": {},
+    "r_drop": {},
+    "label_smoothing": {},
     "jachess": {"c": 0.003, "smoothness": [1.0, 2.0]},
 }
 

@@ -69,6 +69,11 @@ class LLRD(Regularizer):
         super().__post_init__()
         self._optimizer: torch.optim.Optimizer | None = None
 
+    @property
+    def needs_whole_weights(self) -> bool:
+        """Optimizer groups are told by whole parameters."""
+        return True
+
     def bind_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Split the optimizer's groups; a scheduler has to be made after this.
 

@@ -50,6 +50,11 @@ class ReInit(Regularizer):
     pooler: bool = True
     """Re-initialize the pre-trained pooler, where there is one. Paper: yes."""
 
+    @property
+    def needs_whole_weights(self) -> bool:
+        """It sets weights anew."""
+        return True
+
     def attach(self, model: nn.Module) -> None:
         """Draw the new weights; `detach` leaves them.
 
