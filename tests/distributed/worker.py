@@ -22,3 +22,4 @@ for method in methods:
     if torch.distributed.get_rank() == 0:
         torch.save(weights, f"{output}/{method}.pt")
     torch.distributed.barrier()
+torch.distributed.destroy_process_group()  # gloo's threads may abort an exit without it
