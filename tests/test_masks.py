@@ -18,9 +18,18 @@ def test_keeps_exactly_the_fraction(n, keep):
     assert mask.all() or saliency[mask].min() >= saliency[~mask].max()
 
 
-@pytest.mark.parametrize("values", [[0.0] * 10, [1.0] * 3 + [0.0] * 7, [2.0, 1.0] * 5])
-def test_keeps_exactly_the_fraction_of_equal_values(values):
-    assert top_fraction(torch.tensor(values).view(2, 5), 0.4).sum() == 4
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("values", [[1.0] * 10, [1.0] * 6 + [0.0] * 4, [2.0, 1.0, 0.0, 2, 2] * 2])
+def test_keeps_exactly_the_fraction_of_equal_values(values, dtype):
+    found = top_fraction(torch.tensor(values, dtype=dtype).view(2, 5), 0.4).flatten()
+    first = [i for i, value in enumerate(values) if value == max(values)][:4]
+    assert found.nonzero().flatten().tolist() == first
+
+
+def test_zero_is_never_salient():
+    values = torch.tensor([0.0, 2.0, 0.0, 0.0, 1.0])
+    assert top_fraction(values, 0.8).tolist() == [False, True, False, False, True]
+    assert top_fraction(values, 1).all()
 
 
 def test_global_scope_ranks_all_tensors_together():
@@ -53,3 +62,12 @@ def test_part_of_an_update():
     assert weights["w"][0] == before[0]
     assert weights["w"][1] == after[1]
     torch.testing.assert_close(weights["w"][2:], torch.tensor([0.6, -2.1]))
+
+
+def test_part_of_an_update_by_a_mask():
+    before, after = torch.tensor([0.1, -0.2]), torch.tensor([1.3, 1.1])
+    weights = {"w": torch.nn.Parameter(before.clone())}
+    update = PartialUpdate({"w": torch.tensor([False, True])}, weights)
+    weights["w"].data.copy_(after)
+    update.finish(weights)
+    assert weights["w"].tolist() == [before[0], after[1]]

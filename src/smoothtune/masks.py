@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,20 +16,38 @@ Scope = Literal["per_tensor", "global"]
 def top_fraction(saliency: Tensor, keep: float) -> Tensor:
     """True for the ceil(keep * n) largest of n values; of equal ones the first are taken.
 
+    A weight of saliency 0, as the embedding of a word that is not in the batch, is never among
+    them, unless `keep` is 1.
+
     Args:
-        saliency: any shape.
+        saliency: any shape, not negative.
         keep: in (0, 1].
 
     >>> top_fraction(torch.tensor([1.0, 3.0, 2.0, 3.0]), 0.3)
     tensor([False,  True, False,  True])
+    >>> top_fraction(torch.tensor([0.0, 3.0, 0.0, 0.0]), 0.5)
+    tensor([False,  True, False, False])
     """
+    if keep == 1:
+        return torch.ones_like(saliency, dtype=torch.bool)
     flat = saliency.flatten()
     count = math.ceil(round(keep * flat.numel(), 6))  # 0.1 * 30 is a little more than 3
-    threshold = flat.kthvalue(flat.numel() - count + 1).values
-    mask = flat > threshold
-    ties = (flat == threshold).nonzero().squeeze(-1)
-    mask[ties[: count - int(mask.sum())]] = True
+    mask = flat > 0
+    if torch.count_nonzero(mask) > count:
+        threshold = _kth_largest(flat[mask], count)
+        mask = flat >= threshold
+        if surplus := int(torch.count_nonzero(mask)) - count:
+            mask[(flat == threshold).nonzero().squeeze(-1)[-surplus:]] = False
     return mask.view_as(saliency)
+
+
+def _kth_largest(values: Tensor, k: int) -> Tensor:
+    """() the k-th largest of some values (n,), k from 1."""
+    at = len(values) - k
+    if values.device.type == "cpu" and values.dtype != torch.bfloat16:
+        # numpy's selection uses vector instructions: ten times faster than torch's
+        return torch.as_tensor(np.partition(values.numpy(), at)[at])
+    return values.kthvalue(at + 1).values
 
 
 def keep_probabilities(saliency: Tensor, keep: float, floor: float) -> Tensor:
@@ -68,7 +87,8 @@ class PartialUpdate:
     Momentum and weight decay move weights whose gradient is masked; this does not.
 
     Args:
-        factors: by name, in the shape of the weight: 0 leaves a weight bit for bit, 1 lets it go.
+        factors: by name, in the shape of the weight: 0 leaves a weight bit for bit, 1 lets it go;
+            or masks, True for 1.
         weights: the weights before the update.
     """
 
@@ -81,5 +101,8 @@ class PartialUpdate:
     def finish(self, weights: Mapping[str, Tensor]) -> None:
         """Cut the update back, after it."""
         for name, before in self.before.items():
-            weight = weights[name]
-            weight.copy_(torch.lerp(before, weight, self.factors[name].to(weight.dtype)))
+            weight, factor = weights[name], self.factors[name]
+            if factor.dtype == torch.bool:
+                torch.where(factor, weight, before, out=weight)
+            else:
+                weight.copy_(torch.lerp(before, weight, factor.to(weight.dtype)))

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from smoothtune import random
 from smoothtune.ascent import ascend, diagnostics, gradient_at, normalise, project, unit
-from smoothtune.divergence import heads, masked_mean
+from smoothtune.divergence import head_mean, heads
 from smoothtune.dropout import DropoutKind, Rate
 from smoothtune.masks import PartialUpdate, Scope, keep_probabilities, over, top_fraction
 from smoothtune.passes import Dropout, Pass
@@ -77,7 +77,7 @@ def ensemble_divergence(passes: Sequence[Pass]) -> Tensor:
     for group in zip(*map(heads, passes), strict=True):
         measure = squared_deviation if group[0].regression else jensen_shannon
         apart = measure(torch.stack([head.logits for head in group]))
-        values.append(masked_mean(apart, group[0].mask).mean())
+        values.append(head_mean(apart, group[0]))
     return torch.stack(values).mean()
 
 
@@ -96,7 +96,7 @@ def saliency(weight: Tensor, gradient: Tensor, kind: Saliency) -> Tensor:
     """|w g| (taylor, the first-order change of the loss if w were 0), |g| or g^2 by element."""
     if kind == "fisher":
         return gradient.square()
-    return (gradient * weight if kind == "taylor" else gradient).abs()
+    return (gradient * weight).abs_() if kind == "taylor" else gradient.abs()
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -310,8 +310,8 @@ class UEGR(Regularizer):
     def _factor(self, salient: Tensor) -> Tensor:
         """What a weight's update is multiplied with: 0, 1, or the inverse of its probability."""
         if self.mask == "topk":
-            keep = top_fraction(salient, self.keep).to(salient.dtype)
-            return keep / self.keep if self.rescale == "always" else keep
+            chosen = top_fraction(salient, self.keep)
+            return chosen / self.keep if self.rescale == "always" else chosen
         probability = keep_probabilities(salient, self.keep, self.p_min)
         keep = (random.uniform_like(salient) < 2 * probability - 1).to(salient.dtype)
         return keep if self.rescale == "never" else keep / probability
