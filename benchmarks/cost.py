@@ -5,7 +5,8 @@
 
 Whole updates with fused AdamW, one thread on a CPU. Every method's steps alternate with plain steps
 of the same round. `stock trainer` compares one plain step of transformers' Trainer with one of
-SmoothTrainer without methods. Writes benchmarks/results/NAME.json, .md and .svg.
+SmoothTrainer without methods. On a GPU if there is one. Writes benchmarks/results/NAME.json, .md
+and .svg.
 """
 
 import argparse
@@ -87,7 +88,8 @@ def stock_trainer(model, batches):
     from smoothtune import SmoothTrainer
     from smoothtune.cost import StepCost
 
-    arguments = TrainingArguments(output_dir="unused", report_to="none", use_cpu=True)
+    on_cpu = not torch.cuda.is_available()
+    arguments = TrainingArguments(output_dir="unused", report_to="none", use_cpu=on_cpu)
     seconds = {Trainer: [], SmoothTrainer: []}
     trainers = {}
     for cls in seconds:
@@ -121,6 +123,32 @@ def table(rows, heading):
     return "\n".join(lines) + "\n"
 
 
+def plot(rows, file, title):
+    """Time and memory of every method, the cheapest first."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows = sorted(rows, key=lambda r: -r["ratio"])
+    names = [r["method"] for r in rows]
+    figure, (time, memory) = plt.subplots(
+        1, 2, figsize=(9, 0.6 + 0.24 * len(rows)), sharey=True, layout="constrained"
+    )
+    low = [r["ratio"] - r["ratio_range"][0] for r in rows]
+    high = [r["ratio_range"][1] - r["ratio"] for r in rows]
+    time.barh(names, [r["ratio"] for r in rows], xerr=[low, high], color="#0072b2", height=0.7)
+    time.axvline(1, color="black", linewidth=0.8)
+    time.set_xlabel("time of a step, x plain (median, range)")
+    memory.barh(names, [r["extra_memory_mib"] for r in rows], color="#e69f00", height=0.7)
+    memory.set_xlabel("extra peak memory, MiB")
+    for axis in (time, memory):
+        axis.tick_params(labelsize=8)
+    figure.suptitle(title, fontsize=10)
+    figure.savefig(file, metadata={"Date": None})
+    plt.close(figure)
+
+
 def main():
     """Measure one method after another; write after each."""
     from smoothtune.models import load_base, load_classifier, quiet
@@ -142,6 +170,7 @@ def main():
     with quiet():
         base = load_base(arguments.model)
         model, _ = load_classifier(base, TASKS["sst2"], seed=0)
+    model.to("cuda" if torch.cuda.is_available() else "cpu")
     batches = random_batches(model, arguments.rounds, arguments.batch, arguments.length)
     shape = f"{arguments.batch}x{arguments.length}"
     command = (
@@ -175,6 +204,8 @@ def main():
         file.write_text(json.dumps(content, indent=1) + "\n")
         heading = f"# Cost of a step, {arguments.model}, batch {shape}, one thread\n\n`{command}`"
         file.with_suffix(".md").write_text(table(rows, heading))
+    measured = [r for r in rows if r["method"] != "stock trainer"]
+    plot(measured, file.with_suffix(".svg"), f"{arguments.model}, batch {shape}, one thread")
 
 
 if __name__ == "__main__":
