@@ -1,6 +1,7 @@
 """Fine-tune pre-trained language models so that they stay smooth."""
 
 from smoothtune.methods import METHODS
+from smoothtune.methods.alice import ALICE
 from smoothtune.methods.alum import ALUM
 from smoothtune.methods.child_tuning import ChildTuning
 from smoothtune.methods.cross_holder import CrossHolder
@@ -35,6 +36,7 @@ from smoothtune.trainer import SmoothTrainer, regularize
 __all__ = [
     "SMART",
     "SiFT",
+    "ALICE",
     "ALUM",
     "VAT",
     "FreeLB",

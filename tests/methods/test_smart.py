@@ -17,7 +17,7 @@ from literal import (
 from smoothtune import SMART, Objective, Pass, random
 from smoothtune.divergence import kl as library_kl
 from smoothtune.divergence import symmetric_kl_detached
-from smoothtune.methods.smart import stable_kl
+from smoothtune.methods.smart import mt_dnn_js, stable_kl
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
 
@@ -185,7 +185,11 @@ def test_stable_kl_equals_mt_dnn():
 
 @pytest.mark.parametrize(
     ("criterion", "measure"),
-    [("SymKlCriterion", symmetric_kl_detached), ("KlCriterion", library_kl)],
+    [
+        ("SymKlCriterion", symmetric_kl_detached),
+        ("KlCriterion", library_kl),
+        ("JSCriterion", mt_dnn_js),
+    ],
 )
 def test_divergences_equal_mt_dnn(criterion, measure):
     case = CASES[f"mtdnn_loss_{criterion}"]
@@ -197,6 +201,19 @@ def test_divergences_equal_mt_dnn(criterion, measure):
         torch.testing.assert_close(
             found.grad.flatten(), torch.tensor(case[key]), rtol=1e-4, atol=1e-6
         )
+
+
+def test_criterion_of_the_released_code():
+    values = {}
+    for criterion in ("sym_kl", "js"):
+        model, data = Tiny(), batch()
+        method = SMART(compat="mt-dnn", eta=1.0, sigma=1e-3, criterion=criterion)
+        method.attach(model)
+        with fed(*draws("smart_mtdnn_big_noise")):
+            values[criterion] = method.loss(Pass(model, data, hidden_states=False)).item()
+    assert 0 < values["js"] < values["sym_kl"]
+    with pytest.raises(ValueError, match="compat"):
+        SMART(criterion="js")
 
 
 def test_without_any_term_is_refused():

@@ -1,5 +1,6 @@
 """All methods by the name they have on the command line and in run files."""
 
+from smoothtune.methods.alice import ALICE
 from smoothtune.methods.alum import ALUM
 from smoothtune.methods.child_tuning import ChildTuning
 from smoothtune.methods.cross_holder import CrossHolder
@@ -52,6 +53,7 @@ METHODS: dict[str, type[Regularizer]] = {
     "smart": SMART,
     "sift": SiFT,
     "alum": ALUM,
+    "alice": ALICE,
     "vat": VAT,
     "freelb": FreeLB,
     "fgm": FGM,

@@ -38,7 +38,7 @@ from torch import Tensor, nn
 
 from smoothtune import random
 from smoothtune.ascent import Ascent, Norm, Per, Scale, ascend, diagnostics, given
-from smoothtune.divergence import divergence, heads, symmetric_kl_detached
+from smoothtune.divergence import Divergence, divergence, heads, symmetric_kl_detached
 from smoothtune.passes import Dropout, Pass
 from smoothtune.regularizer import STRICT, NonNegative, Positive, Probability, Regularizer
 from smoothtune.taps import Layer, Point
@@ -68,6 +68,16 @@ def stable_kl(p: Tensor, q: Tensor, epsilon: float = 1e-6) -> Tensor:
     return 2 * (q * (log_odds(q) - log_odds(p))).sum(-1)
 
 
+def mt_dnn_js(p: Tensor, q: Tensor) -> Tensor:
+    """mt-dnn's JSCriterion, KL(M || P) + KL(M || Q) with the mean M a constant; shape (...).
+
+    It is the Jensen-Shannon divergence with both KLs the wrong way round.
+    """
+    mean = ((p.softmax(-1) + q.softmax(-1)) / 2).detach()
+    log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
+    return (mean * (2 * mean.log() - log_p - log_q)).sum(-1)
+
+
 def all_pairs(clean: Pass, noisy: Pass) -> Tensor:
     """(B, B) mt-dnn's regression error: squared differences of every two examples' scores."""
     return (clean.logits.view(-1, 1) - noisy.logits.view(1, -1)).square()
@@ -80,11 +90,11 @@ def mt_dnn_inner(clean: Pass, noisy: Pass) -> Tensor:
     return divergence(clean, noisy, stable_kl)
 
 
-def mt_dnn_outer(clean: Pass, noisy: Pass) -> Tensor:
-    """() mt-dnn's term: symmetric KL with detached targets, mean squared error of all pairs."""
+def mt_dnn_outer(clean: Pass, noisy: Pass, measure: Divergence) -> Tensor:
+    """() mt-dnn's term: a divergence with detached targets, mean squared error of all pairs."""
     if heads(clean)[0].regression:
         return all_pairs(clean, noisy).mean()
-    return divergence(clean, noisy, symmetric_kl_detached)
+    return divergence(clean, noisy, measure)
 
 
 def mt_dnn_direction(step_size: float, guard: float) -> Callable[[Tensor, Tensor], Tensor]:
@@ -133,6 +143,8 @@ class SMART(Regularizer):
     """Dropout masks of the other passes relative to the clean one. Released code: independent."""
     compat: Literal["mt-dnn"] | None = None
     """"mt-dnn": number and gradient of the released code; sizes 1e-5, 1e-5 and guard 1e-6."""
+    criterion: Literal["sym_kl", "js"] = "sym_kl"
+    """compat: the released adv_loss, SymKlCriterion (its default) or JSCriterion."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -150,6 +162,8 @@ class SMART(Regularizer):
             num_steps=self.num_steps,
             dropout=self.dropout,
         )
+        if self.criterion == "js" and self.compat is None:
+            raise ValueError('criterion="js" is a form of the released code: set compat="mt-dnn"')
         self._mu = self.mu if self.mu is not None else 0.0 if self.compat else 1.0
         if not self.lambda_s and not self._mu:
             raise ValueError("smart has no term left: give lambda_s or mu a value above 0")
@@ -187,7 +201,8 @@ class SMART(Regularizer):
         """R_s at the perturbation found."""
         if self.compat == "mt-dnn":
             delta, gradient = self.mt_dnn_search(clean)
-            term = mt_dnn_outer(clean, self._at(clean, delta))
+            measure = mt_dnn_js if self.criterion == "js" else symmetric_kl_detached
+            term = mt_dnn_outer(clean, self._at(clean, delta), measure)
         else:
             delta, gradient = self._ascent.search(clean, lambda run: divergence(clean, run))
             term = divergence(clean, self._at(clean, delta))

@@ -1,0 +1,84 @@
+"""ALICE."""
+
+import pytest
+import torch
+
+from adversary import compare, embeddings, predict, rms, rows, setting, slope
+from conformance import Tiny, assert_conforms, batch, draws, fed
+from literal import MODELS, cross_entropy, kl, probabilities, squared_error
+from smoothtune import ALICE, SMART, Objective, Pass, random
+from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
+
+
+def distance(a, b):
+    if len(a) == 1:
+        return (a[0] - b[0]) ** 2
+    p, q = probabilities(a), probabilities(b)
+    return kl(p, q) + kl(q, p)
+
+
+def worst(model, ids, loss):
+    """The loss one step of 0.3 rms up the gradient, from noise of 0.02 rms, within 0.1 rms."""
+    x = embeddings(model, ids)
+    unit = rms(x)
+    delta = (0.02 * unit * random.normal_like(x)).requires_grad_()
+    g = slope(loss(predict(model, ids, delta), constant=True), delta)
+    moved = delta.detach() + 0.3 * unit * g / max(abs(v) for v in g.flatten())
+    return loss(predict(model, ids, moved.clamp(-0.1 * unit, 0.1 * unit)), constant=False)
+
+
+@pytest.mark.parametrize("num_labels", [3, 1])
+@pytest.mark.parametrize("architecture", MODELS)
+def test_equals_its_equation(architecture, num_labels):
+    model, data = setting(architecture, num_labels)
+    task = squared_error if num_labels == 1 else cross_entropy
+
+    def expected(model):
+        gold, virtual, clean = [], [], []
+        for ids, label in rows(data):
+            target = predict(model, ids, 0)
+
+            def away(logits, constant, target=target):
+                return distance(target.detach() if constant else target, logits)
+
+            def wrong(logits, constant, label=label):
+                return task([logits], [label])
+
+            virtual.append(worst(model, ids, away))
+            gold.append(worst(model, ids, wrong))
+            clean.append(target)
+        return task(clean, data["labels"]) + 2 * (sum(gold) + 3 * sum(virtual)) / 4
+
+    method = ALICE(weight=2, alpha=3, sigma=0.02, eta=0.3, epsilon=0.1)
+    compare(Objective(method), model, data, expected)
+
+
+def test_equals_public_code():
+    model = Tiny()
+    method = ALICE(compat="vat-pytorch")
+    method.attach(model)
+    with fed(*draws("alice_vat_pytorch")):
+        term = method.loss(Pass(model, batch(), hidden_states=False))
+    term.backward()
+    assert_conforms("alice_vat_pytorch", term, model)
+
+
+def test_without_labels_it_is_the_term_of_smart():
+    data = tiny_batch()
+    del data["labels"]
+    values = []
+    for method in (ALICE(alpha=2, epsilon=0.05), SMART(mu=0, lambda_s=2)):
+        with fixed_draws():
+            values.append(Objective(method).attach(tiny_model("bert"))(tiny_model("bert"), data))
+    torch.testing.assert_close(*values)
+
+
+def test_alpha_zero_is_adversarial_training():
+    found = {}
+    for alpha in (0.0, 1.0):
+        model = tiny_model("bert")
+        method = ALICE(alpha=alpha)
+        with fixed_draws():
+            Objective(method).attach(model)(model, tiny_batch())
+            found[alpha] = method.loss(Pass(model, tiny_batch(), hidden_states=False))
+    assert found[0.0] < found[1.0]
