@@ -79,6 +79,8 @@ def test_prediction_of_one_class_only_scores_zero_without_warning() -> None:
 
 def test_every_preset_scores_a_perfect_prediction_with_one() -> None:
     for task in TASKS.values():
+        if task.task_type != "text-classification":
+            continue  # scored by its kind
         labels = np.arange(12) % max(task.num_labels, 3 if task.regression else 2)
         perfect = labels[:, None] if task.regression else 50.0 * np.eye(task.num_labels)[labels]
         metrics = compute_metrics(task, perfect, labels)

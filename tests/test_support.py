@@ -11,7 +11,19 @@ import pytest
 import torch
 from peft import LoraConfig, get_peft_model
 
-from smoothtune import CWGNC, L2SP, LNSR, METHODS, SMART, UEGR, JacHess, Jacobian, Mixout, Objective
+from smoothtune import (
+    CWGNC,
+    L2SP,
+    LNSR,
+    METHODS,
+    SAM,
+    SMART,
+    UEGR,
+    JacHess,
+    Jacobian,
+    Mixout,
+    Objective,
+)
 from smoothtune.support import ENVIRONMENTS, KINDS, REFUSED, kinds, support_table
 from smoothtune.testing import all_in_float64, fixed_draws, has_right_gradient, tiny_batch
 from smoothtune.testing import tiny_model as plain_tiny_model
@@ -24,6 +36,7 @@ REPRESENTATIVES = {
     "needs whole weights": [lambda: L2SP(beta=1.0)],
     "edits updates": [lambda: CWGNC(max_norm=0.05)],
     "changes dropout": [lambda: UEGR(keep=1.0)],
+    "climbs in weights": [lambda: SAM(rho=0.5)],
 }
 CASES = [(kind, make) for kind in KINDS for make in REPRESENTATIVES[kind]]
 IDS = [f"{kind}-{i}" for i, (kind, _) in enumerate(CASES)]

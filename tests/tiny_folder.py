@@ -1,12 +1,21 @@
 """A tiny random model folder and data files for it, made without a download."""
 
 import csv
+import json
 import random
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import BertConfig, BertModel, GPT2Config, GPT2Model, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    BertConfig,
+    BertModel,
+    GPT2Config,
+    GPT2Model,
+    PreTrainedTokenizerFast,
+)
 
 WORDS = ["good", "bad", "film", "plot", "the", "a", "was", "and", "very", "not"]
 
@@ -72,4 +81,64 @@ def tiny_data(folder: Path, rows: int = 24) -> Path:
                 words = draw.choices(WORDS[2:], k=draw.randint(2, 8))
                 words.insert(0, "good" if index % 2 else "bad")
                 writer.writerow([" ".join(words), "fine" if index % 2 else "poor"])
+    return folder
+
+
+END = "<|endoftext|>"
+_DECODER = {
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+    "max_position_embeddings": 64,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+_GROUPED = _DECODER | {"num_key_value_heads": 1, "head_dim": 8}
+DECODERS = {
+    "gpt2": {
+        "n_embd": 16,
+        "n_layer": 2,
+        "n_head": 2,
+        "n_positions": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+    },
+    "opt": _DECODER | {"ffn_dim": 32, "word_embed_proj_dim": 16, "pad_token_id": 0},
+    "llama": _DECODER,
+    "qwen2": _GROUPED,
+    "qwen3": _GROUPED,
+    "mistral": _GROUPED | {"sliding_window": None},
+    "gemma2": _GROUPED | {"sliding_window": 64, "pad_token_id": 0},
+    "gemma3_text": _GROUPED | {"sliding_window": 64, "pad_token_id": 0},
+}
+
+
+def tiny_decoder(folder: Path, family: str) -> Path:
+    """A random decoder whose tokenizer has an end-of-text token and nothing else special."""
+    tokenizer = tiny_tokenizer([END])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=END).save_pretrained(folder)
+    config = AutoConfig.for_model(
+        family, vocab_size=tokenizer.get_vocab_size(), **DECODERS[family], initializer_range=0.2
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        AutoModel.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def tiny_pairs(folder: Path, rows: int = 24) -> Path:
+    """JSONL files of RTE's form: `sentence1` entails `sentence2` if both have the same mood."""
+    folder.mkdir()
+    for name in ("train", "validation"):
+        with (folder / f"{name}.jsonl").open("w") as file:
+            for index in range(rows):
+                mood, other = WORDS[index % 2], WORDS[index // 2 % 2]
+                row = {
+                    "sentence1": f"the film was {'very ' * (index % 4)}{mood}",
+                    "sentence2": f"a plot was {other}",
+                    "label": int(mood != other),
+                    "idx": index,
+                }
+                file.write(json.dumps(row) + "\n")
     return folder

@@ -24,6 +24,7 @@ from smoothtune.methods.plain import Plain
 from smoothtune.methods.r3f import R3F, R4F
 from smoothtune.methods.r_drop import RDrop
 from smoothtune.methods.reinit import ReInit
+from smoothtune.methods.sam import SAM
 from smoothtune.methods.sift import SiFT
 from smoothtune.methods.smart import SMART
 from smoothtune.methods.uegr import UEGR
@@ -34,6 +35,7 @@ from smoothtune.regularizer import Regularizer
 from smoothtune.trainer import SmoothTrainer, regularize
 
 __all__ = [
+    "SAM",
     "SMART",
     "SiFT",
     "ALICE",

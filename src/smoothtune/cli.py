@@ -1,4 +1,4 @@
-"""The command line: demo, train, evaluate, report, methods, cost, validate.
+"""The command line: demo, train, evaluate, report, study, methods, cost, validate.
 
 What is heavy to import (torch, transformers) is imported inside the commands that need it.
 """
@@ -8,24 +8,39 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
-FAILED, USAGE, DATA, STOPPED = 1, 2, 3, 75
-"""Exit codes; 0 is success. 75: stopped by a signal, and resumable."""
+from smoothtune.cli_output import (
+    USAGE,
+    errors_as_exit_codes,
+    fail,
+    output_console,
+    show_method,
+    show_rows,
+)
 
 TextColumn = Annotated[
     list[str] | None,
     typer.Option("--text-column", "--text-columns", help="Text column; twice for pairs."),
 ]
 LabelColumn = Annotated[str | None, typer.Option(help="Label column.")]
+TaskTypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--task-type",
+        help="text-classification (default), question-answering, token-classification or "
+        "multiple-choice.",
+    ),
+]
+ChoiceColumn = Annotated[
+    list[str] | None,
+    typer.Option("--choice-column", "--choice-columns", help="Choices; repeat, or one of lists."),
+]
 MaxEvalSamples = Annotated[int | None, typer.Option(help="Evaluate on at most N rows.")]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
@@ -71,10 +86,10 @@ def demo(
     seed: Annotated[int, typer.Option(help="Seed of head, data order and dropout.")] = 42,
 ) -> None:
     """Compare plain fine-tuning with LNSR on generated sentences, offline, in a minute or two."""
-    with _errors_as_exit_codes():
+    with errors_as_exit_codes():
         from smoothtune.demo import demo as run_demo
 
-        run_demo(_console(), model=model, seed=seed)
+        run_demo(output_console(), model=model, seed=seed)
 
 
 @app.command()
@@ -93,6 +108,13 @@ def train(
         typer.Option(metavar="NAME[:FIELD=VALUE,...]", help="Method; repeat to combine."),
     ] = None,
     output_dir: Annotated[str | None, typer.Option(help="Becomes the model folder.")] = None,
+    lora: Annotated[
+        str | None,
+        typer.Option(metavar="r=8,alpha=32,...", help="Train low-rank adapters and the head."),
+    ] = None,
+    merge_adapter: Annotated[
+        bool, typer.Option("--merge-adapter", help="Write a plain model, adapters merged.")
+    ] = False,
     seed: Annotated[int | None, typer.Option(help="Seed of everything random.")] = None,
     max_train_samples: Annotated[int | None, typer.Option(help="Train on at most N rows.")] = None,
     max_eval_samples: MaxEvalSamples = None,
@@ -104,6 +126,8 @@ def train(
     ] = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
+    task_type: TaskTypeOption = None,
+    choice_column: ChoiceColumn = None,
     unlabeled: Annotated[
         str | None, typer.Option(help="Texts without labels: hub id, folder or file.")
     ] = None,
@@ -126,6 +150,8 @@ def train(
         "data": data,
         "model": model,
         "output_dir": output_dir,
+        "lora": lora,
+        "merge_adapter": merge_adapter or None,
         "seed": seed,
         "max_train_samples": max_train_samples,
         "max_eval_samples": max_eval_samples,
@@ -135,17 +161,19 @@ def train(
         "per_device_train_batch_size": per_device_train_batch_size,
         "text_columns": text_column or None,
         "label_column": label_column,
+        "task_type": task_type,
+        "choice_columns": choice_column or None,
         "unlabeled": unlabeled,
         "overwrite_output_dir": overwrite_output_dir or None,
         "trust_remote_code": trust_remote_code or None,
     }
-    with _errors_as_exit_codes():
+    with errors_as_exit_codes():
         from smoothtune.config import load_config
 
         run = load_config(config, set_ or (), options, method or ())
         from smoothtune.run import train as run_training
 
-        run_training(run, resume=resume_from_checkpoint, console=_console())
+        run_training(run, resume=resume_from_checkpoint, console=output_console())
     typer.echo(f"{run.output_dir} is a model folder; result.json and README.md are in it")
 
 
@@ -184,6 +212,8 @@ def evaluate(
     ] = None,
     text_column: TextColumn = None,
     label_column: LabelColumn = None,
+    task_type: TaskTypeOption = None,
+    choice_column: ChoiceColumn = None,
     max_train_samples: Annotated[
         int | None, typer.Option(help="Rows for the training score, at most 1000.")
     ] = None,
@@ -192,6 +222,10 @@ def evaluate(
         int, typer.Option(help="Rows for all that costs many passes.")
     ] = 256,
     max_seq_length: Annotated[int | None, typer.Option(help="Cut longer inputs.")] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="doc_stride and the like; see docs/tasks."),
+    ] = None,
     num_resamples: Annotated[int, typer.Option(help="Bootstrap resamples.")] = 1000,
     seed: Annotated[int, typer.Option(help="Seed of everything random.")] = 42,
     batch_size: Annotated[int, typer.Option(help="Examples that run at once.")] = 32,
@@ -200,7 +234,7 @@ def evaluate(
     ] = False,
     trust_remote_code: TrustRemoteCode = False,
 ) -> None:
-    """Evaluate any fine-tuned classifier or regressor; finished parts are kept and not repeated."""
+    """Evaluate any fine-tuned model; finished parts are kept and not repeated."""
     chosen = {
         "calibration": calibration,
         "robustness": robustness,
@@ -208,9 +242,10 @@ def evaluate(
         "smoothness": smoothness,
         "drift": drift,
     }
-    with _errors_as_exit_codes():
+    with errors_as_exit_codes():
         from smoothtune.evaluation import Settings
         from smoothtune.evaluation import evaluate as run_evaluation
+        from smoothtune.evaluation.settings import chosen_task_type, span_fields
 
         settings = Settings(
             model=model,
@@ -221,6 +256,9 @@ def evaluate(
             data=data,
             text_columns=tuple(text_column) if text_column else None,
             label_column=label_column,
+            task_type=chosen_task_type(task_type),
+            choice_columns=tuple(choice_column) if choice_column else None,
+            spans=span_fields(set_ or ()),
             base_model=base_model,
             max_train_samples=max_train_samples,
             max_eval_samples=max_eval_samples,
@@ -232,7 +270,7 @@ def evaluate(
             trust_remote_code=trust_remote_code,
             overwrite_output_dir=overwrite_output_dir,
         )
-        run_evaluation(settings, console=_console())
+        run_evaluation(settings, console=output_console())
     typer.echo(f"{output_dir} holds evaluation.json, tables and plots")
 
 
@@ -242,7 +280,7 @@ def _named(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         name, _, source = pair.partition("=")
         if not source or not re.fullmatch(r"\w[\w. -]{0,60}", name) or name in named:
-            _fail(f"--ood: {pair!r} is not NAME=DATA with a new, plain name", USAGE)
+            fail(f"--ood: {pair!r} is not NAME=DATA with a new, plain name", USAGE)
         named[name] = source
     return named
 
@@ -256,15 +294,78 @@ def report(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
 ) -> None:
     """Write one page about evaluations of one task; the first is what others are compared with."""
-    with _errors_as_exit_codes():
+    with errors_as_exit_codes():
         from smoothtune.evaluation.plots import PlotsMissing
         from smoothtune.evaluation.report import write_report
 
         try:
             write_report(folders, to, overwrite=overwrite)
         except PlotsMissing as error:
-            _fail(str(error), USAGE)
+            fail(str(error), USAGE)
     typer.echo(f"{to} is written")
+
+
+@app.command()
+def study(
+    file: Annotated[
+        str | None, typer.Argument(help="A study file, or the name of a recipe.")
+    ] = None,
+    output_dir: Annotated[str | None, typer.Option(help="Keeps runs, tables and plots.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Hub id, file or folder; a folder may hold one per task.")
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="Size of a recipe: paper, small or smoke.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at once; default: by cores and memory.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster, or auto.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs; run none.")] = False,
+    status: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Say how far the study in DIR is.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+) -> None:
+    """Compare methods over tasks and seeds; the same command goes on with a stopped study."""
+    with errors_as_exit_codes():
+        if list_:
+            from smoothtune.study.files import recipe_titles
+
+            show_rows(["recipe", "scales", "title"], recipe_titles())
+            return
+        if status is not None:
+            from smoothtune.study.live import show_status
+
+            show_status(status, output_console())
+            return
+        if file is None or (output_dir is None and not dry_run):
+            fail("write smoothtune study FILE --output-dir DIR, or --list, or --status DIR", USAGE)
+        from smoothtune.study.pool import start_server
+
+        if not dry_run and ray is None:
+            start_server()  # imports while this process reads the study
+        from smoothtune.study.config import load_study
+        from smoothtune.study.files import study_file
+
+        found = load_study(study_file(file), scale=scale, options={"data": data})
+        if dry_run:
+            from smoothtune.study.forecast import show_forecast
+
+            show_forecast(found, output_dir and Path(output_dir), jobs, output_console())
+            return
+        from smoothtune.study.run import run_study
+
+        run_study(
+            found,
+            output_dir or "",
+            jobs=jobs,
+            ray=ray,
+            console=output_console(),
+            command=["smoothtune", *sys.argv[1:]],
+        )
 
 
 @app.command()
@@ -278,15 +379,15 @@ def methods(
     from smoothtune.methods import METHODS
 
     if name is not None and name not in METHODS:
-        _fail(unknown("method", name, METHODS), USAGE)
+        fail(unknown("method", name, METHODS), USAGE)
     found = [describe(each) for each in ([name] if name else METHODS)]
     if as_json:
         plain = [method.as_dict() for method in found]
         typer.echo(json.dumps(plain[0] if name else plain, indent=2, ensure_ascii=False))
     elif name:
-        _show_method(found[0])
+        show_method(found[0])
     else:
-        _show_rows(
+        show_rows(
             ["name", "title", "what it does"],
             [[method.name, method.title, method.summary] for method in found],
         )
@@ -303,10 +404,10 @@ def cost(
     rounds: Annotated[int, typer.Option(min=1, help="Steps measured of each kind.")] = 5,
 ) -> None:
     """Say what a step costs with each method, relative to plain fine-tuning; nothing is kept."""
-    with _errors_as_exit_codes():
+    with errors_as_exit_codes():
         from smoothtune.cost import price_list
 
-        _show_rows(
+        show_rows(
             ["method", "x plain", "range", "seconds", "extra memory"],
             price_list(method, model, batch, length, rounds),
         )
@@ -323,7 +424,7 @@ def validate(
 
     every = [*(config or ()), *(files or ())]
     if not every:
-        _fail("name a run file: smoothtune validate --config FILE", USAGE)
+        fail("name a run file: smoothtune validate --config FILE", USAGE)
     wrong = False
     for file in every:
         try:
@@ -333,63 +434,3 @@ def validate(
             wrong = True
             typer.echo(str(error), err=True)
     raise typer.Exit(USAGE if wrong else 0)
-
-
-@contextmanager
-def _errors_as_exit_codes() -> Iterator[None]:
-    """Turn the errors a user can mend into a message and an exit code."""
-    from smoothtune.data import DataError
-    from smoothtune.models import ModelError
-    from smoothtune.objective import NonFiniteLoss
-    from smoothtune.result import OutputError
-    from smoothtune.run import Stopped
-    from smoothtune.yaml_file import ConfigError
-
-    try:
-        yield
-    except (ConfigError, ModelError, OutputError) as error:
-        _fail(str(error), USAGE)
-    except DataError as error:
-        _fail(str(error), DATA)
-    except NonFiniteLoss as error:
-        _fail(str(error), FAILED)
-    except Stopped as error:
-        _fail(str(error), STOPPED)
-
-
-def _fail(message: str, code: int) -> None:
-    typer.echo(f"error: {message}", err=True)
-    raise typer.Exit(code)
-
-
-def _console() -> Console:
-    return Console(highlight=False)
-
-
-def _show_method(method: Any) -> None:
-    typer.echo(f"{method.name}: {method.title}\n{method.summary}")
-    for title in ("reference", "equation", "departures"):
-        typer.echo(f"\n{title.capitalize()}:\n{_indented(getattr(method, title))}")
-    typer.echo("\nFields:")
-    for field in method.fields:
-        typer.echo(f"  {field.name}: {field.type}, default {field.default!r}")
-        if field.description:
-            typer.echo(f"      {field.description}")
-    typer.echo(f"\nUse it: smoothtune train --method {method.name}:FIELD=VALUE ...")
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
-
-
-def _show_rows(titles: list[str], rows: list[list[str]]) -> None:
-    """A table in a terminal, tab-separated lines elsewhere."""
-    console = _console()
-    if not console.is_terminal:
-        for row in rows:
-            typer.echo("\t".join(row))
-        return
-    table = Table(*titles)
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)

@@ -2,21 +2,49 @@
 
 from __future__ import annotations
 
-import difflib
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
-from smoothtune.yaml_file import ConfigError, Location, Problem, dotted, parse_yaml, read_yaml
+from smoothtune.config_draft import (
+    Draft,
+    check_methods,
+    clipping_methods,
+    message_of,
+    parse_method,
+    unknown,
+)
+from smoothtune.lora import LoraSettings
+from smoothtune.yaml_file import ConfigError, Problem
 
 if TYPE_CHECKING:
     from smoothtune.regularizer import Regularizer
 
+TaskType = Literal[
+    "text-classification", "question-answering", "token-classification", "multiple-choice"
+]
+SPAN_FIELDS = (
+    "doc_stride",
+    "n_best_size",
+    "max_answer_length",
+    "version_2_with_negative",
+    "null_score_diff_threshold",
+)
+WINDOW_LENGTH = 384  # max_seq_length of question answering, as in transformers' example
 Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(min_length=1)]
+
+__all__ = ["RunConfig", "clipping_methods", "load_config", "parse_method", "unknown"]
 
 
 class RunConfig(BaseModel):
@@ -34,17 +62,27 @@ class RunConfig(BaseModel):
     output_dir: Name
     """Folder that becomes the model folder."""
     task: Name = "custom"
-    """A GLUE task (cola, mrpc, rte, sst2, stsb, ...), or any name together with `text_columns`."""
+    """A GLUE task (cola, mrpc, rte, sst2, stsb, ...), squad, or the name of another data set
+    together with `text_columns` or `task_type`."""
+    task_type: TaskType | None = None
+    """Kind of another data set's task; unset: text-classification."""
     data: Name | None = None
     """Hub id, folder, or Parquet, CSV, TSV or JSONL file; unset: the task's data on the hub."""
     model: Name = "minilm"
     """minilm, a local model folder, or a hub id."""
     methods: dict[str, dict[str, Any]] = {"plain": {}}
     """Methods by name, each with its fields; see `smoothtune methods`."""
+    lora: LoraSettings | None = None
+    """Train low-rank adapters and the head alone: r, alpha, dropout, target_modules,
+    modules_to_save."""
+    merge_adapter: bool = False
+    """Write a plain model that holds the adapters, in place of peft's files."""
     text_columns: Annotated[list[Name], Field(min_length=1, max_length=2)] | None = None
     """One or two text columns of a data set that is not a GLUE task."""
     label_column: Name | None = None
-    """Label column of a data set that is not a GLUE task; unset: label."""
+    """Label column of a data set that is not a GLUE task; unset: label, for tokens tags."""
+    choice_columns: Annotated[list[Name], Field(min_length=1)] | None = None
+    """Columns of the choices of multiple choice, or one that holds lists of them."""
     unlabeled: Name | None = None
     """Texts for methods that need no labels: hub id, folder or file with the same text columns."""
     max_unlabeled_samples: Count | None = None
@@ -56,7 +94,19 @@ class RunConfig(BaseModel):
     max_eval_samples: Count | None = None
     """Evaluate on at most this many rows, the first ones."""
     max_seq_length: Annotated[int, Field(ge=4)] = 128
-    """Longest input in tokens; longer texts are cut, and counted."""
+    """Longest input in tokens; longer texts are cut, and counted. Question answering: 384."""
+    preprocessing_num_workers: Count | None = None
+    """Processes that tokenize a large data set; unset: this one, with the tokenizer's threads."""
+    doc_stride: Count | None = None
+    """Question answering: tokens that two windows of a long context share; unset: 128."""
+    n_best_size: Count | None = None
+    """Question answering: best starts and ends that are combined; unset: 20."""
+    max_answer_length: Count | None = None
+    """Question answering: longest answer in tokens; unset: 30."""
+    version_2_with_negative: bool | None = None
+    """Question answering: whether questions may have no answer; unset: only with squad_v2."""
+    null_score_diff_threshold: float | None = None
+    """Question answering: how much higher no answer must score to be given; unset: 0."""
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 42
     num_train_epochs: Annotated[float, Field(gt=0)] = 3.0
     max_steps: Annotated[int, Field(ge=-1)] = -1
@@ -95,15 +145,27 @@ class RunConfig(BaseModel):
     overwrite_output_dir: bool = False
     """Replace the finished or unfinished run in `output_dir`."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _length_of_windows(cls, values: Any) -> Any:
+        if isinstance(values, Mapping) and _task_type(values) == "question-answering":
+            return {"max_seq_length": WINDOW_LENGTH} | dict(values)
+        return values
+
     @field_validator("methods", mode="before")
     @classmethod
     def _complete_methods(cls, value: Any) -> Any:
-        draft = _Draft()
+        draft = Draft()
         draft.put("methods", value, "")
-        _check_methods(draft)
+        check_methods(draft)
         if draft.problems:
             raise ValueError("; ".join(str(problem) for problem in draft.problems))
         return draft.values["methods"]
+
+    def spans(self) -> dict[str, Any]:
+        """The fields of question answering that are set."""
+        given = {name: getattr(self, name) for name in SPAN_FIELDS}
+        return {name: value for name, value in given.items() if value is not None}
 
     def regularizers(self) -> list[Regularizer]:
         """New instances of the configured methods."""
@@ -147,7 +209,7 @@ def load_config(
     Raises:
         ConfigError: with everything that is wrong, each with file, line and field.
     """
-    draft = _Draft()
+    draft = Draft()
     if file is not None:
         draft.read(file)
     if draft.problems and not draft.values:  # an unreadable file: nothing else is worth saying
@@ -156,153 +218,21 @@ def load_config(
         draft.override(override)
     for key, value in (options or {}).items():
         if value is not None:
-            draft.put(key, value, "--" + key.replace("_", "-"))
+            place = "--" + key.replace("_", "-")
+            draft.put(key, _fields(value, draft) if key == "lora" else value, place)
     if methods:
         draft.put("methods", [parse_method(spec, draft) for spec in methods], "--method")
-    _check_methods(draft)
+    check_methods(draft)
     return _validated(draft)
 
 
-def parse_method(spec: str, draft: _Draft | None = None) -> dict[str, Any]:
-    """``lnsr:noise=in_manifold,weight=2`` as ``{"name": "lnsr", "noise": ..., "weight": 2}``.
-
-    Raises:
-        ConfigError: no ``field=value`` after the colon, if there is no draft to collect it.
-    """
-    found = draft or _Draft()
-    name, _, text = spec.partition(":")
-    fields: dict[str, Any] = {"name": name.strip()}
-    # not the commas inside brackets, as in layer_weights=[1,2]
-    for part in re.split(r",(?![^\[\]{}]*[\]}])", text) if text else []:
-        key, equals, value = part.partition("=")
-        if not equals:
-            message = f"{part!r} is not field=value; write --method NAME:field=value,field=value"
-            found.problems.append(Problem("--method", f"methods.{name}", message))
-            continue
-        fields[key.strip()] = found.parse_value(value, f"--method {spec}")
-    if draft is None and found.problems:
-        raise ConfigError(found.problems)
-    return fields
+def _fields(text: str, draft: Draft) -> dict[str, Any]:
+    """``r=8,alpha=32`` as a mapping."""
+    fields = parse_method(f"lora:{text}", draft)
+    return {key: value for key, value in fields.items() if key != "name"}
 
 
-def clipping_methods(names: Iterable[str]) -> list[str]:
-    """Those of the named methods that are themselves the gradient clip."""
-    from smoothtune.methods import METHODS
-
-    return [name for name in names if name in METHODS and METHODS[name].clips_gradients]
-
-
-class _Draft:
-    """Values on their way to a RunConfig, where each came from, and what is wrong so far."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, Any] = {}
-        self.places: dict[Location, str] = {}
-        self.problems: list[Problem] = []
-        self.file = ""
-
-    def read(self, file: str | Path) -> None:
-        document = read_yaml(file)
-        self.file = str(file)
-        self.problems += document.problems
-        if isinstance(document.value, dict):
-            self.values = document.value
-            self.places = {key: f"{file}:{line}" for key, line in document.lines.items()}
-        elif not document.problems:
-            self.problems.append(Problem(self.file, "", "holds no fields; write key: value lines"))
-
-    def put(self, key: str, value: Any, place: str) -> None:
-        self.values[key] = value
-        self.places = {at: where for at, where in self.places.items() if at[0] != key}
-        self.places[key,] = place
-
-    def override(self, text: str) -> None:
-        """Apply one ``key=value`` or ``methods.NAME.field=value``."""
-        key, equals, value = text.partition("=")
-        path = tuple(key.strip().replace("-", "_").split("."))
-        if not equals or not all(path):
-            message = f"{text!r} is not key=value"
-            self.problems.append(Problem("--set", "", message))
-            return
-        if path[0] == "methods":
-            _name_methods(self)
-        *parents, last = path
-        target = self.values
-        for part in parents:
-            if target.get(part) is None:
-                target[part] = {}
-            target = target[part]
-            if not isinstance(target, dict):
-                message = f"{part} holds no fields that could be set"
-                self.problems.append(Problem("--set", key, message))
-                return
-        target[last] = self.parse_value(value, f"--set {text}")
-        self.places[path] = f"--set {text}"
-
-    def parse_value(self, text: str, place: str) -> Any:
-        document = parse_yaml(text, name=place)
-        self.problems += document.problems
-        return document.value
-
-    def report(self, location: Location, message: str) -> None:
-        """Add a problem with the nearest known place of the location."""
-        known = [location[:end] for end in range(len(location), 0, -1)]
-        place = next((self.places[at] for at in known if at in self.places), self.file)
-        self.problems.append(Problem(place, dotted(location), message))
-
-
-def _name_methods(draft: _Draft) -> None:
-    """Bring a name, a list, or a mapping of methods into one form: name -> fields."""
-    value = draft.values.get("methods", {"plain": None})
-    places = {at: where for at, where in draft.places.items() if at[0] == "methods"}
-    named: dict[str, dict[str, Any]] = {}
-    items: list[tuple[Location, Any, Any]]
-    if isinstance(value, Mapping):
-        items = [(("methods", name), name, fields) for name, fields in value.items()]
-    else:
-        items = []
-        for index, item in enumerate(value if isinstance(value, list) else [value]):
-            fields = dict(item) if isinstance(item, Mapping) else {}
-            name = fields.pop("name", None) if isinstance(item, Mapping) else item
-            items.append((("methods", index), name, fields))
-    for location, name, fields in items:
-        if not isinstance(name, str):
-            draft.report(location, "is no method; write a name, or a mapping with name: NAME")
-        elif not isinstance(fields, Mapping | None):
-            draft.report(location, f"the fields of {name} must be a mapping, not {fields!r}")
-        elif name in named:
-            draft.report(location, f"{name} stands twice; keep one of them")
-        else:
-            named[name] = dict(fields or {})
-            for at, where in places.items():
-                if at[:2] == location:
-                    draft.places["methods", name, *at[2:]] = where
-    draft.values["methods"] = named
-
-
-def _check_methods(draft: _Draft) -> None:
-    """Validate every method's fields and fill in the defaults."""
-    from smoothtune.methods import METHODS
-
-    _name_methods(draft)
-    complete = {}
-    for name, fields in draft.values["methods"].items():
-        if name not in METHODS:
-            draft.report(("methods", name), unknown("method", name, METHODS))
-            continue
-        adapter: TypeAdapter[Regularizer] = TypeAdapter(METHODS[name])
-        try:
-            complete[name] = _plain_data(adapter.validate_python(fields).settings())
-        except ValidationError as error:
-            known = list(METHODS[name].__pydantic_fields__)  # type: ignore[attr-defined]
-            for detail in error.errors():
-                draft.report(("methods", name, *detail["loc"]), _message(detail, known))
-    if not draft.values["methods"] and not draft.problems:
-        draft.report(("methods",), "is empty; for plain fine-tuning leave it out or write plain")
-    draft.values["methods"] = complete
-
-
-def _validated(draft: _Draft) -> RunConfig:
+def _validated(draft: Draft) -> RunConfig:
     """The draft as RunConfig, or all its problems."""
     _check_combinations(draft)
     try:
@@ -312,10 +242,22 @@ def _validated(draft: _Draft) -> RunConfig:
             if (
                 detail["loc"][0] != "methods"
             ):  # those are reported already, with more precise places
-                draft.report(detail["loc"], _message(detail, list(RunConfig.model_fields)))
+                model = LoraSettings if detail["loc"][0] == "lora" else RunConfig
+                draft.report(detail["loc"], message_of(detail, list(model.model_fields)))
     if draft.problems:
         raise ConfigError(sorted(draft.problems, key=_line))
     return config
+
+
+def _task_type(values: Mapping[str, Any]) -> str:
+    """Kind of the task that a draft of a run names."""
+    from smoothtune.data import TASKS
+
+    task = values.get("task")
+    preset = TASKS.get(task) if isinstance(task, str) else None
+    if values.get("task_type") is None and preset and values.get("text_columns") is None:
+        return preset.task_type
+    return str(values.get("task_type") or "text-classification")
 
 
 def _line(problem: Problem) -> int:
@@ -324,14 +266,20 @@ def _line(problem: Problem) -> int:
     return int(line) if line.isdecimal() else 0
 
 
-def _check_combinations(draft: _Draft) -> None:
+def _check_combinations(draft: Draft) -> None:
     """What no single field shows: unknown tasks, and fields that exclude each other."""
     from smoothtune.data import TASKS
 
     values = draft.values
     task = values.get("task")
-    hint = "; for another data set give text_columns"
-    if values.get("text_columns") is None:
+    hint = "; for another data set give text_columns or task_type"
+    kind = _task_type(values)
+    if kind != "text-classification":
+        if (task is None or task not in TASKS) and values.get("data") is None:
+            draft.report(("data",), "is missing: a hub id, a folder or a file")
+        if values.get("unlabeled") is not None:
+            draft.report(("unlabeled",), f"works with text classification, not with {kind}")
+    elif values.get("text_columns") is None:
         if task is None:
             draft.report(("task",), f"is missing. Known: {', '.join(sorted(TASKS))}{hint}")
         elif isinstance(task, str) and task not in TASKS:
@@ -340,38 +288,16 @@ def _check_combinations(draft: _Draft) -> None:
             draft.report(("label_column",), "needs text_columns beside it")
     elif values.get("data") is None:
         draft.report(("data",), "is missing: a hub id, a folder or a file")
+    for name in (name for name in SPAN_FIELDS if values.get(name) is not None):
+        if kind != "question-answering":
+            draft.report((name,), f"is for question answering, and the task is {kind}")
+    if values.get("choice_columns") is not None and kind != "multiple-choice":
+        draft.report(("choice_columns",), "needs task_type: multiple-choice")
     if values.get("unlabeled") is not None and set(values["methods"]) <= {"plain"}:
         draft.report(("unlabeled",), "needs a method beside it that works without labels")
+    if values.get("merge_adapter") and values.get("lora") is None:
+        draft.report(("merge_adapter",), "needs lora beside it")
     clips = clipping_methods(values["methods"])
     if clips and values.get("max_grad_norm"):
         message = f"must be 0 with {clips[0]}, which is itself the gradient clip; leave it out"
         draft.report(("max_grad_norm",), message)
-
-
-def _message(detail: Any, known: list[str]) -> str:
-    """One of pydantic's errors in our words."""
-    if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return unknown("field", str(detail["loc"][-1]), known)
-    if detail["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
-        return "is missing"
-    message = detail["msg"].removeprefix("Value error, ")
-    if detail["type"] == "value_error" or len(repr(detail["input"])) > 80:
-        return message
-    return f"{message}, not {detail['input']!r}"
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """``unknown method 'lsnr'; did you mean 'lnsr'? Known: ...``."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
-    return f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}"
-
-
-def _plain_data(value: Any) -> Any:
-    """Tuples as lists, as YAML and JSON have them, so that a configuration round-trips."""
-    if isinstance(value, Mapping):
-        return {key: _plain_data(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain_data(item) for item in value]
-    return value

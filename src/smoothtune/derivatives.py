@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smoothtune.taps import transformer
+
 say_once = functools.cache(logging.getLogger(__name__).warning)
 
 
@@ -43,12 +45,12 @@ class HigherDerivatives:
     """
 
     def __init__(self, model: nn.Module, order: int):
-        self.model = model
+        self.model = transformer(model)
         self.attention: Any = None
         self.norms: list[nn.Module] = []
         if order >= 2 and self._implementation() not in (None, "eager"):
             self.attention = self._implementation()
-            model.set_attn_implementation("eager")  # type: ignore[operator]
+            self.model.set_attn_implementation("eager")  # type: ignore[operator]
             say_once(
                 "attention is computed by the eager implementation while training: %s has no "
                 "second derivative",

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from smoothtune.next_token import in_chunks, is_next_token_model, label_logits, num_items
 from smoothtune.passes import Pass
 from smoothtune.taps import is_causal, unwrap
 
@@ -63,6 +64,7 @@ class Head(NamedTuple):
     logits: Tensor  # (B, N, C): N distributions (or N scores, C = 1) for every example
     mask: Tensor  # (B, N): which of them count
     regression: bool
+    share: Tensor | float = 1.0  # of this batch's mean among the batches of one update
 
 
 def heads(run: Pass) -> list[Head]:
@@ -70,22 +72,31 @@ def heads(run: Pass) -> list[Head]:
 
     Sequence classification and regression give one head with N = 1, multi-label classification N
     Bernoulli distributions, extractive question answering two heads (start, end) over the real
-    tokens, token classification one distribution per token that has a label.
+    tokens, token classification one distribution per token that has a label. In causal language
+    models every label token counts as an example with one distribution: B is their number, and
+    means are over tokens, as the task loss is. An embedding model gives its embedding, which is
+    compared like the scores of a regression.
 
     Raises:
         ValueError: the model predicts none of these.
     """
     outputs = run.outputs
+    if "sentence_embedding" in outputs:
+        embedding = outputs["sentence_embedding"]
+        return [Head(embedding[:, None], _ones(embedding), True)]
     if "start_logits" in outputs:
         spans = (outputs["start_logits"], outputs["end_logits"])
         low = torch.finfo(spans[0].dtype).min
         return [
             Head(span.masked_fill(~run.mask, low)[:, None], _ones(span), False) for span in spans
         ]
-    logits = run.logits
+    logits, bare = run.logits, unwrap(run.model)
+    if is_next_token_model(bare):
+        tokens = label_logits(logits, run.batch)[:, None]
+        return [Head(tokens, _ones(tokens), False, len(tokens) / num_items(run.batch))]
     if logits.ndim == 1:  # DeBERTa flattens the scores of a regression when it is given labels
         logits = logits[:, None]
-    config = getattr(unwrap(run.model), "config", None)
+    config = getattr(bare, "config", None)
     problem = getattr(config, "problem_type", None)
     if logits.ndim == 2 and problem == "multi_label_classification":
         pairs = torch.stack([logits, torch.zeros_like(logits)], -1)
@@ -93,12 +104,12 @@ def heads(run: Pass) -> list[Head]:
     if logits.ndim == 2:
         regression = problem == "regression" or logits.shape[-1] == 1
         return [Head(logits[:, None], _ones(logits), regression)]
-    if logits.ndim == 3 and not is_causal(unwrap(run.model)):
+    if logits.ndim == 3 and not is_causal(bare):
         labels = run.batch.get("labels")
         return [Head(logits, run.mask if labels is None else labels != -100, False)]
     raise ValueError(
-        f"logits of shape {tuple(logits.shape)} from {type(unwrap(run.model)).__name__} are not "
-        "supported: use a sequence or token classification, regression or extractive QA head"
+        f"logits of shape {tuple(logits.shape)} from {type(bare).__name__} are not supported: use "
+        "a sequence or token classification, regression, extractive QA or language-model head"
     )
 
 
@@ -109,7 +120,7 @@ def _ones(logits: Tensor) -> Tensor:
 def divergence(
     p: Pass, q: Pass, measure: Divergence = symmetric_kl, *, detach_p: bool = False
 ) -> Tensor:
-    """() divergence of two passes over the same batch: a mean over examples.
+    """() divergence of two passes over the same batch: a mean over examples (or label tokens).
 
     Regression heads use the squared error instead of `measure`. With several heads (start and end
     of a span) or several distributions per example (tokens), the mean over them is taken.
@@ -119,7 +130,7 @@ def divergence(
     for head_p, head_q in zip(heads(p), heads(q), strict=True):
         chosen = squared_error if head_p.regression else measure
         logits = constant(head_p.logits) if detach_p else head_p.logits
-        values.append(masked_mean(chosen(logits, head_q.logits), head_p.mask).mean())
+        values.append(head_mean(in_chunks(chosen, logits, head_q.logits), head_p))
     return torch.stack(values).mean()
 
 
@@ -129,3 +140,21 @@ def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
     The mean is taken within the example first, so the value does not depend on how a batch is cut.
     """
     return (x * mask).sum(1) / mask.sum(1).clamp(min=1)
+
+
+def head_mean(x: Tensor, head: Head) -> Tensor:
+    """() mean over a head's predictions of x (B, N): within an example, then over examples."""
+    if not len(x):  # a batch without a label token
+        return x.sum()
+    return head.share * masked_mean(x, head.mask).mean()
+
+
+def prediction_mean(run: Pass, sums: Tensor) -> Tensor:
+    """() mean of what was summed over each example's predictions (B,).
+
+    It is the mean over examples; in causal language models the mean over label tokens, each of
+    which is a prediction.
+    """
+    if is_next_token_model(unwrap(run.model)):
+        return sums.sum() / num_items(run.batch)
+    return sums.mean()

@@ -7,6 +7,7 @@ that hands the stored gradient out when the objective is back-propagated.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,8 +24,23 @@ class _Known(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        scaled = [None if g is None else upstream[0] * g for g in ctx.gradients]
-        return (None, None, *scaled)
+        gradients, ctx.gradients = ctx.gradients, None
+        if gradients is None:
+            raise RuntimeError("this loss has handed out its gradients: back-propagate it once")
+        for i, gradient in enumerate(gradients):  # one by one, so that there are never two sets
+            gradients[i] = None if gradient is None else upstream[0] * gradient
+        return (None, None, *gradients)
+
+
+def known(value: Tensor, gradients: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor:
+    """() a value that carries the given gradients to the weights.
+
+    >>> w = torch.tensor(3.0, requires_grad=True)
+    >>> known(torch.tensor(7.0), [torch.tensor(5.0)], [w]).backward()
+    >>> w.grad
+    tensor(5.)
+    """
+    return _Known.apply(value, list(gradients), *weights)
 
 
 class Accumulated:
@@ -65,4 +81,4 @@ class Accumulated:
     def total(self) -> Tensor:
         """() the sum of the losses, with their gradient."""
         assert self.value is not None
-        return _Known.apply(self.value, self.gradients, *self.weights)
+        return known(self.value, self.gradients, self.weights)

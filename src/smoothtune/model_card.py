@@ -10,6 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from smoothtune.describe import describe
+from smoothtune.kinds import KINDS
 
 
 def model_card(result: dict[str, Any]) -> str:
@@ -29,8 +30,13 @@ def model_card(result: dict[str, Any]) -> str:
         autoescape=False,  # `text` and `json` below escape for Markdown and YAML
     )
     environment.filters |= {"text": _text, "json": _json, "value": _value}
-    methods = [describe(name) for name in result["methods"]]
-    return environment.get_template("model_card.md.jinja").render(result | {"methods": methods})
+    config = result["config"]
+    content = {
+        "adapter": config.get("lora") is not None and not config.get("merge_adapter"),
+        "methods": [describe(name) for name in result["methods"]],
+        "auto_model": KINDS[result["task_type"]].auto_model.__name__,
+    }
+    return environment.get_template("model_card.md.jinja").render(result | content)
 
 
 def _text(value: object) -> str:

@@ -15,13 +15,14 @@ import torch
 from safetensors import SafetensorError
 from transformers import (
     AutoConfig,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 from transformers.utils import cached_file, logging
+
+from smoothtune.lora import ADAPTER_WEIGHTS, is_adapter
 
 if TYPE_CHECKING:
     from smoothtune.data import Task
@@ -70,17 +71,24 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
                 f"the tokenizer of {model!r} has neither a pad nor an end-of-text token"
             )
         tokenizer.pad_token = tokenizer.eos_token
+    size = config.get_text_config().vocab_size
+    if tokenizer.pad_token_id >= size:
+        raise ModelError(
+            f"the padding token {tokenizer.pad_token!r} has number {tokenizer.pad_token_id}, but "
+            f"the model has embeddings for {size} tokens only: set tokenizer.pad_token to one of "
+            "them, such as the end-of-text token, and save the tokenizer"
+        )
     if config.model_type != "xlnet":  # its head reads the last position: it pads on the left
         tokenizer.padding_side = "right"
     return Base(source, tokenizer, config, trust_remote_code)
 
 
 def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedModel, list[str]]:
-    """Load the weights under a new classification or regression head.
+    """Load the weights under a new head for a task of any kind.
 
     Args:
         base: what `load_base` returned.
-        task: gives the number and the names of the labels.
+        task: gives the kind of head, the number and the names of the labels.
         seed: of the new weights; the global random state is left alone.
 
     Returns:
@@ -89,19 +97,22 @@ def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMod
     Raises:
         ModelError: the weights are damaged, unsafe, or do not fit the configuration.
     """
-    labels = dict(enumerate(task.label_names or ())) or {0: "score"}
-    problem = "regression" if task.regression else "single_label_classification"
+    from smoothtune.kinds import kind_of  # they are heavier than all else here
+
+    kind = kind_of(task)
+    if is_adapter(base.source):
+        raise ModelError(
+            f"{base.source} holds an adapter: train on the model it was made for, or on a model "
+            "written with --merge-adapter"
+        )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         try:
             with quiet():  # the new weights are returned, not logged
-                model, info = AutoModelForSequenceClassification.from_pretrained(
+                model, info = kind.auto_model.from_pretrained(
                     base.source,
                     trust_remote_code=base.trust_remote_code,
-                    num_labels=task.num_labels,
-                    id2label=labels,
-                    label2id={name: index for index, name in labels.items()},
-                    problem_type=problem,
+                    **kind.head(task),
                     pad_token_id=base.tokenizer.pad_token_id,
                     dtype=torch.float32,  # noise of 0.05 vanishes in bfloat16 weights
                     ignore_mismatched_sizes=True,  # another task's head is replaced
@@ -146,7 +157,7 @@ def weights_fingerprint(source: str) -> str:
     Raises:
         ModelError: no weights are found.
     """
-    for name in ("model.safetensors", "pytorch_model.bin"):
+    for name in ("model.safetensors", "pytorch_model.bin", ADAPTER_WEIGHTS):
         if path := _existing(source, name):
             return sha256(path)
         if index := _existing(source, f"{name}.index.json"):

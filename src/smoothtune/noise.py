@@ -96,5 +96,5 @@ class EmbeddingNoise:
         table = embedding_table(unwrap(clean.model))
         if self.neighbours is None:
             self.neighbours = Neighbours(table, self.k)
-        draws = in_manifold(clean.batch["input_ids"], table, self.neighbours, self.orthonormal)
+        draws = in_manifold(clean.input_ids, table, self.neighbours, self.orthonormal)
         return rescale(draws, x, mask, self.norm_ratio, self.scale)

@@ -13,6 +13,7 @@ from torch.distributed.tensor import DTensor
 from smoothtune import estimators
 from smoothtune.divergence import heads
 from smoothtune.estimators import Estimate, Probe
+from smoothtune.next_token import by_example, is_next_token_model, label_logits
 from smoothtune.passes import Pass
 from smoothtune.taps import embedding_table, unwrap, word_embeddings
 
@@ -156,5 +157,7 @@ def scores(run: Pass) -> Tensor:
     if "start_logits" in outputs:
         spans = torch.stack([outputs["start_logits"], outputs["end_logits"]], -1)
         return (spans * run.mask[..., None]).flatten(1)
+    if is_next_token_model(unwrap(run.model)):
+        return by_example(label_logits(run.logits, run.batch), run.batch).flatten(1)
     (head,) = heads(run)
     return (head.logits * head.mask[..., None]).flatten(1)

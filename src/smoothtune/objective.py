@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from smoothtune import random
 from smoothtune.derivatives import HigherDerivatives
+from smoothtune.next_token import is_next_token_model, next_token_task
 from smoothtune.passes import Batch, Pass, Task, device_of, model_task
 from smoothtune.regularizer import Regularizer
 from smoothtune.support import check
@@ -110,14 +111,14 @@ class Objective:
 
     # --- the four moments --------------------------------------------------------------------
 
-    def __call__(self, model: nn.Module, batch: Batch, task: Task = model_task) -> Tensor:
+    def __call__(self, model: nn.Module, batch: Batch, task: Task | None = None) -> Tensor:
         """The objective on one batch.
 
         Args:
             model: as the loop holds it (wrapped or not), in training mode.
             batch: model inputs; `example_id`, if there, names the rows in errors.
-            task: (model, batch) -> (scalar mean loss or None, outputs); the model's own loss
-                unless given.
+            task: (model, batch) -> (scalar mean loss or None, outputs); unless given, the model's
+                own loss, which `next_token_task` computes for causal language models.
 
         Returns:
             () the value to back-propagate.
@@ -130,6 +131,8 @@ class Objective:
         batch = dict(batch)
         self._check_once(model, device_of(batch))
         example_ids = batch.pop("example_id", None)
+        if task is None:
+            task = next_token_task if is_next_token_model(unwrap(model)) else model_task
         clean = self._clean_pass(model, batch, task)
         losses = dict(self._losses(clean))
         replaced = any(self.regularizers[name].replaces_task_loss for name in losses)

@@ -43,7 +43,8 @@ class Pass:
 
     Args:
         model: as the loop holds it, DDP and other wrappers included.
-        batch: model inputs by name; perturbing needs `input_ids` (B, T).
+        batch: model inputs by name; perturbing needs `input_ids` (B, T), or (B, choices, T), whose
+            sequences then count as B * choices examples wherever a shape says B, but in outputs.
         task: (model, batch) -> (scalar loss or None, outputs).
         points: where perturbations may enter; see `smoothtune.taps`.
         deltas: (B, T, D) perturbation by point; missing points are not perturbed.
@@ -119,10 +120,16 @@ class Pass:
     # --- what the input was ------------------------------------------------------------------
 
     @property
+    def input_ids(self) -> Tensor:
+        """(B, T) the tokens; models for multiple choice put all their sequences into one batch."""
+        return self.batch["input_ids"].flatten(0, -2)
+
+    @property
     def mask(self) -> Tensor:
         """(B, T) True on real tokens, False on padding."""
         mask = self.batch.get("attention_mask")
-        return torch.ones_like(self.batch["input_ids"]).bool() if mask is None else mask.bool()
+        ids = self.input_ids
+        return torch.ones_like(ids).bool() if mask is None else mask.flatten(0, -2).bool()
 
     @property
     def labeled(self) -> bool:
@@ -149,7 +156,7 @@ class Pass:
     def zeros(self, point: Point = "word") -> Tensor:
         """(B, T, D) zero perturbation for a point."""
         width, dtype = width_at(unwrap(self.model), point)
-        shape = (*self.batch["input_ids"].shape, width)
+        shape = (*self.input_ids.shape, width)
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def pooled(self, hidden: Tensor) -> Tensor:

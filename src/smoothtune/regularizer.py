@@ -30,6 +30,8 @@ class Regularizer:
     """
 
     name: ClassVar[str]
+    version: ClassVar[int] = 1
+    """To be raised when a change of the code changes results: a study then repeats its runs."""
     differentiates: ClassVar[bool] = False
     """Takes gradients with respect to `clean.delta(point)`."""
     uses_hidden_states: ClassVar[bool] = False
@@ -41,6 +43,8 @@ class Regularizer:
     """It draws inside every forward, so the task's dropout masks differ from plain training's."""
     substitutes_weights: ClassVar[bool] = False
     """Another weight stands in for a trained one in every forward."""
+    climbs_in_weights: ClassVar[bool] = False
+    """It moves the weights up the loss of a whole batch, so its loss is no mean over examples."""
     resets_weights: ClassVar[bool] = False
     """`attach` changes the weights, so it comes before methods that remember them."""
 

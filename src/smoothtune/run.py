@@ -19,15 +19,14 @@ from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, Train
 from smoothtune.config import RunConfig, clipping_methods
 from smoothtune.cost import StepCost, measure_step_cost, peak_memory
 from smoothtune.data import (
-    TASKS,
-    Collator,
     Prepared,
     Task,
-    custom_task,
     prepare,
     prepare_unlabeled,
 )
-from smoothtune.metrics import compute_metrics, trivial_baseline
+from smoothtune.data.tasks import Description
+from smoothtune.kinds import described, kind_of
+from smoothtune.lora import LoraError, add_lora, merged, save
 from smoothtune.model_card import model_card
 from smoothtune.models import Base, load_base, load_classifier, quiet, weights_fingerprint
 from smoothtune.objective import Objective
@@ -69,6 +68,27 @@ class _Run:
         return self.prepared.task
 
 
+@dataclass
+class Trained:
+    """A run after its last step."""
+
+    base: Base
+    prepared: Prepared
+    model: PreTrainedModel
+    """Free of all that the methods had attached."""
+    logits: np.ndarray
+    """(N, C) of the validation rows; for other kinds than text classification their predictions."""
+    result: dict[str, Any]
+    """What becomes ``result.json``."""
+
+    def save(self, folder: Path) -> None:
+        """Write the model folder's files, all but ``result.json``."""
+        with quiet():
+            save(self.model, folder)
+            self.base.tokenizer.save_pretrained(folder)
+        write_atomic(folder / "README.md", model_card(self.result))
+
+
 def train(
     config: RunConfig, *, resume: bool = False, console: Console | None = None
 ) -> dict[str, Any]:
@@ -99,16 +119,33 @@ def train(
         say(console, f"{config.output_dir} holds this run already: nothing to do")
         return result
     with claimed(config, resume=resume) as folder:
-        run = _load(config, console)
-        cost = _step_cost(run)
-        trainer = _trainer(run, folder)
-        checkpoint = newest_checkpoint(folder) if resume else None
-        seconds = _fit(trainer, run, checkpoint)
-        result = _result(run, trainer, cost, seconds)
-        _stage(run, trainer, folder / STAGING, result)
-        publish(folder, result, keep_checkpoints=config.save_strategy != "no")
-    say(console, _scores(result["metrics"]))
-    return result
+        trained = fit(config, folder, resume=resume, console=console)
+        trained.save(folder / STAGING)
+        publish(folder, trained.result, keep_checkpoints=config.save_strategy != "no")
+    say(console, _scores(trained.result["metrics"]))
+    return trained.result
+
+
+def fit(
+    config: RunConfig, folder: Path, *, resume: bool = False, console: Console | None = None
+) -> Trained:
+    """Fine-tune and evaluate as `train` does, without writing the model; the same errors.
+
+    Args:
+        config: the run; its `output_dir` is not looked at.
+        folder: for checkpoints.
+        resume: go on from the newest checkpoint in the folder.
+        console: where to print.
+    """
+    run = _load(config, console or Console())
+    cost = _step_cost(run)
+    trainer = _trainer(run, folder)
+    checkpoint = newest_checkpoint(folder) if resume else None
+    seconds = _fit(trainer, run, checkpoint)
+    result, logits = _result(run, trainer, cost, seconds)
+    trainer.objective.detach()
+    model = merged(run.model) if config.merge_adapter else run.model
+    return Trained(run.base, run.prepared, model, logits, result)
 
 
 def task_of(config: RunConfig) -> Task:
@@ -117,10 +154,15 @@ def task_of(config: RunConfig) -> Task:
     Raises:
         ConfigError: the columns do not describe a task.
     """
-    if config.text_columns is None:
-        return TASKS[config.task]
+    said = Description(
+        config.task,
+        config.text_columns,
+        config.label_column,
+        config.choice_columns,
+        config.spans(),
+    )
     try:
-        return custom_task(config.text_columns, config.label_column or "label", name=config.task)
+        return described(said, config.task_type)
     except ValueError as error:
         raise ConfigError([Problem("", "text_columns", str(error))]) from error
 
@@ -138,6 +180,7 @@ def _load(config: RunConfig, console: Console) -> _Run:
         max_seq_length=config.max_seq_length,
         seed=config.seed,
         vocab_size=base.config.get_text_config().vocab_size,
+        num_proc=config.preprocessing_num_workers,
     )
     unlabeled = None
     if config.unlabeled is not None:
@@ -161,6 +204,15 @@ def _load(config: RunConfig, console: Console) -> _Run:
     size = sum(weight.numel() for weight in model.parameters())
     new = ", ".join(new_weights) or "none"
     say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")
+    if config.lora is not None:
+        try:
+            model = add_lora(
+                model, config.lora, prepared.task.task_type, new_weights, seed=config.seed
+            )
+        except LoraError as error:
+            raise ConfigError([Problem("", "lora", str(error))]) from error
+        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        say(console, f"lora: {trained} of the model's weights are trained")
     return _Run(config, prepared, unlabeled, base, model, console)
 
 
@@ -175,7 +227,7 @@ def _step_cost(run: _Run) -> StepCost | None:
     rows = np.random.default_rng(0).integers(
         len(run.prepared.train), size=(count, config.per_device_train_batch_size)
     )
-    collate = Collator(run.base.tokenizer)
+    collate = kind_of(run.task).collator(run.base.tokenizer)
     batches = [collate([run.prepared.train[int(i)] for i in batch]) for batch in rows]
     with _methods_fit():
         cost = measure_step_cost(run.model, config.regularizers(), batches)
@@ -209,23 +261,23 @@ class _GroupedTrainer(SmoothTrainer):
 
 def _trainer(run: _Run, folder: Path) -> _GroupedTrainer:
     """The trainer, and the attention implementation it chose."""
-    config, task = run.config, run.task
+    config, kind = run.config, kind_of(run.task)
 
     def metrics(evaluation: EvalPrediction) -> dict[str, float]:
-        return compute_metrics(task, _logits(evaluation.predictions), evaluation.label_ids)
+        return _scored(run.task, evaluation.predictions, run.prepared.validation)[0]
 
     regularizers = config.regularizers()
     loaded_with = run.model.config._attn_implementation
     with _methods_fit():
         trainer = _GroupedTrainer(
             model=run.model,
-            args=_training_arguments(config, folder),
+            args=_training_arguments(config, folder, kind.label_inputs),
             regularizers=regularizers,
             unlabeled_dataset=run.unlabeled and run.unlabeled[0],
             alternate=config.alternate,
             train_dataset=run.prepared.train,
             eval_dataset=run.prepared.validation,
-            data_collator=Collator(run.base.tokenizer),
+            data_collator=kind.collator(run.base.tokenizer),
             processing_class=run.base.tokenizer,
             compute_metrics=metrics,
         )
@@ -262,7 +314,9 @@ _SAME_IN_TRANSFORMERS = {
 }
 
 
-def _training_arguments(config: RunConfig, folder: Path) -> TrainingArguments:
+def _training_arguments(
+    config: RunConfig, folder: Path, label_names: tuple[str, ...]
+) -> TrainingArguments:
     same = config.model_dump(include=_SAME_IN_TRANSFORMERS)
     return TrainingArguments(
         output_dir=str(folder / CHECKPOINTS),
@@ -272,7 +326,7 @@ def _training_arguments(config: RunConfig, folder: Path) -> TrainingArguments:
         activation_checkpointing_kwargs={"use_reentrant": False},
         save_total_limit=1,
         remove_unused_columns=False,  # the collator chooses, and keeps example_id for errors
-        label_names=["labels"],
+        label_names=list(label_names),
         dataloader_pin_memory=torch.cuda.is_available(),
         logging_nan_inf_filter=False,
         report_to="none",
@@ -302,15 +356,19 @@ def _fit(trainer: _GroupedTrainer, run: _Run, checkpoint: Path | None) -> float:
 
 def _result(
     run: _Run, trainer: _GroupedTrainer, cost: StepCost | None, seconds: float
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], np.ndarray]:
+    """The content of ``result.json``, and the logits (N, C) of the validation rows."""
     config, task, prepared = run.config, run.task, run.prepared
-    metrics, train_metrics = (
+    start = time.perf_counter()
+    (metrics, logits), (train_metrics, _) = (
         _evaluate(trainer, task, split) for split in (prepared.validation, prepared.train)
     )
+    evaluation_seconds = time.perf_counter() - start
     headline = task.metrics[0]
     hub = config.model != "minilm" and not Path(config.model).expanduser().exists()
-    return {
+    result = {
         "task": task.name,
+        "task_type": task.task_type,
         "model": config.model,
         "base_model_id": config.model if hub else None,
         "methods": config.methods,
@@ -320,9 +378,10 @@ def _result(
         "train_metrics": train_metrics,
         "generalization_gap": train_metrics[headline] - metrics[headline],
         "brier": metrics.get("brier"),
-        "trivial_baseline": trivial_baseline(task, prepared.validation["labels"][:]),
+        "trivial_baseline": kind_of(task).baseline(task, prepared.validation),
         "cost": {
             "train_seconds": seconds,
+            "evaluation_seconds": evaluation_seconds,
             "steps": trainer.state.global_step,
             "step_seconds": cost and cost.seconds,
             "plain_step_seconds": cost and cost.plain_seconds,
@@ -340,25 +399,22 @@ def _result(
         "versions": versions(),
         "config": config.model_dump(mode="json"),
     }
+    return result, logits
 
 
-def _evaluate(trainer: _GroupedTrainer, task: Task, split: Dataset) -> dict[str, float]:
-    output = trainer.predict(split)
-    return compute_metrics(task, _logits(output.predictions), np.asarray(output.label_ids))
+def _evaluate(
+    trainer: _GroupedTrainer, task: Task, split: Dataset
+) -> tuple[dict[str, float], np.ndarray]:
+    trainer.compute_metrics = None  # it looks at the validation rows
+    return _scored(task, trainer.predict(split).predictions, split)
 
 
-def _logits(predictions: Any) -> np.ndarray:
-    """The first output, where a model gives more than logits (BART, T5)."""
-    return predictions[0] if isinstance(predictions, tuple) else predictions
-
-
-def _stage(run: _Run, trainer: _GroupedTrainer, folder: Path, result: dict[str, Any]) -> None:
-    """Write the model folder's files, all but ``result.json``."""
-    trainer.objective.detach()
-    with quiet():
-        run.model.save_pretrained(folder)
-        run.base.tokenizer.save_pretrained(folder)
-    write_atomic(folder / "README.md", model_card(result))
+def _scored(task: Task, outputs: Any, rows: Dataset) -> tuple[dict[str, float], np.ndarray]:
+    """Metrics and predictions from the model's outputs; some models give more than are named."""
+    kind = kind_of(task)
+    arrays = outputs if isinstance(outputs, tuple) else (outputs,)
+    predictions = kind.predictions(task, dict(zip(kind.outputs, arrays, strict=False)), rows)
+    return kind.scores(task, kind.evidence(task, predictions, rows)), predictions
 
 
 def _scores(metrics: dict[str, float]) -> str:

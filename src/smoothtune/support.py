@@ -15,8 +15,10 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer
 
+from smoothtune.integrations.sft import sft_problems
+from smoothtune.next_token import is_next_token_model
 from smoothtune.regularizer import Regularizer
-from smoothtune.taps import unwrap
+from smoothtune.taps import transformer, unwrap
 
 Kind = Literal[
     "perturbs",
@@ -26,6 +28,7 @@ Kind = Literal[
     "needs whole weights",
     "edits updates",
     "changes dropout",
+    "climbs in weights",
 ]
 Environment = Literal[
     "bf16 autocast",
@@ -46,6 +49,7 @@ _NO_BF16 = "its derivatives drown in 16-bit rounding: train in float32 (bf16=Fal
 _NO_FP16 = "its inner gradients underflow in fp16: use bf16=True or float32"
 _NO_COMPILE = "hooks that come and go are lost in a compiled model: set torch_compile=False"
 _NO_FSDP = "it needs whole weights where FSDP2 has shards: use DDP"
+_ONE_PROCESS = "it climbs the loss of a whole batch, of which a process sees a part: use one"
 _NON_REENTRANT = (
     'reentrant checkpointing has no inner gradients: set activation_checkpointing_kwargs={"use_'
     'reentrant": False}'
@@ -89,6 +93,30 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "16-bit weights": f"16-bit weights round small perturbations away: {_FLOAT32}",
         "FSDP2": _NO_FSDP,
     },
+    "climbs in weights": {
+        "fp16 and scaler": _NO_FP16,
+        "16-bit weights": f"16-bit weights round small steps away: {_FLOAT32}",
+        "reentrant checkpointing": _NON_REENTRANT,
+        "DDP": _ONE_PROCESS,
+        "FSDP2": _ONE_PROCESS,
+    },
+}
+
+_ONE_PREDICTION = "it is about the one prediction of an example, not one for every token"
+NO_NEXT_TOKEN = {  # methods, and released forms of methods, that causal language models cannot have
+    "cross_holder": f"{_ONE_PREDICTION}: use jacobian",
+    "double_backprop": "the gradient of a mean over tokens is not one example's: use jacobian",
+    "jachess factors=logits": f"{_ONE_PREDICTION}: leave factors at its default, or use jacobian",
+    "smart compat=mt-dnn": f"{_ONE_PREDICTION}: leave compat out",
+    "sift compat=deberta": f"{_ONE_PREDICTION}: leave compat out",
+}
+NO_EMBEDDING = {  # the same for embedding models
+    name: "it compares class scores, and an embedding has none: use r3f, smart or jacobian"
+    for name in ("cross_holder", "label_smoothing", "smart compat=mt-dnn", "sift compat=deberta")
+}
+NO_CHOICES = {  # the same for multiple choice
+    name: "its derivatives are those of an example with one sequence: use lnsr, r3f or smart"
+    for name in ("cross_holder", "double_backprop", "jachess", "jacobian")
 }
 
 
@@ -103,6 +131,7 @@ def kinds(regularizer: Regularizer) -> set[Kind]:
         "needs whole weights": regularizer.needs_whole_weights,
         "edits updates": cls.gradients is not Regularizer.gradients,
         "changes dropout": regularizer.changes_dropout,
+        "climbs in weights": regularizer.climbs_in_weights,
     }
     return {kind for kind, applies in told.items() if applies}
 
@@ -169,7 +198,21 @@ def check(
     where = environments(model, device)
     found = [p for name, r in regularizers.items() for p in problems(name, r, where)]
     perturbing = [name for name, r in regularizers.items() if r.points()]
-    config = getattr(model, "config", None)
+    bare = unwrap(model)
+    for title, refused, applies in (
+        ("a causal language model", NO_NEXT_TOKEN, is_next_token_model(bare)),
+        ("an embedding model", NO_EMBEDDING, transformer(bare) is not bare),
+        ("a multiple-choice model", NO_CHOICES, type(bare).__name__.endswith("ForMultipleChoice")),
+    ):
+        found += [
+            f"{form} with {title}: {refused[form]}"
+            for r in regularizers.values()
+            for form in _forms(r)
+            if applies and form in refused
+        ]
+    if is_quantized(bare):
+        found += [f"{n} with quantized weights: {_why_not(r)}" for n, r in _acting(regularizers)]
+    config = getattr(transformer(bare), "config", None)
     if perturbing and getattr(config, "model_type", "") == "xlnet":
         found.append(
             f"{', '.join(perturbing)} with XLNet: its embeddings are (T, B, D), not (B, T, D): use "
@@ -181,6 +224,32 @@ def check(
             "passed twice in one forward: use a weight-side method such as mixout or l2_sp"
         )
     refuse(found)
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether a layer holds its weights in the 4 or 8 bits of bitsandbytes."""
+    return any(
+        cls.__module__.startswith("bitsandbytes")
+        for kind in {type(module) for module in model.modules()}
+        for cls in kind.__mro__
+    )
+
+
+def _acting(regularizers: dict[str, Regularizer]) -> list[tuple[str, Regularizer]]:
+    return [(name, r) for name, r in regularizers.items() if r.name != "plain"]
+
+
+def _why_not(regularizer: Regularizer) -> str:
+    second = regularizer.second_order
+    reason = "their kernels have no second derivative" if second else "that is not verified"
+    return f"{reason}: load the base model with dtype=torch.float32, and train LoRA with bf16=True"
+
+
+def _forms(regularizer: Regularizer) -> list[str]:
+    """A method's name, alone and with what its fields make of it."""
+    options = {key: getattr(regularizer, key, None) for key in ("compat", "factors")}
+    name = regularizer.name
+    return [name, *(f"{name} {key}={value}" for key, value in options.items() if value)]
 
 
 def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> None:
@@ -197,6 +266,7 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
     kind = trainer.accelerator.distributed_type
     if kind not in (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
         found.append(f"{kind} is not verified in the Trainer: use a single process or DDP")
+    found += sft_problems(trainer)
     if args.auto_find_batch_size:
         found.append("auto_find_batch_size restarts training behind the methods: turn it off")
     where = _planned(args)

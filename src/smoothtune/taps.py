@@ -34,12 +34,18 @@ def unwrap(model: nn.Module) -> nn.Module:
     return extract_model_from_parallel(model, keep_torch_compile=False)
 
 
+def transformer(model: nn.Module) -> nn.Module:
+    """The transformers model of an unwrapped model: itself, or what a SentenceTransformer holds."""
+    return getattr(model, "transformers_model", None) or model
+
+
 def word_embeddings(model: nn.Module) -> nn.Module:
     """The word-embedding layer of an unwrapped model.
 
     Raises:
         ValueError: a model that is no transformers model has not exactly one `nn.Embedding`.
     """
+    model = transformer(model)
     if callable(getattr(model, "get_input_embeddings", None)):
         return model.get_input_embeddings()  # type: ignore[operator]
     found = [module for module in model.modules() if isinstance(module, nn.Embedding)]
@@ -64,13 +70,14 @@ def blocks(model: nn.Module) -> nn.ModuleList:
     Raises:
         ValueError: the model has no list of blocks as long as its configuration says.
     """
-    num_layers = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+    num_layers = getattr(getattr(transformer(model), "config", None), "num_hidden_layers", None)
     for module in model.modules():
         if isinstance(module, nn.ModuleList) and len(module) == num_layers:
             return module
     raise ValueError(
         f"{type(model).__name__} has no nn.ModuleList of config.num_hidden_layers={num_layers} "
-        "blocks, so its hidden states cannot be reached. Use a method that perturbs the word "
+        "blocks, so its hidden states cannot be reached. Give a module of your own that list and "
+        "a `config` with num_hidden_layers and hidden_size, or use a method that perturbs the word "
         "embeddings and compares predictions, such as r3f."
     )
 
@@ -104,7 +111,7 @@ def module_at(model: nn.Module, point: Point) -> nn.Module:
 
 def width_at(model: nn.Module, point: Point) -> tuple[int, torch.dtype]:
     """Number of features at a point, and the type a perturbation has there (at least float32)."""
-    table, config = embedding_table(model), getattr(model, "config", None)
+    table, config = embedding_table(model), getattr(transformer(model), "config", None)
     norm = embedding_norm(model) if point == "normalised" else None
     if isinstance(norm, nn.LayerNorm):
         width = norm.normalized_shape[-1]

@@ -14,9 +14,14 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from smoothtune.integrations.sentence_embeddings import EmbeddingTask, is_embedding_trainer
+from smoothtune.integrations.sft import trl_trainer, unpacked
+from smoothtune.next_token import is_next_token_model, next_token_task
 from smoothtune.objective import Objective
+from smoothtune.passes import Task
 from smoothtune.regularizer import Regularizer
 from smoothtune.support import check_trainer
+from smoothtune.taps import unwrap
 from smoothtune.unlabeled import Alternate, alternating_loader
 
 T = TypeVar("T", bound=Trainer)
@@ -38,7 +43,11 @@ def regularize(
 
     The trainer's own `compute_loss` stays the task loss, whatever subclass it is. Loss and penalty
     are means over the batch and weigh the same under gradient accumulation and on several
-    processes (transformers alone mis-scales models whose loss ignores `num_items_in_batch`).
+    processes (transformers alone mis-scales models whose loss ignores `num_items_in_batch`). In
+    causal language models a mean runs over the label tokens of the whole update.
+
+    Subclasses of other libraries: TRL's SFTTrainer, with packed batches unpacked, and
+    sentence-transformers' SentenceTransformerTrainer, whose loss gets its columns from one forward.
 
     Args:
         trainer: any `transformers.Trainer`, before `train()`, on the pre-trained model.
@@ -98,8 +107,11 @@ class _Binding(TrainerCallback):
         for name in ("compute_loss", "create_optimizer", "train", "log"):
             setattr(trainer, name, getattr(self, name))  # works for any subclass, made already
         # Per-batch means, averaged over micro-batches and processes, are exact for every head:
-        # keep the Trainer from scaling by the number of items, which some heads ignore.
-        trainer.model_accepts_loss_kwargs = False
+        # keep the Trainer from scaling by the number of items, which some heads ignore. In
+        # language models batches weigh by their label tokens, which the Trainer counts then.
+        model: Any = trainer.model
+        self.next_token = is_next_token_model(unwrap(model)) and _has_stock_loss(trainer)
+        trainer.model_accepts_loss_kwargs = self.next_token
         trainer.loss_is_scaled_for_ga = False
         trainer.add_callback(self)
         self.sums: dict[str, Tensor] = {}
@@ -119,9 +131,27 @@ class _Binding(TrainerCallback):
         if not model.training:
             inputs = {key: value for key, value in inputs.items() if key != "example_id"}
             return self.original_compute_loss(model, inputs, return_outputs=return_outputs)
-        loss = self.objective(model, inputs, self.task)
+        batch, task = self.batch_and_task(inputs, num_items_in_batch)
+        loss = self.objective(model, batch, task)
         self._count(self.objective.terms)
         return (loss, None) if return_outputs else loss
+
+    def batch_and_task(
+        self, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None
+    ) -> tuple[dict[str, Any], Task]:
+        """What the objective is given, for the trainers of several libraries."""
+        if is_embedding_trainer(self.trainer):
+            embedding = EmbeddingTask(self.trainer, inputs)
+            return embedding.batch, embedding
+        if not self.next_token:
+            return inputs, self.task
+        inputs = unpacked(inputs)
+        if num_items_in_batch is not None:  # of all batches of the update, on all processes
+            args = self.trainer.args
+            processes = args.world_size if args.average_tokens_across_devices else 1
+            batches = self.trainer.current_gradient_accumulation_steps * processes
+            inputs["num_items_in_batch"] = num_items_in_batch / batches
+        return inputs, next_token_task
 
     def task(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
         """The trainer's own loss on one batch."""
@@ -189,3 +219,10 @@ class _Binding(TrainerCallback):
                 key: t.detach().cpu().contiguous() for key, t in self.objective.state_dict().items()
             }
             save_file(tensors, folder / STATE_FILE)
+
+
+def _has_stock_loss(trainer: Trainer) -> bool:
+    """Whether the loss of a language model is the mean cross entropy of its label tokens."""
+    if trainer.label_smoother is not None or trainer.compute_loss_func is not None:
+        return False
+    return type(trainer).compute_loss is Trainer.compute_loss or trl_trainer(trainer) is not None

@@ -9,9 +9,15 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 from transformers.pytorch_utils import Conv1D
 
+from smoothtune.next_token import is_next_token_model
+
 
 def base_model(model: nn.Module) -> nn.Module:
     """The pre-trained part of a model: without its new head, or all of it if it has none."""
+    if is_next_token_model(model):
+        return model
+    if hasattr(model, "peft_config"):  # whose own `model` is the whole of it, head included
+        model = model.get_base_model()  # type: ignore[operator]
     return getattr(model, getattr(model, "base_model_prefix", ""), model)
 
 

@@ -3,15 +3,23 @@ import pytest
 from smoothtune.data import TASKS, custom_task
 
 
-def test_presets_are_the_nine_tasks_of_glue() -> None:
+GLUE = {name: task for name, task in TASKS.items() if task.hub_id == "nyu-mll/glue"}
+
+
+def test_presets_are_the_nine_tasks_of_glue_and_squad() -> None:
     names = {"cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"}
-    assert set(TASKS) == names
-    assert all(task.name == task.hub_config == name for name, task in TASKS.items())
+    assert set(GLUE) == names
+    assert all(task.name == task.hub_config == name for name, task in GLUE.items())
+    assert {name: task.hub_id for name, task in TASKS.items() if name not in GLUE} == {
+        "squad": "rajpurkar/squad",
+        "squad_v2": "rajpurkar/squad_v2",
+    }
+    assert all(task.name == name for name, task in TASKS.items())
 
 
 def test_kind_and_size_of_the_output() -> None:
     assert [name for name, task in TASKS.items() if task.regression] == ["stsb"]
-    assert {name: task.num_labels for name, task in TASKS.items() if task.num_labels != 2} == {
+    assert {name: task.num_labels for name, task in GLUE.items() if task.num_labels != 2} == {
         "stsb": 1,
         "mnli": 3,
     }

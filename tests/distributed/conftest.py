@@ -1,1 +1,5 @@
-collect_ignore = ["worker.py", "fsdp_worker.py"]  # programs for torchrun, not modules
+collect_ignore = [
+    "worker.py",
+    "fsdp_worker.py",
+    "decoder_worker.py",
+]  # programs for torchrun, not modules

@@ -93,7 +93,8 @@ def test_other_data_is_scored_whole(everything: tuple[Path, str]) -> None:
 
 
 def test_predictions_are_kept(everything: tuple[Path, str]) -> None:
-    ids, labels, logits = read_predictions(everything[0])
+    ids, found = read_predictions(everything[0])
+    labels, logits = found[:, 0], found[:, 1:]
     accuracy = content_of(everything[0])["parts"]["metrics"]["numbers"]["metrics"]["accuracy"]
     assert ids.tolist() == list(range(24))
     assert (logits.argmax(1) == labels).mean() == pytest.approx(accuracy["value"])

@@ -1,7 +1,7 @@
 """Checks of raw data against a task, before the first step, with every problem in one error."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -39,7 +39,7 @@ def infer_labels(task: Task, dataset: Dataset, source: str) -> Task:
     if task.label_names is not None:
         return task
     if task.label_column not in dataset.column_names:
-        raise DataError(f"{source}: {_missing_columns([task.label_column], dataset)}")
+        raise DataError(f"{source}: {missing_columns([task.label_column], dataset)}")
     where = f"{source}, split 'train', column {task.label_column!r}"
     names = _label_names(dataset, task.label_column, where)
     if len(names) == 1:
@@ -127,10 +127,10 @@ def _text_problems(dataset: Dataset, task: Task, wanted: Sequence[str]) -> list[
     if not len(dataset):
         return ["has no rows"]
     missing = [column for column in wanted if column not in dataset.column_names]
-    problems = [_missing_columns(missing, dataset)] if missing else []
+    problems = [missing_columns(missing, dataset)] if missing else []
     for column in task.text_columns:
         if column not in missing:
-            problems += _rows(column, dataset[column][:], _text_problem)
+            problems += text_problems(column, dataset[column][:])
     return problems
 
 
@@ -142,18 +142,25 @@ def _check_split(dataset: Dataset, task: Task) -> tuple[np.ndarray, list[str]]:
     return labels, problems + wrong
 
 
-def _missing_columns(missing: list[str], dataset: Dataset) -> str:
+def missing_columns(missing: list[str], dataset: Dataset) -> str:
+    """What to say about columns that are not there."""
     return (
         f"has no column {', '.join(map(repr, missing))}; its columns are "
         f"{', '.join(map(repr, dataset.column_names))}"
     )
 
 
-def _rows(column: str, values: list[Any], problem_of: Callable[[Any], str]) -> list[str]:
-    """The first row of each kind of problem in a column, with the number of rows that have it."""
+def rows_with_problems(column: str, values: list[Any], problems: Iterable[str]) -> list[str]:
+    """The first row of each kind of problem in a column, with the number of rows that have it.
+
+    Args:
+        column: its name.
+        values: its values.
+        problems: for every row what is wrong with it, or "".
+    """
     rows: dict[str, list[int]] = {}
-    for row, value in enumerate(values):
-        if problem := problem_of(value):
+    for row, problem in enumerate(problems):
+        if problem:
             rows.setdefault(problem, []).append(row)
     return [
         f"row {found[0]}, column {column!r}: {_shown(values[found[0]])} {problem}"
@@ -165,6 +172,11 @@ def _rows(column: str, values: list[Any], problem_of: Callable[[Any], str]) -> l
 def _shown(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def text_problems(column: str, values: list[Any]) -> list[str]:
+    """What is wrong with a column of texts."""
+    return rows_with_problems(column, values, map(_text_problem, values))
 
 
 def _text_problem(value: object) -> str:
@@ -183,7 +195,7 @@ def _labels(dataset: Dataset, task: Task) -> tuple[np.ndarray, list[str]]:
     if all(value == IGNORE_INDEX for value in values):
         return np.empty(0), [f"column {task.label_column!r}: {_ALL_IGNORED}"]
     if task.regression:
-        problems = _rows(task.label_column, values, _score_problem)
+        problems = rows_with_problems(task.label_column, values, map(_score_problem, values))
         return np.array([] if problems else values, dtype=np.float32), problems
     names = task.label_names or ()
     feature = dataset.features[task.label_column]
@@ -193,7 +205,8 @@ def _labels(dataset: Dataset, task: Task) -> tuple[np.ndarray, list[str]]:
         values = [stored.get(value, value) for value in values]
     ids = {name: index for index, name in enumerate(names)}
     values = [str(value) if isinstance(value, bool) else value for value in values]
-    problems = _rows(task.label_column, values, lambda value: _class_problem(value, ids))
+    found = (_class_problem(value, ids) for value in values)
+    problems = rows_with_problems(task.label_column, values, found)
     if problems:
         return np.empty(0), problems
     encoded = [ids[value] if isinstance(value, str) else int(value) for value in values]

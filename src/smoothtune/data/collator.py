@@ -12,7 +12,7 @@ from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
 class Collator:
     """Batches examples, padded to the longest on the tokenizer's `padding_side`.
 
-    The batch holds the tokenizer's columns, `labels` and `example_id`, each a tensor (B, ...).
+    The batch holds the tokenizer's columns, labels and `example_id`, each a tensor (B, ...).
     The tokenizer needs a pad token; for a decoder without one set
     ``tokenizer.pad_token = tokenizer.eos_token`` and ``model.config.pad_token_id`` alike.
     """
@@ -23,6 +23,8 @@ class Collator:
         default_factory=lambda: 8 if torch.cuda.is_available() else None
     )
     """Round the length up; default 8 with CUDA, whose matrix units want it, else None."""
+    label_columns: tuple[str, ...] = ("labels",)
+    """Columns with labels, a number for every example."""
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Makes a batch.
@@ -31,10 +33,9 @@ class Collator:
             examples: rows of a tokenized split.
 
         Returns:
-            Tensor by column; `labels` and `example_id` (B,), where there are any, the others
-            (B, T).
+            Tensor by column; labels and `example_id` (B,), where there are any, the others (B, T).
         """
-        kept = (*self.tokenizer.model_input_names, "labels", "example_id")
+        kept = (*self.tokenizer.model_input_names, *self.label_columns, "example_id")
         rows = [{key: row[key] for key in kept if key in row} for row in examples]
         pad = DataCollatorWithPadding(self.tokenizer, pad_to_multiple_of=self.pad_to_multiple_of)
         return dict(pad(rows))

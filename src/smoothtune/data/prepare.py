@@ -3,18 +3,18 @@
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from datasets import Dataset, Features, Value
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.checks import DataError, check_splits, infer_labels
-from smoothtune.data.report import Report, report_split
+from smoothtune.data.checks import DataError
+from smoothtune.data.report import Report
 from smoothtune.data.sources import load_splits
 from smoothtune.data.tasks import Task
-from smoothtune.data.tokenizing import TEXTS, check_token_ids, count_truncated, tokenize
+from smoothtune.data.tokenizing import TEXTS, check_token_ids
 
 HELD_OUT = 0.1
 """Share of the train split held out where the source has no validation split."""
@@ -26,7 +26,8 @@ class Prepared:
 
     Both splits have the columns input_ids, attention_mask, token_type_ids where the tokenizer
     gives them, labels (int64 class ids or float32 scores), length (number of tokens) and
-    example_id (row in the source's split, from 0).
+    example_id (row in the source's split, from 0). Other kinds of tasks have other labels, and
+    question answering has a row for every window of a context, see `smoothtune.kinds`.
     """
 
     task: Task
@@ -51,6 +52,7 @@ def prepare(
     max_seq_length: int = 128,
     seed: int = 0,
     vocab_size: int | None = None,
+    num_proc: int | None = None,
 ) -> Prepared:
     """Loads, checks, subsamples and tokenizes a data set.
 
@@ -68,6 +70,8 @@ def prepare(
         max_seq_length: cut longer inputs to so many tokens, special tokens included.
         seed: seed of the random choice of train examples.
         vocab_size: rows of the model's embedding matrix, to check token ids against.
+        num_proc: processes that tokenize a large data set; None: this one, with the threads of the
+            tokenizer.
 
     Returns:
         The data and what is known about it.
@@ -78,6 +82,9 @@ def prepare(
         ValueError: If a number of samples or the length is not positive, or the tokenizer has
             nothing to put between the two texts of a pair.
     """
+    # Not at the top: the kinds of tasks are made from the parts of this package.
+    from smoothtune.kinds import TokenizeOptions, kind_of
+
     for name, limit in {
         "max_train_samples": max_train_samples,
         "max_eval_samples": max_eval_samples,
@@ -85,26 +92,28 @@ def prepare(
     }.items():
         if limit is not None and limit < 1:
             raise ValueError(f"{name} must be at least 1, not {limit}")
-    splits = load_splits(source, task)
-    task = infer_labels(task, splits["train"], str(source))
+    splits, kind = load_splits(source, task), kind_of(task)
+    task = kind.complete(task, splits["train"], str(source))
     rows, note = _choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
     raw = {name: splits[name] for name in dict.fromkeys(split for split, _ in rows.values())}
-    labels = check_splits(raw, task, str(source))
+    labels = kind.check(raw, task, str(source))
 
     tokenized, reports, digest = {}, {}, hashlib.sha256()
+    options = TokenizeOptions(max_seq_length, num_proc)
     for role, (split, indices) in rows.items():
-        texts = select(raw[split], task, indices, labels[split])
-        content = fingerprint(texts)
+        where = f"{source}, split {split!r}"
+        examples = kind.select(raw[split], task, indices, labels[split])
+        content = fingerprint(examples)
         digest.update(content.encode())
-        tokenized[role] = tokenize(texts, tokenizer, max_seq_length, content)
+        try:
+            tokenized[role] = kind.tokenize(examples, task, tokenizer, options, content)
+        except DataError as error:
+            raise DataError(f"{where}, {error}") from error
         if vocab_size is not None:
-            check_token_ids(tokenized[role], vocab_size, f"{source}, split {split!r}")
-        reports[role] = report_split(
-            task,
-            labels[split][indices],
-            np.asarray(tokenized[role]["length"][:]),
+            check_token_ids(tokenized[role], vocab_size, where)
+        reports[role] = replace(
+            kind.report(task, examples, tokenized[role], tokenizer, max_seq_length),
             source_rows=len(raw[split]),
-            truncated=count_truncated(texts, tokenized[role], tokenizer, max_seq_length),
             note=note if role == "validation" else "",
         )
     report = Report(max_seq_length, reports)

@@ -21,7 +21,8 @@ class SplitReport:
     source_rows: int
     """Examples the source has."""
     labels: dict[str, float]
-    """Count by label name; minimum, mean and maximum for regression."""
+    """Count by label name; minimum, mean and maximum for regression; windows and answers outside
+    them for question answering."""
     lengths: dict[str, int]
     """Minimum, median, 95th percentile and maximum of the number of tokens."""
     truncated: int
@@ -97,12 +98,17 @@ def report_split(
     else:
         names = task.label_names or ()
         counts = dict(zip(names, np.bincount(labels, minlength=len(names)), strict=True))
-    quantiles = np.quantile(lengths, list(_QUANTILES.values()))
     return SplitReport(
         rows=len(labels),
         source_rows=source_rows,
         labels={name: value.item() for name, value in counts.items()},
-        lengths={name: round(value) for name, value in zip(_QUANTILES, quantiles, strict=True)},
+        lengths=lengths_of(lengths),
         truncated=truncated,
         note=note,
     )
+
+
+def lengths_of(lengths: np.ndarray) -> dict[str, int]:
+    """Minimum, median, 95th percentile and maximum of the numbers of tokens, (N,)."""
+    quantiles = np.quantile(lengths, list(_QUANTILES.values()))
+    return {name: round(value) for name, value in zip(_QUANTILES, quantiles, strict=True)}

@@ -43,7 +43,7 @@ _GLOB = re.compile(r"[*?\[]")
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
-def load_splits(source: str | Path, task: Task) -> dict[str, Dataset]:
+def load_splits(source: str | Path, task: Task, *, need_train: bool = True) -> dict[str, Dataset]:
     """Reads every split that a source has.
 
     Args:
@@ -51,12 +51,14 @@ def load_splits(source: str | Path, task: Task) -> dict[str, Dataset]:
             files, one split per file (or per set of numbered shards); one such file, which is the
             train split; or, where no such path exists, the id of a data set on the hub.
         task: gives the hub's configuration name, for a data set with several.
+        need_train: whether it must have a train split.
 
     Returns:
-        Raw splits by name, "train" among them.
+        Raw splits by name.
 
     Raises:
-        DataError: If the source does not exist, cannot be read, or has no train split.
+        DataError: If the source does not exist, cannot be read, or has no train split though it
+            must.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -69,7 +71,7 @@ def load_splits(source: str | Path, task: Task) -> dict[str, Dataset]:
         raise DataError(
             f"{source}: no such file or folder, and not an id of a data set on the hub (org/name)"
         )
-    if "train" not in splits:
+    if need_train and "train" not in splits:
         raise DataError(
             f"{source}: has no train split; it has {', '.join(map(repr, sorted(splits)))}. "
             "Name the file train.<extension>, or give the file itself as the source"

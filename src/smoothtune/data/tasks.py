@@ -2,21 +2,44 @@
 
 `TASKS` holds the nine tasks of GLUE (Wang et al. 2019, "GLUE: A Multi-Task Benchmark and Analysis
 Platform for Natural Language Understanding", ICLR) with the columns, label names and label order
-of the hub's ``nyu-mll/glue``; `custom_task` describes any other data set.
+of the hub's ``nyu-mll/glue``, and SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, EMNLP; 2018, ACL);
+`custom_task` describes any other data set to classify, `smoothtune.kinds` those of other kinds.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+TaskType = Literal[
+    "text-classification", "question-answering", "token-classification", "multiple-choice"
+]
+"""Kinds of tasks, under the hub's names; regression is text classification without classes."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """How question answering cuts long contexts and reads answers, under run_qa's names."""
+
+    doc_stride: int = 128
+    """Tokens that two windows of one context share."""
+    n_best_size: int = 20
+    """Starts, and ends, of highest score that are combined."""
+    max_answer_length: int = 30
+    """Longest answer in tokens."""
+    version_2_with_negative: bool = False
+    """Whether questions may have no answer, as in SQuAD 2.0."""
+    null_score_diff_threshold: float = 0.0
+    """No answer is given where its score is above the best answer's by more than this."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A text classification or regression task; `label_names` decides which of the two."""
+    """A task; `label_names` decides between text classification and regression."""
 
     name: str
     """Short name, as on the command line."""
     text_columns: tuple[str, ...]
-    """One column, or two for a pair of texts."""
+    """One column, or two for a pair of texts; the words of token classification."""
     label_column: str
     """Column with the gold label."""
     label_names: tuple[str, ...] | None
@@ -30,6 +53,12 @@ class Task:
     """Configuration of the data set on the hub."""
     validation_split: str = "validation"
     """Split that is evaluated during training."""
+    task_type: TaskType = "text-classification"
+    """Kind of the task, which decides how rows are read and which head the model gets."""
+    choice_columns: tuple[str, ...] = ()
+    """Columns with the choices of multiple choice, or one column with lists of them."""
+    spans: Spans = Spans()
+    """For question answering."""
 
     @property
     def regression(self) -> bool:
@@ -38,7 +67,7 @@ class Task:
         Raises:
             ValueError: If the kind of the labels is not known yet.
         """
-        return not self._known_label_names
+        return not self._known_label_names and self.task_type == "text-classification"
 
     @property
     def num_labels(self) -> int:
@@ -122,6 +151,43 @@ def custom_task(
     )
 
 
+class Description(NamedTuple):
+    """What a user says about a data set; None: not said."""
+
+    name: str
+    text_columns: Sequence[str] | None = None
+    label_column: str | None = None
+    choice_columns: Sequence[str] | None = None
+    spans: Mapping[str, Any] = {}
+    """Fields of `Spans`."""
+
+
+def squad_task(name: str, *, hub_id: str | None = None, spans: Spans | None = None) -> Task:
+    """Describes a data set in the form of SQuAD.
+
+    Its columns are question, context, answers with the lists text and answer_start (in
+    characters), and id.
+
+    Args:
+        name: name of the task in results and reports.
+        hub_id: data set on the hub, ``org/name``.
+        spans: how contexts are cut and answers read.
+
+    Returns:
+        The task.
+    """
+    return Task(
+        name,
+        ("question", "context"),
+        "answers",
+        (),
+        ("f1", "exact_match"),
+        hub_id,
+        task_type="question-answering",
+        spans=spans or Spans(),
+    )
+
+
 def _glue(
     name: str,
     text_columns: tuple[str, ...],
@@ -156,5 +222,9 @@ TASKS: dict[str, Task] = {
     "qnli": _glue("qnli", ("question", "sentence"), _ENTAILMENT),
     "rte": _glue("rte", _SENTENCES, _ENTAILMENT),
     "wnli": _glue("wnli", _SENTENCES, ("not_entailment", "entailment")),
+    "squad": squad_task("squad", hub_id="rajpurkar/squad"),
+    "squad_v2": squad_task(
+        "squad_v2", hub_id="rajpurkar/squad_v2", spans=Spans(version_2_with_negative=True)
+    ),
 }
-"""The nine tasks of GLUE by name."""
+"""The nine tasks of GLUE, and SQuAD, by name."""

@@ -1,13 +1,14 @@
 """Tokenizing texts and pairs of texts, and what can go wrong there."""
 
 import hashlib
-from collections.abc import Mapping
-from itertools import chain
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute
 from datasets import Dataset
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
@@ -22,7 +23,11 @@ TEXTS = ("text", "text_pair")
 
 
 def tokenize(
-    texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, content: str
+    texts: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_length: int,
+    content: str,
+    num_proc: int | None = None,
 ) -> Dataset:
     """Tokenizes a split without padding; a large one is kept in the cache folder of `datasets`.
 
@@ -31,6 +36,7 @@ def tokenize(
         tokenizer: the model's tokenizer.
         max_seq_length: cut to so many tokens, special tokens included.
         content: fingerprint of `texts`, part of the cache's key.
+        num_proc: processes; None: this one, with the threads of the tokenizer.
 
     Returns:
         The tokenizer's columns and `length` in place of the texts.
@@ -45,18 +51,53 @@ def tokenize(
 
     # A call leaves its settings in the tokenizer: after it, every run hashes the same state.
     encode(texts[:1])
-    state = Hasher.hash(tokenizer)
-    key = hashlib.sha256(f"{content} {state} {max_seq_length}".encode()).hexdigest()
-    large = len(texts) >= LARGE
+    return cached_map(
+        texts,
+        encode,
+        f"{content} {max_seq_length}",
+        tokenizer,
+        large=len(texts) >= LARGE,
+        num_proc=num_proc,
+        remove_columns=[column for column in TEXTS if column in texts.column_names],
+    )
+
+
+def cached_map(
+    examples: Dataset,
+    encode: Callable[[Any], Any],
+    content: str,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    large: bool,
+    num_proc: int | None = None,
+    remove_columns: list[str] | None = None,
+) -> Dataset:
+    """Encodes a split batch by batch; a large one is kept in the cache folder of `datasets`.
+
+    Args:
+        examples: rows to encode.
+        encode: batch to columns.
+        content: all but the tokenizer that decides the result, the key of the cache.
+        tokenizer: the model's, in the state in which a call of it leaves it.
+        large: show a progress bar, and cache.
+        num_proc: processes; None: this one, with the threads of the tokenizer.
+        remove_columns: columns of `examples` to leave out.
+
+    Returns:
+        The encoded split.
+    """
+    key = hashlib.sha256(f"{content} {Hasher.hash(tokenizer)}".encode()).hexdigest()
+    key = key[:40]  # datasets adds the number of the process, and allows 64 characters
     with progress_bars(shown=large):
-        return texts.map(
+        return examples.map(
             encode,
             batched=True,
-            remove_columns=[column for column in TEXTS if column in texts.column_names],
+            remove_columns=remove_columns,
             keep_in_memory=not large,
             cache_file_name=_cache_file(key) if large else None,
             load_from_cache_file=large,
             new_fingerprint=key,
+            num_proc=num_proc if large else None,
             desc="Tokenizing",
         )
 
@@ -119,15 +160,19 @@ def check_token_ids(tokenized: Dataset, vocab_size: int, where: str) -> None:
     Raises:
         DataError: If a token id is not below `vocab_size`; it names the row in the source.
     """
-    ids = np.fromiter(chain.from_iterable(tokenized["input_ids"][:]), np.int64)
-    too_large = np.flatnonzero(ids >= vocab_size)
-    if not len(too_large):
+    if _largest(tokenized.data.column("input_ids")) < vocab_size:
         return
-    position = too_large[0]
-    ends = np.cumsum(tokenized["length"][:])
-    row = tokenized["example_id"][int(np.searchsorted(ends, position, side="right"))]
-    raise DataError(
-        f"{where}, row {row}: token id {ids[position]} is not below the model's vocabulary size "
-        f"{vocab_size}: the tokenizer is another model's, or the embeddings need "
-        "model.resize_token_embeddings(len(tokenizer))"
-    )
+    for ids, row in zip(tokenized["input_ids"], tokenized["example_id"], strict=True):
+        if (largest := _largest(pa.chunked_array([pa.array(ids)]))) >= vocab_size:
+            raise DataError(
+                f"{where}, row {row}: token id {largest} is not below the model's vocabulary size "
+                f"{vocab_size}: the tokenizer is another model's, or the embeddings need "
+                "model.resize_token_embeddings(len(tokenizer))"
+            )
+
+
+def _largest(ids: pa.ChunkedArray) -> int:
+    """The largest number in nested lists."""
+    while pa.types.is_list(ids.type) or pa.types.is_large_list(ids.type):
+        ids = pa.compute.list_flatten(ids)
+    return pa.compute.max(ids).as_py() or 0

@@ -84,10 +84,16 @@ def reliability(
         ValueError: there are no examples, or the number of bins is not positive.
     """
     probabilities = softmax(np.asarray(logits, np.float64), axis=1)
-    if not len(probabilities) or num_bins < 1:
-        raise ValueError(f"{len(probabilities)} examples cannot be put into {num_bins} bins")
-    confidence = probabilities.max(axis=1)
     correct = probabilities.argmax(axis=1) == np.asarray(labels)
+    return binned(probabilities.max(axis=1, initial=0), correct, num_bins=num_bins, bins=bins)
+
+
+def binned(
+    confidence: np.ndarray, correct: np.ndarray, *, num_bins: int = 15, bins: Bins = "width"
+) -> Reliability:
+    """`reliability` from the confidence (N,) of each answer and whether it is right (N,)."""
+    if not len(confidence) or num_bins < 1:
+        raise ValueError(f"{len(confidence)} examples cannot be put into {num_bins} bins")
     shares = np.linspace(0, 1, num_bins + 1)
     edges = shares if bins == "width" else np.percentile(confidence, 100 * shares)
     index = np.searchsorted(edges[1:-1], confidence)

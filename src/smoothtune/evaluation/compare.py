@@ -13,7 +13,7 @@ from smoothtune.data import Task
 from smoothtune.evaluation.bootstrap import Interval, bootstrap_intervals
 from smoothtune.evaluation.curves import Curve
 from smoothtune.evaluation.run import EVALUATION, PREDICTIONS, read_evaluation, read_predictions
-from smoothtune.metrics import compute_metrics
+from smoothtune.kinds import kind_of
 from smoothtune.result import OutputError
 
 
@@ -93,15 +93,13 @@ def differences(first: Run, other: Run) -> list[Difference] | None:
     """
     if not all((run.folder / PREDICTIONS).exists() for run in (first, other)):
         return None
-    ids, labels, before = read_predictions(first.folder)
-    other_ids, other_labels, after = read_predictions(other.folder)
+    ids, before = read_predictions(first.folder)
+    other_ids, after = read_predictions(other.folder)
     same_data = (
         first.content["data"]["splits"]["validation"]
         == (other.content["data"]["splits"]["validation"])
     )
     if not same_data or not np.array_equal(ids, other_ids) or len(ids) < 2:
-        return None
-    if not np.array_equal(labels, other_labels):
         return None
     content = first.content
     task = Task(
@@ -110,14 +108,17 @@ def differences(first: Run, other: Run) -> list[Difference] | None:
         "label",
         tuple(content["label_names"]),
         tuple(content["metrics"]),
+        task_type=content["task_type"],
     )
-    gold = labels if task.regression else labels.astype(int)
+    kind = kind_of(task)
+    if not np.array_equal(before[:, : kind.gold_columns], after[:, : kind.gold_columns]):
+        return None
 
-    def gaps(a: np.ndarray, b: np.ndarray, y: np.ndarray) -> dict[str, float]:
-        scores = compute_metrics(task, a, y)
-        return {name: value - scores[name] for name, value in compute_metrics(task, b, y).items()}
+    def gaps(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
+        scores = kind.scores(task, a)
+        return {name: value - scores[name] for name, value in kind.scores(task, b).items()}
 
     resamples = content["settings"]["num_resamples"]
-    intervals = bootstrap_intervals(gaps, before, after, gold, n_resamples=resamples)
-    values = gaps(before, after, gold)
+    intervals = bootstrap_intervals(gaps, before, after, n_resamples=resamples)
+    values = gaps(before, after)
     return [Difference(name, values[name], interval) for name, interval in intervals.items()]

@@ -63,7 +63,8 @@ def metric_label(name: str) -> str:
     >>> metric_label("f1"), metric_label("pearson")
     ('f1 (0 to 1)', 'pearson (-1 to 1)')
     """
-    return f"{name} (0 to 1)" if name in ("accuracy", "f1") else f"{name} (-1 to 1)"
+    signed = name in ("matthews_correlation", "pearson", "spearman")
+    return f"{name} (-1 to 1)" if signed else f"{name} (0 to 1)"
 
 
 def area(points: Sequence[Point]) -> float:

@@ -21,7 +21,11 @@ from smoothtune.evaluation.drift import representation_drift, weight_drift
 from smoothtune.evaluation.predictions import Predictor
 from smoothtune.evaluation.robustness import attack_curve, noise_curve
 from smoothtune.evaluation.rows import foreign_rows, validation_texts
-from smoothtune.evaluation.scores import calibration_report, scores_with_intervals
+from smoothtune.evaluation.scores import (
+    answer_calibration,
+    calibration_report,
+    scores_with_intervals,
+)
 from smoothtune.evaluation.settings import Settings
 from smoothtune.evaluation.smoothness import derivative_norms
 from smoothtune.models import ModelError, load_base, load_classifier
@@ -50,8 +54,8 @@ class Subject:
     prepared: Prepared
 
     @cached_property
-    def logits(self) -> np.ndarray:
-        """(N, C) of the validation rows as they are."""
+    def predictions(self) -> np.ndarray:
+        """(N, W) of the validation rows as they are."""
         rows = self.prepared.validation
         self.predictor.progress.start("validation rows", self.predictor.count(rows))
         return self.predictor.predict(rows)
@@ -61,6 +65,10 @@ class Subject:
         """Texts of the validation rows."""
         source = self.settings.data or self.prepared.task.hub_id or ""
         return validation_texts(source, self.prepared)
+
+    def count(self, rows: Dataset) -> int:
+        """Number of examples that rows are from."""
+        return len(self.predictor.kind.example_ids(rows))
 
     @property
     def vocab_size(self) -> int:
@@ -73,10 +81,12 @@ class Subject:
         return {"num_resamples": self.settings.num_resamples, "seed": self.settings.seed}
 
     def sample(self, count: int | None = None) -> np.ndarray:
-        """Numbers of validation rows drawn at random; a smaller sample is a part of a larger."""
-        rows = np.random.default_rng(self.settings.seed).permutation(len(self.prepared.validation))
+        """Rows of validation examples drawn at random; a smaller sample is a part of a larger."""
+        ids = np.asarray(self.prepared.validation["example_id"][:])
+        examples = self.predictor.kind.example_ids(self.prepared.validation)
         limit = self.settings.max_diagnostic_samples
-        return np.sort(rows[: min(limit, count or limit)])
+        drawn = np.random.default_rng(self.settings.seed).permutation(examples)
+        return np.flatnonzero(np.isin(ids, drawn[: min(limit, count or limit)]))
 
     def rows(self, count: int | None = None) -> Dataset:
         """The validation rows of `sample`."""
@@ -87,7 +97,9 @@ def metrics(subject: Subject) -> Found:
     """Validation and training scores, and the gap between them."""
     predictor, prepared = subject.predictor, subject.prepared
     task = prepared.task
-    found = scores_with_intervals(task, subject.logits, prepared.validation, **subject.bootstrap)
+    found = scores_with_intervals(
+        task, subject.predictions, prepared.validation, **subject.bootstrap
+    )
     predictor.progress.start("training rows", predictor.count(prepared.train))
     train = predictor.metrics(predictor.predict(prepared.train), prepared.train)
     headline = task.metrics[0]
@@ -95,20 +107,26 @@ def metrics(subject: Subject) -> Found:
         found
         | {
             "train_metrics": train,
-            "train_rows": len(prepared.train),
+            "train_rows": subject.count(prepared.train),
             "generalization_gap": train[headline] - found["metrics"][headline]["value"],
         }
     )
 
 
 def calibration(subject: Subject) -> Found:
-    """Calibration; for classes only."""
-    if subject.prepared.task.regression:
+    """Calibration, where there are probabilities."""
+    task, predictor, rows = subject.prepared.task, subject.predictor, subject.prepared.validation
+    if task.regression:
         return Found(skipped="a regression model gives no probabilities")
-    labels = np.asarray(subject.prepared.validation["labels"][:])
+    if not predictor.kind.predicts_logits:
+        numbers, curve = answer_calibration(
+            *predictor.kind.confidence(task, subject.predictions, rows)
+        )
+        return Found(numbers, {"reliability": curve})
+    labels = np.asarray(rows["labels"][:])
     if len(labels) < 4:
         return Found(skipped="fewer than four rows")
-    numbers, curve = calibration_report(subject.logits, labels, seed=subject.settings.seed)
+    numbers, curve = calibration_report(subject.predictions, labels, seed=subject.settings.seed)
     return Found(numbers, {"reliability": curve})
 
 
@@ -121,7 +139,8 @@ def robustness(subject: Subject) -> Found:
         "fgm": attack_curve(predictor, rows, "fgm"),
         "pgd": attack_curve(predictor, subject.rows(MAX_ATTACKED), "pgd"),
     }
-    return Found({"rows": len(rows), "rows_pgd": len(subject.rows(MAX_ATTACKED))}, curves)
+    numbers = {"rows": subject.count(rows), "rows_pgd": subject.count(subject.rows(MAX_ATTACKED))}
+    return Found(numbers, curves)
 
 
 def corruption(subject: Subject) -> Found:
@@ -140,12 +159,13 @@ def corruption(subject: Subject) -> Found:
 
 def smoothness(subject: Subject) -> Found:
     """Derivatives, noise attenuation and the spectrum of noise."""
-    rows = subject.rows(MAX_ATTACKED)
-    curves = derivative_norms(subject.predictor, rows) | {
-        "attenuation": noise_attenuation(subject.predictor, rows),
-        "spectrum": noise_spectrum(subject.predictor, rows),
+    predictor, rows = subject.predictor, subject.rows(MAX_ATTACKED)
+    derivatives = derivative_norms(predictor, rows) if predictor.kind.derivatives else {}
+    curves = derivatives | {
+        "attenuation": noise_attenuation(predictor, rows),
+        "spectrum": noise_spectrum(predictor, rows),
     }
-    return Found({"rows": len(rows)}, curves)
+    return Found({"rows": subject.count(rows)}, curves)
 
 
 def drift(subject: Subject) -> Found:
@@ -163,7 +183,8 @@ def drift(subject: Subject) -> Found:
     except ValueError as error:
         raise ModelError(f"--base-model {settings.base_model}: {error}") from error
     cka = representation_drift(subject.predictor, before, rows)
-    return Found({"rows": len(rows), "base_model": settings.base_model}, curves | {"cka": cka})
+    numbers = {"rows": subject.count(rows), "base_model": settings.base_model}
+    return Found(numbers, curves | {"cka": cka})
 
 
 def other_data(subject: Subject, source: str) -> Found:

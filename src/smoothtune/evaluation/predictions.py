@@ -1,24 +1,24 @@
-"""A fine-tuned classifier or regressor, and what it says about tokenized examples."""
+"""A fine-tuned model, and what it says about tokenized examples."""
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from datasets import Dataset
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from smoothtune import random
-from smoothtune.data import Collator, Task
-from smoothtune.metrics import compute_metrics
+from smoothtune.data import Task
+from smoothtune.kinds import Kind, kind_of
+from smoothtune.lora import LoraError, is_adapter, load_merged
 from smoothtune.models import Base, ModelError, quiet
 from smoothtune.passes import Batch, Pass, evaluating
 from smoothtune.taps import Point
@@ -49,11 +49,12 @@ class Predictor:
     """A model with all that is needed to run it on tokenized examples, in evaluation mode.
 
     The model's output is taken in the order of the task's labels, whatever the model's own is, and
-    its loss is computed here: cross entropy for classes, squared error for scores.
+    its loss is computed here. What the predictions are, (N, W), depends on the kind of the task:
+    for texts, logits (N, C) or scores (N, 1); for other kinds see `smoothtune.kinds`.
     """
 
     model: nn.Module
-    """Sequence classifier or regressor of transformers, on the device where it is to run."""
+    """A model of transformers with the head of the task, on the device where it is to run."""
     tokenizer: PreTrainedTokenizerBase
     """Pads, on its `padding_side`."""
     task: Task
@@ -67,6 +68,11 @@ class Predictor:
     progress: Progress = Silent()
     """Is told about every batch."""
 
+    @property
+    def kind(self) -> Kind:
+        """The kind of the task."""
+        return kind_of(self.task)
+
     def batches(self, rows: Dataset) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
         """Batches of similar length, so that little is padded.
 
@@ -74,10 +80,10 @@ class Predictor:
             rows: tokenized examples with `length`.
 
         Yields:
-            Row numbers (B,) and the model's inputs (B, T), with `labels` (B,) where there are any.
+            Row numbers (B,) and the model's inputs (B, T), with labels where there are any.
         """
         order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-        collate = Collator(self.tokenizer)
+        collate = self.kind.collator(self.tokenizer)
         device = next(self.model.parameters()).device
         for start in range(0, len(order), self.batch_size):
             chosen = order[start : start + self.batch_size]
@@ -91,20 +97,18 @@ class Predictor:
         return -(-len(rows) // self.batch_size)
 
     def read(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
-        """The loss over a batch with labels, and the logits (B, C) in the task's order."""
-        inputs = {name: value for name, value in batch.items() if name != "labels"}
-        logits = model(**inputs)["logits"]
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32)).reshape(
-            len(logits), -1
-        )
-        if self.outputs is not None:
-            logits = logits[:, list(self.outputs)]
-        labels = batch.get("labels")
-        if labels is None:
-            return None, {"logits": logits}
-        if self.task.regression:
-            return F.mse_loss(logits[:, 0], labels.to(logits.dtype)), {"logits": logits}
-        return F.cross_entropy(logits, labels), {"logits": logits}
+        """The loss over a batch with labels, and the outputs, classes in the task's order."""
+        kind = self.kind
+        found = model(**{k: value for k, value in batch.items() if k not in kind.label_inputs})
+        outputs = {name: self._ordered(found[name]) for name in kind.outputs}
+        labeled = all(name in batch for name in kind.label_inputs)
+        return kind.loss(self.task, outputs, batch) if labeled else None, outputs
+
+    def _ordered(self, logits: Tensor) -> Tensor:
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        if self.kind.predicts_logits:  # some models leave the last dimension of scores out
+            logits = logits.reshape(len(logits), -1)
+        return logits if self.outputs is None else logits[..., list(self.outputs)]
 
     def clean(
         self,
@@ -130,34 +134,65 @@ class Predictor:
         call = int(np.random.SeedSequence(counters).generate_state(1)[0])
         return random.stream(batch["input_ids"].device, self.seed, name, call)
 
+    def blank(self, rows: Dataset) -> np.ndarray:
+        """(N, W) zeros, to be filled with predictions."""
+        return np.zeros((len(rows), self.kind.width(self.task, rows)))
+
+    def fill(self, predictions: np.ndarray, run: Pass, rows: Dataset, chosen: np.ndarray) -> None:
+        """Write what a pass predicts.
+
+        Args:
+            predictions: (N, W) of all rows.
+            run: a pass over a batch.
+            rows: all rows.
+            chosen: (B,) the rows of the batch.
+        """
+        outputs = {name: run.outputs[name].cpu().numpy() for name in self.kind.outputs}
+        batch = rows.select(chosen, keep_in_memory=True)
+        found = self.kind.predictions(self.task, outputs, batch)
+        predictions[chosen, : found.shape[1]] = found
+
     def predict(
         self, rows: Dataset, perturb: Callable[[Pass, int], Tensor | None] | None = None
     ) -> np.ndarray:
-        """Logits of all rows.
+        """Predictions for all rows.
 
         Args:
             rows: tokenized examples.
             perturb: (clean pass, number of the batch) -> (B, T, D) added to the word embeddings.
 
         Returns:
-            (N, C) in the order of the rows.
+            (N, W) in the order of the rows.
         """
-        logits = np.empty((len(rows), self.task.num_labels))
+        predictions = self.blank(rows)
         with torch.no_grad(), evaluating(self.model):
             for number, (chosen, batch) in enumerate(self.batches(rows)):
                 run = self.clean(batch, hidden_states=False)
                 if perturb is not None:
                     run = run.at(perturb(run, number), dropout="off")
-                logits[chosen] = run.logits.cpu().numpy()
-        return logits
+                self.fill(predictions, run, rows, chosen)
+        return predictions
 
-    def metrics(self, logits: np.ndarray, rows: Dataset) -> dict[str, float]:
-        """The task's metrics, see `compute_metrics`."""
-        return compute_metrics(self.task, logits, np.asarray(rows["labels"][:]))
+    def metrics(self, predictions: np.ndarray, rows: Dataset) -> dict[str, float]:
+        """The task's metrics."""
+        evidence = self.kind.evidence(self.task, predictions, rows)
+        return self.kind.scores(self.task, evidence)
 
-    def headline(self, logits: np.ndarray, rows: Dataset) -> float:
+    def headline(self, predictions: np.ndarray, rows: Dataset) -> float:
         """The task's first metric."""
-        return self.metrics(logits, rows)[self.task.metrics[0]]
+        return self.metrics(predictions, rows)[self.task.metrics[0]]
+
+
+def _load(base: Base, kind: Kind) -> tuple[Any, set[str]]:
+    """The model, and names of weights that it has from nowhere."""
+    options: dict[str, Any] = {
+        "trust_remote_code": base.trust_remote_code,
+        "dtype": torch.float32,
+    }
+    if is_adapter(base.source):
+        return load_merged(base.source, kind.auto_model, base.config, **options)
+    model, info = kind.auto_model.from_pretrained(base.source, output_loading_info=True, **options)
+    return model, set(info["missing_keys"])
 
 
 def load_predictor(
@@ -187,52 +222,36 @@ def load_predictor(
         ModelError: the model cannot be loaded, answers another kind of question, was not
             fine-tuned, or has another number of outputs than the task has labels.
     """
-    kinds = base.config.architectures or []
-    if any(kind.endswith("ForQuestionAnswering") for kind in kinds):
-        raise ModelError(
-            f"{base.source} is a question-answering model, whose spans this command cannot decode "
-            "yet: decode them yourself and score the texts with "
-            "smoothtune.evaluation.squad_metrics(predictions, answers)"
-        )
+    kind = kind_of(task)
     try:
         with quiet():
-            model, info = AutoModelForSequenceClassification.from_pretrained(
-                base.source,
-                trust_remote_code=base.trust_remote_code,
-                dtype=torch.float32,
-                output_loading_info=True,
-            )
+            model, new = _load(base, kind)
+    except LoraError as error:
+        raise ModelError(str(error)) from error
     except pickle.UnpicklingError as error:
         message = f"the weights of {base.source} hold more than tensors and are not loaded"
         raise ModelError(f"{message}; use a model with safetensors weights") from error
     except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
         raise ModelError(f"the weights of {base.source} cannot be loaded: {error}") from error
-    if new := sorted(info["missing_keys"]):
+    if new:
+        made_for = ", ".join(base.config.architectures or ["not known"])
         raise ModelError(
-            f"{base.source} is no fine-tuned classifier: it has no weights {', '.join(new[:3])}; "
-            "fine-tune it first, for example with smoothtune train"
+            f"{base.source} ({made_for}) is no fine-tuned {kind.what}: it has no weights "
+            f"{', '.join(sorted(new)[:3])}; name the task that it was trained for, such as --task "
+            "squad for question answering, or fine-tune it first, for example with smoothtune train"
         )
-    if model.config.num_labels != task.num_labels:
-        raise ModelError(
-            f"{base.source} has {model.config.num_labels} outputs, but task {task.name!r} needs "
-            f"{task.num_labels}; name the task that the model was trained for"
-        )
+    try:
+        outputs = kind.fit_outputs(model.config, task)
+    except ValueError as error:
+        message = f"{base.source} {error}; name the task that the model was trained for"
+        raise ModelError(message) from error
     model.config.pad_token_id = base.tokenizer.pad_token_id
     return Predictor(
         model.eval(),
         base.tokenizer,
         task,
-        outputs=_outputs(model.config.label2id, task),
+        outputs=outputs,
         batch_size=batch_size,
         seed=seed,
         progress=progress or Silent(),
     )
-
-
-def _outputs(label2id: Mapping[str, int] | None, task: Task) -> tuple[int, ...] | None:
-    """Which output belongs to each label of the task."""
-    names = task.label_names or ()
-    if label2id is None or set(label2id) != set(names):
-        return None
-    order = tuple(label2id[name] for name in names)
-    return None if order == tuple(range(len(order))) else order

@@ -68,14 +68,6 @@ def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) 
         raise OutputError(f"{to} exists; choose another name or replace it with --overwrite")
     runs = load_runs(folders)
     is_html = to.suffix == ".html"
-    environment = Environment(
-        loader=PackageLoader("smoothtune"),
-        undefined=StrictUndefined,
-        autoescape=is_html,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["text"] = markdown_text
     content = {
         "runs": runs,
         "task": runs[0].content["task"],
@@ -89,7 +81,25 @@ def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) 
         "figures": {name: figures(runs, name) for name in SECTIONS} if is_html else {},
     }
     to.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(to, environment.get_template(f"report{to.suffix}.jinja").render(content))
+    write_atomic(to, render(f"report{to.suffix}.jinja", content))
+
+
+def render(template: str, content: dict[str, Any]) -> str:
+    """A page from a template of this package; what is put into HTML is escaped.
+
+    Args:
+        template: its name, ending in .html.jinja or .md.jinja.
+        content: values by name.
+    """
+    environment = Environment(
+        loader=PackageLoader("smoothtune"),
+        undefined=StrictUndefined,
+        autoescape=template.endswith(".html.jinja"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["text"] = markdown_text
+    return environment.get_template(template).render(content)
 
 
 def markdown_text(value: object) -> str:

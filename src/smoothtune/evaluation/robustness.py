@@ -59,7 +59,7 @@ def noise_curve(
     noise.attach(predictor.model)
     title = {"standard": "Gaussian noise", "in_manifold": "in-manifold noise"}[kind]
     predictor.progress.start(title, predictor.count(rows))
-    logits = np.empty((len(levels), num_draws, len(rows), predictor.task.num_labels))
+    found = np.tile(predictor.blank(rows), (len(levels), num_draws, 1, 1))
     with torch.no_grad(), evaluating(predictor.model):
         for number, (chosen, batch) in enumerate(predictor.batches(rows)):
             clean = predictor.clean(batch, hidden_states=False)
@@ -68,11 +68,11 @@ def noise_curve(
                     delta = _noise(clean, noise)
                 for index, level in enumerate(levels):
                     run = clean.at(level * delta, dropout="off") if level else clean
-                    logits[index, draw, chosen] = run.logits.cpu().numpy()
+                    predictor.fill(found[index, draw], run, rows, chosen)
     noise.detach()
     points = [
-        spread(level, [predictor.headline(found, rows) for found in draws])
-        for level, draws in zip(levels, logits, strict=True)
+        spread(level, [predictor.headline(predictions, rows) for predictions in draws])
+        for level, draws in zip(levels, found, strict=True)
     ]
     return _curve(predictor, title, NOISE_LABEL, points, f"range of {num_draws} draws")
 
@@ -106,17 +106,17 @@ def attack_curve(
     Returns:
         The metric at every level, and the `area` under it.
     """
-    logits = np.empty((len(levels), len(rows), predictor.task.num_labels))
+    found = np.tile(predictor.blank(rows), (len(levels), 1, 1))
     predictor.progress.start(attack.upper(), predictor.count(rows))
     with evaluating(predictor.model):
         for chosen, batch in predictor.batches(rows):
             for index, delta in enumerate(_attacks(predictor, batch, attack, levels, num_steps)):
                 run = predictor.clean(batch, hidden_states=False)
                 with torch.no_grad():
-                    logits[index, chosen] = run.at(delta, dropout="off").logits.cpu().numpy()
+                    predictor.fill(found[index], run.at(delta, dropout="off"), rows, chosen)
     points = [
-        Point(level, predictor.headline(found, rows))
-        for level, found in zip(levels, logits, strict=True)
+        Point(level, predictor.headline(predictions, rows))
+        for level, predictions in zip(levels, found, strict=True)
     ]
     steps = "" if attack == "fgm" else f", {num_steps} steps"
     return _curve(predictor, f"{attack.upper()} attack{steps}", ATTACK_LABEL, points, "")

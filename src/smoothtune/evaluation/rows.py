@@ -8,9 +8,10 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data import Prepared, Task, check_splits, load_splits
+from smoothtune.data import DataError, Prepared, Task, check_splits, load_splits
 from smoothtune.data.prepare import fingerprint, select
-from smoothtune.data.tokenizing import TEXTS, check_token_ids, tokenize
+from smoothtune.data.tokenizing import check_token_ids
+from smoothtune.kinds import TokenizeOptions, kind_of
 
 
 def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:
@@ -37,7 +38,8 @@ def foreign_rows(
     """All rows of another data set for the same task; repeated texts count once.
 
     Args:
-        source: file, folder or hub id; its validation split is used, else test, else train.
+        source: file, folder or hub id; its validation split is used, else test, else train, else
+            the only one.
         task: the task, its labels known. Labels written as names mean the class of that name.
         tokenizer: the model's.
         max_seq_length: cut longer inputs to so many tokens.
@@ -49,16 +51,20 @@ def foreign_rows(
     Raises:
         DataError: the source cannot be read, or does not fit the task.
     """
-    splits = load_splits(source, task)
-    order = (task.validation_split, "validation", "test", "train")
+    kind, splits = kind_of(task), load_splits(source, task, need_train=False)
+    order = (task.validation_split, "validation", "test", "train", *splits)
     split = next(name for name in order if name in splits)
-    labels = check_splits({split: splits[split]}, task, str(source))[split]
-    texts = select(splits[split], task, np.arange(len(splits[split])), labels)
-    pairs = list(
-        zip(*(texts[name][:] for name in TEXTS if name in texts.column_names), strict=True)
-    )
-    first = sorted(dict(zip(reversed(pairs), range(len(pairs) - 1, -1, -1), strict=True)).values())
-    chosen = texts.select(first, keep_in_memory=True)
-    rows = tokenize(chosen, tokenizer, max_seq_length, fingerprint(chosen))
-    check_token_ids(rows, vocab_size, f"{source}, split {split!r}")
-    return rows, len(pairs) - len(first)
+    where = f"{source}, split {split!r}"
+    labels = kind.check({split: splits[split]}, task, str(source))[split]
+    examples = kind.select(splits[split], task, np.arange(len(splits[split])), labels)
+    texts = [examples[name][:] for name in kind.texts if name in examples.column_names]
+    keys = [str(values) for values in zip(*texts, strict=True)]
+    first = sorted(dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True)).values())
+    chosen = examples.select(first, keep_in_memory=True)
+    options = TokenizeOptions(max_seq_length)
+    try:
+        rows = kind.tokenize(chosen, task, tokenizer, options, fingerprint(chosen))
+    except DataError as error:
+        raise DataError(f"{where}, {error}") from error
+    check_token_ids(rows, vocab_size, where)
+    return rows, len(keys) - len(first)

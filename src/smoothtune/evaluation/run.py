@@ -21,6 +21,7 @@ from smoothtune.evaluation.parts import PART, Found, Subject, other_data
 from smoothtune.evaluation.plots import PlotsMissing, draw
 from smoothtune.evaluation.predictions import load_predictor
 from smoothtune.evaluation.settings import Settings, resolve, task_of, training_record
+from smoothtune.kinds import kind_of
 from smoothtune.models import load_base, weights_fingerprint
 from smoothtune.progress import say
 from smoothtune.result import LOCK, OutputError, versions, write_atomic, write_json
@@ -92,7 +93,7 @@ class _Evaluation:
             base.tokenizer,
             max_train_samples=settings.max_train_samples,
             max_eval_samples=settings.max_eval_samples,
-            max_seq_length=settings.max_seq_length or 128,
+            max_seq_length=settings.max_seq_length or kind_of(task).max_seq_length,
             seed=settings.data_seed or 0,
             vocab_size=base.config.get_text_config().vocab_size,
         )
@@ -117,6 +118,7 @@ class _Evaluation:
         self.content: dict[str, Any] = known or {
             "model": settings.model,
             "task": task.name,
+            "task_type": task.task_type,
             "headline": task.metrics[0],
             "metrics": list(task.metrics),
             "label_names": list(task.label_names or ()),
@@ -131,7 +133,10 @@ class _Evaluation:
     def add(self, name: str, part: Callable[[Subject], Found]) -> None:
         """Run a part and write its numbers, tables and plots."""
         self.bar.part, start = name, time.perf_counter()
-        found = part(self.subject)
+        reason = self.subject.predictor.kind.not_for.get(name)
+        task_type = self.subject.prepared.task.task_type
+        skipped = reason and Found(skipped=f"not for {task_type}: {reason}")
+        found = skipped or part(self.subject)
         for curve_name, curve in found.curves.items():
             write_atomic(self.folder / f"{name}_{curve_name}.csv", curve.to_csv())
             try:
@@ -153,20 +158,24 @@ class _Evaluation:
 
 
 def _predictions(subject: Subject) -> str:
-    """A row for every validation example: its row in the source, label and logits."""
-    rows, text = subject.prepared.validation, io.StringIO()
+    """A row for every validation example: its row in the source, and what metrics follow from."""
+    rows, kind, text = subject.prepared.validation, subject.predictor.kind, io.StringIO()
+    task = subject.prepared.task
     table = csv.writer(text, lineterminator="\n")
-    count = subject.logits.shape[1]
-    table.writerow(["example_id", "label", *(f"logit_{index}" for index in range(count))])
-    columns = rows["example_id"][:], rows["labels"][:], subject.logits.tolist()
-    table.writerows([row, label, *logits] for row, label, logits in zip(*columns, strict=True))
+    table.writerow(["example_id", *kind.evidence_columns(task)])
+    evidence = kind.evidence(task, subject.predictions, rows).tolist()
+    ids = kind.example_ids(rows).tolist()
+    table.writerows([row, *values] for row, values in zip(ids, evidence, strict=True))
     return text.getvalue()
 
 
-def read_predictions(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What ``predictions.csv`` holds: example ids (N,), labels (N,) and logits (N, C)."""
+def read_predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """What ``predictions.csv`` holds: example ids (E,), and the evidence (E, K) of `Kind`.
+
+    For texts the evidence is the label and the logits.
+    """
     values = np.loadtxt(folder / PREDICTIONS, delimiter=",", skiprows=1, ndmin=2)
-    return values[:, 0].astype(int), values[:, 1], values[:, 2:]
+    return values[:, 0].astype(int), values[:, 1:]
 
 
 def read_evaluation(folder: Path) -> dict[str, Any] | None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 from datasets import Dataset
 from scipy.special import softmax
 from scipy.stats import binomtest
-from sklearn.metrics import roc_auc_score
 
 from smoothtune.data import Task
 from smoothtune.evaluation.bootstrap import bootstrap_intervals
 from smoothtune.evaluation.calibration import (
     Reliability,
+    binned,
     brier,
     fit_temperature,
     nll,
@@ -21,20 +22,22 @@ from smoothtune.evaluation.calibration import (
     split_for_temperature,
 )
 from smoothtune.evaluation.curves import Curve, Point
-from smoothtune.metrics import compute_metrics, trivial_baseline
+from smoothtune.kinds import kind_of
 
 NUM_BINS = 15
 
 
 def scores_with_intervals(
-    task: Task, logits: np.ndarray, rows: Dataset, *, num_resamples: int = 1000, seed: int = 0
+    task: Task, predictions: np.ndarray, rows: Dataset, *, num_resamples: int = 1000, seed: int = 0
 ) -> dict[str, Any]:
     """The task's metrics, and `roc_auc` for two classes, each with a 95 % bootstrap interval.
 
+    Examples are resampled, so windows of one question stay together.
+
     Args:
         task: the task.
-        logits: (N, C).
-        rows: the examples, with labels.
+        predictions: (N, W) of `Predictor.predict`.
+        rows: the rows, with labels.
         num_resamples: of the bootstrap.
         seed: of the resampling.
 
@@ -42,42 +45,25 @@ def scores_with_intervals(
         `metrics`: value, low and high by name; `rows`; `trivial_baseline` of the headline metric.
         With a single row low and high are None.
     """
-    labels = np.asarray(rows["labels"][:])
-
-    def measures(predicted: np.ndarray, gold: np.ndarray) -> dict[str, float]:
-        auc = {"roc_auc": roc_auc(predicted, gold)} if task.num_labels == 2 else {}
-        return compute_metrics(task, predicted, gold) | auc
-
-    values = measures(logits, labels)
+    kind = kind_of(task)
+    evidence = kind.evidence(task, predictions, rows)
+    measures = partial(kind.detailed_scores, task)
+    values = measures(evidence)
     intervals = {}
-    if len(rows) > 1:
-        intervals = bootstrap_intervals(
-            measures, logits, labels, n_resamples=num_resamples, seed=seed
-        )
+    if len(evidence) > 1:
+        intervals = bootstrap_intervals(measures, evidence, n_resamples=num_resamples, seed=seed)
     return {
         "metrics": {
             name: {"value": value} | _bounds(intervals.get(name)) for name, value in values.items()
         },
-        "rows": len(rows),
-        "trivial_baseline": trivial_baseline(task, labels),
+        "rows": len(evidence),
+        "trivial_baseline": kind.baseline(task, rows),
     }
 
 
 def _bounds(interval: tuple[float, float] | None) -> dict[str, float | None]:
     low, high = interval or (None, None)
     return {"low": low, "high": high}
-
-
-def roc_auc(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Chance that an example of class 1 is scored above one of class 0; 0.5 with one class alone.
-
-    Args:
-        logits: (N, 2).
-        labels: (N,).
-    """
-    if len(np.unique(labels)) < 2:
-        return 0.5
-    return float(roc_auc_score(labels, logits[:, 1] - logits[:, 0]))
 
 
 def calibration_report(
@@ -133,6 +119,39 @@ def calibration_numbers(logits: np.ndarray, labels: np.ndarray) -> dict[str, flo
         "ece_mass": mass.expected_error,
         "mce": width.maximum_error,
     }
+
+
+def answer_calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[dict[str, Any], Curve]:
+    """Calibration of the probability of the answer that was given; no temperature is fitted.
+
+    Args:
+        confidence: (E,) 0 to 1.
+        correct: (E,) whether the answer is right.
+
+    Returns:
+        Numbers, and the reliability diagram.
+    """
+    bins = binned(confidence, correct, num_bins=NUM_BINS)
+    mass = binned(confidence, correct, num_bins=NUM_BINS, bins="mass")
+    numbers = {
+        "all_rows": {
+            "brier": float(((confidence - correct) ** 2).mean()),
+            "ece": bins.expected_error,
+            "ece_mass": mass.expected_error,
+            "mce": bins.maximum_error,
+        },
+        "mean_confidence": float(confidence.mean()),
+        "mean_correct": float(correct.mean()),
+    }
+    series = {"perfect": [Point(0, 0), Point(1, 1)], "as it is": _points(bins)}
+    curve = Curve(
+        "reliability of answers",
+        "confidence (mean of the bin)",
+        "exact matches (share of the bin)",
+        series,
+        band="95 % Wilson interval",
+    )
+    return numbers, curve
 
 
 def _points(bins: Reliability) -> list[Point]:

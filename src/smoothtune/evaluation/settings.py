@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smoothtune.config import unknown
-from smoothtune.data import TASKS, Task, custom_task
+from smoothtune.config import SPAN_FIELDS, unknown
+from smoothtune.data import TASKS, Task
+from smoothtune.data.tasks import Description, Spans, TaskType
+from smoothtune.kinds import KINDS, described
 from smoothtune.result import RESULT
-from smoothtune.yaml_file import ConfigError, Problem
+from smoothtune.yaml_file import ConfigError, Problem, parse_yaml
 
 PARTS = ("calibration", "robustness", "corruption", "smoothness", "drift")
 """The parts that can be asked for; the task's metrics are always there."""
@@ -38,13 +41,19 @@ class Settings:
     ood: dict[str, str] = field(default_factory=dict)
     """Other data sets with the task's columns, by the name they get in the report."""
     task: str | None = None
-    """A GLUE task, or any name together with `text_columns`."""
+    """A GLUE task, squad, or any name together with `text_columns` or `task_type`."""
+    task_type: TaskType | None = None
+    """Kind of another data set's task; None: text-classification."""
     data: str | None = None
     """Hub id, folder, or Parquet, CSV, TSV or JSONL file."""
     text_columns: tuple[str, ...] | None = None
     """One or two text columns of a data set that is not a GLUE task."""
     label_column: str | None = None
-    """Label column of such a data set; default: label."""
+    """Label column of such a data set; default: label, for tokens tags."""
+    choice_columns: tuple[str, ...] | None = None
+    """Columns of the choices of multiple choice, or one that holds lists of them."""
+    spans: dict[str, Any] = field(default_factory=dict)
+    """Fields of `smoothtune.data.tasks.Spans`, for question answering."""
     base_model: str | None = None
     """What the model was fine-tuned from, for `drift`."""
     max_train_samples: int | None = None
@@ -52,7 +61,7 @@ class Settings:
     max_eval_samples: int | None = None
     """Evaluate on at most so many rows, the first ones."""
     max_seq_length: int | None = None
-    """Longest input in tokens; default: 128."""
+    """Longest input in tokens; default: 128, for question answering 384."""
     data_seed: int | None = None
     """The training run's seed, which chose its rows; default: 42."""
     max_diagnostic_samples: int = 256
@@ -72,6 +81,45 @@ class Settings:
         """What makes numbers comparable; parts and other data sets can be added later."""
         ignored = ("output_dir", "parts", "ood", "overwrite_output_dir")
         return {name: value for name, value in asdict(self).items() if name not in ignored}
+
+
+def chosen_task_type(name: str | None) -> TaskType | None:
+    """A kind of task by its name.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    for known in KINDS:
+        if known == name:
+            return known
+    if name is None:
+        return None
+    raise ConfigError([Problem("", "--task-type", unknown("kind of task", name, KINDS))])
+
+
+def span_fields(pairs: Sequence[str]) -> dict[str, Any]:
+    """``doc_stride=64`` and the like as a dictionary.
+
+    Raises:
+        ConfigError: an unknown field, or a value of the wrong type.
+    """
+    found, problems = {}, []
+    for pair in pairs:
+        key, _, text = pair.partition("=")
+        name = key.strip().replace("-", "_")
+        if name not in SPAN_FIELDS:
+            problems.append(Problem("--set", name, unknown("field", name, SPAN_FIELDS)))
+            continue
+        value, due = parse_yaml(text, name=f"--set {pair}").value, type(getattr(Spans(), name))
+        if type(value) is int and due is float:
+            value = float(value)
+        if type(value) is not due or (due is int and value < 1):
+            wanted = "a positive whole number" if due is int else f"a {due.__name__}"
+            problems.append(Problem("--set", name, f"must be {wanted}, not {text!r}"))
+        found[name] = value
+    if problems:
+        raise ConfigError(problems)
+    return found
 
 
 def training_record(model: str) -> dict[str, Any] | None:
@@ -97,7 +145,9 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
         ConfigError: with everything that is wrong: no task, unknown parts, numbers out of range.
     """
     run = record["config"] if record else {}
-    columns = run.get("text_columns")
+    columns, choices = run.get("text_columns"), run.get("choice_columns")
+    same_task = settings.task in (None, run.get("task"))
+    spans = {name: run[name] for name in SPAN_FIELDS if run.get(name) is not None}
     trained_on = settings.max_train_samples or run.get("max_train_samples") or MAX_TRAIN_SAMPLES
     found = replace(
         settings,
@@ -105,10 +155,13 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
         data=settings.data or run.get("data"),
         text_columns=settings.text_columns or (tuple(columns) if columns else None),
         label_column=settings.label_column or run.get("label_column"),
+        task_type=settings.task_type or (run.get("task_type") if same_task else None),
+        choice_columns=settings.choice_columns or (tuple(choices) if choices else None),
+        spans=spans | settings.spans,
         base_model=settings.base_model or run.get("model"),
         max_train_samples=min(trained_on, MAX_TRAIN_SAMPLES),
         max_eval_samples=settings.max_eval_samples or run.get("max_eval_samples"),
-        max_seq_length=settings.max_seq_length or run.get("max_seq_length", 128),
+        max_seq_length=settings.max_seq_length or run.get("max_seq_length"),
         data_seed=run.get("seed", 42) if settings.data_seed is None else settings.data_seed,
     )
     if problems := _problems(found):
@@ -125,9 +178,9 @@ def _problems(settings: Settings) -> list[Problem]:
     if settings.task is None:
         message = "name the task the model was trained for; its folder has no result.json"
         problems.append(Problem("", "--task", message))
-    elif settings.text_columns is None and settings.task not in TASKS:
+    elif (settings.text_columns or settings.task_type) is None and settings.task not in TASKS:
         message = unknown("task", settings.task, TASKS)
-        message += "; or describe your data with --text-column and --label-column"
+        message += "; or describe your data with --text-column and --label-column, or --task-type"
         problems.append(Problem("", "--task", message))
     for name in COUNTS:
         value = getattr(settings, name)
@@ -144,11 +197,14 @@ def task_of(settings: Settings) -> Task:
         ConfigError: the columns do not describe a task.
     """
     assert settings.task is not None
-    if settings.text_columns is None:
-        return TASKS[settings.task]
+    said = Description(
+        settings.task,
+        settings.text_columns,
+        settings.label_column,
+        settings.choice_columns,
+        settings.spans,
+    )
     try:
-        return custom_task(
-            settings.text_columns, settings.label_column or "label", name=settings.task
-        )
+        return described(said, settings.task_type)
     except ValueError as error:
         raise ConfigError([Problem("", "--text-column", str(error))]) from error

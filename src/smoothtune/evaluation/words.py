@@ -81,16 +81,18 @@ def _calibration(run: Run) -> Iterator[Sentence]:
     numbers = run.numbers("calibration")
     if not numbers:
         return
-    error, before = numbers["all_rows"]["ece"], numbers["judged_rows_before"]["nll"]
-    after = numbers["judged_rows_after"]["nll"]
-    helps = "lowers" if after < before else "does not lower"
-    verdict: Verdict = "good" if error < CALIBRATED else "fragile"
-    yield Sentence(
-        verdict,
-        f"Stated confidence is {numbers['mean_confidence']:.2f} on average and off by {error:.3f} "
-        f"(ECE). A temperature of {numbers['temperature']:.2f} {helps} the NLL of the rows it was "
-        f"not fitted on ({before:.3f} to {after:.3f}).",
-    )
+    error = numbers["all_rows"]["ece"]
+    text = f"Stated confidence is {numbers['mean_confidence']:.2f} on average and off by "
+    text += f"{error:.3f} (ECE)."
+    if "temperature" in numbers:
+        before = numbers["judged_rows_before"]["nll"]
+        after = numbers["judged_rows_after"]["nll"]
+        helps = "lowers" if after < before else "does not lower"
+        text += (
+            f" A temperature of {numbers['temperature']:.2f} {helps} the NLL of the rows it was "
+            f"not fitted on ({before:.3f} to {after:.3f})."
+        )
+    yield Sentence("good" if error < CALIBRATED else "fragile", text)
 
 
 def _disturbance(run: Run) -> Iterator[Sentence]:

@@ -23,6 +23,7 @@ from smoothtune.methods.plain import Plain
 from smoothtune.methods.r3f import R3F, R4F
 from smoothtune.methods.r_drop import RDrop
 from smoothtune.methods.reinit import ReInit
+from smoothtune.methods.sam import SAM
 from smoothtune.methods.sift import SiFT
 from smoothtune.methods.smart import SMART
 from smoothtune.methods.uegr import UEGR
@@ -58,4 +59,5 @@ METHODS: dict[str, type[Regularizer]] = {
     "freelb": FreeLB,
     "fgm": FGM,
     "pgd": PGD,
+    "sam": SAM,
 }

@@ -40,10 +40,11 @@ from torch import Tensor, nn
 
 from smoothtune import random
 from smoothtune.estimators import Probe
+from smoothtune.next_token import is_next_token_model
 from smoothtune.norms import Difference, EstimatorName, InputDerivatives, scores
 from smoothtune.passes import Pass
 from smoothtune.regularizer import STRICT, NonNegative, Positive, Regularizer
-from smoothtune.taps import Point
+from smoothtune.taps import Point, unwrap
 
 Factors = Literal["normalized", "softmax", "uniform", "inverse", "logits"]
 
@@ -108,7 +109,8 @@ class JacHess(Regularizer):
     reduction: Literal["sum", "token_mean"] = "sum"
     """Over input tokens: the norm, or divided by their number. Code: token_mean, with padding."""
     token: Literal["auto", "pooled", "random"] = "auto"
-    """z_l: the token the head reads, or a random one; "auto": random in extractive QA."""
+    """z_l: the token the head reads, or a random one; "auto": random in extractive QA and causal
+    language models."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -188,7 +190,8 @@ class JacHess(Regularizer):
 
     def _positions(self, clean: Pass) -> Tensor:
         """(B,) the token of every example whose state is z_l."""
-        drawn = self.token == "random" or (self.token == "auto" and "start_logits" in clean.outputs)
+        several = "start_logits" in clean.outputs or is_next_token_model(unwrap(clean.model))
+        drawn = self.token == "random" or (self.token == "auto" and several)
         if drawn:
             draws = random.uniform_like(clean.mask.float())
             return draws.masked_fill(~clean.mask, -2).argmax(1)

@@ -19,6 +19,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from smoothtune.divergence import prediction_mean
 from smoothtune.estimators import Probe
 from smoothtune.norms import EstimatorName, InputDerivatives, scores
 from smoothtune.passes import Pass
@@ -70,9 +71,9 @@ class Jacobian(Regularizer):
         self._derivatives.attach(model)
 
     def loss(self, clean: Pass) -> Tensor:
-        """1/2 ||J||_F^2, a mean over examples."""
+        """1/2 ||J||_F^2, a mean over examples (or label tokens)."""
         estimate = self._derivatives.estimate(clean, lambda run: [scores(run)], torch.ones(1))
-        return 0.5 * estimate.jacobian.mean()
+        return 0.5 * prediction_mean(clean, estimate.jacobian)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The size of the pre-trained embeddings."""

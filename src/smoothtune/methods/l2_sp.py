@@ -72,21 +72,22 @@ class L2SP(Regularizer):
 
     def attach(self, model: nn.Module) -> None:
         """Remember the pre-trained weights."""
-        self._anchors = {
-            name: weight.detach().clone() for name, weight, new in trainable(model) if not new
-        }
+        old = [(name, weight) for name, weight, new in trainable(model) if not new]
+        self._anchors = {name: weight.detach().clone() for name, weight in old}
+        # Other methods may let something stand in for a weight, which changes its name.
+        self._names = {weight: name for name, weight in old}
 
     def detach(self, model: nn.Module) -> None:
         """Forget them."""
-        self._anchors = {}
+        self._anchors, self._names = {}, {}
 
     def loss(self, clean: Pass) -> Tensor:
         """alpha/2 ||w_S - w_S^0||^2 + beta/2 ||w_N||^2."""
         weights: list[tuple[Tensor, Tensor]] = []
         heads: list[Tensor] = []
-        for name, weight, _ in trainable(unwrap(clean.model)):
-            if name in self._anchors:
-                weights.append((weight, self._anchors[name].to(weight.device)))
+        for _, weight, _ in trainable(unwrap(clean.model)):
+            if weight in self._names:
+                weights.append((weight, self._anchors[self._names[weight]].to(weight.device)))
             else:
                 heads.append(weight)
         pulled = [weight for weight, _ in weights]

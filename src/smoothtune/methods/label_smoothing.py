@@ -24,9 +24,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.divergence import Head, heads, masked_mean
+from smoothtune.divergence import Head, head_mean, heads
+from smoothtune.next_token import is_next_token_model, targets
 from smoothtune.passes import Pass
 from smoothtune.regularizer import STRICT, Regularizer
+from smoothtune.taps import unwrap
 
 
 def smoothed_cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
@@ -70,6 +72,8 @@ class LabelSmoothing(Regularizer):
         found = heads(clean)
         names = ["labels"] if len(found) == 1 else ["start_positions", "end_positions"]
         labels = [clean.batch[name] for name in names]
+        if is_next_token_model(unwrap(clean.model)):
+            labels = [targets(clean.batch)]
         return torch.stack(
             [self._loss(head, label) for head, label in zip(found, labels, strict=True)]
         ).mean()
@@ -84,4 +88,4 @@ class LabelSmoothing(Regularizer):
         classes = head.logits.shape[-1]
         counted = head.mask & (labels >= 0) & (labels < classes)
         losses = smoothed_cross_entropy(head.logits, labels.clamp(0, classes - 1), self.smoothing)
-        return masked_mean(losses.where(counted, 0.0), head.mask).mean()
+        return head_mean(losses.where(counted, 0.0), head)

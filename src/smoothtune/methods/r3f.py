@@ -27,10 +27,11 @@ from torch import Tensor, nn
 
 from smoothtune import random
 from smoothtune.divergence import divergence
+from smoothtune.next_token import is_next_token_model
 from smoothtune.noise import relative_norm
 from smoothtune.passes import Dropout, Pass
 from smoothtune.regularizer import STRICT, Positive, Regularizer
-from smoothtune.taps import Point
+from smoothtune.taps import Point, embedding_table
 from smoothtune.weights import head_modules, restore, substitute, trained_weight
 
 
@@ -82,9 +83,10 @@ class R4F(R3F):
         """Normalize the linear layers of the head.
 
         Raises:
-            ValueError: the model has no linear layer outside its base model.
+            ValueError: the model has no linear layer outside its base model, or a language-model
+                head that is the word embeddings too.
         """
-        layers = [module for module in head_modules(model) if isinstance(module, nn.Linear)]
+        layers = _head_layers(model)
         if not layers:
             raise ValueError(
                 f"{type(model).__name__} has no linear layer outside its base model, so r4f has no "
@@ -108,3 +110,15 @@ class R4F(R3F):
         """Take them back."""
         for i, layer in enumerate(self._head):
             trained_weight(layer).data.copy_(state[str(i)])
+
+
+def _head_layers(model: nn.Module) -> list[nn.Linear]:
+    if not is_next_token_model(model):
+        return [module for module in head_modules(model) if isinstance(module, nn.Linear)]
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    if head.weight is embedding_table(model):
+        raise ValueError(
+            f"the head of {type(model).__name__} is its word embeddings too, so r4f cannot "
+            "normalize the one and leave the other: use r3f"
+        )
+    return [head]

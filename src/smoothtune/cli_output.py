@@ -1,0 +1,77 @@
+"""What the command line prints, and how it ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+FAILED, USAGE, DATA, STOPPED = 1, 2, 3, 75
+"""Exit codes; 0 is success. 75: stopped by a signal, and resumable."""
+
+
+@contextmanager
+def errors_as_exit_codes() -> Iterator[None]:
+    """Turn the errors a user can mend into a message and an exit code."""
+    from smoothtune.data import DataError
+    from smoothtune.models import ModelError
+    from smoothtune.objective import NonFiniteLoss
+    from smoothtune.result import OutputError
+    from smoothtune.run import Stopped
+    from smoothtune.yaml_file import ConfigError
+
+    try:
+        yield
+    except (ConfigError, ModelError, OutputError) as error:
+        fail(str(error), USAGE)
+    except DataError as error:
+        fail(str(error), DATA)
+    except NonFiniteLoss as error:
+        fail(str(error), FAILED)
+    except Stopped as error:
+        fail(str(error), STOPPED)
+
+
+def fail(message: str, code: int) -> NoReturn:
+    """End with a message and an exit code."""
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)
+
+
+def output_console() -> Console:
+    """Where all goes; numbers are not coloured."""
+    return Console(highlight=False)
+
+
+def show_method(method: Any) -> None:
+    """A method with its equation, fields and departures from the paper."""
+    typer.echo(f"{method.name}: {method.title}\n{method.summary}")
+    for title in ("reference", "equation", "departures"):
+        typer.echo(f"\n{title.capitalize()}:\n{_indented(getattr(method, title))}")
+    typer.echo("\nFields:")
+    for field in method.fields:
+        typer.echo(f"  {field.name}: {field.type}, default {field.default!r}")
+        if field.description:
+            typer.echo(f"      {field.description}")
+    typer.echo(f"\nUse it: smoothtune train --method {method.name}:FIELD=VALUE ...")
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}".rstrip() for line in text.splitlines())
+
+
+def show_rows(titles: list[str], rows: list[list[str]]) -> None:
+    """A table in a terminal, tab-separated lines elsewhere."""
+    console = output_console()
+    if not console.is_terminal:
+        for row in rows:
+            typer.echo("\t".join(row))
+        return
+    table = Table(*titles)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)

@@ -1,0 +1,218 @@
+"""Long contexts as overlapping windows, with the answer's place among the tokens.
+
+A window is a row with the question and as much of the context as fits. A token is part of an
+answer if it covers any of its characters, so an answer that begins or ends inside a token is
+widened to whole tokens. Where a window does not hold the whole answer, its target is the first
+special token, as in transformers' question-answering example.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from datasets import Dataset
+from tokenizers import Encoding
+from transformers import PreTrainedTokenizerBase
+
+from smoothtune.data.checks import DataError
+from smoothtune.data.tasks import Spans
+from smoothtune.data.tokenizing import cached_map
+from smoothtune.models import ModelError
+
+LARGE = 2_000
+"""Questions from which a progress bar is shown and the result is cached."""
+
+
+class Place(NamedTuple):
+    """Tokens of an answer, the last one included, and whether the window holds all of it."""
+
+    start: int
+    end: int
+    whole: bool
+
+
+def tokenize_windows(
+    examples: Dataset,
+    tokenizer: PreTrainedTokenizerBase,
+    spans: Spans,
+    *,
+    max_seq_length: int,
+    content: str,
+    num_proc: int | None = None,
+) -> Dataset:
+    """Tokenizes questions with windows of their contexts, without padding.
+
+    Args:
+        examples: columns question, context, answers (texts), answer_start (characters), example_id.
+        tokenizer: the model's, with the `tokenizers` library behind it.
+        spans: gives `doc_stride`.
+        max_seq_length: length of a full window in tokens.
+        content: fingerprint of `examples`, part of the cache's key.
+        num_proc: processes; None: this one, with the threads of the tokenizer.
+
+    Returns:
+        The tokenizer's columns; start_positions and end_positions of the first answer, and
+        holds_answer, whether it is in the window; cls_index; context_start, the first token of the
+        context; offset_start and offset_end, the characters of each token of the context; length;
+        context, answers and example_id.
+
+    Raises:
+        DataError: A question leaves too little room for the context.
+        ModelError: The tokenizer gives no offsets, or pads on the left.
+    """
+    if not tokenizer.is_fast or tokenizer.padding_side != "right":
+        raise ModelError(
+            "question answering needs a tokenizer of the tokenizers library (a fast one) that pads "
+            f"on the right, not {type(tokenizer).__name__}, padding_side={tokenizer.padding_side!r}"
+        )
+    _check_questions(examples, tokenizer, spans.doc_stride, max_seq_length)
+
+    def encode(batch: pa.Table) -> pa.Table:
+        return _encode(batch, tokenizer, spans.doc_stride, max_seq_length)
+
+    encode(examples.select([0]).data.table)  # leaves the tokenizer in the state that is hashed
+    rows = cached_map(
+        examples.with_format("arrow"),
+        encode,
+        f"windows {content} {max_seq_length} {spans.doc_stride}",
+        tokenizer,
+        large=len(examples) >= LARGE,
+        num_proc=num_proc,
+    )
+    return rows.with_format(None)
+
+
+def _check_questions(
+    examples: Dataset, tokenizer: PreTrainedTokenizerBase, doc_stride: int, max_seq_length: int
+) -> None:
+    """The context must get more tokens than two windows share."""
+    room = max_seq_length - doc_stride - tokenizer.num_special_tokens_to_add(pair=True)
+    questions = examples["question"][:]
+    # A token has a byte at least, so most questions are known to be short enough.
+    for row in (i for i, text in enumerate(questions) if len(text.encode()) >= room - 1):
+        ids = tokenizer(questions[row].lstrip(), add_special_tokens=False, verbose=False)
+        if len(ids["input_ids"]) >= room:
+            raise DataError(
+                f"row {examples['example_id'][row]}: the question has {len(ids['input_ids'])} "
+                f"tokens, so windows of max_seq_length {max_seq_length} leave the context no more "
+                f"than doc_stride {doc_stride}; raise max_seq_length or lower doc_stride"
+            )
+
+
+def _encode(
+    batch: pa.Table, tokenizer: PreTrainedTokenizerBase, doc_stride: int, max_seq_length: int
+) -> pa.Table:
+    columns = batch.to_pydict()
+    encoded = tokenizer(
+        [question.lstrip() for question in columns["question"]],
+        columns["context"],
+        truncation="only_second",
+        max_length=max_seq_length,
+        stride=doc_stride,
+        return_overflowing_tokens=True,
+        verbose=False,
+    )
+    source = encoded["overflow_to_sample_mapping"]
+    windows = encoded.encodings
+    is_first = [i == 0 or source[i] != source[i - 1] for i in range(len(source))]
+    is_last = [*is_first[1:], True]
+    found: dict[str, list] = {
+        name: []
+        for name in (
+            *("start_positions", "end_positions", "holds_answer", "cls_index", "context_start"),
+            *("offset_start", "offset_end", "length"),
+        )
+    }
+    for i, window in enumerate(windows):
+        first, begins, ends = context_offsets(window)
+        cls_index = _cls_index(window, tokenizer)
+        texts, starts = columns["answers"][source[i]], columns["answer_start"][source[i]]
+        place = Place(0, 0, False)
+        if texts:
+            place = locate(
+                texts[0], starts[0], begins, ends, at_start=is_first[i], at_end=is_last[i]
+            )
+        found["holds_answer"].append(place.whole)
+        found["start_positions"].append(first + place.start if place.whole else cls_index)
+        found["end_positions"].append(first + place.end if place.whole else cls_index)
+        found["cls_index"].append(cls_index)
+        found["context_start"].append(first)
+        found["offset_start"].append(begins)
+        found["offset_end"].append(ends)
+        found["length"].append(len(window.ids))
+    inputs = {
+        name: pa.array(encoded[name], pa.list_(pa.int32()))
+        for name in tokenizer.model_input_names
+        if name in encoded
+    }
+    kept = batch.select(["context", "answers", "example_id"]).take(pa.array(source))
+    numbers = {name: _arrow(values) for name, values in found.items()}
+    return pa.table(inputs | numbers | dict(zip(kept.column_names, kept.columns, strict=True)))
+
+
+def _arrow(values: list) -> pa.Array:
+    if not isinstance(values[0], np.ndarray):
+        return pa.array(values)
+    ends = np.cumsum([0, *map(len, values)])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(np.concatenate(values)))
+
+
+def context_offsets(window: Encoding) -> tuple[int, np.ndarray, np.ndarray]:
+    """The first token of the context, and the characters that each token of it covers.
+
+    Args:
+        window: a question and a context in the tokenizers library's form.
+
+    Returns:
+        Number of the token; first character (n,); the character after the last one (n,).
+    """
+    sequences = window.sequence_ids
+    if 1 not in sequences:
+        return len(sequences), *np.empty((2, 0), np.int32)
+    first = sequences.index(1)
+    count = sequences.count(1)
+    offsets = np.array(window.offsets[first : first + count], np.int32)
+    return first, offsets[:, 0].copy(), offsets[:, 1].copy()
+
+
+def locate(
+    text: str,
+    start: int,
+    begins: np.ndarray,
+    ends: np.ndarray,
+    *,
+    at_start: bool = True,
+    at_end: bool = True,
+) -> Place:
+    """The least tokens that cover an answer, blanks at its ends left out.
+
+    Args:
+        text: the answer.
+        start: its first character in the context.
+        begins: (n,) first character of each token of the window's part of the context.
+        ends: (n,) the character after the last one of each token.
+        at_start: whether the window begins where the context does.
+        at_end: whether it ends where the context does.
+
+    Returns:
+        Token numbers, from 0 at the first token of the context. `whole` is False where a part of
+        the answer is outside the window, or no token covers it.
+
+    >>> locate("ow", 3, np.array([0, 2, 5]), np.array([1, 5, 6]))  # inside "low"
+    Place(start=1, end=1, whole=True)
+    """
+    begin = start + len(text) - len(text.lstrip())
+    end = start + len(text.rstrip())
+    first = int(np.searchsorted(ends, begin, side="right"))
+    last = int(np.searchsorted(begins, end, side="left")) - 1
+    # Characters without a token, as blanks, may stand before the first and after the last token.
+    whole = first <= last and (at_start or begin >= begins[0]) and (at_end or end <= ends[-1])
+    return Place(first, last, bool(whole))
+
+
+def _cls_index(window: Encoding, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The token that stands for no answer."""
+    known = tokenizer.cls_token_id is not None and tokenizer.cls_token_id in window.ids
+    return window.ids.index(tokenizer.cls_token_id) if known else 0

@@ -1,0 +1,132 @@
+"""The trainer of sentence-transformers: all texts of a batch in one forward.
+
+Its losses call the model once for every column of texts. Methods need one forward that they can
+repeat with a perturbation. So the columns are stacked into one batch of texts, the model runs on
+that, and a stand-in for the model hands the loss the embeddings of its columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import Trainer
+
+from smoothtune.taps import unwrap
+
+TEXT = ("input_ids", "attention_mask", "token_type_ids")
+Column = dict[str, Any]
+
+
+def is_embedding_trainer(trainer: Trainer) -> bool:
+    """Whether a trainer is sentence-transformers' one for embedding models."""
+    return any(cls.__name__ == "SentenceTransformerTrainer" for cls in type(trainer).__mro__)
+
+
+def stacked(columns: list[Column]) -> dict[str, Tensor]:
+    """The texts of all columns, one below the other, padded on the right to one length.
+
+    Args:
+        columns: token ids and masks (B, T_c), for every column its own length.
+
+    Returns:
+        Model inputs (number of columns * B, max T_c).
+
+    Raises:
+        ValueError: a column holds something else, or is padded on the left.
+    """
+    for column in columns:
+        if other := sorted({key for key, x in column.items() if isinstance(x, Tensor)} - {*TEXT}):
+            raise ValueError(f"{', '.join(other)}: only texts are verified, without prompt lengths")
+        if not bool((column["attention_mask"][:, 0] == 1).all()):
+            raise ValueError('texts are padded on the left: set tokenizer.padding_side = "right"')
+    longest = max(column["input_ids"].shape[1] for column in columns)
+    return {
+        name: torch.cat([F.pad(c[name], (0, longest - c[name].shape[1])) for c in columns])
+        for name in TEXT
+        if name in columns[0]
+    }
+
+
+class EmbeddingTask:
+    """The trainer's loss over one batch, from one forward over the texts of all its columns."""
+
+    def __init__(self, trainer: Any, inputs: dict[str, Any]):
+        """Take a batch apart as the trainer's `compute_loss` does."""
+        inputs = dict(inputs)
+        self.loss = trainer.loss
+        if isinstance(self.loss, dict):
+            self.loss = self.loss[inputs.pop("dataset_name")]
+        self.trainer = trainer
+        self.columns, self.labels = trainer.collect_features(inputs)
+        self.batch = stacked(self.columns)
+        self.batch["labels"] = torch.zeros_like(self.batch["input_ids"][:, 0])  # there is a loss
+
+    def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
+        """Embed all texts once; () the loss, and the outputs with `sentence_embedding` (N, D)."""
+        outputs = dict(model({name: batch[name] for name in TEXT if name in batch}))
+        known = Embedded(unwrap(model), self.columns, outputs)
+        from sentence_transformers.base.losses.merged_forward import column_merging_disabled
+
+        with _standing_in(self.loss, known), column_merging_disabled():
+            loss = self.loss(self.columns, self.labels)
+        if known.asked != len(self.columns):
+            raise ValueError(_SEVERAL.format(type(self.loss).__name__))
+        if isinstance(loss, dict):
+            self.trainer.track_loss_components(loss)
+            loss = torch.stack(list(loss.values())).sum()
+        return loss, outputs
+
+
+_SEVERAL = (
+    "{} does not call the model exactly once for every column of texts, as methods need it: use a "
+    "loss that does, such as MultipleNegativesRankingLoss without its cached form"
+)
+
+
+class Embedded(nn.Module):
+    """Stands in for a model whose outputs are known; its other attributes are the model's."""
+
+    def __init__(self, model: nn.Module, columns: list[Column], outputs: dict[str, Any]):
+        super().__init__()
+        self.__dict__["embedder"] = model  # no submodule: nothing may be moved or trained here
+        self.columns, self.outputs, self.asked = columns, outputs, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["embedder"], name)
+
+    def forward(self, column: Column, **options: Any) -> dict[str, Any]:
+        """The outputs of the texts of one column."""
+        number = self.asked
+        if number >= len(self.columns) or column is not self.columns[number]:
+            raise ValueError(_SEVERAL.format("the loss"))
+        self.asked += 1
+        size, length = column["input_ids"].shape
+        rows = slice(number * size, (number + 1) * size)
+        found = {k: x[rows] for k, x in self.outputs.items() if isinstance(x, Tensor)}
+        if "token_embeddings" in found:
+            found["token_embeddings"] = found["token_embeddings"][:, :length]
+        return {**column, **found, "attention_mask": column["attention_mask"]}
+
+
+@contextmanager
+def _standing_in(loss: nn.Module, known: Embedded) -> Iterator[None]:
+    """The stand-in wherever the loss, or a loss within it, holds the model."""
+    owners = [
+        module
+        for module in loss.modules()
+        if (held := module._modules.get("model")) is not None
+        and hasattr(unwrap(held), "transformers_model")  # or a teacher runs, with another model
+    ]
+    models = [module._modules["model"] for module in owners]
+    for module in owners:
+        module._modules["model"] = known
+    try:
+        yield
+    finally:
+        for module, model in zip(owners, models, strict=True):
+            module._modules["model"] = model

@@ -1,0 +1,192 @@
+"""Low-rank adapters on a frozen model: made, saved and read in the form of peft.
+
+Reference: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+if TYPE_CHECKING:
+    from torch import nn
+    from transformers import PretrainedConfig
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+TASK_TYPES = {  # peft's names
+    "text-classification": "SEQ_CLS",
+    "token-classification": "TOKEN_CLS",
+    "question-answering": "QUESTION_ANS",
+}
+Name = Annotated[str, Field(min_length=1)]
+
+
+class LoraSettings(BaseModel):
+    """Adapters W + alpha / r B A on chosen linear layers; all other weights are frozen."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+    r: Annotated[int, Field(ge=1)] = 8
+    """Rank of the adapters."""
+    alpha: Annotated[float, Field(gt=0)] = 8.0
+    """Scale of the adapters, over r."""
+    dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Dropout of what an adapter reads."""
+    target_modules: Annotated[list[Name], Field(min_length=1)] | Name | None = None
+    """Names of layers, or all-linear; unset: what peft has for the architecture."""
+    modules_to_save: Annotated[list[Name], Field(min_length=1)] | None = None
+    """Modules trained and saved whole; unset: the new head."""
+
+
+class LoraError(ValueError):
+    """Adapters that cannot be made or read; the message says what to do."""
+
+
+def import_peft() -> Any:
+    """Peft, which is an extra.
+
+    Raises:
+        LoraError: it is not installed.
+    """
+    try:
+        import peft
+    except ImportError as error:
+        raise LoraError('LoRA needs peft: pip install "smoothtune[lora]"') from error
+    return peft
+
+
+def add_lora(
+    model: nn.Module,
+    settings: LoraSettings,
+    task_type: str,
+    new_weights: Iterable[str],
+    *,
+    seed: int,
+) -> Any:
+    """Put adapters on a model and freeze the rest.
+
+    Args:
+        model: a transformers model with a head for its task.
+        settings: of the adapters.
+        task_type: text-classification, question-answering, ...
+        new_weights: names of the weights that are not pre-trained, to be trained whole.
+        seed: of the adapters' first values; the global random state is left alone.
+
+    Returns:
+        The model inside a `PeftModel`.
+
+    Raises:
+        LoraError: peft is not installed, or the settings do not fit the model.
+    """
+    import torch  # not above: the settings alone are needed to check a run file
+
+    peft = import_peft()
+    whole = settings.modules_to_save or _head_modules(model, new_weights)
+    config = peft.LoraConfig(
+        task_type=TASK_TYPES.get(task_type),
+        r=settings.r,
+        lora_alpha=settings.alpha,
+        lora_dropout=settings.dropout,
+        target_modules=settings.target_modules,
+        modules_to_save=whole,
+    )
+    try:
+        with _quiet_peft(), torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return peft.get_peft_model(model, config)
+    except ValueError as error:
+        names = sorted({n.split(".")[-1] for n, m in model.named_modules() if _is_linear(m)})
+        raise LoraError(
+            f"{error} Set target_modules to layers of {type(model).__name__}, such as "
+            f"{', '.join(names)}, or to all-linear"
+        ) from error
+
+
+@contextmanager
+def _quiet_peft() -> Iterator[None]:
+    """Without what peft says about its own old names, and about the layers of GPT-2."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
+        warnings.filterwarnings("ignore", "fan_in_fan_out is set to", UserWarning)
+        yield
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return type(module).__name__ in ("Linear", "Conv1D")
+
+
+def _head_modules(model: nn.Module, new_weights: Iterable[str]) -> list[str]:
+    """What lies outside the base model, and new modules inside it."""
+    prefix = getattr(model, "base_model_prefix", "")
+    outside = [name for name, module in model.named_children() if list(module.parameters())]
+    inside = [name.rpartition(".")[0] for name in new_weights if name.startswith(f"{prefix}.")]
+    return sorted({name for name in outside if name != prefix} | set(inside))
+
+
+def is_adapter(folder: str | Path) -> bool:
+    """Whether a folder holds an adapter of peft instead of a whole model."""
+    return (Path(folder) / ADAPTER_CONFIG).is_file()
+
+
+def save(model: Any, folder: Path) -> None:
+    """Write a model: an adapter as peft does, with the model's ``config.json``; or a plain one."""
+    if not hasattr(model, "peft_config"):
+        model.save_pretrained(folder)
+        return
+    model.save_pretrained(folder, save_embedding_layers=False)
+    base = model.get_base_model()
+    base.config.architectures = [type(base).__name__]  # as a whole model's configuration says
+    base.config.save_pretrained(folder)
+
+
+def merged(model: Any) -> Any:
+    """The plain model whose weights hold the adapters; other models as they are."""
+    return model.merge_and_unload() if hasattr(model, "peft_config") else model
+
+
+def load_merged(
+    folder: str, auto_model: Any, config: PretrainedConfig, **options: Any
+) -> tuple[Any, set[str]]:
+    """Load the model that an adapter was trained on, and merge the adapter into it.
+
+    Args:
+        folder: holds the adapter.
+        auto_model: transformers' auto class for its task.
+        config: of the adapted model, with its labels.
+        options: for `from_pretrained`.
+
+    Returns:
+        The plain model, and names of weights that neither the base model nor the adapter holds.
+
+    Raises:
+        LoraError: peft is not installed, or the base model is not where the adapter says.
+    """
+    peft = import_peft()
+    from safetensors import safe_open
+
+    if not (Path(folder) / ADAPTER_WEIGHTS).is_file():
+        raise LoraError(f"{folder} has no {ADAPTER_WEIGHTS}; adapters are read from safetensors")
+    base = peft.PeftConfig.from_pretrained(folder).base_model_name_or_path
+    try:
+        model, info = auto_model.from_pretrained(
+            base, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options
+        )
+    except OSError as error:
+        raise LoraError(
+            f"{folder} is an adapter of {base}, which cannot be loaded: {error}. Put that model "
+            f"there, or write its place into base_model_name_or_path of {ADAPTER_CONFIG}"
+        ) from error
+    with safe_open(Path(folder) / ADAPTER_WEIGHTS, framework="pt") as file:
+        saved = {name.removeprefix("base_model.model.") for name in file.keys()}  # noqa: SIM118
+    with _quiet_peft():
+        adapted = peft.PeftModel.from_pretrained(model, folder)
+    new = set(info["missing_keys"]) | {key for key, *_ in info["mismatched_keys"]}
+    return adapted.merge_and_unload(), new - saved

@@ -1,0 +1,98 @@
+"""SAM: sharpness-aware minimization.
+
+Reference: Foret, Kleiner, Mobahi, Neyshabur: Sharpness-Aware Minimization for Efficiently Improving
+    Generalization, ICLR 2021 (arXiv 2010.01412); adaptive: Kwon et al., ASAM, ICML 2021
+    (arXiv 2102.11600). Code: davda54/sam.
+
+Equation: the update uses the gradient of L at w + e,   e = rho g / ||g||_2,   g = grad_w L(w),
+    over all trained weights; adaptive: e = rho w^2 g / || |w| g ||_2.
+
+Departures:
+    * It is no optimizer but a loss whose gradient is that at w + e, so it works with any optimizer.
+    * Other methods beside it are not part of the climb: their terms are those at w.
+    * The weights come back bit for bit; the public code adds and subtracts e.
+    * Both passes share dropout masks. The paper does not say.
+    * The climb follows the gradient of a whole batch. Gradient accumulation and several processes
+      would follow one for every part (m-sharpness), and are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import ClassVar
+
+import torch
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from smoothtune import divergence
+from smoothtune.ascent import task_loss
+from smoothtune.known import known
+from smoothtune.passes import Dropout, Pass
+from smoothtune.regularizer import STRICT, Positive, Regularizer
+from smoothtune.taps import unwrap
+
+
+@dataclass(config=STRICT, kw_only=True)
+class SAM(Regularizer):
+    """Train for the worst loss in a small ball around the weights."""
+
+    name: ClassVar[str] = "sam"
+    replaces_task_loss: ClassVar[bool] = True
+    climbs_in_weights: ClassVar[bool] = True
+
+    rho: Positive = 0.05
+    """rho, radius of the ball. Paper: 0.05; adaptive 0.5 to 2."""
+    adaptive: bool = False
+    """Scale the ball with the weights (ASAM)."""
+    dropout: Dropout = "shared"
+    """Dropout masks of the second pass relative to the first."""
+
+    def loss(self, clean: Pass) -> Tensor | None:
+        """L(w + e), with its gradient; None without labels.
+
+        Raises:
+            ValueError: the weights hold gradients of an earlier batch.
+        """
+        if not clean.labeled:
+            return None
+        weights = [w for w in unwrap(clean.model).parameters() if w.requires_grad]
+        if any(w.grad is not None and w.grad.any() for w in weights[-1:]):
+            raise ValueError(
+                "sam follows the gradient of a whole batch, but gradients of an earlier one are "
+                "there: set gradient_accumulation_steps=1 and call optimizer.zero_grad()"
+            )
+        step = self._climb(clean, weights)
+        with moved(weights, step):
+            loss = task_loss(clean.at(dropout=self.dropout))
+            gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+        return known(loss.detach(), gradients, weights)
+
+    def _climb(self, clean: Pass, weights: Sequence[Tensor]) -> list[Tensor]:
+        """e, for every weight."""
+        found = torch.autograd.grad(
+            task_loss(clean), weights, retain_graph=True, materialize_grads=True
+        )
+        sizes = [w.detach().abs() if self.adaptive else torch.ones_like(w) for w in weights]
+        scaled = [s * g for s, g in zip(sizes, found, strict=True)]
+        norm = torch.linalg.vector_norm(torch.stack([s.norm() for s in scaled]))
+        factor = self.rho / norm.clamp(min=torch.finfo(norm.dtype).tiny)
+        self.diagnostics["gradient_norm"] = norm
+        return [divergence.constant(factor * s * g) for s, g in zip(sizes, scaled, strict=True)]
+
+
+@contextmanager
+def moved(weights: Sequence[Tensor], step: Sequence[Tensor]) -> Iterator[None]:
+    """Weights at w + step for a while; graphs made at w stay valid."""
+    before = [w.detach().clone() for w in weights]
+    # .data: autograd must not see a change that is undone before it looks again
+    try:
+        for weight, e in zip(weights, step, strict=True):
+            weight.data.add_(e)
+        torch.clear_autocast_cache()  # it holds 16-bit copies of the weights
+        yield
+    finally:
+        for weight, w in zip(weights, before, strict=True):
+            weight.data.copy_(w)
+        torch.clear_autocast_cache()

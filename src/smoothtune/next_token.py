@@ -1,0 +1,126 @@
+"""Causal language models: the prediction after every token whose next token is a label.
+
+N counts these label tokens over the whole batch. Only they are given to the language-model head, so
+the (B, T, V) logits of the whole batch never exist. A loss over them is a sum divided by
+`num_items_in_batch`, where a batch holds it under that name, and by N where it does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from smoothtune.taps import is_causal, unwrap
+
+IGNORED = -100
+CHUNK = 2**24
+"""Logits that are widened to float32 at once, 64 MiB of them."""
+
+
+def is_next_token_model(model: nn.Module) -> bool:
+    """Whether an unwrapped model predicts the next token: a decoder with a language-model head."""
+    head = getattr(model, "get_output_embeddings", None)
+    return callable(head) and head() is not None and is_causal(model)
+
+
+def predicting(batch: Mapping[str, Any]) -> Tensor:
+    """(B, T-1) True where the next token is a label; without labels, where it is a real token."""
+    labels = batch.get("labels")
+    if labels is not None:
+        return labels[:, 1:] != IGNORED
+    mask = batch.get("attention_mask")
+    mask = torch.ones_like(batch["input_ids"]) if mask is None else mask
+    return (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
+
+
+def targets(batch: Mapping[str, Any]) -> Tensor:
+    """(N,) the labels, in the order of the logits of `next_token_task`."""
+    return batch["labels"][:, 1:][predicting(batch)]
+
+
+def num_items(batch: Mapping[str, Any]) -> Tensor:
+    """() what sums over label tokens are divided by, at least 1.
+
+    `num_items_in_batch`, if the batch holds it: with gradient accumulation or several processes,
+    the label tokens of one update divided by its number of batches.
+    """
+    given = batch.get("num_items_in_batch")
+    count = predicting(batch).sum() if given is None else torch.as_tensor(given)
+    return count.to(batch["input_ids"].device).clamp(min=1)
+
+
+def next_token_task(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
+    """Run a causal language model with its head on the label tokens only.
+
+    Args:
+        model: as the loop holds it, wrappers included.
+        batch: model inputs by name.
+
+    Returns:
+        () sum of the cross entropies over `num_items`, None without labels; and the outputs, whose
+        `logits` are (N, V).
+    """
+    inputs = {k: v for k, v in batch.items() if k not in ("labels", "num_items_in_batch")}
+    keep = predicting(batch)
+
+    def choose(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        return (args[0][:, :-1][keep][None], *args[1:])
+
+    head: Any = unwrap(model)
+    handle = head.get_output_embeddings().register_forward_pre_hook(choose)
+    try:
+        outputs = model(**{"use_cache": False} | inputs)
+    finally:
+        handle.remove()
+    logits = outputs["logits"][0]
+    if "labels" not in batch:
+        return None, {"logits": logits}
+    losses = in_chunks(cross_entropies, logits, targets(batch))
+    return losses.sum() / num_items(batch), {"logits": logits}
+
+
+def label_logits(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """(N, V) of the label tokens, from all logits (B, T, V) or from what is chosen already."""
+    return logits if logits.ndim == 2 else logits[:, :-1][predicting(batch)]
+
+
+def by_example(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """(B, M, V) logits of every example's label tokens, M the largest number of them, then zeros.
+
+    Args:
+        logits: (N, V).
+        batch: says which example a label token belongs to.
+    """
+    keep = predicting(batch)
+    rows, _ = keep.nonzero(as_tuple=True)
+    columns = (keep.cumsum(1) - 1)[keep]
+    filled = logits.new_zeros(len(keep), int(keep.sum(1).max()), logits.shape[-1])
+    return filled.index_put((rows, columns), logits)
+
+
+def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+    """(N,) -log p of the labels, in float32 or wider."""
+    wide = torch.promote_types(logits.dtype, torch.float32)
+    return F.cross_entropy(logits.to(wide), labels, reduction="none")
+
+
+def in_chunks(function: Callable[..., Tensor], first: Tensor, *others: Tensor) -> Tensor:
+    """A function of rows, computed a chunk of rows at a time; the backward computes it again.
+
+    So what it makes of the logits (their float32, softmax, logarithm) exists for one chunk only.
+
+    Args:
+        function: tensors (n, ...) -> (n, ...), row by row.
+        first: (N, ..., V) decides about the size of the chunks.
+        others: (N, ...).
+    """
+    rows = max(1, CHUNK // max(1, first[:1].numel()))
+    if len(first) <= rows:
+        return function(first, *others)
+    parts = zip(*(tensor.split(rows) for tensor in (first, *others)), strict=True)
+    return torch.cat([checkpoint(function, *part, use_reentrant=False) for part in parts])

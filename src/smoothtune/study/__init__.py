@@ -1,0 +1,1 @@
+"""Studies: methods x tasks x seeds, run to the end and judged by named tests."""

@@ -1,0 +1,287 @@
+"""A study file: what is compared, on what, and how often; checked down to every single run."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from smoothtune.config import RunConfig, load_config, unknown
+from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read_entry
+from smoothtune.study.files import Source, read_study_file
+from smoothtune.yaml_file import ConfigError, Location, Problem, dotted
+
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+TestName = Literal["welch", "paired t", "wilcoxon", "permutation"]
+Part = Literal["calibration", "robustness", "corruption", "smoothness", "drift"]
+
+PLAIN, LONGER = "plain", "plain_more_epochs"
+DEMO = "demo"
+"""The task of generated sentences."""
+
+
+class Paper(BaseModel):
+    """Printed numbers, to stand beside the study's own."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    source: str
+    """Paper and table."""
+    columns: list[str]
+    """What the numbers of a cell are: mean, sd, max."""
+    model: str = ""
+    values: dict[str, dict[str, list[float | None]]]
+    """Numbers by task and by label of the study's entries; null: not printed."""
+    notes: str = ""
+
+
+class StudyConfig(BaseModel):
+    """What a study file holds beside the fields of a run."""
+
+    model_config = ConfigDict(
+        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
+    )
+
+    title: str = ""
+    notes: str = ""
+    """Printed with the report: what is reconstructed, what is not comparable."""
+    seeds: Annotated[list[Seed], Field(min_length=1)] = [0, 1, 2, 3, 4]
+    more_epochs: Annotated[float, Field(gt=1)] | None = 2.0
+    """Plain fine-tuning is also run this many times longer; null: not."""
+    test: TestName = "welch"
+    """The test whose p-values decide; the others are shown as well."""
+    selection_seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
+    """Seeds with which settings are compared; unset: the first of `seeds`."""
+    selection_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """Share of the training rows that settings are compared on."""
+    max_settings: Annotated[int, Field(ge=1)] | None = None
+    """Of a larger grid, try this many settings drawn at random."""
+    evaluate: list[Part] = []
+    """Parts of `smoothtune evaluate` for every run."""
+    noise_curve: bool = False
+    """Score under Gaussian noise on the embeddings, for every run."""
+    keep_models: bool = False
+    """Keep the model folders, under ``models/``."""
+    paper: list[Paper] = []
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What all methods of one comparison have in common."""
+
+    task: str
+    model: str
+    max_train_samples: int | None
+    fields: dict[str, Any]
+    """Fields of the run."""
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study, every run of which is valid."""
+
+    name: str
+    config: StudyConfig
+    conditions: list[Condition]
+    entries: list[Entry]
+    runs: dict[tuple[int, int, int], RunConfig] = field(repr=False)
+    """The run of condition, entry and setting, by their numbers, with the first seed."""
+
+    @property
+    def selection_seeds(self) -> list[int]:
+        """Seeds with which settings are compared."""
+        return self.config.selection_seeds or self.config.seeds[:1]
+
+
+def load_study(
+    file: str | Path, *, scale: str | None = None, options: Mapping[str, Any] | None = None
+) -> Study:
+    """Read a study and check every run in it.
+
+    Args:
+        file: a YAML file.
+        scale: one of the file's ``scales``, whose keys win over the others.
+        options: fields by name that win over the file, from the command line; None: not given.
+
+    Returns:
+        The study. Plain fine-tuning is in it, and `LONGER` beside it, whether listed or not.
+
+    Raises:
+        ConfigError: with all that is wrong, each with file, line and field.
+    """
+    reader = _Reader(read_study_file(Path(file), scale))
+    for key, value in (options or {}).items():
+        if value is not None:
+            reader.source.put(key, value, "--" + key.replace("_", "-"))
+    return reader.study(Path(file).stem + (f" ({scale})" if scale else ""))
+
+
+class _Reader:
+    """Takes a source apart and collects what is wrong."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def study(self, name: str) -> Study:
+        self._stop_at_problems()
+        config = self._config()
+        common, search = self._common()
+        conditions = self._conditions(common)
+        entries = self._entries(config, search)
+        runs: dict[tuple[int, int, int], RunConfig] = {}
+        numbered = itertools.product(enumerate(conditions), enumerate(entries))
+        for (c, condition), (e, entry) in numbered:
+            for s, setting in enumerate(entry.settings):
+                run = self._run(condition, entry, setting, config.seeds[0])
+                if run is not None:
+                    runs[c, e, s] = run
+        self._stop_at_problems()
+        return Study(name, config, conditions, entries, runs)
+
+    def _stop_at_problems(self) -> None:
+        if self.source.problems:
+            raise ConfigError(list(dict.fromkeys(self.source.problems)))
+
+    def report(self, location: Location, message: str) -> None:
+        """Note a problem at the nearest known place."""
+        self.source.problems.append(Problem(self.source.place(location), dotted(location), message))
+
+    def _config(self) -> StudyConfig:
+        """The keys that are not fields of a run."""
+        values = {k: v for k, v in self.source.values.items() if k in StudyConfig.model_fields}
+        known = RUN_FIELDS | set(StudyConfig.model_fields) | {"methods"}
+        for key in self.source.values:
+            if key == "seed":
+                self.report((key,), "write seeds: [0, 1, 2]")
+            elif key not in known:
+                self.report((key,), unknown("field", key, known))
+        if isinstance(values.get("paper"), Mapping):
+            values["paper"] = [values["paper"]]
+        try:
+            config = StudyConfig.model_validate(values)
+        except ValidationError as error:
+            for detail in error.errors():
+                self.report(detail["loc"], detail["msg"].removeprefix("Value error, "))
+            self._stop_at_problems()
+            raise
+        if len(set(config.seeds)) < len(config.seeds):
+            self.report(("seeds",), "holds a seed twice")
+        return config
+
+    def _common(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Fields that all runs share, and fields that are searched for all entries."""
+        grids = ("task", "model", "max_train_samples")
+        common = {
+            key: value
+            for key, value in self.source.values.items()
+            if key in RUN_FIELDS and key not in grids
+        }
+        search = {key: common.pop(key) for key in list(common) if is_search(key, common[key])}
+        return common, search
+
+    def _conditions(self, common: dict[str, Any]) -> list[Condition]:
+        """Tasks x models x training-set sizes."""
+        values, found = self.source.values, []
+        grid = itertools.product(
+            _numbered(values.get("task"), "task"),
+            _numbered(values.get("model", "minilm"), "model"),
+            _numbered(values.get("max_train_samples"), "max_train_samples"),
+        )
+        for (task, location), (model, _), (size, _) in grid:
+            fields = dict(task) if isinstance(task, Mapping) else {"name": task}
+            name = fields.pop("name", None)
+            if not isinstance(name, str) or not set(fields) <= RUN_FIELDS:
+                wrong = [key for key in fields if key not in RUN_FIELDS]
+                what = unknown("field", wrong[0], RUN_FIELDS) if wrong else "write task: NAME"
+                self.report(location, what)
+                continue
+            if not isinstance(model, str):
+                self.report(("model",), f"must be a name, not {model!r}")
+                continue
+            run = common | {"max_train_samples": size, "model": model} | fields
+            run |= _data_of(name, run)
+            found.append(Condition(name, model, run["max_train_samples"], run | {"task": name}))
+        # a task with a size of its own comes once, whatever the sizes of the others
+        unique = {json.dumps(condition.fields, sort_keys=True): condition for condition in found}
+        return list(unique.values())
+
+    def _entries(self, config: StudyConfig, search: dict[str, Any]) -> list[Entry]:
+        """The file's entries, and the plain ones that belong to every study."""
+        listed = self.source.values.get("methods", [])
+        if not isinstance(listed, list):
+            self.report(("methods",), "must be a list: [plain, lnsr, [mixout, r3f]]")
+            return []
+        entries = [
+            read_entry(item, ("methods", index), search, self.report)
+            for index, item in enumerate(listed)
+        ]
+        if PLAIN not in [entry.label for entry in entries]:
+            entries.insert(0, read_entry(PLAIN, ("methods",), search, self.report))
+        labels = [entry.label for entry in entries]
+        plain = entries[labels.index(PLAIN)]
+        if any(list(setting.methods) != [PLAIN] for setting in plain.settings):
+            self.report(plain.location, "the label plain belongs to plain fine-tuning")
+        if config.more_epochs is not None and LONGER not in labels:
+            settings = [Setting(s.methods, s.changes, config.more_epochs) for s in plain.settings]
+            entries.insert(labels.index(PLAIN) + 1, Entry(LONGER, settings, plain.location))
+        for entry in entries:
+            if labels.count(entry.label) > 1:
+                message = f"{entry.label!r} stands twice; give one of them a label"
+                self.report(entry.location, message)
+        return entries
+
+    def _run(
+        self, condition: Condition, entry: Entry, setting: Setting, seed: int
+    ) -> RunConfig | None:
+        """One run, checked; its problems are reported where the file says so."""
+        options = condition.fields | setting.changes
+        if setting.epochs_factor != 1:
+            options |= _longer(options, setting.epochs_factor)
+        options |= {"seed": seed, "methods": setting.methods, "output_dir": "unset"}
+        try:
+            return load_config(options={"cost_steps": 0} | options)
+        except ConfigError as error:
+            for problem in error.problems:
+                place = self._place(problem.field, entry)
+                self.source.problems.append(Problem(place, problem.field, problem.message))
+            return None
+
+    def _place(self, name: str, entry: Entry) -> str:
+        """Where the file says the field of a run."""
+        key = name.split(".")[-1].split("[")[0]
+        known = [(*entry.location, key), (key,)]
+        if name.startswith("methods"):
+            known = [(*entry.location, key), entry.location]
+        places = self.source.places
+        return next((places[at] for at in known if at in places), self.source.place(known[-1]))
+
+
+def _numbered(value: Any, key: str) -> Sequence[tuple[Any, Location]]:
+    """A value or a list of values, each with its location."""
+    if isinstance(value, list) and value:
+        return [(item, (key, index)) for index, item in enumerate(value)]
+    return [(value, (key,))]
+
+
+def _data_of(task: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a task's data is: a folder of data sets has a sub-folder for each task."""
+    data = run.get("data")
+    if task == DEMO and run.get("text_columns") is None:
+        return {"data": DEMO, "text_columns": ["sentence"]}
+    if isinstance(data, str) and (Path(data).expanduser() / task).is_dir():
+        return {"data": str(Path(data) / task)}
+    return {}
+
+
+def _longer(run: Mapping[str, Any], factor: float) -> dict[str, Any]:
+    """More epochs, or more steps where the run says steps."""
+    steps = run.get("max_steps", -1)
+    if isinstance(steps, int) and steps > 0:
+        return {"max_steps": round(steps * factor)}
+    epochs = run.get("num_train_epochs", RunConfig.model_fields["num_train_epochs"].default)
+    return {"num_train_epochs": epochs * factor} if isinstance(epochs, int | float) else {}

@@ -1,0 +1,171 @@
+"""Entries of a study's ``methods``: what is compared, and the settings to choose from.
+
+An entry is a name (``lnsr`` or ``lnsr:noise=in_manifold``), a mapping (``{name: jachess,
+every: 8}``), or a list of these, which is a composition. A mapping may also hold ``label``,
+``epochs_factor`` and fields of a run, such as ``learning_rate``; with ``methods:`` in the place of
+``name:`` it is a composition. A list in the place of a single value is a grid over it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from smoothtune.config import RunConfig, parse_method
+from smoothtune.yaml_file import ConfigError, Location
+
+RUN_FIELDS = frozenset(RunConfig.model_fields) - {
+    "output_dir",
+    "overwrite_output_dir",
+    "methods",
+    "seed",
+}
+"""Fields of a run that a study may set."""
+Report = Callable[[Location, str], None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One way to train."""
+
+    methods: dict[str, dict[str, Any]]
+    """Fields by method, those that are set."""
+    changes: dict[str, Any] = field(default_factory=dict)
+    """Fields of the run that differ from the study's."""
+    epochs_factor: float = 1.0
+    """Training is this much longer."""
+
+    def describe(self) -> str:
+        """The setting in one line, as ``lnsr weight=0.5 learning_rate=0.0001``."""
+        parts = [
+            " ".join([name, *(f"{key}={value}" for key, value in fields.items())])
+            for name, fields in self.methods.items()
+        ]
+        changes = [f"{key}={value}" for key, value in self.changes.items()]
+        longer = [f"epochs_factor={self.epochs_factor:g}"] * (self.epochs_factor != 1)
+        return " ".join(["+".join(parts), *changes, *longer])
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One row of the study's tables."""
+
+    label: str
+    settings: list[Setting]
+    """One, or several to choose from on a part of the training data."""
+    location: Location
+
+
+def read_entry(item: Any, location: Location, search: Mapping[str, Any], report: Report) -> Entry:
+    """Read one entry; what is wrong is reported, and a rest that can be used is returned.
+
+    Args:
+        item: from the file.
+        location: of the item.
+        search: lists of values for fields of the run, tried for every entry.
+        report: is told what is wrong, and where.
+    """
+    mapping = dict(item) if isinstance(item, Mapping) else {}
+    label, factor = mapping.pop("label", None), mapping.pop("epochs_factor", 1.0)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
+        report((*location, "epochs_factor"), f"must be a number above 0, not {factor!r}")
+        factor = 1.0
+    changes = {key: mapping.pop(key) for key in list(mapping) if key in RUN_FIELDS}
+    parts = mapping.pop("methods", None) if "name" not in mapping else None
+    if parts is not None and mapping:
+        report(location, f"{', '.join(mapping)}: write fields inside methods: [{{name: ...}}]")
+    if parts is None:
+        parts = item if isinstance(item, list) else [mapping if mapping else item]
+    methods: dict[str, dict[str, Any]] = {}
+    for part in parts:
+        name, fields = _method(part, location, report)
+        if name in methods:
+            report(location, f"{name} stands twice in one composition; keep one of them")
+        if name:
+            methods[name] = fields
+    settings = _settings(methods, dict(search) | changes, float(factor))
+    if label is None:
+        label = _label(methods, changes, factor)
+    elif not isinstance(label, str) or not label.strip():
+        report((*location, "label"), f"must be a word, not {label!r}")
+        label = repr(label)
+    return Entry(label, settings, location)
+
+
+def _method(part: Any, location: Location, report: Report) -> tuple[str, dict[str, Any]]:
+    """Name and fields of one method."""
+    fields: dict[str, Any] = {}
+    if isinstance(part, str):
+        try:
+            fields = parse_method(part)
+        except ConfigError as error:
+            report(location, "; ".join(problem.message for problem in error.problems))
+            fields = {"name": part.partition(":")[0]}
+    elif isinstance(part, Mapping):
+        fields = dict(part)
+    name = fields.pop("name", None)
+    if not isinstance(name, str) or not name:
+        report(location, f"{part!r} is no method; write a name, or a mapping with name: NAME")
+        return "", {}
+    return name, fields
+
+
+def _settings(
+    methods: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any], factor: float
+) -> list[Setting]:
+    """The product of all grids."""
+    axes: list[tuple[str | None, str, list[Any]]] = []
+    for name, fields in methods.items():
+        axes += [(name, key, _candidates(name, key, value)) for key, value in fields.items()]
+    axes += [(None, key, _run_candidates(key, value)) for key, value in changes.items()]
+    settings = []
+    for values in itertools.product(*(candidates for _, _, candidates in axes)):
+        chosen: dict[str, dict[str, Any]] = {name: {} for name in methods}
+        changed: dict[str, Any] = {}
+        for (method, key, _), value in zip(axes, values, strict=True):
+            (changed if method is None else chosen[method])[key] = value
+        settings.append(Setting(chosen, changed, factor))
+    return settings
+
+
+def _candidates(method: str, key: str, value: Any) -> list[Any]:
+    """The values of a method's field to try: a list, unless the field itself takes this list."""
+    from smoothtune.methods import METHODS
+
+    if not isinstance(value, list) or not value or method not in METHODS:
+        return [value]
+    try:
+        TypeAdapter(METHODS[method]).validate_python({key: value})
+    except ValidationError as error:
+        taken = all(detail["loc"][:1] != (key,) for detail in error.errors())
+        return [value] if taken else value
+    return [value]
+
+
+def _run_candidates(key: str, value: Any) -> list[Any]:
+    return value if is_search(key, value) else [value]
+
+
+def is_search(key: str, value: Any) -> bool:
+    """Whether a field of the run has a list of values to try, and is no list by its nature."""
+    return isinstance(value, list) and bool(value) and "list" not in _annotation(key)
+
+
+def _annotation(key: str) -> str:
+    return str(RunConfig.model_fields[key].annotation)
+
+
+def _label(
+    methods: Mapping[str, Mapping[str, Any]], changes: Mapping[str, Any], factor: float
+) -> str:
+    """The label of an entry without one: names, and the fields that have one value."""
+    single = {
+        name: {key: value for key, value in fields.items() if not isinstance(value, list)}
+        for name, fields in methods.items()
+    }
+    fixed = {key: value for key, value in changes.items() if not isinstance(value, list)}
+    return Setting(single, fixed, float(factor)).describe()

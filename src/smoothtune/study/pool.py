@@ -1,0 +1,151 @@
+"""Cells in processes of this machine.
+
+A server process has imported everything and loaded nothing; every cell is a fork of it. So a cell
+starts within milliseconds, in the same state as any other, and takes nothing along when it dies.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, Protocol
+
+from smoothtune.study.cells import Cell, Records, Status
+
+PRELOAD = "smoothtune.study.worker"
+ONE_THREAD = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+MEMORY_PER_CELL = 1.5e9
+"""Bytes that a process takes beside its model."""
+COPIES_OF_MODEL = 6
+"""Weights, gradients, two moments of the optimizer, and activations of about twice the weights."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a cell's process ended."""
+
+    cell: Cell
+    status: Status
+    message: str = ""
+
+
+class Pool(Protocol):
+    """Where cells run."""
+
+    size: int
+    """Cells that run at once."""
+
+    def start(self, cell: Cell) -> None:
+        """Start a cell."""
+
+    def ended(self, seconds: float) -> list[Ended]:
+        """Cells that have ended, after waiting for one at most this long."""
+
+    def stop(self) -> None:
+        """End all cells."""
+
+
+def start_server() -> None:
+    """Start the server, which imports in the background; to be called early."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([PRELOAD])
+    with _environment(ONE_THREAD):
+        from multiprocessing.forkserver import ensure_running
+
+        ensure_running()
+
+
+class LocalPool:
+    """A `Pool` of processes on this machine, one thread each."""
+
+    def __init__(self, folder: Path, size: int, keep_models: bool) -> None:
+        self.folder, self.size, self.keep_models = folder, size, keep_models
+        self.running: dict[Any, tuple[ForkServerProcess, Cell]] = {}
+        start_server()
+
+    def start(self, cell: Cell) -> None:
+        """Start a cell."""
+        from smoothtune.study.worker import run_here
+
+        context = multiprocessing.get_context("forkserver")
+        arguments = (cell, self.folder, self.keep_models)
+        process = context.Process(target=run_here, args=arguments, daemon=True)
+        process.start()
+        self.running[process.sentinel] = (process, cell)
+
+    def ended(self, seconds: float) -> list[Ended]:
+        """Cells that have ended, after waiting for one at most this long."""
+        found = []
+        for sentinel in wait(list(self.running), seconds):
+            process, cell = self.running.pop(sentinel)
+            process.join()
+            found.append(self._judge(cell, process.exitcode))
+        return found
+
+    def _judge(self, cell: Cell, code: int | None) -> Ended:
+        records = Records(self.folder)
+        if record := records.read(cell.id):
+            return Ended(cell, record["status"], record.get("message", ""))
+        failure = records.failure(cell.id)
+        if code is not None and code > 0 and failure:
+            return Ended(cell, failure["status"], failure["message"])
+        message = _how_it_died(code)
+        records.fail(cell, "killed", message)
+        return Ended(cell, "killed", message)
+
+    def stop(self) -> None:
+        """End all cells; they have written nothing."""
+        for process, _ in self.running.values():
+            process.kill()
+        for process, _ in self.running.values():
+            process.join()
+        self.running.clear()
+
+
+def _how_it_died(code: int | None) -> str:
+    if code is None or code >= 0:
+        return f"the process ended with exit code {code} and left no result"
+    name = signal.Signals(-code).name
+    hint = "; perhaps by the kernel for want of memory: try --jobs 1" * (name == "SIGKILL")
+    return f"the process was killed by {name}{hint}"
+
+
+def default_jobs(weight_bytes: int) -> int:
+    """How many cells this machine can run at once, by cores and by memory that is free.
+
+    Args:
+        weight_bytes: of the largest model.
+    """
+    import psutil
+
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    room = psutil.virtual_memory().available // (COPIES_OF_MODEL * weight_bytes + MEMORY_PER_CELL)
+    return max(1, min(cores, int(room)))
+
+
+@contextmanager
+def _environment(values: dict[str, str]) -> Iterator[None]:
+    """Environment variables for the time of a ``with``."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

@@ -1,0 +1,329 @@
+"""The results of a study: ``results.json``, ``results.csv``, plots, and one page as HTML and MD."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+from rich.console import Console
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from smoothtune.evaluation.plots import PlotsMissing
+from smoothtune.evaluation.report import Table, render
+from smoothtune.progress import say
+from smoothtune.result import versions, write_atomic, write_json
+from smoothtune.study.cells import Cell, Records
+from smoothtune.study.config import Study
+from smoothtune.study.plots import POINTS, Figure, condition_title, figures
+from smoothtune.study.protocol import Choice, Plan
+from smoothtune.study.statistics import NAMES
+from smoothtune.study.table import Row, compare, over_tasks, row, to_csv
+from smoothtune.study.words import sentences
+
+RESULTS = "results.json"
+DASH = "–"
+SHORT = (0, 1, 2, 3, 6, 7, 9, 11)
+"""Columns of the score table that fit a terminal."""
+
+
+def write_study_report(study: Study, plan: Plan, folder: Path, console: Console) -> dict[str, Any]:
+    """Write all that a study shows, from the cells that are there.
+
+    Args:
+        study: the study.
+        plan: its cells.
+        folder: the study's.
+        console: gets the table.
+
+    Returns:
+        The content of ``results.json``.
+    """
+    records = Records(folder)
+    choices = plan.choices(records)
+    cells = plan.final(choices)
+    rows = [row(cell, records) for cell in cells]
+    content: dict[str, Any] = {
+        "name": study.name,
+        "title": study.config.title or study.name,
+        "notes": study.config.notes,
+        "test": NAMES[study.config.test],
+        "seeds": study.config.seeds,
+        "methods": _with_fields(compare(rows, study.config.test), cells),
+        "over_tasks": over_tasks(rows),
+        "choices": [_choice(choice) for choice in choices.values()],
+        "paper": [paper.model_dump() for paper in study.config.paper],
+        "failures": _failures([*plan.selection_cells(), *cells], records),
+        "versions": _versions(cells, records),
+        "rows": [{name: getattr(r, name) for name in Row.__dataclass_fields__} for r in rows],
+    }
+    write_json(folder / RESULTS, content)
+    write_atomic(folder / "results.csv", to_csv(rows))
+    drawn = _draw(rows, content, records, folder, console)
+    page = _page(content, drawn)
+    write_atomic(folder / "report.md", render("study.md.jinja", page))
+    write_atomic(folder / "report.html", render("study.html.jinja", page))
+    _show(content, console)
+    say(console, f"{folder / 'report.html'} is written")
+    return content
+
+
+def _with_fields(methods: list[dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Add what the runs of each method were configured with."""
+    known = {(c.label, c.task, c.model, c.max_train_samples): c for c in cells}
+    found = []
+    for method in methods:
+        cell = known[method["method"], *_condition(method)]
+        found.append(method | {"configured": cell.config.methods, "changes": cell.changes})
+    return found
+
+
+def _draw(
+    rows: Sequence[Row],
+    content: Mapping[str, Any],
+    records: Records,
+    folder: Path,
+    console: Console,
+) -> list[Figure]:
+    try:
+        drawn = figures(rows, content["methods"], records)
+    except PlotsMissing as error:
+        say(console, f"no plots: {error}")
+        return []
+    for figure in drawn:
+        write_atomic(folder / f"{figure.name}.svg", figure.svg)
+        write_atomic(folder / f"{figure.name}.csv", figure.data)
+    return drawn
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    setting = None if choice.setting is None else choice.entry.settings[choice.setting].describe()
+    return {
+        "task": choice.condition.task,
+        "model": choice.condition.model,
+        "max_train_samples": choice.condition.max_train_samples,
+        "method": choice.entry.label,
+        "tried": choice.tried,
+        "chosen": setting,
+        "scores": choice.scores,
+    }
+
+
+def _failures(cells: Sequence[Cell], records: Records) -> list[dict[str, str]]:
+    """Every cell that gave no scores, with the reason."""
+    found = []
+    for cell in cells:
+        record = records.read(cell.id) or records.failure(cell.id)
+        if record and record["status"] != "done":
+            found.append(
+                {
+                    "title": cell.title,
+                    "status": record["status"],
+                    "message": record.get("message", ""),
+                }
+            )
+    return found
+
+
+def _versions(cells: Sequence[Cell], records: Records) -> dict[str, list[str]]:
+    """Versions that the finished cells were run with."""
+    found: dict[str, set[str]] = {}
+    for cell in cells:
+        record = records.read(cell.id) or {}
+        for name, value in record.get("result", {"versions": versions()}).get("versions").items():
+            found.setdefault(name, set()).add(value)
+    return {name: sorted(values) for name, values in found.items()}
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def _page(content: Mapping[str, Any], drawn: Sequence[Figure]) -> dict[str, Any]:
+    """What the templates show."""
+    conditions = dict.fromkeys(_condition(item) for item in content["methods"])
+    groups = {
+        condition_title(condition): [m for m in content["methods"] if _condition(m) == condition]
+        for condition in conditions
+    }
+    return {
+        "title": content["title"],
+        "notes": content["notes"],
+        "test": content["test"],
+        "tests": ", ".join(NAMES.values()),
+        "found": sentences(content),
+        "groups": [
+            {
+                "title": title,
+                "scores": score_table(group),
+                "stability": stability_table(group),
+                "tests": test_table(group),
+            }
+            for title, group in groups.items()
+        ],
+        "over_tasks": over_tasks_table(content["over_tasks"]),
+        "choices": choice_table(content["choices"]),
+        "papers": [paper_table(paper, content["methods"]) for paper in content["paper"]],
+        "failures": Table(
+            ["run", "how it ended", "message"],
+            [[f["title"], f["status"], f["message"]] for f in content["failures"]],
+        ),
+        "versions": Table(
+            ["", "version"], [[k, ", ".join(v)] for k, v in content["versions"].items()]
+        ),
+        "figures": [
+            {
+                "title": figure.title,
+                "caption": figure.caption,
+                "svg": Markup(figure.svg[figure.svg.index("<svg") :]),  # matplotlib escapes names
+                "file": f"{figure.name}.csv",
+            }
+            for figure in drawn
+        ],
+    }
+
+
+def _condition(item: Mapping[str, Any]) -> tuple[str, str, int | None]:
+    return item["task"], item["model"], item["max_train_samples"]
+
+
+def score_table(group: Sequence[Mapping[str, Any]]) -> Table:
+    """Scores of each method, and how far they are from plain's."""
+    metric = next((m["metric"] for m in group if m["metric"]), "score")
+    head = ["method", "seeds", f"{metric}, mean", "sd", "median", "max", "failed"]
+    head += ["minus plain, points", "p", "p, Holm", "better with probability", "time, x plain"]
+    rows = []
+    for method in group:
+        score, against = method["measures"]["score"], method["against_plain"]
+        values = ["mean", "sd", "median", "max"]
+        cells = [_number(score and score[name], 4) for name in values]
+        done = score["n"] if score else 0
+        failed = ", ".join(f"{count} {status}" for status, count in method["failed"].items())
+        cells = [method["method"], f"{done} of {method['asked']}", *cells, failed or "0"]
+        if against:
+            cells += [
+                _effect(against["difference"], POINTS, 1, signed=True),
+                _p(against["p"][against["test"]]),
+                _p(against["p_holm"]),
+                _effect(against["improvement"], 1, 2),
+                _number(against["cost_ratio"], 2),
+            ]
+        rows.append(cells + [DASH] * (len(head) - len(cells)))
+    return Table(head, rows)
+
+
+def stability_table(group: Sequence[Mapping[str, Any]]) -> Table:
+    """Spread over seeds, fit and calibration."""
+    head = ["method", "variance, x plain's", "p (Brown-Forsythe)", "train score", "gap"]
+    head += ["Brier", "NLL", "ECE", "under noise"]
+    rows = []
+    for method in group:
+        against, measures = method["against_plain"], method["measures"]
+        ratio = against and against["variance_ratio"]
+        names = ("train_score", "generalization_gap", "brier", "nll", "ece", "noise")
+        means = [_number(measures[name] and measures[name]["mean"], 4) for name in names]
+        spread = _effect(ratio, 1, 2) if ratio else DASH
+        rows.append([method["method"], spread, _p(against and against["p_variance"]), *means])
+    return Table(head, rows)
+
+
+def test_table(group: Sequence[Mapping[str, Any]]) -> Table:
+    """p-values of all tests, uncorrected."""
+    compared = [method for method in group if method["against_plain"]]
+    rows = [
+        [m["method"], *(_p(m["against_plain"]["p"][short]) for short in NAMES)] for m in compared
+    ]
+    return Table(["method", *NAMES.values()], rows)
+
+
+def over_tasks_table(found: Sequence[Mapping[str, Any]]) -> Table:
+    """Mean difference over all conditions."""
+    head = ["method", "seeds", "minus plain, mean over tasks, points", "p", "p, Holm"]
+    rows = [
+        [
+            item["method"],
+            str(len(item["seeds"])),
+            _effect(item["difference"], POINTS, 1, signed=True),
+            _p(item["p"]),
+            _p(item["p_holm"]),
+        ]
+        for item in found
+    ]
+    return Table(head, rows)
+
+
+def choice_table(choices: Sequence[Mapping[str, Any]]) -> Table:
+    """Which settings were tried, and which one was chosen."""
+    rows = [
+        [
+            condition_title(_condition(choice)),
+            choice["method"],
+            str(choice["tried"]),
+            choice["chosen"] or "none: all failed",
+            "; ".join(f"{name}: {_number(score, 4)}" for name, score in choice["scores"].items()),
+        ]
+        for choice in choices
+    ]
+    head = ["condition", "method", "tried", "chosen", "score on held-out training rows"]
+    return Table(head, rows)
+
+
+def paper_table(paper: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The paper's numbers beside ours, in the same units: points."""
+    ours = {(m["task"], m["method"]): m["measures"]["score"] for m in methods}
+    head = ["task", "method", *(f"paper: {name}" for name in paper["columns"])]
+    rows = []
+    for task, by_method in paper["values"].items():
+        for method, numbers in by_method.items():
+            printed = [_number(value, 2) for value in numbers]
+            printed += [DASH] * (len(paper["columns"]) - len(printed))
+            score = ours.get((task, method))
+            mine = [
+                _number(score and score[name] and POINTS * score[name], 2)
+                for name in ("mean", "sd", "max")
+            ]
+            rows.append([task, method, *printed, *mine])
+    table = Table([*head, "here: mean", "here: sd", "here: max"], rows)
+    return {
+        "source": paper["source"],
+        "model": paper["model"],
+        "notes": paper["notes"],
+        "table": table,
+    }
+
+
+def _number(value: float | None, digits: int) -> str:
+    return DASH if value is None else f"{value:.{digits}f}"
+
+
+def _p(value: float | None) -> str:
+    return DASH if value is None else f"{value:.2g}" if value < 0.1 else f"{value:.2f}"
+
+
+def _effect(effect: Mapping[str, Any], factor: float, digits: int, *, signed: bool = False) -> str:
+    sign = "+" if signed else ""
+    value = f"{factor * effect['value']:{sign}.{digits}f}"
+    if effect["interval"] is None:
+        return value
+    low, high = (f"{factor * bound:{sign}.{digits}f}" for bound in effect["interval"])
+    return f"{value} [{low}, {high}]"
+
+
+def _show(content: Mapping[str, Any], console: Console) -> None:
+    """The main table and the sentences on the console."""
+    for condition in dict.fromkeys(_condition(item) for item in content["methods"]):
+        group = [m for m in content["methods"] if _condition(m) == condition]
+        found = score_table(group)
+        shown = [[cells[i] for i in SHORT] for cells in [found.head, *found.rows]]
+        if console.is_terminal:
+            table = RichTable(*shown[0], title=Text(condition_title(condition)))
+            for cells in shown[1:]:
+                table.add_row(*map(Text, cells))
+            console.print(table)
+        else:
+            say(console, condition_title(condition))
+            for cells in shown:
+                say(console, "\t".join(cells))
+    for sentence in sentences(content):
+        say(console, f"{sentence.verdict}: {sentence.text}")

@@ -1,0 +1,215 @@
+"""Run a study: what is done stays, what is missing runs, what fails is told."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from filelock import FileLock, Timeout
+from rich.console import Console
+
+from smoothtune.progress import say
+from smoothtune.result import LOCK, OutputError, versions, write_json
+from smoothtune.run import Stopped
+from smoothtune.study.cells import CELLS, Cell, Records
+from smoothtune.study.config import Study
+from smoothtune.study.live import STUDY, Live
+from smoothtune.study.pool import LocalPool, Pool, default_jobs
+from smoothtune.study.protocol import SELECTION, Choice, Key, Plan
+from smoothtune.study.worker import WORK
+
+ATTEMPTS = 2
+TRIED_AGAIN = ("killed", "out of memory")
+"""What may be the machine's fault; any other failure would come again."""
+
+
+def run_study(
+    study: Study,
+    output_dir: str | Path,
+    *,
+    jobs: int | None = None,
+    ray: str | None = None,
+    console: Console | None = None,
+    command: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Run what is missing in a study's folder and write its report.
+
+    Args:
+        study: the study.
+        output_dir: its folder. Cells that it holds already are kept; those that are not in the
+            study, because the file has changed, are left alone.
+        jobs: cells that run at once; None: as cores and memory allow.
+        ray: address of a Ray cluster to run on, "auto" for the one of this machine.
+        console: where to print.
+        command: how the study was started, for the record.
+
+    Returns:
+        The content of ``results.json``.
+
+    Raises:
+        ConfigError, DataError, ModelError: before the first cell, if a run cannot work.
+        OutputError: the folder holds something else, or is in use.
+        Stopped: SIGINT or SIGTERM came; the same command goes on.
+    """
+    from smoothtune.study.report import write_study_report
+
+    console = console or Console()
+    with _claimed(Path(output_dir)) as folder, _Signals() as signals:
+        plan, records = Plan(study, folder), Records(folder)
+        shutil.rmtree(folder / WORK, ignore_errors=True)
+        say(console, f"{study.name}: reading data and weights")
+        pool: Pool | None = None
+        try:
+            for stage in ("selection", "final"):
+                choices = plan.choices(records) if stage == "final" else {}
+                cells = plan.final(choices) if stage == "final" else plan.selection_cells()
+                cells = list({cell.id: cell for cell in cells}.values())
+                _describe(folder, study, cells, choices, command)
+                missing = [cell for cell in cells if records.read(cell.id) is None]
+                if stage == "final":
+                    _tell_ignored(console, folder, plan, cells)
+                if missing:
+                    pool = pool or _pool(plan, folder, jobs, ray)
+                    _execute(missing, cells, pool, records, console, signals)
+        finally:
+            if pool is not None:
+                pool.stop()
+            shutil.rmtree(folder / WORK, ignore_errors=True)
+        return write_study_report(study, plan, folder, console)
+
+
+def _pool(plan: Plan, folder: Path, jobs: int | None, ray: str | None) -> Pool:
+    if ray is not None:
+        from smoothtune.study.ray_pool import RayPool
+
+        return RayPool(folder, ray, jobs, plan.study.config.keep_models)
+    count = jobs or default_jobs(plan.weight_bytes())
+    return LocalPool(folder, count, plan.study.config.keep_models)
+
+
+def _execute(
+    missing: list[Cell],
+    cells: list[Cell],
+    pool: Pool,
+    records: Records,
+    console: Console,
+    signals: _Signals,
+) -> None:
+    """Run cells until all have ended, or a signal comes."""
+    waiting, attempts = deque(missing), dict.fromkeys((cell.id for cell in missing), 0)
+    running: set[str] = set()
+    with Live(console, cells, records) as live:
+        while waiting or running:
+            while waiting and len(running) < pool.size and not signals.received:
+                cell = waiting.popleft()
+                attempts[cell.id] += 1
+                pool.start(cell)
+                running.add(cell.id)
+                live.started(cell)
+            if signals.received:
+                pool.stop()
+                done = sum(records.read(cell.id) is not None for cell in cells)
+                raise Stopped(
+                    f"stopped by a signal with {done} of {len(cells)} cells done; the same "
+                    "command goes on"
+                )
+            for ended in pool.ended(0.5):
+                running.discard(ended.cell.id)
+                again = ended.status in TRIED_AGAIN and attempts[ended.cell.id] < ATTEMPTS
+                live.ended(ended, again)
+                if again:
+                    waiting.append(ended.cell)
+            live.refresh()
+
+
+def _describe(
+    folder: Path,
+    study: Study,
+    cells: list[Cell],
+    choices: Mapping[Key, Choice],
+    command: Sequence[str],
+) -> None:
+    """Write ``study.json``: what is asked for, and the cells by id."""
+    content = {
+        "name": study.name,
+        "command": list(command),
+        "study": study.config.model_dump(mode="json"),
+        "conditions": [asdict(condition) for condition in study.conditions],
+        "choices": [
+            {
+                "task": choice.condition.task,
+                "model": choice.condition.model,
+                "max_train_samples": choice.condition.max_train_samples,
+                "label": choice.entry.label,
+                "scores": choice.scores,
+                "chosen": None
+                if choice.setting is None
+                else choice.entry.settings[choice.setting].describe(),
+            }
+            for choice in choices.values()
+        ],
+        "cells": [
+            {"id": cell.id, "title": cell.title, "label": cell.label, "seed": cell.seed}
+            for cell in cells
+        ],
+        "versions": versions(),
+    }
+    write_json(folder / STUDY, content)
+
+
+def _tell_ignored(console: Console, folder: Path, plan: Plan, cells: list[Cell]) -> None:
+    """Say how many finished cells the study no longer asks for."""
+    asked = {cell.id for cell in cells} | {cell.id for cell in plan.selection_cells()}
+    others = [path for path in folder.glob(f"{CELLS}/*.json") if path.stem not in asked]
+    if others:
+        say(console, f"{len(others)} finished cells are not in this study any more: left alone")
+
+
+class _Signals:
+    """Remembers SIGINT and SIGTERM within a ``with``; a second one does what it always did."""
+
+    received: int | None = None
+
+    def __enter__(self) -> _Signals:
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        self.previous = {number: signal.signal(number, self._receive) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        self.received = number
+        self.__exit__()
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[Path]:
+    """Own a study's folder."""
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file; choose another output_dir")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise OutputError(f"{folder} is being written by another study") from error
+    try:
+        others = {path.name for path in folder.iterdir()} - {LOCK, WORK, SELECTION}
+        if others and not {STUDY, CELLS} & others:
+            raise OutputError(
+                f"{folder} holds other files ({', '.join(sorted(others)[:5])}) and no study; "
+                "choose another output_dir"
+            )
+        yield folder
+    finally:
+        lock.release()
+        (folder / LOCK).unlink(missing_ok=True)

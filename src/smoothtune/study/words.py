@@ -1,0 +1,124 @@
+"""What a study says, in sentences, a null result included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from smoothtune.evaluation.words import Sentence, Verdict
+from smoothtune.study.config import LONGER, PLAIN
+from smoothtune.study.plots import POINTS, condition_title
+
+LEVEL = 0.05
+
+
+def sentences(content: Mapping[str, Any]) -> list[Sentence]:
+    """All that can be said about the content of ``results.json``."""
+    found = [*_completeness(content)]
+    methods = content["methods"]
+    for condition in dict.fromkeys(_condition(item) for item in methods):
+        group = [item for item in methods if _condition(item) == condition]
+        found += _scores(group, condition_title(condition), content["test"])
+    return found + [*_aggregate(content), *_stability(methods), *_budget(content)]
+
+
+def _condition(item: Mapping[str, Any]) -> tuple[str, str, int | None]:
+    return item["task"], item["model"], item["max_train_samples"]
+
+
+def _completeness(content: Mapping[str, Any]) -> Iterator[Sentence]:
+    asked = sum(item["asked"] for item in content["methods"])
+    done = sum(item["measures"]["score"]["n"] for item in content["methods"] if item["metric"])
+    failed = sum(sum(item["failed"].values()) for item in content["methods"])
+    verdict: Verdict = "note" if done == asked else "fragile"
+    text = f"{done} of {asked} runs are done, {failed} failed."
+    yield Sentence(verdict, text + " Failed runs are in no mean." * (failed > 0))
+    if len(content["seeds"]) < 5:
+        yield Sentence(
+            "fragile", f"{len(content['seeds'])} seeds are few: nothing here is established."
+        )
+    mixed = [name for name, values in content["versions"].items() if len(values) > 1]
+    if mixed:
+        yield Sentence("fragile", f"The runs used several versions of {', '.join(mixed)}.")
+
+
+def _scores(group: Sequence[Mapping[str, Any]], title: str, test: str) -> Iterator[Sentence]:
+    """Who beats plain, and who loses to it."""
+    plain = next((item for item in group if item["method"] == PLAIN), None)
+    score = plain and plain["measures"]["score"]
+    if plain is None or not score:
+        yield Sentence("fragile", f"{title}: plain fine-tuning has no finished run.")
+        return
+    if score["mean"] <= plain["trivial_baseline"]:
+        yield Sentence(
+            "fragile",
+            f"{title}: plain fine-tuning ({score['mean']:.3f}) is not above the "
+            f"{plain['trivial_baseline']:.3f} of a constant answer; comparisons mean little.",
+        )
+    compared = [item for item in group if item["against_plain"]]
+    named: dict[bool, list[str]] = {True: [], False: []}
+    for item in compared:
+        p, gap = item["against_plain"]["p_holm"], item["against_plain"]["difference"]["value"]
+        if p is not None and p < LEVEL:
+            named[gap > 0].append(f"{item['method']} ({POINTS * gap:+.1f} points, p = {p:.2g})")
+    for better, names in named.items():
+        if names:
+            word = "better" if better else "worse"
+            text = f"{title}: {word} than plain after Holm's correction ({test}): "
+            yield Sentence("good" if better else "fragile", text + ", ".join(names) + ".")
+    if compared and not any(named.values()):
+        yield Sentence(
+            "note",
+            f"{title}: none of {len(compared)} methods differs from plain at 5 % after Holm's "
+            f"correction ({test}, {score['n']} seeds).",
+        )
+
+
+def _aggregate(content: Mapping[str, Any]) -> Iterator[Sentence]:
+    for item in content["over_tasks"]:
+        if item["p_holm"] is not None and item["p_holm"] < LEVEL:
+            gap = item["difference"]["value"]
+            yield Sentence(
+                "good" if gap > 0 else "fragile",
+                f"Over {item['conditions']} conditions {item['method']} is {POINTS * gap:+.1f} "
+                f"points from plain (p = {item['p_holm']:.2g} after Holm, {item['test']}).",
+            )
+
+
+def _stability(methods: Sequence[Mapping[str, Any]]) -> Iterator[Sentence]:
+    for item in methods:
+        against = item["against_plain"]
+        ratio = against and against["variance_ratio"]
+        if ratio and against["p_variance"] is not None and against["p_variance"] < LEVEL:
+            stabler = ratio["value"] < 1
+            yield Sentence(
+                "good" if stabler else "fragile",
+                f"{condition_title(_condition(item))}: {item['method']} is "
+                f"{'stabler' if stabler else 'less stable'} than plain: {ratio['value']:.2f} times "
+                f"the variance over seeds (Brown-Forsythe test, p = {against['p_variance']:.2g}, "
+                "not corrected for the number of methods).",
+            )
+
+
+def _budget(content: Mapping[str, Any]) -> Iterator[Sentence]:
+    """How many settings were tried, by method."""
+    tried = {item["method"]: 1 for item in content["methods"]}
+    tried |= {choice["method"]: choice["tried"] for choice in content["choices"]}
+    if len(set(tried.values())) > 1:
+        listed = ", ".join(f"{name} {count}" for name, count in tried.items())
+        yield Sentence("fragile", f"Methods did not get the same number of settings: {listed}.")
+    elif content["choices"]:
+        count = next(iter(tried.values()))
+        yield Sentence(
+            "note",
+            f"Each method got {count} settings to choose from, on held-out training rows.",
+        )
+    if LONGER in tried:
+        longer = [m for m in content["methods"] if m["method"] == LONGER and m["against_plain"]]
+        for item in longer:
+            ratio = item["against_plain"]["cost_ratio"]
+            yield Sentence(
+                "cost",
+                f"{condition_title(_condition(item))}: {LONGER} took {ratio:.2f} times plain's "
+                "training time: a method of that cost has to beat it, not only plain.",
+            )

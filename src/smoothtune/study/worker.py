@@ -1,0 +1,152 @@
+"""One cell in a process of its own: train, measure, write the record."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import threading
+import traceback
+from multiprocessing.connection import wait
+from multiprocessing.process import parent_process
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from smoothtune.evaluation import noise_curve, reliability
+from smoothtune.evaluation.parts import PART, Subject
+from smoothtune.evaluation.predictions import Predictor
+from smoothtune.evaluation.settings import Settings
+from smoothtune.objective import NonFiniteLoss
+from smoothtune.run import Trained, fit
+from smoothtune.study.cells import Cell, Extras, Records, Status
+
+WORK, MODELS = "work", "models"
+NOISE_ROWS = 256
+STOPPED = 75
+
+
+def run_here(cell: Cell, folder: Path, keep_model: bool) -> None:
+    """Run a cell in this process, which does nothing else; what it prints goes into a file.
+
+    Args:
+        cell: the run.
+        folder: the study's.
+        keep_model: leave the model folder under ``models/``.
+    """
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    records = Records(folder)
+    work = folder / WORK / f"{cell.id}-{os.getpid()}"
+    work.mkdir(parents=True)
+    log = (work / "output.txt").open("w", encoding="utf-8", buffering=1)
+    records.note("start", cell.id)
+    with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
+        status, message = "done", ""
+        try:
+            records.write(cell, compute(cell, work, folder / MODELS if keep_model else None))
+        except Exception as error:
+            traceback.print_exc()
+            status, message = classify(error), f"{type(error).__name__}: {error}"
+    if status == "nan":
+        records.write(cell, {"status": "nan", "message": message})
+    elif status != "done":
+        records.fail(cell, status, message)
+    records.note(status, cell.id)
+    log.close()
+    shutil.rmtree(work, ignore_errors=True)
+    sys.exit(0 if status in ("done", "nan") else 1)
+
+
+def _end_with_parent() -> None:
+    """A cell whose study was killed would otherwise go on, and be started again beside it."""
+    parent = parent_process()
+    if parent is not None:
+        wait([parent.sentinel])
+        os._exit(STOPPED)
+
+
+def compute(cell: Cell, work: Path, models: Path | None = None) -> dict[str, Any]:
+    """Train as ``smoothtune train`` does, with one thread, and measure.
+
+    Args:
+        cell: the run.
+        work: an empty folder, to be thrown away.
+        models: keep the model folder in it.
+
+    Returns:
+        What the record holds: status, ``result`` as in result.json, ``extras``.
+    """
+    import torch
+
+    torch.set_num_threads(1)
+    trained = fit(cell.config, work, console=Console(file=sys.stdout, width=200))
+    if models is not None:
+        models.mkdir(exist_ok=True)
+        trained.save(work / "model")
+        os.replace(work / "model", models / cell.id)
+    return {"status": "done", "result": trained.result, "extras": measure(trained, cell)}
+
+
+def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
+    """Calibration, and what the study asks for.
+
+    Returns:
+        ``ece`` for classes; ``noise`` (score by noise level, and its mean); ``parts`` with numbers
+        and curves of the parts of an evaluation.
+    """
+    task, extras = trained.prepared.task, cell.extras
+    found: dict[str, Any] = {}
+    classes = task.label_names is not None and bool(task.label_names)
+    if classes and task.task_type == "text-classification":
+        labels = np.asarray(trained.prepared.validation["labels"][:])
+        found["ece"] = reliability(trained.logits, labels).expected_error
+    if extras == Extras():
+        return found
+    subject = _subject(trained, cell)
+    if extras.noise_curve:
+        rows = subject.rows(NOISE_ROWS)
+        curve = noise_curve(subject.predictor, rows)
+        found["noise"] = curve.numbers | {
+            f"{point.x:g}": point.y for points in curve.series.values() for point in points
+        }
+    parts = {name: PART[name](subject) for name in extras.evaluate}
+    if parts:
+        found["parts"] = {
+            name: {
+                "numbers": part.numbers,
+                "curves": {key: curve.to_dict() for key, curve in part.curves.items()},
+                "skipped": part.skipped,
+            }
+            for name, part in parts.items()
+        }
+    return found
+
+
+def _subject(trained: Trained, cell: Cell) -> Subject:
+    """The trained model as an evaluation sees it."""
+    config = cell.config
+    settings = Settings(
+        model=config.model,
+        output_dir="unset",
+        data=config.data,
+        base_model=config.model,
+        max_diagnostic_samples=NOISE_ROWS,
+        trust_remote_code=config.trust_remote_code,
+    )
+    model = trained.model.eval()
+    predictor = Predictor(model, trained.base.tokenizer, trained.prepared.task)
+    return Subject(settings, predictor, trained.prepared)
+
+
+def classify(error: BaseException) -> Status:
+    """What kind of failure an error is."""
+    text = str(error)
+    if isinstance(error, NonFiniteLoss) or "is not finite" in text:
+        return "nan"
+    memory = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad alloc")
+    if isinstance(error, MemoryError) or any(words in text.lower() for words in memory):
+        return "out of memory"
+    return "error"

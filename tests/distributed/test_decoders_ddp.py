@@ -1,0 +1,26 @@
+"""Two gloo processes give what one process gives: causal language models, LoRA classifiers."""
+
+import pytest
+import torch
+from test_ddp import on_two_processes
+
+from causal import LANGUAGE_TESTED, language_weights_after, lora_weights_after
+
+
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory):
+    """Weights after two updates of 2 processes x 2 batches x 2 examples."""
+    folder = tmp_path_factory.mktemp("two")
+    on_two_processes("decoder_worker.py", folder)
+    return folder
+
+
+@pytest.mark.parametrize("after", [language_weights_after, lora_weights_after])
+@pytest.mark.parametrize("method", LANGUAGE_TESTED)
+def test_two_processes_equal_one(after, method, on_two, tmp_path):
+    found = torch.load(on_two / f"{after.__name__}-{method}.pt", weights_only=True)
+    expected = after(tmp_path, method)
+    start = after(tmp_path, method, max_steps=1)
+    assert any(not torch.equal(expected[name], start[name]) for name in start)
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)

@@ -1,0 +1,92 @@
+"""SAM."""
+
+import pytest
+import torch
+
+from adversary import compare, predict, rows, setting
+from conformance import CASES, Tiny, batch
+from literal import MODELS, cross_entropy, squared_error
+from smoothtune import LNSR, SAM, Objective
+from smoothtune.testing import tiny_batch, tiny_model
+
+
+@pytest.mark.parametrize("adaptive", [False, True])
+@pytest.mark.parametrize("num_labels", [3, 1])
+@pytest.mark.parametrize("architecture", MODELS)
+def test_equals_its_equation(architecture, num_labels, adaptive):
+    model, data = setting(architecture, num_labels)
+    task = squared_error if num_labels == 1 else cross_entropy
+
+    def loss(model):
+        return task([predict(model, ids, 0) for ids, _ in rows(data)], data["labels"])
+
+    def expected(model):
+        weights = list(model.parameters())
+        g = torch.autograd.grad(loss(model), weights, allow_unused=True)
+        g = [torch.zeros_like(w) if x is None else x for x, w in zip(g, weights, strict=True)]
+        t = [abs(w.detach()) if adaptive else torch.ones_like(w) for w in weights]
+        norm = sum(((a * b) ** 2).sum() for a, b in zip(t, g, strict=True)) ** 0.5
+        moved = {
+            name: w + 0.3 * a**2 * b / norm
+            for (name, w), a, b in zip(model.named_parameters(), t, g, strict=True)
+        }
+
+        class Elsewhere:  # the model at w + e, differentiable in w
+            get_input_embeddings = model.get_input_embeddings
+
+            def __call__(self, **inputs):
+                return torch.func.functional_call(model, moved, kwargs=inputs)
+
+        return loss(Elsewhere())
+
+    compare(Objective(SAM(rho=0.3, adaptive=adaptive)), model, data, expected)
+
+
+def test_equals_released_code():
+    case, model = CASES["sam_davda54"], Tiny()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = Objective(SAM(rho=case["hyper"]["rho"])).bind(model, optimizer)
+    with torch.no_grad():
+        torch.testing.assert_close(model(**batch()).loss.item(), case["loss"], rtol=1e-5, atol=0)
+    loss = objective(model, batch())
+    torch.testing.assert_close(loss.item(), case["perturbed_loss"], rtol=1e-5, atol=0)
+    loss.backward()
+    optimizer.step()
+    for name, weight in model.named_parameters():
+        wanted = torch.tensor(case["params_after"][name])
+        torch.testing.assert_close(weight.detach().flatten(), wanted, rtol=0, atol=2e-6, msg=name)
+
+
+def test_weights_come_back_bit_for_bit():
+    model = tiny_model("bert", dtype=torch.float32)
+    before = {name: weight.clone() for name, weight in model.state_dict().items()}
+    Objective(SAM(rho=3.0)).attach(model)(model, tiny_batch())
+    assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
+
+
+def test_terms_of_other_methods_are_those_at_w():
+    """Their graphs, made at w, are back-propagated after the weights were away."""
+    found = []
+    for methods in ([SAM(rho=2.0)], [LNSR(reduce="token_sum")], []):
+        model = tiny_model("bert")
+        torch.manual_seed(0)
+        Objective(*methods).attach(model)(model, tiny_batch()).backward()
+        found.append(model.bert.encoder.layer[0].output.dense.weight.grad)
+    model = tiny_model("bert")
+    torch.manual_seed(0)
+    both = Objective(SAM(rho=2.0), LNSR(reduce="token_sum")).attach(model)
+    both(model, tiny_batch()).backward()
+    sam, lnsr, plain = found
+    torch.testing.assert_close(
+        model.bert.encoder.layer[0].output.dense.weight.grad, sam + lnsr - plain
+    )
+
+
+def test_accumulation_is_refused():
+    model = tiny_model("bert")
+    objective = Objective(SAM()).attach(model)
+    objective(model, tiny_batch()).backward()
+    with pytest.raises(ValueError, match="gradient_accumulation_steps=1"):
+        objective(model, tiny_batch())
+    model.zero_grad(set_to_none=False)
+    objective(model, tiny_batch())

@@ -1,0 +1,162 @@
+"""Identity of runs, their records, and how settings are chosen."""
+
+import json
+import shutil
+from pathlib import Path
+
+import datasets
+import pytest
+
+from smoothtune.data import DataError, load_splits
+from smoothtune.run import task_of
+from smoothtune.study.cells import Cell, Records, digest
+from smoothtune.study.config import load_study
+from smoothtune.study.protocol import Plan, data_fingerprint, write_parts
+
+
+def cells(file: Path, folder: Path | None = None) -> list[Cell]:
+    plan = Plan(load_study(file), folder)
+    return plan.final(plan.choices(Records(folder or Path("nowhere"))))
+
+
+def ids(file: Path) -> dict[str, str]:
+    return {f"{cell.label} {cell.seed}": cell.id for cell in cells(file)}
+
+
+TWO = "methods: [{name: lnsr, weight: 0.5}]\nseeds: [0, 1]\n"
+
+
+def test_a_cell_is_what_decides_its_result(write, inputs: Path, tmp_path: Path) -> None:
+    first = ids(write(TWO))
+    assert len(set(first.values())) == 6
+    assert (
+        ids(write("seeds: [0, 1]\nmethods: [{name: lnsr, weight: 0.5, noise: standard}]\n"))[
+            "lnsr weight=0.5 noise=standard 0"
+        ]
+        == first["lnsr weight=0.5 0"]
+    )  # a default that is written out
+    renamed = ids(write("methods: [{name: lnsr, weight: 0.5, label: x}]\nseeds: [0, 1]\n"))
+    assert renamed["x 1"] == first["lnsr weight=0.5 1"]
+    for place in ("data", "model"):
+        shutil.copytree(inputs / place, tmp_path / place)
+    moved = write(TWO)
+    moved.write_text(moved.read_text().replace(str(inputs), str(tmp_path)))
+    assert ids(moved) == first
+    rows = (tmp_path / "data" / "train.csv").read_text().replace("plot", "film", 1)
+    (tmp_path / "data" / "train.csv").write_text(rows)
+    assert not set(ids(moved).values()) & set(first.values())
+
+
+def test_weights_and_method_versions_are_part_of_it(write, monkeypatch) -> None:
+    from smoothtune.methods import METHODS
+
+    before = ids(write(TWO))
+    monkeypatch.setattr(METHODS["lnsr"], "version", 2)
+    after = ids(write(TWO))
+    assert {name for name in before if before[name] != after[name]} == {
+        "lnsr weight=0.5 0",
+        "lnsr weight=0.5 1",
+    }
+    plan = Plan(load_study(write(TWO)), None)
+    plan._weights = dict.fromkeys([plan.study.conditions[0].model], "other weights")
+    assert not {cell.id for cell in plan.final({})} & set(after.values())
+
+
+def test_fingerprints_do_not_depend_on_the_format(inputs: Path, write, tmp_path: Path) -> None:
+    run = load_study(write(TWO)).runs[0, 0, 0]
+    for name, split in load_splits(inputs / "data", task_of(run)).items():
+        datasets.Dataset.from_list(split.to_list()).to_parquet(str(tmp_path / f"{name}.parquet"))
+    assert data_fingerprint(str(inputs / "data"), run) == data_fingerprint(str(tmp_path), run)
+
+
+def test_records_verify(write, tmp_path: Path) -> None:
+    cell, other = cells(write(TWO))[:2]
+    records = Records(tmp_path)
+    records.fail(cell, "killed", "message")
+    records.write(cell, {"status": "done", "result": {"a": 0.1}})
+    assert records.failure(cell.id) is None
+    path = tmp_path / "cells" / f"{cell.id}.json"
+    content = json.loads(path.read_text())
+    assert records.read(cell.id) == content
+    assert records.read(other.id) is None
+    for change in ({"result": {"a": 0.2}}, {"status": "nan"}, {"sha256": "0"}):
+        path.write_text(json.dumps(content | change))
+        assert records.read(cell.id) is None
+    path.write_text(path.read_text()[:-20])
+    assert records.read(cell.id) is None
+    (tmp_path / "cells" / f"{other.id}.json").write_text(json.dumps(content))
+    assert records.read(other.id) is None  # a record under another cell's name
+    foreign = {"identity": {}, "id": digest({})[:16], "status": "done"}
+    path.write_text(json.dumps(foreign | {"sha256": digest(foreign)}))
+    assert records.read(cell.id) is None
+
+
+def test_parts_are_the_rows_that_are_trained_on(inputs: Path, write, tmp_path: Path) -> None:
+    run = load_study(write(TWO + "max_train_samples: 10\n")).runs[0, 0, 0]
+    write_parts(str(inputs / "data"), run, 0.3, tmp_path / "parts")
+    parts = load_splits(tmp_path / "parts", task_of(run))
+    assert {name: len(rows) for name, rows in parts.items()} == {"train": 7, "validation": 3}
+    texts = [row["text"] for rows in parts.values() for row in rows]
+    from smoothtune.data import prepare
+    from smoothtune.models import load_base
+
+    prepared = prepare(
+        inputs / "data",
+        task_of(run),
+        load_base(run.model).tokenizer,
+        max_train_samples=10,
+        seed=run.seed,
+    )
+    source = load_splits(inputs / "data", task_of(run))["train"]
+    assert sorted(texts) == sorted(source[i]["text"] for i in prepared.train["example_id"])
+    with pytest.raises(DataError, match="too few to choose"):
+        write_parts(str(inputs / "data"), run, 0.01, tmp_path / "none")
+
+
+def test_rows_held_out_as_development_set_stay_out(inputs: Path, write, tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    shutil.copy(inputs / "data" / "train.csv", tmp_path / "one" / "train.csv")
+    run = load_study(write(TWO)).runs[0, 0, 0].model_copy(update={"data": str(tmp_path / "one")})
+    write_parts(run.data, run, 0.25, tmp_path / "parts")
+    parts = load_splits(tmp_path / "parts", task_of(run))
+    assert sum(map(len, parts.values())) == 24 - 2  # a tenth is the development set
+
+
+def test_random_search_takes_the_same_number_from_every_grid(write) -> None:
+    file = write(
+        "methods: [{name: lnsr, weight: [1, 2, 3]}]\nweight_decay: [0, 0.1, 0.2, 0.3]\n"
+        "max_settings: 3\nseeds: [5, 6]\nselection_seeds: [5, 6]\n"
+    )
+    plan = Plan(load_study(file), None)
+    found = plan.selection()
+    assert [len(by_setting) for by_setting in found.values()] == [3, 3, 3]
+    chosen = [
+        cell for by_setting in found.values() for group in by_setting.values() for cell in group
+    ]
+    assert len({cell.id for cell in chosen}) == 18
+    assert {cell.seed for cell in chosen} == {5, 6}
+    assert all("selection" in cell.config.data for cell in chosen)
+
+
+def test_no_choice_before_all_settings_have_ended(write, tmp_path: Path) -> None:
+    plan = Plan(
+        load_study(write("methods: [plain]\nmore_epochs: null\nweight_decay: [0, 1]\n")), None
+    )
+    records = Records(tmp_path)
+    (by_setting,) = plan.selection().values()
+    (first,), (second,) = by_setting.values()
+    assert plan.final(plan.choices(records)) == []
+    result = {"headline": "accuracy", "metrics": {"accuracy": 0.6}}
+    records.write(first, {"status": "done", "result": result})
+    assert plan.choices(records)[0, 0].setting is None
+    better = result | {"metrics": {"accuracy": 0.7}}
+    records.write(second, {"status": "done", "result": better})
+    choice = plan.choices(records)[0, 0]
+    assert (choice.setting, choice.tried) == (1, 2)
+    assert {c.config.weight_decay for c in plan.final({(0, 0): choice})} == {1}
+    records.write(second, {"status": "nan", "message": ""})
+    assert plan.choices(records)[0, 0].setting == 0
+
+
+def test_digests_do_not_depend_on_the_order_of_keys() -> None:
+    assert digest({"a": 1, "b": [1.0, None]}) == digest({"b": [1.0, None], "a": 1})

@@ -1,0 +1,87 @@
+"""A study that is killed again and again ends with the table of one that is not."""
+
+import csv
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from smoothtune.study.cells import Records
+
+KILLS = 10
+STUDY = "methods: [lnsr, {name: jachess, every: 2}, [mixout, r3f]]\nseeds: [0, 1, 2]\n"
+
+
+def start(file: Path, folder: Path) -> subprocess.Popen:
+    main = [sys.executable, "-c", "from smoothtune.cli import main; main()"]
+    arguments = ["study", str(file), "--output-dir", str(folder), "--jobs", "2"]
+    return subprocess.Popen([*main, *arguments], start_new_session=True, stdout=subprocess.DEVNULL)
+
+
+def finish(file: Path, folder: Path) -> None:
+    assert start(file, folder).wait(timeout=600) == 0
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    with (folder / "results.csv").open() as lines:
+        rows = list(csv.DictReader(lines))
+    return [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
+
+
+def killed_group(process: subprocess.Popen, folder: Path, after: float) -> None:
+    """Kill everything some time after the first cell of this call has started."""
+    before = len(Records(folder).log())
+    while process.poll() is None and len(Records(folder).log()) == before:
+        time.sleep(0.02)
+    time.sleep(after)
+    if process.poll() is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+@pytest.mark.slow
+def test_ten_kills(write, tmp_path: Path) -> None:
+    file = write(STUDY)
+    killed, whole = tmp_path / "killed", tmp_path / "whole"
+    draw = random.Random(0)
+    for _ in range(KILLS):
+        killed_group(start(file, killed), killed, draw.uniform(0, 2))
+    finish(file, killed)
+    finish(file, whole)
+    assert table(killed) == table(whole)
+    ended: set[str] = set()
+    for line in Records(killed).log():
+        assert line["event"] != "start" or line["cell"] not in ended, "run again after it was done"
+        if line["event"] == "done":
+            ended.add(line["cell"])
+    assert len(ended) >= 15 - KILLS  # a kill between record and log line leaves no "done"
+
+
+@pytest.mark.slow
+def test_cells_end_when_their_study_is_killed(write, tmp_path: Path) -> None:
+    file = write("methods: [plain]\nmore_epochs: null\nseeds: [0]\n")
+    file.write_text(file.read_text().replace("max_steps: 3", "max_steps: 100000"))
+    process = start(file, tmp_path / "out")
+    while not Records(tmp_path / "out").log():
+        time.sleep(0.05)
+    (line,) = Records(tmp_path / "out").log()
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    for _ in range(100):
+        if not alive(line["pid"]):
+            return
+        time.sleep(0.1)
+    pytest.fail("the cell goes on without its study")
+
+
+def alive(pid: int) -> bool:
+    status = Path(f"/proc/{pid}/stat")
+    try:
+        return status.read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

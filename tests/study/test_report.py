@@ -1,0 +1,248 @@
+"""What a study says about made-up runs: tables, sentences, plots, pages."""
+
+import csv
+import io
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from smoothtune.study.cells import Records
+from smoothtune.study.config import StudyConfig
+from smoothtune.study.plots import figures
+from smoothtune.study.recommend import recommend
+from smoothtune.study.report import _page, paper_table, score_table
+from smoothtune.study.table import Row, compare, over_tasks, paired, to_csv
+from smoothtune.study.words import sentences
+
+SEEDS = range(5)
+
+
+def rows(shift: dict[str, float], tasks=("one", "two"), spread: float = 0.01) -> list[Row]:
+    """Runs whose scores are plain's plus a shift and noise of their own."""
+    draw = np.random.default_rng(0)
+    return [
+        Row(
+            task=task,
+            model="m",
+            max_train_samples=100,
+            method=method,
+            setting=method,
+            seed=seed,
+            status="done",
+            metric="accuracy",
+            score=0.8 + gap + float(draw.normal(0, spread)),
+            trivial_baseline=0.5,
+            train_score=0.9,
+            generalization_gap=0.1,
+            brier=0.3,
+            nll=0.5,
+            ece=0.05,
+            steps=10,
+            train_seconds=10.0 * (1 + gap),
+            evaluation_seconds=1.0,
+            cell=f"{task}{method}{seed}",
+        )
+        for task in tasks
+        for method, gap in ({"plain": 0.0} | shift).items()
+        for seed in SEEDS
+    ]
+
+
+def content(found: list[Row], **changes) -> dict:
+    test = StudyConfig().test
+    return {
+        "name": "study",
+        "title": "A study",
+        "notes": "",
+        "test": "Welch t-test",
+        "seeds": list(SEEDS),
+        "methods": [
+            item | {"configured": {item["method"]: {}}, "changes": {}}
+            for item in compare(found, test)
+        ],
+        "over_tasks": over_tasks(found),
+        "choices": [],
+        "paper": [],
+        "failures": [],
+        "versions": {"torch": ["2"]},
+    } | changes
+
+
+def texts(found: dict) -> str:
+    return "\n".join(f"{s.verdict}: {s.text}" for s in sentences(found))
+
+
+def test_comparisons_pair_by_seed_and_correct_over_methods() -> None:
+    found = rows({"good": 0.05, "same": 0.0}, tasks=["one"])
+    found = [r for r in found if not (r.method == "good" and r.seed == 3)][::-1]
+    by_name = {item["method"]: item for item in compare(found, "welch")}
+    seeds, (a, b) = paired(
+        [r for r in found if r.method == "good"], [r for r in found if r.method == "plain"], "score"
+    )
+    assert sorted(seeds) == [0, 1, 2, 4]
+    lookup = {(r.method, r.seed): r.score for r in found}
+    assert a.tolist() == [lookup["good", s] for s in seeds]
+    assert b.tolist() == [lookup["plain", s] for s in seeds]
+    p = {m: by_name[m]["against_plain"]["p"]["welch"] for m in ("good", "same")}
+    assert p["good"] == pytest.approx(stats.ttest_ind(a, b, equal_var=False).pvalue)
+    assert by_name["good"]["against_plain"]["p_holm"] == pytest.approx(2 * p["good"])
+    assert by_name["good"]["asked"] == 4
+    assert by_name["good"]["against_plain"]["cost_ratio"] == pytest.approx(1.05)
+    assert by_name["plain"]["against_plain"] is None
+
+
+def test_failed_runs_are_counted_and_in_no_mean() -> None:
+    found = rows({"bad": -0.1}, tasks=["one"])
+    lost = Row("one", "m", 100, "bad", "bad", 9, "nan")
+    missing = Row("one", "m", 100, "bad", "bad", 10, "missing")
+    (_, bad) = compare([*found, lost, missing], "welch")
+    assert (bad["asked"], bad["failed"], bad["missing"]) == (7, {"nan": 1}, 1)
+    assert bad["measures"]["score"]["n"] == 5
+    assert "10 of 12 runs are done, 1 failed. Failed runs are in no mean." in texts(
+        content([*found, lost, missing])
+    )
+    only = compare([r for r in found if r.method == "plain"] + [lost], "welch")[1]
+    assert only["against_plain"] is None
+    assert score_table([only]).rows[0][:2] == ["bad", "0 of 1"]
+
+
+def test_sentences_say_what_helps_and_what_does_not() -> None:
+    shifts = {"good": 0.05, "bad": -0.05, "plain_more_epochs": 0.0}
+    found = texts(content(rows(shifts, spread=0.001)))
+    assert "good: one, m, 100 examples: better than plain after Holm's correction" in found
+    assert "fragile: two, m, 100 examples: worse than plain after Holm's correction" in found
+    assert "Over 2 conditions good is +5.0 points from plain (p = " in found
+    assert "plain_more_epochs took 1.00 times plain's training time" in found
+    null = texts(content(rows({"x": 0.0, "y": 0.0}, spread=0.02)))
+    assert "none of 2 methods differs from plain at 5 %" in null
+    easy = [replace(row, trivial_baseline=0.95) for row in rows({"x": 0.0})]
+    weak = texts(content(easy))
+    assert "is not above the 0.950 of a constant answer" in weak
+    few = texts(content(rows({"x": 0.0}), seeds=[0, 1]))
+    assert "2 seeds are few" in few
+    mixed = texts(content(rows({"x": 0.0}), versions={"torch": ["2.1", "2.2"]}))
+    assert "several versions of torch" in mixed
+    uneven = texts(content(rows({"x": 0.0}), choices=[{"method": "x", "tried": 4}]))
+    assert "did not get the same number of settings: plain 1, x 4" in uneven
+
+
+def test_over_tasks_takes_methods_that_have_all_tasks() -> None:
+    found = rows({"everywhere": 0.02, "once": 0.02})
+    found = [r for r in found if not (r.method == "once" and r.task == "two")]
+    (item,) = over_tasks(found)
+    assert (item["method"], item["conditions"], item["seeds"]) == ("everywhere", 2, list(SEEDS))
+    table = {(r.task, r.method, r.seed): r.score for r in found}
+    means = [
+        np.mean([table[t, "everywhere", s] - table[t, "plain", s] for t in ("one", "two")])
+        for s in SEEDS
+    ]
+    assert item["difference"]["value"] == pytest.approx(np.mean(means))
+    assert item["p"] == pytest.approx(stats.ttest_1samp(means, 0).pvalue)
+    assert over_tasks(rows({"x": 0.1}, tasks=["one"])) == []
+
+
+def test_papers_numbers_stand_in_the_same_unit() -> None:
+    paper = {
+        "source": "Table 1",
+        "model": "big",
+        "columns": ["mean", "sd", "max"],
+        "notes": "",
+        "values": {"one": {"plain": [70.0, None, 72.5], "other": [1.0]}},
+    }
+    found = paper_table(paper, compare(rows({}, spread=0.0), "welch"))["table"]
+    assert found.rows == [
+        ["one", "plain", "70.00", "–", "72.50", "80.00", "0.00", "80.00"],
+        ["one", "other", "1.00", "–", "–", "–", "–", "–"],
+    ]
+
+
+def test_every_figure_has_its_numbers(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    found = rows({"<b>&": 0.02})
+    small = [replace(r, max_train_samples=50) for r in found]
+    records = Records(tmp_path)
+    everything = [*found, *small]
+    history = {"log_history": [{"step": 1, "loss": 0.7}, {"step": 2, "loss": 0.5}]}
+    records.read = lambda cell_id: {"result": history}  # type: ignore[method-assign]
+    drawn = figures(everything, compare(everything, "welch"), records)
+    names = [figure.name for figure in drawn]
+    assert len(set(names)) == len(names)
+    kinds = {name.partition("-")[0] for name in names}
+    assert kinds == {"distribution", "difference", "cost", "training", "sizes"}
+    for figure in drawn:
+        assert figure.svg.count("<svg") == 1
+        assert "<b>&" not in figure.svg
+        table = list(csv.reader(io.StringIO(figure.data)))
+        assert len(table) > 1
+    distribution = next(f for f in drawn if f.name.startswith("distribution"))
+    values = {
+        (m, int(s)): float(v) for m, s, v in list(csv.reader(io.StringIO(distribution.data)))[1:]
+    }
+    assert values["plain", 2] == next(
+        r.score for r in found if (r.task, r.method, r.seed) == ("one", "plain", 2)
+    )
+
+
+class Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag, attrs) -> None:
+        self.found.append(tag)
+
+
+@pytest.mark.parametrize("suffix", ["html", "md"])
+def test_names_from_outside_are_only_text(suffix: str) -> None:
+    from smoothtune.evaluation.report import render
+
+    hostile = "<script>alert(1)</script>|*x*"
+    found = content(rows({hostile: 0.05}), title=hostile, notes=hostile)
+    page = render(f"study.{suffix}.jinja", _page(found, []))
+    assert "<script" not in page
+    tags = Tags()
+    tags.feed(page)
+    assert not {"script", "link", "img", "iframe"} & set(tags.found)
+    assert "Over all conditions" in page
+    if suffix == "md":
+        assert r"\|\*x\*" in page
+
+
+def test_csv_has_every_run() -> None:
+    found = rows({"x": 0.1})
+    table = list(csv.DictReader(io.StringIO(to_csv(found))))
+    assert len(table) == 20
+    assert float(table[7]["score"]) == found[7].score
+
+
+def test_a_recommendation_needs_evidence_everywhere() -> None:
+    cheap_and_good = content(rows({"good": 0.05, "dear": 0.06, "plain_more_epochs": 0.01}))
+    found = recommend(cheap_and_good)
+    assert found["methods"] == {"good": {}}
+    assert found["evidence"]["conditions"] == 2
+    assert found["evidence"]["cost_ratio"] == pytest.approx(1.05)
+    nothing = {"methods": None, "evidence": None}
+    assert recommend(content(rows({"x": 0.0}, spread=0.03))) == nothing
+    assert recommend(content(rows({"x": 0.05, "plain_more_epochs": 0.08}))) == nothing
+    one_task_only = rows({"x": 0.05}, tasks=["one"]) + rows({"x": -0.01}, tasks=["two"])
+    assert recommend(content(one_task_only)) == nothing
+
+
+def test_auto_is_refused_while_there_is_no_evidence(monkeypatch) -> None:
+    from smoothtune import config_draft
+    from smoothtune.config import load_config
+    from smoothtune.yaml_file import ConfigError
+
+    options = {"task": "sst2", "output_dir": "x"}
+    monkeypatch.setattr(config_draft, "recommended", lambda: {"methods": None})
+    with pytest.raises(ConfigError, match="none yet"):
+        load_config(options=options, methods=["auto"])
+    known = {"methods": {"mixout": {"p": 0.3}}}
+    monkeypatch.setattr(config_draft, "recommended", lambda: known)
+    assert load_config(options=options, methods=["auto"]).methods["mixout"]["p"] == 0.3
+    with pytest.raises(ConfigError, match="stands alone"):
+        load_config(options=options, methods=["auto", "lnsr"])

@@ -1,0 +1,226 @@
+"""Studies on a tiny model, in real processes."""
+
+import csv
+import json
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from smoothtune.config import RunConfig
+from smoothtune.result import OutputError
+from smoothtune.run import Stopped, train
+from smoothtune.study.cells import Records
+from smoothtune.study.config import load_study
+from smoothtune.study.live import show_status
+from smoothtune.study.run import run_study
+
+
+class Output:
+    """A console that remembers."""
+
+    def __init__(self) -> None:
+        self.console = Console(file=open(os.devnull, "w"), record=True, width=300)  # noqa: SIM115
+
+    @property
+    def text(self) -> str:
+        return self.console.export_text(clear=False)
+
+
+@pytest.fixture
+def output():
+    output = Output()
+    yield output
+    output.console.file.close()
+
+
+def starts(folder: Path) -> Counter:
+    return Counter(e["cell"] for e in Records(folder).log() if e["event"] == "start")
+
+
+def test_a_study_from_start_to_end(write, tmp_path: Path, output: Output) -> None:
+    file = write("methods: [{name: l2_sp, alpha: 0.5}, [mixout, r3f]]\nseeds: [0, 1]\n")
+    study, folder = load_study(file), tmp_path / "out"
+    content = run_study(study, folder, jobs=2, console=output.console)
+
+    assert [item["method"] for item in content["methods"]] == [
+        "plain",
+        "plain_more_epochs",
+        "l2_sp alpha=0.5",
+        "mixout+r3f",
+    ]
+    assert all(item["measures"]["score"]["n"] == 2 for item in content["methods"])
+    assert set(starts(folder).values()) == {1}
+    names = {path.name for path in folder.iterdir()}
+    assert {"results.json", "results.csv", "report.html", "report.md", "study.json"} <= names
+    assert "work" not in names
+    with (folder / "results.csv").open() as lines:
+        assert len(list(csv.DictReader(lines))) == 8
+
+    by_train = same_by_train(study.runs[0, 3, 0], tmp_path / "train")
+    cell = next(r for r in content["rows"] if r["method"] == "mixout+r3f" and r["seed"] == 0)
+    result = Records(folder).read(cell["cell"])["result"]
+    assert result["metrics"] == by_train["metrics"]
+    assert losses(result) == losses(by_train)
+
+    more = load_study(write("methods: [{name: l2_sp, alpha: 0.5}, lnsr]\nseeds: [0, 1, 2]\n"))
+    before = starts(folder)
+    content = run_study(more, folder, jobs=2, console=output.console)
+    again = starts(folder)
+    assert all(again[cell] == count for cell, count in before.items())
+    assert sum(again.values()) - sum(before.values()) == 3 * 4 - 6
+    assert "2 finished cells are not in this study any more" in output.text
+    assert show_status(folder, output.console) == {
+        "done": 12,
+        "running": 0,
+        "failed": 0,
+        "open": 0,
+    }
+
+
+def same_by_train(config: RunConfig, folder: Path) -> dict:
+    with open(os.devnull, "w") as nothing:
+        return train(
+            config.model_copy(update={"output_dir": str(folder)}), console=Console(file=nothing)
+        )
+
+
+def losses(result: dict) -> list[float]:
+    return [entry["loss"] for entry in result["log_history"] if "loss" in entry]
+
+
+def test_settings_are_chosen_on_training_rows(write, tmp_path: Path, output: Output) -> None:
+    file = write("methods: [plain]\nmore_epochs: null\nseeds: [0, 1]\nweight_decay: [0, 0.5]\n")
+    study, folder = load_study(file), tmp_path / "out"
+    content = run_study(study, folder, jobs=1, console=output.console)
+    (choice,) = content["choices"]
+    assert choice["tried"] == 2
+    assert len(choice["scores"]) == 2
+    best = max(choice["scores"].values())
+    assert choice["scores"][choice["chosen"]] == best
+    assert {row["setting"] for row in content["rows"]} == {choice["chosen"]}
+    assert "1 finished" not in output.text
+    choosing = [
+        record["result"]
+        for path in (folder / "cells").iterdir()
+        if (record := Records(folder).read(path.stem))
+        and "selection" in record["result"]["config"]["data"]
+    ]
+    assert len(choosing) == 2
+    rows = choosing[0]["data"]["splits"]
+    assert (rows["train"]["rows"], rows["validation"]["rows"]) == (19, 5)
+
+
+def test_failures_are_classified_and_do_not_stop_the_others(
+    write, tmp_path: Path, output: Output
+) -> None:
+    file = write("""
+methods:
+  - {name: plain, label: explodes, learning_rate: 1e30}
+  - {name: lnsr, label: too_deep, weight: 1, layer_weights: [1, 1, 1, 1, 1, 1, 1, 1, 1]}
+more_epochs: null
+seeds: [0]
+""")
+    study, folder = load_study(file), tmp_path / "out"
+    content = run_study(study, folder, jobs=1, console=output.console)
+    status = {row["method"]: row["status"] for row in content["rows"]}
+    assert status == {"plain": "done", "explodes": "nan", "too_deep": "error"}
+    assert [failure["status"] for failure in content["failures"]] == ["nan", "error"]
+    assert "layer_weights" in content["failures"][1]["message"]
+    assert set(starts(folder).values()) == {1}
+    assert "explodes" in (folder / "report.md").read_text()
+    run_study(study, folder, jobs=1, console=output.console)
+    again = starts(folder)
+    assert sorted(again.values()) == [1, 1, 2]  # an error may be mended; NaN is a result
+
+
+def test_a_killed_worker_costs_its_cell_once(write, tmp_path: Path, output: Output) -> None:
+    file = write("methods: [lnsr]\nmore_epochs: null\nseeds: [0]\n")
+    study, folder = load_study(file), tmp_path / "out"
+    killer = threading.Thread(target=kill_first, args=(folder,))
+    killer.start()
+    content = run_study(study, folder, jobs=1, console=output.console)
+    killer.join()
+    assert [row["status"] for row in content["rows"]] == ["done", "done"]
+    assert sorted(starts(folder).values()) == [1, 2]
+    assert "killed: the process was killed by SIGKILL" in output.text
+    assert "; tried again" in output.text
+    assert not list((folder / "failures").glob("*.json"))
+
+
+def kill_first(folder: Path) -> None:
+    """Kill the first cell that starts."""
+    for _ in range(1200):
+        if lines := Records(folder).log():
+            os.kill(lines[0]["pid"], signal.SIGKILL)
+            return
+        time.sleep(0.05)
+
+
+def test_a_signal_leaves_a_resumable_folder(write, tmp_path: Path, output: Output) -> None:
+    file = write("methods: [lnsr]\nmore_epochs: null\nseeds: [0, 1]\n")
+    study, folder = load_study(file), tmp_path / "out"
+
+    def interrupt() -> None:
+        while not starts(folder):
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(Stopped, match="of 4 cells done; the same command goes on"):
+        run_study(study, folder, jobs=1, console=output.console)
+    thread.join()
+    assert not (folder / "work").exists()
+    assert not (folder / ".lock").exists()
+    status = show_status(folder, output.console)
+    assert status["running"] == 0
+    assert status["open"] > 0
+    content = run_study(study, folder, jobs=1, console=output.console)
+    assert [row["status"] for row in content["rows"]] == ["done"] * 4
+
+
+def test_a_damaged_record_is_run_again(write, tmp_path: Path, output: Output) -> None:
+    study = load_study(write("methods: [plain]\nmore_epochs: null\nseeds: [0]\n"))
+    folder = tmp_path / "out"
+    run_study(study, folder, jobs=1, console=output.console)
+    (path,) = (folder / "cells").iterdir()
+    good = path.read_text()
+    record = json.loads(good)
+    record["result"]["metrics"]["accuracy"] = 1.0
+    path.write_text(json.dumps(record))
+    run_study(study, folder, jobs=1, console=output.console)
+    assert (
+        json.loads(path.read_text())["result"]["metrics"] == json.loads(good)["result"]["metrics"]
+    )
+    assert set(starts(folder).values()) == {2}
+
+
+def test_extras_and_models(write, tmp_path: Path, output: Output) -> None:
+    text = "methods: [plain]\nmore_epochs: null\nseeds: [0]\nkeep_models: true\nnoise_curve: true\n"
+    study = load_study(write(text + "evaluate: [drift, calibration]\n"))
+    folder = tmp_path / "out"
+    content = run_study(study, folder, jobs=1, console=output.console)
+    (row,) = content["rows"]
+    record = Records(folder).read(row["cell"])
+    assert set(record["extras"]["parts"]) == {"calibration", "drift"}
+    by_part = record["extras"]["parts"]["calibration"]["numbers"]["all_rows"]["ece"]
+    assert record["extras"]["ece"] == pytest.approx(by_part)
+    assert record["extras"]["noise"]["clean"] == row["score"]
+    model = folder / "models" / row["cell"]
+    assert {"config.json", "model.safetensors"} <= {path.name for path in model.iterdir()}
+
+
+def test_foreign_folders_are_left_alone(write, tmp_path: Path, output: Output) -> None:
+    study = load_study(write("methods: [plain]\n"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("")
+    with pytest.raises(OutputError, match="holds other files"):
+        run_study(study, tmp_path / "out", console=output.console)
+    with pytest.raises(OutputError, match="is a file"):
+        run_study(study, tmp_path / "study.yaml", console=output.console)

@@ -1,0 +1,65 @@
+"""The command line of studies."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from smoothtune.cli import app
+from smoothtune.cli_output import DATA, USAGE
+
+SMALL = "methods: [plain]\nmore_epochs: null\nseeds: [0]\n"
+
+
+def study(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(app, ["study", *map(str, arguments)])
+
+
+def test_a_study_and_its_status(write, tmp_path: Path) -> None:
+    file, folder = write(SMALL), tmp_path / "out"
+    before = study(file, "--dry-run", "--output-dir", folder, "--jobs", 1)
+    assert before.exit_code == 0
+    assert "0 of 1 known runs are done; 1 at once" in before.output
+    assert not folder.exists()
+    done = study(file, "--output-dir", folder, "--jobs", 1)
+    assert done.exit_code == 0, done.output
+    assert "1/1 quality plain seed 0: " in done.output
+    assert json.loads((folder / "study.json").read_text())["command"][0] == "smoothtune"
+    status = study("--status", folder)
+    assert "study: 1 of 1 cells done" in status.output
+    after = study(write(SMALL.replace("[0]", "[0, 1]")), "--dry-run", "--output-dir", folder)
+    assert "1 of 2 known runs are done" in after.output
+    assert "left" in after.output
+    assert study(file, "--output-dir", folder).output.count("1/1") == 0
+
+
+def test_list() -> None:
+    found = study("--list")
+    assert found.exit_code == 0
+    assert "lnsr-table-ii\tpaper small smoke\tLNSR (TNNLS 2023), Table II" in found.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], USAGE, "write smoothtune study FILE --output-dir DIR"),
+        (["smoke"], USAGE, "--output-dir DIR"),
+        (["nothing.yaml", "--dry-run"], USAGE, "unknown study file or recipe"),
+        (["lnsr-table-1", "--dry-run"], USAGE, "give --scale: paper, small, smoke"),
+        (["--status", "nowhere"], USAGE, "holds no study"),
+    ],
+)
+def test_mistakes(arguments: list[str], code: int, message: str) -> None:
+    found = study(*arguments)
+    assert found.exit_code == code
+    assert message in found.output
+
+
+def test_missing_data_is_an_error_of_data(write, tmp_path: Path) -> None:
+    found = study(write(SMALL), "--data", tmp_path / "no", "--output-dir", tmp_path / "out")
+    assert found.exit_code == DATA
+    assert "no such file or folder" in found.output
+    dry = study(write(SMALL), "--data", tmp_path / "no", "--dry-run")
+    assert dry.exit_code == 0
+    assert "what is done cannot be told" in dry.output
