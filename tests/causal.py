@@ -67,6 +67,11 @@ class Texts(torch.utils.data.Dataset):
         generator = torch.Generator().manual_seed(0)
         self.ids = torch.randint(5, VOCABULARY, (count, 6), generator=generator)
 
+    @staticmethod
+    def label_tokens(count):
+        """Label tokens of the first texts."""
+        return sum(5 - i % 5 for i in range(count))
+
     def __len__(self):
         return len(self.ids)
 
@@ -88,6 +93,11 @@ def language_weights_after(output_dir, method, **changes):
 
 def lora_weights_after(output_dir, method, **changes):
     """The same of the adapters and the head of a tiny Llama classifier with LoRA."""
+    return _weights_after(tiny_lora(), Rows(8), output_dir, method, **changes)
+
+
+def tiny_lora():
+    """A tiny Llama classifier with LoRA whose adapters do something."""
     settings = LoraSettings(r=2, target_modules=["q_proj", "v_proj"])
     model = add_lora(tiny_model("llama"), settings, "text-classification", ["score.weight"], seed=0)
     model = model.double().train()
@@ -95,7 +105,7 @@ def lora_weights_after(output_dir, method, **changes):
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             parameter.data.copy_(0.1 * torch.randn_like(parameter))
-    return _weights_after(model, Rows(8), output_dir, method, **changes)
+    return model
 
 
 def _weights_after(model, rows, output_dir, method, **changes):

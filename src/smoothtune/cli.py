@@ -95,7 +95,7 @@ def demo(
 @app.command()
 def train(
     task: Annotated[
-        str | None, typer.Option(help="GLUE task, or a name for the data set of --text-column.")
+        str | None, typer.Option(help="GLUE task, squad, or a name for your own data set.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Hub id, folder, or Parquet, CSV, TSV or JSONL file.")
@@ -182,7 +182,7 @@ def evaluate(
     model: Annotated[str, typer.Argument(help="minilm, a fine-tuned model folder, or a hub id.")],
     output_dir: Annotated[str, typer.Option(help="Gets evaluation.json, tables and plots.")],
     task: Annotated[
-        str | None, typer.Option(help="GLUE task; default: as in the model's result.json.")
+        str | None, typer.Option(help="GLUE task, squad, ...; default: as in result.json.")
     ] = None,
     data: Annotated[
         str | None, typer.Option(help="Hub id, folder or file; default: as in result.json.")
@@ -190,6 +190,17 @@ def evaluate(
     ood: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME=DATA", help="Another data set of the task; repeatable."),
+    ] = None,
+    ood_set: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME.KEY=VALUE",
+            help="How it is read: text_columns, label_column, labels={0: 1, 1: 0}; repeatable.",
+        ),
+    ] = None,
+    further_share: Annotated[
+        float | None,
+        typer.Option(help="Also train a copy on this share of it, and score the rest."),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All parts below.")] = False,
     calibration: Annotated[
@@ -245,13 +256,18 @@ def evaluate(
     with errors_as_exit_codes():
         from smoothtune.evaluation import Settings
         from smoothtune.evaluation import evaluate as run_evaluation
-        from smoothtune.evaluation.settings import chosen_task_type, span_fields
+        from smoothtune.evaluation.settings import (
+            chosen_task_type,
+            other_data_sets,
+            span_fields,
+        )
 
         settings = Settings(
             model=model,
             output_dir=output_dir,
             parts=tuple(name for name, asked in chosen.items() if asked or everything),
-            ood=_named(ood or ()),
+            ood=other_data_sets(_named(ood or ()), ood_set or ()),
+            further_share=further_share,
             task=task,
             data=data,
             text_columns=tuple(text_column) if text_column else None,
@@ -354,7 +370,8 @@ def study(
         if dry_run:
             from smoothtune.study.forecast import show_forecast
 
-            show_forecast(found, output_dir and Path(output_dir), jobs, output_console())
+            folder = Path(output_dir) if output_dir else None
+            show_forecast(found, folder, jobs, output_console())
             return
         from smoothtune.study.run import run_study
 

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from smoothtune.yaml_file import ConfigError, Problem
+
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
@@ -46,8 +48,11 @@ class LoraSettings(BaseModel):
     """Modules trained and saved whole; unset: the new head."""
 
 
-class LoraError(ValueError):
+class LoraError(ConfigError):
     """Adapters that cannot be made or read; the message says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__([Problem("", "lora", message)])
 
 
 def import_peft() -> Any:

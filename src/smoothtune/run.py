@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from datasets import Dataset
 from rich.console import Console
 from torch.utils.data import Sampler
-from transformers import EvalPrediction, PreTrainedModel, PrinterCallback, TrainingArguments
+from transformers import EvalPrediction, PreTrainedModel, PrinterCallback
 
 from smoothtune.config import RunConfig, clipping_methods
 from smoothtune.cost import StepCost, measure_step_cost, peak_memory
@@ -26,13 +25,12 @@ from smoothtune.data import (
 )
 from smoothtune.data.tasks import Description
 from smoothtune.kinds import described, kind_of
-from smoothtune.lora import LoraError, add_lora, merged, save
+from smoothtune.lora import add_lora, merged, save
 from smoothtune.model_card import model_card
 from smoothtune.models import Base, load_base, load_classifier, quiet, weights_fingerprint
 from smoothtune.objective import Objective
 from smoothtune.progress import ProgressCallback, StopOnSignal, say
 from smoothtune.result import (
-    CHECKPOINTS,
     STAGING,
     claimed,
     finished_result,
@@ -43,6 +41,7 @@ from smoothtune.result import (
 )
 from smoothtune.sampler import LengthGroupedSampler
 from smoothtune.trainer import SmoothTrainer
+from smoothtune.training_arguments import training_arguments
 from smoothtune.yaml_file import ConfigError, Problem
 
 COST_MAX_PARAMETERS = 400_000_000
@@ -205,12 +204,7 @@ def _load(config: RunConfig, console: Console) -> _Run:
     new = ", ".join(new_weights) or "none"
     say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")
     if config.lora is not None:
-        try:
-            model = add_lora(
-                model, config.lora, prepared.task.task_type, new_weights, seed=config.seed
-            )
-        except LoraError as error:
-            raise ConfigError([Problem("", "lora", str(error))]) from error
+        model = add_lora(model, config.lora, prepared.task.task_type, new_weights, seed=config.seed)
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
         say(console, f"lora: {trained} of the model's weights are trained")
     return _Run(config, prepared, unlabeled, base, model, console)
@@ -271,7 +265,7 @@ def _trainer(run: _Run, folder: Path) -> _GroupedTrainer:
     with _methods_fit():
         trainer = _GroupedTrainer(
             model=run.model,
-            args=_training_arguments(config, folder, kind.label_inputs),
+            args=training_arguments(config, folder, kind.label_inputs),
             regularizers=regularizers,
             unlabeled_dataset=run.unlabeled and run.unlabeled[0],
             alternate=config.alternate,
@@ -292,46 +286,6 @@ def _trainer(run: _Run, folder: Path) -> _GroupedTrainer:
     if clips := clipping_methods(config.methods):
         say(run.console, f"max_grad_norm is 0: {clips[0]} is the gradient clip")
     return trainer
-
-
-_SAME_IN_TRANSFORMERS = {
-    "seed",
-    "num_train_epochs",
-    "max_steps",
-    "learning_rate",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "weight_decay",
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "gradient_accumulation_steps",
-    "bf16",
-    "eval_strategy",
-    "eval_steps",
-    "logging_steps",
-    "save_strategy",
-    "save_steps",
-}
-
-
-def _training_arguments(
-    config: RunConfig, folder: Path, label_names: tuple[str, ...]
-) -> TrainingArguments:
-    same = config.model_dump(include=_SAME_IN_TRANSFORMERS)
-    return TrainingArguments(
-        output_dir=str(folder / CHECKPOINTS),
-        **same,
-        max_grad_norm=config.clip_norm(),
-        activation_checkpointing=config.gradient_checkpointing,
-        activation_checkpointing_kwargs={"use_reentrant": False},
-        save_total_limit=1,
-        remove_unused_columns=False,  # the collator chooses, and keeps example_id for errors
-        label_names=list(label_names),
-        dataloader_pin_memory=torch.cuda.is_available(),
-        logging_nan_inf_filter=False,
-        report_to="none",
-        disable_tqdm=True,
-    )
 
 
 def _fit(trainer: _GroupedTrainer, run: _Run, checkpoint: Path | None) -> float:

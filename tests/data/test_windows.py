@@ -9,8 +9,10 @@ import pytest
 from datasets import Dataset, load_dataset
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import pre_tokenizers, processors
 
 from smoothtune.data import DataError
+from smoothtune.data import windows as module
 from smoothtune.data.tasks import Spans
 from smoothtune.data.windows import locate, tokenize_windows
 from smoothtune.models import ModelError, load_base
@@ -91,6 +93,47 @@ def test_a_question_that_leaves_no_room_is_named(tokenizer) -> None:
     assert windows(tokenizer, *rows, length=15, stride=3)
 
 
+@pytest.mark.parametrize(("length", "stride"), [(32, 2), (11, 3), (9, 2)])
+@pytest.mark.parametrize("pieces", ["words", "bytes", "no specials"])
+def test_windows_are_those_of_a_call_of_the_tokenizer(pieces, length, stride, tokenizer) -> None:
+    if pieces != "words":
+        tokenizer = type(tokenizer).from_pretrained(tokenizer.name_or_path)
+        backend = tokenizer.backend_tokenizer
+        if pieces == "bytes":  # as RoBERTa cuts and joins
+            backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+            backend.post_processor = processors.RobertaProcessing(("[SEP]", 2), ("[CLS]", 1))
+        else:
+            backend.post_processor = processors.TemplateProcessing(single="$A", pair="$A $B:1")
+    tokenizer.model_input_names = ["input_ids", "token_type_ids", "attention_mask"]
+    contexts = [CONTEXT, "a film", CONTEXT, " good  plot"]
+    questions = ["film", " the plot", "was", "a"]
+    rows = windows(
+        tokenizer,
+        *((q, c, [], []) for q, c in zip(questions, contexts, strict=True)),
+        length=length,
+        stride=stride,
+    )
+    called = tokenizer(
+        [question.lstrip() for question in questions],
+        contexts,
+        truncation="only_second",
+        max_length=length,
+        stride=stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    assert rows["example_id"][:] == called["overflow_to_sample_mapping"]
+    for name in tokenizer.model_input_names:
+        assert rows[name][:] == called[name]
+    for number, row in enumerate(rows):
+        inside = [sequence == 1 for sequence in called.sequence_ids(number)]
+        offsets = np.array(called["offset_mapping"][number])[inside]
+        assert row["context_start"] == inside.index(True)
+        assert list(zip(row["offset_start"], row["offset_end"], strict=True)) == [
+            *map(tuple, offsets)
+        ]
+
+
 def test_left_padding_is_refused(tmp_path) -> None:
     left = load_base(str(tiny_gpt2(tmp_path))).tokenizer
     left.padding_side = "left"
@@ -114,6 +157,19 @@ def test_workers_give_the_same_rows(tokenizer, monkeypatch) -> None:
         for count in (None, 2)
     )
     assert alone.to_dict() == several.to_dict()
+
+
+def test_a_large_split_is_tokenized_once(tokenizer, monkeypatch) -> None:
+    monkeypatch.setattr("smoothtune.data.windows.LARGE", 1)
+    encode, calls = module._encode, []
+    monkeypatch.setattr(module, "_encode", lambda *x: calls.append(len(x[0])) or encode(*x))
+    rows = [("plot", CONTEXT, ["film"], [4]), ("film", CONTEXT, ["bad"], [44])] * 4
+    first = windows(tokenizer, *rows).to_dict()
+    assert calls == [1, 8]  # one row shows the tokenizer's state
+    assert windows(tokenizer, *rows).to_dict() == first
+    assert calls == [1, 8, 1]
+    assert len(windows(tokenizer, *rows, stride=3)) == 8
+    assert calls == [1, 8, 1, 1, 8]
 
 
 @st.composite

@@ -1,5 +1,6 @@
-collect_ignore = [
+collect_ignore = [  # programs for torchrun, not modules
     "worker.py",
     "fsdp_worker.py",
     "decoder_worker.py",
-]  # programs for torchrun, not modules
+    "decoder_fsdp_worker.py",
+]

@@ -4,7 +4,17 @@ import pytest
 import torch
 from test_ddp import on_two_processes
 
-from causal import LANGUAGE_TESTED, language_weights_after, lora_weights_after
+from causal import (
+    LANGUAGE_TESTED,
+    Texts,
+    language_weights_after,
+    lora_weights_after,
+    tiny_language_model,
+    tiny_lora,
+)
+from smoothtune import METHODS, Objective
+from smoothtune.testing import fixed_draws
+from training import FSDP_TESTED, Rows, collate
 
 
 @pytest.fixture(scope="module")
@@ -24,3 +34,22 @@ def test_two_processes_equal_one(after, method, on_two, tmp_path):
     assert any(not torch.equal(expected[name], start[name]) for name in start)
     for name, weight in expected.items():
         torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
+
+
+def test_fsdp2_equals_one_process(tmp_path):
+    on_two_processes("decoder_fsdp_worker.py", tmp_path)
+    for kind, make, data in (
+        ("language", lambda: tiny_language_model("opt"), Texts()),
+        ("lora", tiny_lora, Rows(8)),
+    ):
+        for method, fields in FSDP_TESTED.items():
+            found = torch.load(tmp_path / f"{kind}-{method}.pt", weights_only=True)
+            model = make()
+            objective = Objective(METHODS[method](**fields)).attach(model)
+            with fixed_draws():
+                objective(model, collate([data[i] for i in range(8)])).backward()
+            graded = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+            assert graded.keys() == found.keys()
+            for name, gradient in graded.items():
+                message = f"{kind}, {method}: {name}"
+                torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-6, msg=message)

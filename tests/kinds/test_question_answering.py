@@ -7,9 +7,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from datasets import Dataset, load_dataset
 from rich.console import Console
 from tiny_tasks import squad_data, squad_row, write
-from transformers import AutoModelForQuestionAnswering
+from transformers import (
+    AutoModelForQuestionAnswering,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainingArguments,
+)
 from typer.testing import CliRunner
 
 from smoothtune import squad
@@ -20,6 +26,7 @@ from smoothtune.data.tasks import Spans
 from smoothtune.kinds import kind_of
 from smoothtune.models import load_base, load_classifier
 from smoothtune.run import train
+from smoothtune.sampler import LengthGroupedSampler
 from smoothtune.yaml_file import ConfigError
 
 SQUAD = TASKS["squad"]
@@ -210,6 +217,71 @@ def test_the_seeded_head_is_a_span_head(bert) -> None:
     model, new = load_classifier(load_base(str(bert)), SQUAD, seed=0)
     assert new == ["qa_outputs.bias", "qa_outputs.weight"]
     assert model.config.num_labels == 2
+
+
+def plain_script(model_folder, data, out, steps, length, stride):
+    """Weights after a Trainer script of one's own, with the rows in the order of smoothtune."""
+    base = load_base(str(model_folder))
+    model, _ = load_classifier(base, SQUAD, seed=42)  # the same new head
+    raw = load_dataset("json", data_files=str(data / "train.jsonl"), split="train")
+    features = []
+    for row in raw.select(np.random.default_rng(42).permutation(len(raw))[:24]):
+        encoded = base.tokenizer(
+            row["question"],
+            row["context"],
+            truncation="only_second",
+            max_length=length,
+            stride=stride,
+            return_overflowing_tokens=True,
+        )
+        start = row["answers"]["answer_start"][0]
+        last = start + len(row["answers"]["text"][0]) - 1
+        for number in range(len(encoded["input_ids"])):
+            places = [encoded.char_to_token(number, char, 1) for char in (start, last)]
+            places = [0, 0] if None in places else places
+            names = [name for name in base.tokenizer.model_input_names if name in encoded]
+            inputs = {name: encoded[name][number] for name in names}
+            features.append(inputs | {"start_positions": places[0], "end_positions": places[1]})
+
+    class OurOrder(Trainer):
+        def _get_train_sampler(self, train_dataset=None):
+            return LengthGroupedSampler([len(f["input_ids"]) for f in features], 8, 42)
+
+    arguments = TrainingArguments(
+        str(out),
+        max_steps=steps,
+        learning_rate=3e-4,
+        per_device_train_batch_size=8,
+        seed=42,
+        save_strategy="no",
+        report_to="none",
+        disable_tqdm=True,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+    )
+    collate = DataCollatorWithPadding(base.tokenizer)
+    trainer = OurOrder(
+        model=model,
+        args=arguments,
+        train_dataset=Dataset.from_list(features),
+        data_collator=collate,
+    )
+    trainer.train()
+    return model.state_dict()
+
+
+@pytest.mark.parametrize("model", ["tiny", pytest.param("minilm", marks=pytest.mark.slow)])
+def test_plain_training_is_that_of_a_script_with_transformers_alone(
+    model, bert, data, tmp_path
+) -> None:
+    folder = bert if model == "tiny" else "minilm"
+    options = {"max_steps": 4, "learning_rate": 3e-4, "max_train_samples": 24}
+    run(folder, data, tmp_path / "ours", **options)
+    ours = AutoModelForQuestionAnswering.from_pretrained(tmp_path / "ours").state_dict()
+    theirs = plain_script(folder, data, tmp_path / "theirs", 4, 16, 4)
+    assert ours.keys() == theirs.keys()
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours[name], weight, rtol=0, atol=1e-6)
 
 
 # --- evaluation ----------------------------------------------------------------------------------

@@ -105,15 +105,22 @@ def test_settings_are_chosen_on_training_rows(write, tmp_path: Path, output: Out
     assert choice["scores"][choice["chosen"]] == best
     assert {row["setting"] for row in content["rows"]} == {choice["chosen"]}
     assert "1 finished" not in output.text
-    choosing = [
-        record["result"]
+    splits = [
+        record["result"]["data"]["splits"]
         for path in (folder / "cells").iterdir()
         if (record := Records(folder).read(path.stem))
-        and "selection" in record["result"]["config"]["data"]
     ]
-    assert len(choosing) == 2
-    rows = choosing[0]["data"]["splits"]
-    assert (rows["train"]["rows"], rows["validation"]["rows"]) == (19, 5)
+    sizes = Counter((split["train"]["rows"], split["validation"]["rows"]) for split in splits)
+    assert sizes == {(24, 24): 2, (19, 5): 2}
+
+
+def test_records_name_no_folders_of_this_machine(write, tmp_path: Path, output: Output) -> None:
+    study = load_study(write("methods: [plain]\nmore_epochs: null\nseeds: [0]\n"))
+    folder = tmp_path / "out"
+    run_study(study, folder, jobs=1, console=output.console, command=["x", str(tmp_path)])
+    for path in folder.rglob("*"):
+        if path.is_file():
+            assert str(tmp_path.parent) not in path.read_text(encoding="utf-8"), path
 
 
 def test_failures_are_classified_and_do_not_stop_the_others(

@@ -72,7 +72,7 @@ def tokenize_windows(
     def encode(batch: pa.Table) -> pa.Table:
         return _encode(batch, tokenizer, spans.doc_stride, max_seq_length)
 
-    encode(examples.select([0]).data.table)  # leaves the tokenizer in the state that is hashed
+    encode(examples.select([0]).with_format("arrow")[:])  # leaves the tokenizer as it is hashed
     rows = cached_map(
         examples.with_format("arrow"),
         encode,
@@ -105,17 +105,7 @@ def _encode(
     batch: pa.Table, tokenizer: PreTrainedTokenizerBase, doc_stride: int, max_seq_length: int
 ) -> pa.Table:
     columns = batch.to_pydict()
-    encoded = tokenizer(
-        [question.lstrip() for question in columns["question"]],
-        columns["context"],
-        truncation="only_second",
-        max_length=max_seq_length,
-        stride=doc_stride,
-        return_overflowing_tokens=True,
-        verbose=False,
-    )
-    source = encoded["overflow_to_sample_mapping"]
-    windows = encoded.encodings
+    source, windows = _windows(columns, tokenizer, doc_stride, max_seq_length)
     is_first = [i == 0 or source[i] != source[i - 1] for i in range(len(source))]
     is_last = [*is_first[1:], True]
     found: dict[str, list] = {
@@ -143,13 +133,43 @@ def _encode(
         found["offset_end"].append(ends)
         found["length"].append(len(window.ids))
     inputs = {
-        name: pa.array(encoded[name], pa.list_(pa.int32()))
+        name: _arrow([np.array(getattr(window, _FIELDS[name]), np.int32) for window in windows])
         for name in tokenizer.model_input_names
-        if name in encoded
+        if name in _FIELDS
     }
     kept = batch.select(["context", "answers", "example_id"]).take(pa.array(source))
     numbers = {name: _arrow(values) for name, values in found.items()}
     return pa.table(inputs | numbers | dict(zip(kept.column_names, kept.columns, strict=True)))
+
+
+_FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
+
+
+def _windows(
+    columns: dict[str, list], tokenizer: PreTrainedTokenizerBase, doc_stride: int, length: int
+) -> tuple[list[int], list[Encoding]]:
+    """The row of each window, and the windows, which are those of a call of the tokenizer.
+
+    Many questions share a context, which is tokenized once and cut for each of them.
+    """
+    backend = tokenizer.backend_tokenizer
+    contexts = list(dict.fromkeys(columns["context"]))
+    backend.no_padding()
+    backend.no_truncation()
+    questions = [question.lstrip() for question in columns["question"]]
+    asked = backend.encode_batch(questions, add_special_tokens=False)
+    # As second texts, so that windows after the first have the right token types.
+    seconds = [("", context) for context in contexts]
+    found = backend.encode_batch(seconds, add_special_tokens=False)
+    known = dict(zip(contexts, found, strict=True))
+    backend.enable_truncation(length, stride=doc_stride, strategy="only_second")
+    source, windows = [], []
+    for row, (question, context) in enumerate(zip(asked, columns["context"], strict=True)):
+        first = backend.post_process(question, known[context])
+        parts = [first, *first.overflowing]
+        source += [row] * len(parts)
+        windows += parts
+    return source, windows
 
 
 def _arrow(values: list) -> pa.Array:

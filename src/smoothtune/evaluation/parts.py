@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -28,6 +28,7 @@ from smoothtune.evaluation.scores import (
 )
 from smoothtune.evaluation.settings import Settings
 from smoothtune.evaluation.smoothness import derivative_norms
+from smoothtune.evaluation.transfer import OtherData, split_for_further, trained_further
 from smoothtune.models import ModelError, load_base, load_classifier
 from smoothtune.taps import embedding_table
 
@@ -187,19 +188,46 @@ def drift(subject: Subject) -> Found:
     return Found(numbers, curves | {"cka": cka})
 
 
-def other_data(subject: Subject, source: str) -> Found:
+def other_data(subject: Subject, other: OtherData) -> Found:
     """The task's metrics on another data set, whole."""
-    task, predictor = subject.prepared.task, subject.predictor
-    rows, repeated = foreign_rows(
-        source,
-        task,
-        predictor.tokenizer,
+    rows, repeated = _foreign(subject, other)
+    found = _scores(subject, subject.predictor, rows, "other data")
+    return Found(found | {"repeated_rows_left_out": repeated, "read_as": asdict(other)})
+
+
+def further_data(subject: Subject, other: OtherData, share: float) -> Found:
+    """Metrics on another data set after training on a share of it, on the rest."""
+    if not subject.predictor.kind.predicts_logits:
+        return Found(skipped="further training is for classification and regression of texts")
+    rows, repeated = _foreign(subject, other)
+    some, rest = split_for_further(rows, share, subject.settings.seed)
+    before = _scores(subject, subject.predictor, rest, "the rest, as it is")
+    after = _scores(subject, trained_further(subject.predictor, some), rest, "the rest, after")
+    return Found(
+        after
+        | {
+            "metrics_before": before["metrics"],
+            "rows_trained_on": len(some),
+            "repeated_rows_left_out": repeated,
+            "read_as": asdict(other) | {"further_share": share},
+        }
+    )
+
+
+def _foreign(subject: Subject, other: OtherData) -> tuple[Dataset, int]:
+    return foreign_rows(
+        other,
+        subject.prepared.task,
+        subject.predictor.tokenizer,
         max_seq_length=subject.prepared.report.max_seq_length,
         vocab_size=subject.vocab_size,
     )
-    predictor.progress.start("other data", predictor.count(rows))
-    found = scores_with_intervals(task, predictor.predict(rows), rows, **subject.bootstrap)
-    return Found(found | {"repeated_rows_left_out": repeated})
+
+
+def _scores(subject: Subject, predictor: Predictor, rows: Dataset, title: str) -> dict[str, Any]:
+    predictor.progress.start(title, predictor.count(rows))
+    predictions = predictor.predict(rows)
+    return scores_with_intervals(predictor.task, predictions, rows, **subject.bootstrap)
 
 
 PART = {

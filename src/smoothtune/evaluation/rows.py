@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from smoothtune.data import DataError, Prepared, Task, check_splits, load_splits
 from smoothtune.data.prepare import fingerprint, select
 from smoothtune.data.tokenizing import check_token_ids
+from smoothtune.evaluation.transfer import OtherData
 from smoothtune.kinds import TokenizeOptions, kind_of
 
 
@@ -28,7 +29,7 @@ def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:
 
 
 def foreign_rows(
-    source: str | Path,
+    other: OtherData,
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
     *,
@@ -38,9 +39,9 @@ def foreign_rows(
     """All rows of another data set for the same task; repeated texts count once.
 
     Args:
-        source: file, folder or hub id; its validation split is used, else test, else train, else
-            the only one.
-        task: the task, its labels known. Labels written as names mean the class of that name.
+        other: the data set; its validation split is used, else test, else train, else the only one.
+        task: the model's task, its labels known. Labels written as names mean the class of that
+            name, unless `other` gives them another meaning.
         tokenizer: the model's.
         max_seq_length: cut longer inputs to so many tokens.
         vocab_size: rows of the model's embedding matrix.
@@ -51,12 +52,14 @@ def foreign_rows(
     Raises:
         DataError: the source cannot be read, or does not fit the task.
     """
-    kind, splits = kind_of(task), load_splits(source, task, need_train=False)
+    source, kind, task = other.source, kind_of(task), other.task(task)
+    splits = load_splits(source, task, need_train=False)
     order = (task.validation_split, "validation", "test", "train", *splits)
     split = next(name for name in order if name in splits)
     where = f"{source}, split {split!r}"
-    labels = kind.check({split: splits[split]}, task, str(source))[split]
-    examples = kind.select(splits[split], task, np.arange(len(splits[split])), labels)
+    raw = other.relabeled(splits[split], task, where)
+    labels = kind.check({split: raw}, task, str(source))[split]
+    examples = kind.select(raw, task, np.arange(len(raw)), labels)
     texts = [examples[name][:] for name in kind.texts if name in examples.column_names]
     keys = [str(values) for values in zip(*texts, strict=True)]
     first = sorted(dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True)).values())

@@ -8,6 +8,8 @@ import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from rich.console import Console
 
 from smoothtune.data import prepare
 from smoothtune.evaluation.bar import Bar
-from smoothtune.evaluation.parts import PART, Found, Subject, other_data
+from smoothtune.evaluation.parts import PART, Found, Subject, further_data, other_data
 from smoothtune.evaluation.plots import PlotsMissing, draw
 from smoothtune.evaluation.predictions import load_predictor
 from smoothtune.evaluation.settings import Settings, resolve, task_of, training_record
@@ -28,7 +30,7 @@ from smoothtune.result import LOCK, OutputError, versions, write_atomic, write_j
 
 EVALUATION = "evaluation.json"
 PREDICTIONS = "predictions.csv"
-OOD = "ood: "  # before the name of another data set, it is the name of a part
+OOD, AFTER = "ood: ", " after "  # before, and behind, the name of another data set in a part's name
 
 
 def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str, Any]:
@@ -54,22 +56,43 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
     record = training_record(settings.model)
     settings = resolve(settings, record)
     with _claimed(Path(settings.output_dir)) as folder:
-        wanted = {name: PART[name] for name in ("metrics", *settings.parts)} | {
-            OOD + name: _on(source) for name, source in settings.ood.items()
-        }
+        wanted = {name: PART[name] for name in ("metrics", *settings.parts)} | _on_other_data(
+            settings
+        )
         known = _kept(folder, settings)
         with Bar(console) as bar:
             evaluation = _Evaluation(folder, settings, record, console, bar, known)
             for name, part in wanted.items():
                 if name in evaluation.content["parts"]:
+                    _check_read_as(name, evaluation.content["parts"][name], settings)
                     say(console, f"{name}: done before, kept")
                 else:
                     evaluation.add(name, part)
     return evaluation.content
 
 
-def _on(source: str) -> Callable[[Subject], Found]:
-    return lambda subject: other_data(subject, source)
+def _on_other_data(settings: Settings) -> dict[str, Callable[[Subject], Found]]:
+    """The parts about other data sets."""
+    found: dict[str, Callable[[Subject], Found]] = {}
+    for name, other in settings.ood.items():
+        found[OOD + name] = partial(other_data, other=other)
+        if share := settings.further_share:
+            part = partial(further_data, other=other, share=share)
+            found[f"{OOD}{name}{AFTER}{share:.0%} of it"] = part
+    return found
+
+
+def _check_read_as(name: str, part: dict[str, Any], settings: Settings) -> None:
+    """Refuse to keep numbers of another data set, or of one that was read otherwise."""
+    if not name.startswith(OOD) or "read_as" not in part["numbers"]:
+        return
+    then = part["numbers"]["read_as"]
+    now = asdict(settings.ood[name.removeprefix(OOD).partition(AFTER)[0]])
+    if then != json.loads(json.dumps(then | now)):
+        raise OutputError(
+            f"{name} was evaluated before with {then}: give this data set another name, or replace "
+            "the evaluation with --overwrite-output-dir"
+        )
 
 
 class _Evaluation:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 from smoothtune.config import SPAN_FIELDS, unknown
 from smoothtune.data import TASKS, Task
 from smoothtune.data.tasks import Description, Spans, TaskType
+from smoothtune.evaluation.transfer import OtherData
 from smoothtune.kinds import KINDS, described
 from smoothtune.result import RESULT
 from smoothtune.yaml_file import ConfigError, Problem, parse_yaml
@@ -38,8 +39,10 @@ class Settings:
     """Folder for ``evaluation.json``, tables and plots."""
     parts: tuple[str, ...] = ()
     """Some of `PARTS`."""
-    ood: dict[str, str] = field(default_factory=dict)
-    """Other data sets with the task's columns, by the name they get in the report."""
+    ood: dict[str, OtherData] = field(default_factory=dict)
+    """Other data sets for the task, by the name they get in the report."""
+    further_share: float | None = None
+    """Also train a copy on this share of each other data set, and score it on the rest."""
     task: str | None = None
     """A GLUE task, squad, or any name together with `text_columns` or `task_type`."""
     task_type: TaskType | None = None
@@ -79,7 +82,7 @@ class Settings:
 
     def identity(self) -> dict[str, Any]:
         """What makes numbers comparable; parts and other data sets can be added later."""
-        ignored = ("output_dir", "parts", "ood", "overwrite_output_dir")
+        ignored = ("output_dir", "parts", "ood", "further_share", "overwrite_output_dir")
         return {name: value for name, value in asdict(self).items() if name not in ignored}
 
 
@@ -120,6 +123,38 @@ def span_fields(pairs: Sequence[str]) -> dict[str, Any]:
     if problems:
         raise ConfigError(problems)
     return found
+
+
+def other_data_sets(sources: Mapping[str, str], fields: Sequence[str]) -> dict[str, OtherData]:
+    """Other data sets with ``NAME.text_columns=sentence``, ``NAME.labels={0: 1, 1: 0}`` and so on.
+
+    Raises:
+        ConfigError: an unknown data set or field, or a value of the wrong type.
+    """
+    found = {name: OtherData(source) for name, source in sources.items()}
+    for text in fields:
+        path, _, value = text.partition("=")
+        name, _, key = path.strip().rpartition(".")
+        if name not in found:
+            raise ConfigError([Problem("--ood-set", name, unknown("data set", name, found))])
+        parsed = parse_yaml(value, name=f"--ood-set {text}").value
+        found[name] = replace(found[name], **{key: _read_as(key, parsed)})
+    return found
+
+
+def _read_as(key: str, value: Any) -> Any:
+    """A field of `OtherData`, checked."""
+    if key == "text_columns" and isinstance(value, str | list):
+        return (value,) if isinstance(value, str) else tuple(map(str, value))
+    if key == "label_column" and isinstance(value, str):
+        return value
+    if key == "labels" and isinstance(value, dict) and value:
+        return {str(label): str(meant) for label, meant in value.items()}
+    known = ("text_columns", "label_column", "labels")
+    message = unknown("field", key, known)
+    if key in known:
+        message = f"cannot be {value!r}; write labels={{negative: 1, positive: 0}}, or a column"
+    raise ConfigError([Problem("--ood-set", key, message)])
 
 
 def training_record(model: str) -> dict[str, Any] | None:
@@ -182,6 +217,10 @@ def _problems(settings: Settings) -> list[Problem]:
         message = unknown("task", settings.task, TASKS)
         message += "; or describe your data with --text-column and --label-column, or --task-type"
         problems.append(Problem("", "--task", message))
+    share = settings.further_share
+    if share is not None and not (0 < share < 1 and settings.ood):
+        message = "must be between 0 and 1, with --ood beside it"
+        problems.append(Problem("", "--further-share", message))
     for name in COUNTS:
         value = getattr(settings, name)
         if value is not None and value < 1:

@@ -136,7 +136,18 @@ def _other_data(run: Run) -> Iterator[Sentence]:
         if not name.startswith("ood: "):
             continue
         numbers = run.numbers(name)
+        if "metrics" not in numbers:
+            continue
         metric = numbers["metrics"][run.headline]
+        if before := numbers.get("metrics_before"):
+            yield Sentence(
+                "note",
+                f"Trained further on {numbers['rows_trained_on']} rows of "
+                f"{name.removeprefix('ood: ').partition(' after ')[0]}, {run.headline} on its "
+                f"other {numbers['rows']} rows goes from {before[run.headline]['value']:.3f} to "
+                f"{metric['value']:.3f}.",
+            )
+            continue
         worse = metric["high"] is not None and metric["high"] < home["value"]
         yield Sentence(
             "fragile" if worse else "good",

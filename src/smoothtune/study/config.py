@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from smoothtune.config import RunConfig, load_config, unknown
 from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read_entry
-from smoothtune.study.files import Source, read_study_file
+from smoothtune.study.files import Source, portable, read_study_file
 from smoothtune.yaml_file import ConfigError, Location, Problem, dotted
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
@@ -76,6 +76,7 @@ class Condition:
 
     task: str
     model: str
+    """For people; the fields have the path."""
     max_train_samples: int | None
     fields: dict[str, Any]
     """Fields of the run."""
@@ -205,10 +206,17 @@ class _Reader:
                 continue
             run = common | {"max_train_samples": size, "model": model} | fields
             run |= _data_of(name, run)
-            found.append(Condition(name, model, run["max_train_samples"], run | {"task": name}))
+            size, run = run["max_train_samples"], run | {"task": name}
+            found.append(Condition(name, self._model_name(model), size, run))
         # a task with a size of its own comes once, whatever the sizes of the others
         unique = {json.dumps(condition.fields, sort_keys=True): condition for condition in found}
         return list(unique.values())
+
+    def _model_name(self, model: str) -> str:
+        """A model folder's name, unless another one has it too."""
+        listed = self.source.values.get("model")
+        others = [portable(each) for each in (listed if isinstance(listed, list) else [])]
+        return model if others.count(portable(model)) > 1 else portable(model)
 
     def _entries(self, config: StudyConfig, search: dict[str, Any]) -> list[Entry]:
         """The file's entries, and the plain ones that belong to every study."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,22 @@ def _take(source: Source, other: Source) -> None:
     for key, value in other.values.items():
         source.put(key, value, other.place((key,)))
     source.places |= other.places
+
+
+def portable(place: str) -> str:
+    """A local path without the folders above it, for records that others read; a hub id as it is.
+
+    >>> portable("/data/sets/rte"), portable("org/name")
+    ('rte', 'org/name')
+    """
+    path = Path(place).expanduser()
+    return path.name if path.is_absolute() or path.exists() else place
+
+
+def portable_fields(run: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a run with what it reads made `portable`."""
+    places = {key: run.get(key) for key in ("data", "unlabeled", "model")}
+    return {**run, **{key: portable(place) for key, place in places.items() if place}}
 
 
 def recipes() -> dict[str, Path]:

@@ -39,7 +39,7 @@ def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: 
     say(console, f"  methods: {', '.join(entry.label for entry in study.entries)}")
     say(console, f"  seeds: {', '.join(map(str, study.config.seeds))}")
     say(console, f"  {count} runs" + f", and {choosing} to choose settings" * (chosen > 0))
-    plan = Plan(study, folder)
+    plan = Plan(study, None)
     try:
         records = Records(folder or Path())
         cells = [*plan.selection_cells(), *plan.final(plan.choices(records))]

@@ -65,7 +65,6 @@ def _condition(comparison: Mapping[str, Any]) -> tuple[str, str, int | None]:
 def condition_title(condition: tuple[str, str, int | None]) -> str:
     """A condition in words: ``sst2, minilm, 1000 examples``."""
     task, model, size = condition
-    model = model.rstrip("/").rpartition("/")[2] if model.startswith(("/", ".", "~")) else model
     return ", ".join([task, model, *([f"{size} examples"] if size else [])])
 
 

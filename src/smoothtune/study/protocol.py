@@ -165,7 +165,8 @@ class Plan:
 
     def weight_bytes(self) -> int:
         """Size of the largest model's weights in float32, by its configuration's count."""
-        sizes = [_parameters(condition.model) for condition in self.study.conditions]
+        models = {condition.fields["model"] for condition in self.study.conditions}
+        sizes = [_parameters(model) for model in models]
         return 4 * max(sizes, default=0)
 
     def _part_of_training_rows(self, run: RunConfig) -> Path:

@@ -20,6 +20,7 @@ from smoothtune.result import LOCK, OutputError, versions, write_json
 from smoothtune.run import Stopped
 from smoothtune.study.cells import CELLS, Cell, Records
 from smoothtune.study.config import Study
+from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.live import STUDY, Live
 from smoothtune.study.pool import LocalPool, Pool, default_jobs
 from smoothtune.study.protocol import SELECTION, Choice, Key, Plan
@@ -139,9 +140,12 @@ def _describe(
     """Write ``study.json``: what is asked for, and the cells by id."""
     content = {
         "name": study.name,
-        "command": list(command),
+        "command": [portable(part) for part in command],
         "study": study.config.model_dump(mode="json"),
-        "conditions": [asdict(condition) for condition in study.conditions],
+        "conditions": [
+            asdict(condition) | {"fields": portable_fields(condition.fields)}
+            for condition in study.conditions
+        ],
         "choices": [
             {
                 "task": choice.condition.task,

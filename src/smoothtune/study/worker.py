@@ -21,8 +21,9 @@ from smoothtune.evaluation.parts import PART, Subject
 from smoothtune.evaluation.predictions import Predictor
 from smoothtune.evaluation.settings import Settings
 from smoothtune.objective import NonFiniteLoss
-from smoothtune.run import Trained, fit
+from smoothtune.run import Stopped, Trained, fit
 from smoothtune.study.cells import Cell, Extras, Records, Status
+from smoothtune.study.files import portable, portable_fields
 
 WORK, MODELS = "work", "models"
 NOISE_ROWS = 256
@@ -47,6 +48,8 @@ def run_here(cell: Cell, folder: Path, keep_model: bool) -> None:
         status, message = "done", ""
         try:
             records.write(cell, compute(cell, work, folder / MODELS if keep_model else None))
+        except Stopped:  # a signal that the study got as well
+            os._exit(STOPPED)
         except Exception as error:
             traceback.print_exc()
             status, message = classify(error), f"{type(error).__name__}: {error}"
@@ -57,7 +60,7 @@ def run_here(cell: Cell, folder: Path, keep_model: bool) -> None:
     records.note(status, cell.id)
     log.close()
     shutil.rmtree(work, ignore_errors=True)
-    sys.exit(0 if status in ("done", "nan") else 1)
+    os._exit(0 if status in ("done", "nan") else 1)  # all is written; tearing down takes a second
 
 
 def _end_with_parent() -> None:
@@ -86,8 +89,11 @@ def compute(cell: Cell, work: Path, models: Path | None = None) -> dict[str, Any
     if models is not None:
         models.mkdir(exist_ok=True)
         trained.save(work / "model")
+        shutil.rmtree(models / cell.id, ignore_errors=True)  # of the same cell, its record lost
         os.replace(work / "model", models / cell.id)
-    return {"status": "done", "result": trained.result, "extras": measure(trained, cell)}
+    result = trained.result | {"model": portable(cell.config.model)}
+    result["config"] = portable_fields(trained.result["config"])
+    return {"status": "done", "result": result, "extras": measure(trained, cell)}
 
 
 def measure(trained: Trained, cell: Cell) -> dict[str, Any]:

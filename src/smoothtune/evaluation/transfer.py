@@ -1,0 +1,153 @@
+"""Other data sets for the task of a model: read as its task, and trained on a little further."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import ClassLabel, Dataset
+from sklearn.model_selection import train_test_split
+from torch.utils.data import DataLoader
+from transformers import get_linear_schedule_with_warmup
+
+from smoothtune.data import DataError, Task
+from smoothtune.evaluation.predictions import Predictor
+from smoothtune.sampler import LengthGroupedSampler
+
+
+@dataclass(frozen=True)
+class OtherData:
+    """Another data set, and how it is read as the model's task."""
+
+    source: str
+    """File, folder or hub id."""
+    text_columns: tuple[str, ...] | None = None
+    """Its text columns, where they have other names than the task's."""
+    label_column: str | None = None
+    """Its label column, likewise."""
+    labels: Mapping[str, str] | None = None
+    """The task's class, by name or number, that each of its labels means. Needed where the same
+    number means something else: 1 may be hateful in one set and positive in another."""
+
+    def task(self, task: Task) -> Task:
+        """The model's task with the columns of this data set."""
+        return replace(
+            task,
+            text_columns=self.text_columns or task.text_columns,
+            label_column=self.label_column or task.label_column,
+        )
+
+    def relabeled(self, raw: Dataset, task: Task, where: str) -> Dataset:
+        """The rows with the task's class numbers in place of their labels.
+
+        Raises:
+            DataError: a row has a label that `labels` does not name, or `labels` names a class that
+                the task has not.
+        """
+        if self.labels is None:
+            return raw
+        column = self.label_column or task.label_column
+        classes = self._classes(task, where)
+        feature = raw.features[column]
+        values = raw[column][:]
+        if isinstance(feature, ClassLabel):
+            values = [feature.int2str(value) for value in values]
+        found = []
+        for row, value in enumerate(values):
+            if str(value) not in classes:
+                raise DataError(
+                    f"{where}, row {row}, column {column!r}: label {value!r} is not among those "
+                    f"that are given a meaning: {', '.join(classes)}"
+                )
+            found.append(classes[str(value)])
+        return raw.remove_columns(column).add_column(column, found)
+
+    def _classes(self, task: Task, where: str) -> dict[str, int]:
+        names = list(task.label_names or ())
+        numbers = {name: index for index, name in enumerate(names)} | {
+            str(index): index for index in range(len(names))
+        }
+        for label, meant in (self.labels or {}).items():
+            if str(meant) not in numbers:
+                raise DataError(
+                    f"{where}: label {label!r} is to mean {meant!r}, but the classes of task "
+                    f"{task.name} are {', '.join(names) or 'none: it is a regression'}"
+                )
+        return {str(label): numbers[str(meant)] for label, meant in (self.labels or {}).items()}
+
+
+def split_for_further(rows: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
+    """A share of the rows to train on further, and the rest; classes in proportion.
+
+    Args:
+        rows: tokenized rows with `labels`.
+        share: of the rows, in (0, 1).
+        seed: of the choice.
+
+    Raises:
+        DataError: there are too few rows.
+    """
+    labels = np.asarray(rows["labels"][:])
+    classes = labels if np.issubdtype(labels.dtype, np.integer) else None
+    try:
+        some, rest = train_test_split(
+            np.arange(len(rows)), train_size=share, random_state=seed, stratify=classes
+        )
+    except ValueError as error:
+        raise DataError(f"{share:.0%} of {len(rows)} rows cannot be trained on: {error}") from error
+    keep: dict[str, Any] = {"keep_in_memory": True}
+    return rows.select(np.sort(some), **keep), rows.select(np.sort(rest), **keep)
+
+
+def trained_further(
+    predictor: Predictor,
+    rows: Dataset,
+    *,
+    num_train_epochs: int = 3,
+    learning_rate: float = 5e-5,
+    batch_size: int = 16,
+) -> Predictor:
+    """A copy of a model, fine-tuned plainly on some more rows; the model itself is left alone.
+
+    Args:
+        predictor: the model.
+        rows: tokenized rows with labels.
+        num_train_epochs: passes over the rows.
+        learning_rate: of AdamW, falling linearly to 0.
+        batch_size: rows of an update.
+    """
+    model = copy.deepcopy(predictor.model).train()
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
+    optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
+    order = LengthGroupedSampler(rows["length"][:], batch_size, predictor.seed)
+    collate = predictor.kind.collator(predictor.tokenizer)
+    loader: DataLoader[Any] = DataLoader(
+        rows,
+        batch_size,
+        sampler=order,
+        collate_fn=collate,
+    )
+    updates = num_train_epochs * len(loader)
+    schedule = get_linear_schedule_with_warmup(optimizer, 0, updates)
+    device = next(model.parameters()).device
+    predictor.progress.start("further training", updates)
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        torch.manual_seed(predictor.seed)
+        for epoch in range(num_train_epochs):
+            order.set_epoch(epoch)
+            for batch in loader:
+                batch.pop("example_id", None)
+                loss, _ = predictor.read(model, {k: v.to(device) for k, v in batch.items()})
+                assert loss is not None
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(weights, 1.0)
+                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+                predictor.progress.advance()
+    return replace(predictor, model=model.eval())

@@ -1,0 +1,43 @@
+"""Run by torchrun: one step of decoders sharded by FSDP2 in a plain loop, gradients written."""
+
+import sys
+from pathlib import Path
+
+import torch
+from torch.distributed.fsdp import fully_shard
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from causal import Texts, tiny_language_model, tiny_lora  # noqa: E402
+from smoothtune import METHODS, Objective  # noqa: E402
+from smoothtune.taps import blocks  # noqa: E402
+from smoothtune.testing import fixed_draws  # noqa: E402
+from training import FSDP_TESTED, Rows, collate  # noqa: E402
+
+torch.set_num_threads(1)
+torch.distributed.init_process_group("gloo")
+rank, output = torch.distributed.get_rank(), sys.argv[1]
+for kind, make, data in (
+    ("language", lambda: tiny_language_model("opt"), Texts()),
+    ("lora", tiny_lora, Rows(8)),
+):
+    for name, fields in FSDP_TESTED.items():
+        model = make()
+        for block in blocks(model):
+            fully_shard(block)
+        fully_shard(model)
+        objective = Objective(METHODS[name](**fields)).attach(model)
+        half = collate([data[i] for i in range(4 * rank, 4 * rank + 4)])
+        if kind == "language":  # half of the label tokens of the whole batch
+            half["num_items_in_batch"] = torch.tensor(Texts.label_tokens(8) / 2)
+        with fixed_draws():
+            objective(model, half).backward()
+        gradients = {
+            name: parameter.grad.full_tensor()
+            for name, parameter in model.named_parameters()
+            if parameter.grad is not None
+        }
+        if rank == 0:
+            torch.save(gradients, f"{output}/{kind}-{name}.pt")
+        torch.distributed.barrier()
+torch.distributed.destroy_process_group()

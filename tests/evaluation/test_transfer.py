@@ -1,0 +1,147 @@
+"""Other data sets: what their labels mean, and training on a share of them."""
+
+import csv
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import ClassLabel, Dataset
+from typer.testing import CliRunner
+
+from smoothtune.cli import app
+from smoothtune.data import DataError, custom_task
+from smoothtune.evaluation.predictions import load_predictor
+from smoothtune.evaluation.rows import foreign_rows
+from smoothtune.evaluation.settings import other_data_sets
+from smoothtune.evaluation.transfer import OtherData, split_for_further, trained_further
+from smoothtune.models import load_base
+from smoothtune.yaml_file import ConfigError
+from tiny_folder import WORDS
+
+TASK = custom_task("text", label_names=("poor", "fine"))
+
+
+@pytest.fixture(scope="module")
+def reversed_data(tmp_path_factory) -> Path:
+    """Sentences as in training, under other column names; 0 is the good class here."""
+    file, draw = tmp_path_factory.mktemp("other") / "other.csv", random.Random(1)
+    with file.open("w", newline="") as opened:
+        writer = csv.writer(opened)
+        writer.writerow(["sentence", "bad_one"])
+        for index in range(120):
+            words = draw.choices(WORDS[2:], k=draw.randint(3, 8))
+            words.insert(0, "good" if index % 2 else "bad")
+            writer.writerow([" ".join(words), 1 - index % 2])
+    return file
+
+
+def other(file: Path, labels: dict[str, str] | None) -> OtherData:
+    return OtherData(str(file), ("sentence",), "bad_one", labels)
+
+
+def test_labels_mean_what_is_said(tokenizer, reversed_data: Path) -> None:
+    def labels(meaning):
+        rows, _ = foreign_rows(
+            other(reversed_data, meaning), TASK, tokenizer, max_seq_length=16, vocab_size=14
+        )
+        return np.asarray(rows["labels"][:])
+
+    as_they_are, mapped = labels(None), labels({"0": "fine", "1": "poor"})
+    assert np.array_equal(mapped, 1 - as_they_are)
+    assert np.array_equal(labels({"0": "1", "1": "0"}), mapped)
+
+
+def test_names_of_a_class_label_can_be_given_a_meaning() -> None:
+    data = Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]})
+    data = data.cast_column("label", ClassLabel(names=["nice", "hateful"]))
+    said = OtherData("tweets", labels={"nice": "fine", "hateful": "poor"})
+    assert said.relabeled(data, TASK, "tweets")["label"][:] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ({"0": "fine"}, "row 0, column 'bad_one': label 1 is not among"),
+        ({"0": "great", "1": "poor"}, "'great', but the classes of task custom are poor, fine"),
+    ],
+)
+def test_what_cannot_be_read_is_said(tokenizer, reversed_data, labels, message) -> None:
+    with pytest.raises(DataError, match=message):
+        foreign_rows(
+            other(reversed_data, labels), TASK, tokenizer, max_seq_length=16, vocab_size=14
+        )
+
+
+def test_split_keeps_the_classes_in_proportion_and_loses_nothing(rows) -> None:
+    many = Dataset.from_dict({"labels": [0] * 80 + [1] * 20, "example_id": list(range(100))})
+    some, rest = split_for_further(many, 0.1, seed=3)
+    assert sorted(some["example_id"][:] + rest["example_id"][:]) == list(range(100))
+    assert (sum(some["labels"][:]), len(some)) == (2, 10)
+    with pytest.raises(DataError, match="cannot be trained on"):
+        split_for_further(rows, 0.1, seed=3)
+
+
+def test_further_training_turns_a_reversed_meaning(tiny_folder, reversed_data) -> None:
+    base = load_base(str(tiny_folder / "tuned"))
+    predictor = load_predictor(base, TASK)
+    before = {name: weight.clone() for name, weight in predictor.model.state_dict().items()}
+    rows, _ = foreign_rows(
+        other(reversed_data, None), TASK, base.tokenizer, max_seq_length=16, vocab_size=14
+    )
+    some, rest = split_for_further(rows, 0.5, seed=0)
+    torch.manual_seed(7)
+    drawn = torch.rand(1)
+    torch.manual_seed(7)
+    trained = trained_further(predictor, some, num_train_epochs=40, learning_rate=5e-3)
+    assert torch.equal(torch.rand(1), drawn)
+    scores = [p.headline(p.predict(rest), rest) for p in (predictor, trained)]
+    assert scores[0] < 0.3 < 0.7 < scores[1]
+    assert all(torch.equal(w, before[n]) for n, w in predictor.model.state_dict().items())
+
+
+def test_the_command_scores_both_and_keeps_them(tiny_folder, reversed_data, tmp_path) -> None:
+    def call(*more: object):
+        return CliRunner().invoke(
+            app,
+            [
+                *("evaluate", str(tiny_folder / "tuned"), "--output-dir", str(tmp_path / "out")),
+                *("--num-resamples", "20", "--ood", f"reviews={reversed_data}"),
+                *("--ood-set", "reviews.text_columns=sentence"),
+                *("--ood-set", "reviews.label_column=bad_one"),
+                *map(str, more),
+            ],
+        )
+
+    meaning = ("--ood-set", "reviews.labels={0: fine, 1: poor}")
+    found = call(*meaning, "--further-share", 0.25)
+    assert found.exit_code == 0, found.output
+    parts = json.loads((tmp_path / "out" / "evaluation.json").read_text())["parts"]
+    whole, further = parts["ood: reviews"], parts["ood: reviews after 25% of it"]
+    assert whole["numbers"]["metrics"]["accuracy"]["value"] > 0.7
+    assert {"accuracy", "f1", "roc_auc"} <= set(whole["numbers"]["metrics"])
+    rows = whole["numbers"]["rows"]
+    trained_on = further["numbers"]["rows_trained_on"]
+    assert trained_on == rows // 4
+    assert further["numbers"]["rows"] == rows - trained_on
+    assert further["numbers"]["metrics_before"]["accuracy"]["value"] > 0.7
+    again = call(*meaning, "--further-share", 0.25)
+    assert "ood: reviews after 25% of it: done before, kept" in again.stdout
+    otherwise = call()
+    assert otherwise.exit_code == 2
+    assert "was evaluated before with" in otherwise.output
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (["tweets.labels={0: 1}"], "data set 'tweets'"),
+        (["yelp.split=test"], "field 'split'"),
+        (["yelp.labels=3"], "labels: cannot be 3"),
+    ],
+)
+def test_wrong_fields_are_refused(fields, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        other_data_sets({"yelp": "yelp.csv"}, fields)
