@@ -82,7 +82,7 @@ def test_evaluation_takes_the_first_rows(source: Path) -> None:
 
 def test_validation_is_held_out_where_there_is_none(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
-    frame(40).to_csv(file, index=False)
+    frame(40).assign(text=[f"the cat {row}" for row in range(40)]).to_csv(file, index=False)
     first = prepare(file, TASK, make_tokenizer(), seed=0)
     second = prepare(file, TASK, make_tokenizer(), seed=1, max_train_samples=5)
     held_out = set(first.validation["example_id"][:])
@@ -92,6 +92,22 @@ def test_validation_is_held_out_where_there_is_none(tmp_path: Path) -> None:
     assert set(second.validation["example_id"][:]) == held_out
     assert not held_out & set(second.train["example_id"][:])
     assert "held out from train" in str(first.report)
+
+
+def test_no_text_is_on_both_sides(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    texts = [f"the cat {row % 30}" for row in range(40)]
+    frame(40).assign(text=texts).to_csv(file, index=False)
+    prepared = prepare(file, TASK, make_tokenizer())
+    held_out = {texts[row] for row in prepared.validation["example_id"][:]}
+    trained = {texts[row] for row in prepared.train["example_id"][:]}
+    assert not held_out & trained
+    assert len(trained) == 30 - len(held_out)
+    repeated = sum(text in held_out for text in texts) - len(prepared.validation)
+    assert f"{repeated} more rows with the same texts left out" in str(prepared.report)
+    frame(40).assign(text="the cat").to_csv(file, index=False)
+    with pytest.raises(DataError, match="so few different texts"):
+        prepare(file, TASK, make_tokenizer())
 
 
 def test_one_row_cannot_be_split(tmp_path: Path) -> None:

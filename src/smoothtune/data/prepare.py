@@ -57,8 +57,8 @@ def prepare(
     """Loads, checks, subsamples and tokenizes a data set.
 
     A source that has a train split only, or train and test, gets a validation split: a random
-    tenth of the train split, the same for every `seed`, and the report says so. Texts that occur
-    several times in such a train split may end up on both sides.
+    tenth of the train split, the same for every `seed`, and the report says so. Rows whose texts
+    are held out too are then left out of the train split.
 
     Args:
         source: file, folder or hub id, see `load_splits`.
@@ -138,13 +138,29 @@ def _choose_rows(
             )
         # A seed of its own: runs with different seeds must be evaluated on the same examples.
         held_out = np.random.default_rng(0).permutation(train)[: max(1, int(HELD_OUT * len(train)))]
-        validation, train = np.sort(held_out), np.setdiff1d(train, held_out)
+        repeated = _same_texts(splits["train"], task, held_out)
+        validation, train = np.sort(held_out), np.setdiff1d(train, repeated)
         note = "held out from train"
+        if more := len(repeated) - len(held_out):
+            note += f"; {more} more rows with the same texts left out"
+        if not len(train):
+            raise DataError(
+                f"{source}: has no validation split, and so few different texts that none is left "
+                "to train on after some are held out"
+            )
     else:
         validation = np.arange(len(splits[name]))
     if max_train_samples is not None and max_train_samples < len(train):
         train = np.random.default_rng(seed).permutation(train)[:max_train_samples]
     return {"train": ("train", train), "validation": (name, validation[:max_eval_samples])}, note
+
+
+def _same_texts(raw: Dataset, task: Task, rows: np.ndarray) -> np.ndarray:
+    """All rows whose texts are those of one of the given rows, these included."""
+    columns = (raw[column][:] for column in task.text_columns if column in raw.column_names)
+    texts = [str(values) for values in zip(*columns, strict=True)]
+    chosen = {texts[row] for row in rows}
+    return np.array([row for row, text in enumerate(texts) if text in chosen])
 
 
 def _validation_split(splits: Mapping[str, Dataset], task: Task, source: str | Path) -> str:
