@@ -2,7 +2,6 @@
 
 import os
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -36,9 +35,11 @@ def test_a_lost_node_costs_its_cells_only(write, tmp_path: Path, monkeypatch) ->
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     second = cluster.add_node(num_cpus=1)
 
+    over = threading.Event()
+
     def lose_a_node() -> None:
-        while not done(folder):
-            time.sleep(0.1)
+        while not done(folder) and not over.wait(0.1):
+            pass
         cluster.remove_node(second, allow_graceful=False)
 
     thread = threading.Thread(target=lose_a_node)
@@ -49,6 +50,7 @@ def test_a_lost_node_costs_its_cells_only(write, tmp_path: Path, monkeypatch) ->
             content = run_study(study, folder, ray=cluster.address, console=console)
             local = run_study(study, tmp_path / "local", jobs=1, console=console)
     finally:
+        over.set()
         thread.join()
         ray.shutdown()
         cluster.shutdown()

@@ -62,9 +62,10 @@ class RayPool:
             except (ConnectionError, RuntimeError, ValueError) as error:
                 message = f"no Ray cluster at {address}: {error}"
                 raise ConfigError([Problem("--ray", "", message)]) from error
-        self.task = ray.remote(compute_on_node).options(
+        fresh = ray.remote(
             num_cpus=1, max_retries=0, max_calls=1, runtime_env={"env_vars": ONE_THREAD}
         )
+        self.task = fresh(compute_on_node)
         self.size = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
         self.running: dict[Any, Cell] = {}
 
