@@ -85,7 +85,19 @@ def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
         OutputError: the folder holds something else, another process writes it, or there is
             nothing to resume.
     """
-    folder = Path(config.output_dir)
+    with owned(Path(config.output_dir)) as folder:
+        _check_folder(folder, config, resume)
+        write_json(folder / STARTED, {"config": config.model_dump(mode="json")})
+        yield folder
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[Path]:
+    """Make a folder, and be the only process that writes it for a while.
+
+    Raises:
+        OutputError: it is a file, or another process writes it.
+    """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; choose another output_dir")
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,8 +107,6 @@ def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
     except Timeout as error:
         raise OutputError(f"{folder} is being written by another process") from error
     try:
-        _check_folder(folder, config, resume)
-        write_json(folder / STARTED, {"config": config.model_dump(mode="json")})
         yield folder
     finally:
         lock.release()

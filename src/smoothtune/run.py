@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -106,7 +107,7 @@ def train(
         The content of ``result.json``; read from there if this very run is done already.
 
     Raises:
-        ConfigError: methods and model do not fit together.
+        ConfigError: methods and model do not fit together, or several processes were started.
         OutputError: the output folder holds something else.
         ModelError: the model cannot be loaded.
         DataError: the data cannot be trained on.
@@ -114,6 +115,12 @@ def train(
         Stopped: SIGINT or SIGTERM came; a checkpoint is in the output folder.
     """
     console = console or Console()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        message = (
+            "smoothtune train is one process; for several, start a script of your own with "
+            "SmoothTrainer, see docs/distributed.md"
+        )
+        raise ConfigError([Problem("torchrun or accelerate launch", "", message)])
     if result := finished_result(config):
         say(console, f"{config.output_dir} holds this run already: nothing to do")
         return result

@@ -6,15 +6,13 @@ import csv
 import io
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from rich.console import Console
 
 from smoothtune.data import prepare
@@ -26,7 +24,7 @@ from smoothtune.evaluation.settings import Settings, resolve, task_of, training_
 from smoothtune.kinds import kind_of
 from smoothtune.models import load_base, weights_fingerprint
 from smoothtune.progress import say
-from smoothtune.result import LOCK, OutputError, versions, write_atomic, write_json
+from smoothtune.result import LOCK, OutputError, owned, versions, write_atomic, write_json
 
 EVALUATION = "evaluation.json"
 PREDICTIONS = "predictions.csv"
@@ -55,7 +53,7 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
     console = console or Console()
     record = training_record(settings.model)
     settings = resolve(settings, record)
-    with _claimed(Path(settings.output_dir)) as folder:
+    with owned(Path(settings.output_dir)) as folder:
         wanted = {name: PART[name] for name in ("metrics", *settings.parts)} | _on_other_data(
             settings
         )
@@ -217,24 +215,6 @@ def read_evaluation(folder: Path) -> dict[str, Any] | None:
     if not isinstance(content, dict) or not isinstance(content.get("parts"), dict):
         raise OutputError(f"{path} is no evaluation of smoothtune")
     return content
-
-
-@contextmanager
-def _claimed(folder: Path) -> Iterator[Path]:
-    """Own the output folder for the time of an evaluation."""
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is a file; choose another output_dir")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise OutputError(f"{folder} is being written by another process") from error
-    try:
-        yield folder
-    finally:
-        lock.release()
-        (folder / LOCK).unlink(missing_ok=True)
 
 
 def _remove(folder: Path, content: dict[str, Any]) -> None:

@@ -12,11 +12,10 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from filelock import FileLock, Timeout
 from rich.console import Console
 
 from smoothtune.progress import say
-from smoothtune.result import LOCK, OutputError, versions, write_json
+from smoothtune.result import LOCK, OutputError, owned, versions, write_json
 from smoothtune.run import Stopped
 from smoothtune.study.cells import CELLS, Cell, Records
 from smoothtune.study.config import Study
@@ -198,15 +197,7 @@ class _Signals:
 @contextmanager
 def _claimed(folder: Path) -> Iterator[Path]:
     """Own a study's folder."""
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is a file; choose another output_dir")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise OutputError(f"{folder} is being written by another study") from error
-    try:
+    with owned(folder):
         others = {path.name for path in folder.iterdir()} - {LOCK, WORK, SELECTION}
         if others and not {STUDY, CELLS} & others:
             raise OutputError(
@@ -214,6 +205,3 @@ def _claimed(folder: Path) -> Iterator[Path]:
                 "choose another output_dir"
             )
         yield folder
-    finally:
-        lock.release()
-        (folder / LOCK).unlink(missing_ok=True)
