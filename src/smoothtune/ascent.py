@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from smoothtune import random
 from smoothtune.noise import relative_norm
 from smoothtune.passes import Dropout, Pass
-from smoothtune.taps import Point
+from smoothtune.taps import Layer, Point
 
 Norm = Literal["l2", "linf"]
 Per = Literal["token", "example"]
@@ -152,6 +152,17 @@ def ascend(
     return delta, gradient
 
 
+class Searching(Protocol):
+    """A method whose fields describe its search."""
+
+    layer: Layer
+    norm: Norm
+    per: Per
+    scale: Scale
+    num_steps: int
+    dropout: Dropout
+
+
 @dataclass(frozen=True)
 class Ascent:
     """Normalised gradient ascent from Gaussian noise, projected onto a ball.
@@ -169,6 +180,21 @@ class Ascent:
     epsilon: float
     num_steps: int
     dropout: Dropout
+
+    @classmethod
+    def of(cls, method: Searching, sigma: float, step_size: float, epsilon: float) -> Ascent:
+        """The search that a method's fields describe."""
+        return cls(
+            method.layer,
+            method.norm,
+            method.per,
+            method.scale,
+            sigma,
+            step_size,
+            epsilon,
+            method.num_steps,
+            method.dropout,
+        )
 
     def search(self, clean: Pass, inner: Inner) -> tuple[Tensor, Tensor]:
         """The perturbation that `inner` dislikes most, and the last gradient."""

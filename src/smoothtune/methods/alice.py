@@ -86,17 +86,7 @@ class ALICE(Regularizer):
         sigma, eta, epsilon = given(
             (self.sigma, self.eta, self.epsilon), VAT_PYTORCH if self.compat else defaults
         )
-        self._ascent = Ascent(
-            point=self.layer,
-            norm=self.norm,
-            per=self.per,
-            scale=self.scale,
-            sigma=sigma,
-            step_size=eta,
-            epsilon=epsilon,
-            num_steps=self.num_steps,
-            dropout=self.dropout,
-        )
+        self._ascent = Ascent.of(self, sigma, eta, epsilon)
 
     def points(self) -> tuple[Point, ...]:
         """The one point where the perturbations enter."""

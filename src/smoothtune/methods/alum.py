@@ -84,17 +84,7 @@ class ALUM(Regularizer):
     def __post_init__(self):
         super().__post_init__()
         sigma, eta, epsilon = given((self.sigma, self.eta, self.epsilon), DEFAULTS[self.scale])
-        self._ascent = Ascent(
-            point=self.layer,
-            norm=self.norm,
-            per=self.per,
-            scale=self.scale,
-            sigma=sigma,
-            step_size=eta,
-            epsilon=epsilon,
-            num_steps=self.num_steps,
-            dropout=self.dropout,
-        )
+        self._ascent = Ascent.of(self, sigma, eta, epsilon)
         self._updates = 0
 
     def points(self) -> tuple[Point, ...]:

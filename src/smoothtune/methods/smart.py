@@ -151,17 +151,7 @@ class SMART(Regularizer):
         sigma, eta, epsilon = given(
             (self.sigma, self.eta, self.epsilon), DEFAULTS[self.compat or self.scale]
         )
-        self._ascent = Ascent(
-            point=self.layer,
-            norm=self.norm,
-            per=self.per,
-            scale=self.scale,
-            sigma=sigma,
-            step_size=eta,
-            epsilon=epsilon,
-            num_steps=self.num_steps,
-            dropout=self.dropout,
-        )
+        self._ascent = Ascent.of(self, sigma, eta, epsilon)
         if self.criterion == "js" and self.compat is None:
             raise ValueError('criterion="js" is a form of the released code: set compat="mt-dnn"')
         self._mu = self.mu if self.mu is not None else 0.0 if self.compat else 1.0
