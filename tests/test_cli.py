@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+import smoothtune
 from smoothtune import METHODS
 from smoothtune.cli import _with_dashes, app
 from smoothtune.describe import describe
@@ -164,3 +165,19 @@ def test_process_stopped_by_a_signal(arguments: list[object], tmp_path: Path) ->
         assert process.wait(60) == 75, errors
     assert "--resume-from-checkpoint" in errors
     assert list((tmp_path / "out" / "checkpoints").glob("checkpoint-*/model.safetensors"))
+
+
+def test_help_waits_for_nothing_heavy() -> None:
+    script = "import smoothtune.cli, sys; print({'torch', 'transformers'} & set(sys.modules))"
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert found.stdout.strip() == "set()", found.stderr
+
+
+def test_all_that_is_named_can_be_imported() -> None:
+    for name in smoothtune.__all__:
+        assert getattr(smoothtune, name) is not None
+        assert name in dir(smoothtune)
+    classes = {type_.__name__ for type_ in smoothtune.METHODS.values()}
+    assert classes <= set(smoothtune.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'LSNR'"):
+        smoothtune.LSNR  # noqa: B018

@@ -1,38 +1,44 @@
 """Fine-tune pre-trained language models so that they stay smooth."""
 
-from smoothtune.methods import METHODS
-from smoothtune.methods.alice import ALICE
-from smoothtune.methods.alum import ALUM
-from smoothtune.methods.child_tuning import ChildTuning
-from smoothtune.methods.cross_holder import CrossHolder
-from smoothtune.methods.cwgnc import CWGNC
-from smoothtune.methods.double_backprop import DoubleBackprop
-from smoothtune.methods.fgm import FGM
-from smoothtune.methods.freelb import FreeLB
-from smoothtune.methods.hype import HyPe
-from smoothtune.methods.jachess import JacHess
-from smoothtune.methods.jacobian import Jacobian
-from smoothtune.methods.l2_sp import L2SP
-from smoothtune.methods.label_smoothing import LabelSmoothing
-from smoothtune.methods.llrd import LLRD
-from smoothtune.methods.lnsr import LNSR
-from smoothtune.methods.mixout import Mixout
-from smoothtune.methods.neftune import NEFTune
-from smoothtune.methods.noise import Noise
-from smoothtune.methods.pgd import PGD
-from smoothtune.methods.plain import Plain
-from smoothtune.methods.r3f import R3F, R4F
-from smoothtune.methods.r_drop import RDrop
-from smoothtune.methods.reinit import ReInit
-from smoothtune.methods.sam import SAM
-from smoothtune.methods.sift import SiFT
-from smoothtune.methods.smart import SMART
-from smoothtune.methods.uegr import UEGR
-from smoothtune.methods.vat import VAT
-from smoothtune.objective import NonFiniteLoss, Objective
-from smoothtune.passes import Pass
-from smoothtune.regularizer import Regularizer
-from smoothtune.trainer import SmoothTrainer, regularize
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from smoothtune.methods import METHODS
+    from smoothtune.methods.alice import ALICE
+    from smoothtune.methods.alum import ALUM
+    from smoothtune.methods.child_tuning import ChildTuning
+    from smoothtune.methods.cross_holder import CrossHolder
+    from smoothtune.methods.cwgnc import CWGNC
+    from smoothtune.methods.double_backprop import DoubleBackprop
+    from smoothtune.methods.fgm import FGM
+    from smoothtune.methods.freelb import FreeLB
+    from smoothtune.methods.hype import HyPe
+    from smoothtune.methods.jachess import JacHess
+    from smoothtune.methods.jacobian import Jacobian
+    from smoothtune.methods.l2_sp import L2SP
+    from smoothtune.methods.label_smoothing import LabelSmoothing
+    from smoothtune.methods.llrd import LLRD
+    from smoothtune.methods.lnsr import LNSR
+    from smoothtune.methods.mixout import Mixout
+    from smoothtune.methods.neftune import NEFTune
+    from smoothtune.methods.noise import Noise
+    from smoothtune.methods.pgd import PGD
+    from smoothtune.methods.plain import Plain
+    from smoothtune.methods.r3f import R3F, R4F
+    from smoothtune.methods.r_drop import RDrop
+    from smoothtune.methods.reinit import ReInit
+    from smoothtune.methods.sam import SAM
+    from smoothtune.methods.sift import SiFT
+    from smoothtune.methods.smart import SMART
+    from smoothtune.methods.uegr import UEGR
+    from smoothtune.methods.vat import VAT
+    from smoothtune.objective import NonFiniteLoss, Objective
+    from smoothtune.passes import Pass
+    from smoothtune.regularizer import Regularizer
+    from smoothtune.trainer import SmoothTrainer, regularize
 
 __all__ = [
     "SAM",
@@ -74,3 +80,24 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+_PLACES = {  # the others are methods
+    "NonFiniteLoss": "smoothtune.objective",
+    "Objective": "smoothtune.objective",
+    "Pass": "smoothtune.passes",
+    "Regularizer": "smoothtune.regularizer",
+    "SmoothTrainer": "smoothtune.trainer",
+    "regularize": "smoothtune.trainer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Import a name when it is asked for: `smoothtune --help` need not wait for torch."""
+    if name not in __all__:
+        raise AttributeError(f"module 'smoothtune' has no attribute {name!r}")
+    return getattr(import_module(_PLACES.get(name, "smoothtune.methods")), name)
+
+
+def __dir__() -> list[str]:
+    """All that can be imported."""
+    return sorted({*globals(), *__all__})
