@@ -24,6 +24,18 @@ def test_equals_fairseq(case, noise, sigma):
     assert_conforms(case, loss, model)
 
 
+def test_equals_fairseq_in_regression():
+    """There the released code has no term, whatever its weight."""
+    for weight in (1.0, 100.0):
+        model = Tiny(1)
+        method = R3F(weight=weight, sigma=0.5, compat="fairseq")
+        loss = 3 * Objective(method)(model, batch(regression=True))
+        loss.backward()
+        assert_conforms("r3f_uniform_eps0.5_regression", loss, model)
+    own = 3 * Objective(R3F(weight=100.0, sigma=0.5))(Tiny(1), batch(regression=True))
+    assert own > loss + 0.01
+
+
 @pytest.mark.parametrize("architecture", ["bert", "deberta", "opt", "llama"])
 def test_is_the_symmetric_kl_of_the_paper(architecture):
     model = tiny_model(architecture)

@@ -12,6 +12,7 @@ Departures:
       noisy pass; the equation does not. `compat="fairseq"` cuts it.
     * fairseq computes and drops the term for regression (weight 0 and 100 give the same loss);
       here regression uses the squared difference of the scores (RECONSTRUCTED).
+      `compat="fairseq"` drops it too.
     * fairseq's term is a sum over the batch beside a summed task loss; here both are means.
     * Dropout masks of the two passes are independent, as in the code. With sigma = 1e-5 the term is
       then R-Drop in practice: noise that small moves nothing beside the masks.
@@ -26,7 +27,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune import random
-from smoothtune.divergence import divergence
+from smoothtune.divergence import divergence, heads
 from smoothtune.next_token import is_next_token_model
 from smoothtune.noise import relative_norm
 from smoothtune.passes import Dropout, Pass
@@ -48,14 +49,16 @@ class R3F(Regularizer):
     dropout: Dropout = "independent"
     """Dropout masks of the noisy pass relative to the clean one. fairseq: independent."""
     compat: Literal["fairseq"] | None = None
-    """"fairseq": no gradient to the word embeddings through the noisy pass."""
+    """"fairseq": the noisy pass gives the word embeddings no gradient, and regression no term."""
 
     def points(self) -> tuple[Point, ...]:
         """Noise enters at the word embeddings."""
         return ("word",)
 
-    def loss(self, clean: Pass) -> Tensor:
+    def loss(self, clean: Pass) -> Tensor | None:
         """Symmetric KL; the squared difference for regression."""
+        if self.compat and heads(clean)[0].regression:
+            return None
         draws = random.uniform_like if self.noise == "uniform" else random.normal_like
         z = self.sigma * draws(clean.zeros()) * clean.mask[..., None]
         noisy = clean.at(z, dropout=self.dropout, detach=self.compat == "fairseq")
