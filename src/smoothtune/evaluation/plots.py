@@ -95,14 +95,17 @@ def _draw_lines(axes: Any, curves: Mapping[str, Curve]) -> int:
 
 def _scale(axes: Any, curve: Curve) -> None:
     """Whole numbers where x counts layers or components, and tick labels without offsets."""
-    from matplotlib.ticker import LogFormatter, MaxNLocator
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
     if all(float(point.x).is_integer() for points in curve.series.values() for point in points):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if curve.log_y:
+        values = [point.y for points in curve.series.values() for point in points]
+        wide = max(values) > 1e4 * min(value for value in values if value > 0)
         axes.set_yscale("log")
-        axes.yaxis.set_major_formatter(LogFormatter())
-        axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.ticklabel_format(axis="y", useOffset=False)
 

@@ -20,6 +20,13 @@ from smoothtune.passes import Pass, evaluating
 STEP = 0.01
 
 
+LABELS = {
+    "Jacobian": "||dz / dx||, units of z per unit of x",
+    "Hessian": "||d2z / dx2||, units of z per unit of x squared",
+}
+"""z: the state of the token that the head reads; x: the word embeddings."""
+
+
 def derivative_norms(
     predictor: Predictor, rows: Dataset, *, num_probes: int = 4, step: float = STEP
 ) -> dict[str, Curve]:
@@ -72,7 +79,7 @@ def _curve(name: str, squares: np.ndarray) -> Curve:
     return Curve(
         f"{name} norm of every layer",
         "layer (number of the block, from 1)",
-        f"{name} norm",
+        LABELS[name],
         {name: layers},
         band="95 % interval over examples and probes",
         log_y=True,
