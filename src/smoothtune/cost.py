@@ -31,7 +31,7 @@ class StepCost:
     methods: list[float]
     """Seconds of steps with the methods."""
     plain_memory: int | None = None
-    """Bytes by which a plain step rises above the memory at rest; the largest of all rounds."""
+    """Bytes by which a plain step rises above the memory at rest."""
     methods_memory: int | None = None
     """The same with the methods."""
 
@@ -83,13 +83,15 @@ def measure_step_cost(
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
         plain, ours = _Stepper(model, []), _Stepper(model, regularizers)
         placed = [{key: value.to(device) for key, value in batch.items()} for batch in batches]
-        for warm in (False, True):
-            for batch in placed if warm else placed[:2]:
-                for stepper in (plain, ours):
-                    stepper.step(batch, record=warm, memory=memory)
+        for number, batch in enumerate([*placed[:2], *placed]):
+            for stepper in (plain, ours):
+                seconds = stepper.step(batch)
+                if number >= len(placed[:2]):
+                    stepper.seconds.append(seconds)
+        # apart from the time: to measure memory, all that was freed is given back first
+        peaks = [stepper.peak(placed[0]) if memory else None for stepper in (plain, ours)]
         for stepper in (plain, ours):
             stepper.objective.detach()
-    peaks = [max(s.memory) if memory else None for s in (plain, ours)]
     return StepCost(plain.seconds, ours.seconds, *peaks)
 
 
@@ -102,21 +104,22 @@ class _Stepper:
         self.optimizer = torch.optim.AdamW(trainable, lr=1e-6, fused=True)
         self.objective = Objective(*regularizers).bind(self.model, self.optimizer)
         self.seconds: list[float] = []
-        self.memory: list[int] = []
 
-    def step(self, batch: Batch, *, record: bool, memory: bool) -> None:
-        """One update."""
-        meter = _PeakMemory() if memory else None
+    def peak(self, batch: Batch) -> int:
+        """Bytes by which an update rises above the memory at rest."""
+        meter = _PeakMemory()
+        self.step(batch)
+        return meter.rise()
+
+    def step(self, batch: Batch) -> float:
+        """One update; its seconds."""
         start = time.perf_counter()
         self.objective(self.model, batch).backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         # .item() waits for the device, as reading a logged loss does
         next(self.model.parameters()).detach().flatten()[0].item()
-        if record:
-            self.seconds.append(time.perf_counter() - start)
-            if meter is not None:
-                self.memory.append(meter.rise())
+        return time.perf_counter() - start
 
 
 class _PeakMemory:
