@@ -12,7 +12,7 @@ from causal import Texts, tiny_language_model, tiny_lora  # noqa: E402
 from smoothtune import METHODS, Objective  # noqa: E402
 from smoothtune.taps import blocks  # noqa: E402
 from smoothtune.testing import fixed_draws  # noqa: E402
-from training import FSDP_TESTED, Rows, collate  # noqa: E402
+from training import FSDP_TESTED, Rows, collate, leave  # noqa: E402
 
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
@@ -40,4 +40,4 @@ for kind, make, data in (
         if rank == 0:
             torch.save(gradients, f"{output}/{kind}-{name}.pt")
         torch.distributed.barrier()
-torch.distributed.destroy_process_group()
+leave()

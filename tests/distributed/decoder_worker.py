@@ -8,6 +8,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from causal import LANGUAGE_TESTED, language_weights_after, lora_weights_after  # noqa: E402
+from training import leave  # noqa: E402
 
 torch.set_num_threads(1)
 output = sys.argv[1]
@@ -19,4 +20,4 @@ for after in (language_weights_after, lora_weights_after):
         if torch.distributed.get_rank() == 0:
             torch.save(weights, f"{output}/{after.__name__}-{method}.pt")
         torch.distributed.barrier()
-torch.distributed.destroy_process_group()  # gloo's threads may abort an exit without it
+leave()

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from smoothtune import METHODS, Objective  # noqa: E402
 from smoothtune.taps import blocks  # noqa: E402
 from smoothtune.testing import fixed_draws, tiny_model  # noqa: E402
-from training import FSDP_TESTED, Rows, collate  # noqa: E402
+from training import FSDP_TESTED, Rows, collate, leave  # noqa: E402
 
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
@@ -34,4 +34,4 @@ for name, fields in FSDP_TESTED.items():
     if rank == 0:
         torch.save(gradients, f"{output}/{name}.pt")
     torch.distributed.barrier()
-torch.distributed.destroy_process_group()
+leave()

@@ -7,7 +7,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from training import weights_after  # noqa: E402
+from training import leave, weights_after  # noqa: E402
 
 torch.set_num_threads(1)
 output, per_device, accumulation, *methods = sys.argv[1:]
@@ -22,4 +22,4 @@ for method in methods:
     if torch.distributed.get_rank() == 0:
         torch.save(weights, f"{output}/{method}.pt")
     torch.distributed.barrier()
-torch.distributed.destroy_process_group()  # gloo's threads may abort an exit without it
+leave()
