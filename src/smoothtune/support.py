@@ -49,7 +49,7 @@ _NO_BF16 = "its derivatives drown in 16-bit rounding: train in float32 (bf16=Fal
 _NO_FP16 = "its inner gradients underflow in fp16: use bf16=True or float32"
 _NO_COMPILE = "hooks that come and go are lost in a compiled model: set torch_compile=False"
 _NO_FSDP = "it needs whole weights where FSDP2 has shards: use DDP"
-_ONE_PROCESS = "it climbs the loss of a whole batch, of which a process sees a part: use one"
+_ONE_PROCESS = "it climbs the loss of a whole batch and would see a part: train in one process"
 _NON_REENTRANT = (
     'reentrant checkpointing has no inner gradients: set activation_checkpointing_kwargs={"use_'
     'reentrant": False}'
@@ -274,6 +274,11 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
         found += problems(name, regularizer, where)
         if regularizer.clips_gradients and args.max_grad_norm:
             found.append(f"{name} takes the place of the global gradient clip: set max_grad_norm=0")
+        if regularizer.climbs_in_weights and args.gradient_accumulation_steps > 1:
+            found.append(
+                f"{name} climbs the loss of a whole batch and would see a part: set "
+                "gradient_accumulation_steps=1"
+            )
     refuse(found)
 
 

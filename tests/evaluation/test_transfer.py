@@ -54,6 +54,12 @@ def test_labels_mean_what_is_said(tokenizer, reversed_data: Path) -> None:
     assert np.array_equal(labels({"0": "1", "1": "0"}), mapped)
 
 
+def test_another_number_of_texts_is_refused(tokenizer, reversed_data) -> None:
+    pair = OtherData(str(reversed_data), ("sentence", "bad_one"), "bad_one")
+    with pytest.raises(DataError, match="2 text columns are named, but task custom reads 1"):
+        foreign_rows(pair, TASK, tokenizer, max_seq_length=16, vocab_size=14)
+
+
 def test_names_of_a_class_label_can_be_given_a_meaning() -> None:
     data = Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]})
     data = data.cast_column("label", ClassLabel(names=["nice", "hateful"]))

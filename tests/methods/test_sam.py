@@ -6,8 +6,9 @@ import torch
 from adversary import compare, predict, rows, setting
 from conformance import CASES, Tiny, batch
 from literal import MODELS, cross_entropy, squared_error
-from smoothtune import LNSR, SAM, Objective
+from smoothtune import LNSR, SAM, Objective, SmoothTrainer
 from smoothtune.testing import tiny_batch, tiny_model
+from training import Rows, arguments
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
@@ -82,7 +83,22 @@ def test_terms_of_other_methods_are_those_at_w():
     )
 
 
-def test_accumulation_is_refused():
+def test_several_processes_and_accumulation_are_refused_before_the_first_step(tmp_path):
+    class Wrapped(torch.nn.parallel.DistributedDataParallel):
+        def __init__(self, module):
+            torch.nn.Module.__init__(self)
+            self.module = module
+
+    with pytest.raises(ValueError, match="sam with DDP: .* train in one process"):
+        Objective(SAM()).attach(Wrapped(tiny_model("bert")))
+    args = arguments(tmp_path, gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match="set gradient_accumulation_steps=1"):
+        SmoothTrainer(
+            model=tiny_model("bert"), args=args, train_dataset=Rows(), regularizers=[SAM()]
+        )
+
+
+def test_accumulation_is_refused_in_a_plain_loop():
     model = tiny_model("bert")
     objective = Objective(SAM()).attach(model)
     objective(model, tiny_batch()).backward()

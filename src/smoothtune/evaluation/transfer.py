@@ -34,7 +34,16 @@ class OtherData:
     number means something else: 1 may be hateful in one set and positive in another."""
 
     def task(self, task: Task) -> Task:
-        """The model's task with the columns of this data set."""
+        """The model's task with the columns of this data set.
+
+        Raises:
+            DataError: another number of text columns than the model reads.
+        """
+        if self.text_columns and len(self.text_columns) != len(task.text_columns):
+            raise DataError(
+                f"{self.source}: {len(self.text_columns)} text columns are named, but task "
+                f"{task.name} reads {len(task.text_columns)}"
+            )
         return replace(
             task,
             text_columns=self.text_columns or task.text_columns,

@@ -183,9 +183,12 @@ class Kind(ABC):
     ) -> tuple[np.ndarray, np.ndarray]:
         """(E,) probability of the answer given, and (E,) whether it is right.
 
-        For kinds whose predictions are no logits over classes, and that can be calibrated.
+        For kinds whose predictions are no logits over classes.
+
+        Raises:
+            NotImplementedError: this kind has no such probability; `not_for` keeps callers away.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"no calibration of a {self.what}: name it in `not_for`")
 
 
 def check_columns(dataset: Dataset, wanted: Sequence[str], where: str) -> None:

@@ -20,6 +20,8 @@ Departures: all of the following is RECONSTRUCTED.
     * Momentum and weight decay move weights whose gradient is masked. So the mask is put on the
       update: the optimizer sees all gradients, masked weights stay bit for bit.
       `apply_to="gradient"` masks the gradient.
+    * A weight without any saliency, as the embedding of a word that is not in the batch, is never
+      among the most salient.
     * The first sub-model draws its dropout from the same numbers as the clean pass.
     * With adaptive="divergence" every process follows the divergence of its own batches.
     * Batches without labels have no term.

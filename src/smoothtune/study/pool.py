@@ -1,7 +1,7 @@
 """Cells in processes of this machine.
 
 A server process has imported everything and loaded nothing; every cell is a fork of it. So a cell
-starts within milliseconds, in the same state as any other, and takes nothing along when it dies.
+imports nothing again, starts in the same state as any other, and takes nothing along when it dies.
 """
 
 from __future__ import annotations
