@@ -15,6 +15,7 @@ from smoothtune.models import (
     load_base,
     load_classifier,
     minilm_folder,
+    start_at_mean,
     weights_fingerprint,
 )
 from tiny_folder import tiny_bert, tiny_gpt2
@@ -43,6 +44,20 @@ def test_regression(bert: Path) -> None:
     model, _ = load_classifier(load_base(str(bert)), TASKS["stsb"], seed=1)
     assert model.classifier.out_features == 1
     assert model.config.problem_type == "regression"
+
+
+def test_new_head_for_scores_starts_at_their_mean(bert: Path, tmp_path: Path) -> None:
+    base = load_base(str(bert))
+    model, new = load_classifier(base, TASKS["stsb"], seed=1)
+    before = model.classifier.weight.clone()
+    assert start_at_mean(model, new, [1.0, 2.0, 4.5])
+    assert model.classifier.bias.tolist() == [2.5]
+    assert torch.equal(model.classifier.weight, before)
+    model.save_pretrained(tmp_path / "tuned")
+    base.tokenizer.save_pretrained(tmp_path / "tuned")
+    tuned, new = load_classifier(load_base(str(tmp_path / "tuned")), TASKS["stsb"], seed=2)
+    assert not start_at_mean(tuned, new, [7.0])
+    assert tuned.classifier.bias.tolist() == [2.5]
 
 
 def test_head_of_another_task_is_replaced(bert: Path, tmp_path: Path) -> None:

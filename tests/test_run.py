@@ -249,7 +249,7 @@ def test_bad_label_names_the_row_before_the_first_step(settings: dict, tmp_path:
 
 
 def test_regression(settings: dict, tmp_path: Path) -> None:
-    rows = "".join(f"good film {'very ' * (i % 4)},{i % 4}.5\n" for i in range(24))
+    rows = "".join(f"good film {i} {'very ' * (i % 4)},{i % 4}.5\n" for i in range(24))
     (tmp_path / "train.csv").write_text("text,label\n" + rows)
     config = RunConfig(**settings | {"data": str(tmp_path / "train.csv"), "max_steps": 2})
     result = quiet_train(config)
@@ -257,6 +257,14 @@ def test_regression(settings: dict, tmp_path: Path) -> None:
     assert result["brier"] is None
     saved = json.loads((Path(config.output_dir) / "config.json").read_text())
     assert saved["problem_type"] == "regression"
+    biases = {}
+    for start in ("mean", "zero"):
+        barely = {"max_steps": 1, "learning_rate": 1e-9, "regression_bias": start}
+        folder = tmp_path / start
+        quiet_train(RunConfig(**config.model_dump() | barely | {"output_dir": str(folder)}))
+        biases[start] = load_file(folder / "model.safetensors")["classifier.bias"].item()
+    assert biases["zero"] == pytest.approx(0, abs=1e-6)
+    assert biases["mean"] == pytest.approx(2, abs=0.5)  # of a seeded part of the rows
 
 
 def test_what_is_printed(settings: dict, capsys: pytest.CaptureFixture) -> None:

@@ -66,6 +66,9 @@ class RunConfig(BaseModel):
     together with `text_columns` or `task_type`."""
     task_type: TaskType | None = None
     """Kind of another data set's task; unset: text-classification."""
+    regression_bias: Literal["mean", "zero"] = "mean"
+    """First bias of a new head for scores: the mean of the training scores, or 0 as transformers
+    has it, which spends the first updates on reaching the mean."""
     data: Name | None = None
     """Hub id, folder, or Parquet, CSV, TSV or JSONL file; unset: the task's data on the hub."""
     model: Name = "minilm"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
-from collections.abc import Iterator
+import statistics
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
+from torch import nn
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -125,6 +127,30 @@ def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMod
             raise ModelError(f"the weights of {base.source} cannot be loaded: {error}") from error
     replaced = {key for key, *_ in info["mismatched_keys"]}
     return model, sorted(set(info["missing_keys"]) | replaced)
+
+
+def start_at_mean(model: PreTrainedModel, new_weights: list[str], scores: Iterable[float]) -> bool:
+    """Let a new head for scores predict about the mean of the training scores from the first step.
+
+    From a bias of zero an optimizer whose steps have the size of the learning rate needs hundreds
+    of updates to get there, in which the gradients of all examples point the same way.
+
+    Args:
+        model: with one output.
+        new_weights: names of the weights that are new.
+        scores: of the training examples.
+
+    Returns:
+        Whether the head is new and has a bias; without one (GPT-2, Llama) nothing is changed.
+    """
+    biases = [
+        weight
+        for name, weight in model.named_parameters()
+        if name in new_weights and name.endswith("bias") and weight.shape == (1,)
+    ]
+    for bias in biases:
+        nn.init.constant_(bias, statistics.fmean(scores))
+    return bool(biases)
 
 
 def minilm_folder() -> Path:

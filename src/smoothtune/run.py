@@ -28,7 +28,14 @@ from smoothtune.data.tasks import Description
 from smoothtune.kinds import described, kind_of
 from smoothtune.lora import add_lora, merged, save
 from smoothtune.model_card import model_card
-from smoothtune.models import Base, load_base, load_classifier, quiet, weights_fingerprint
+from smoothtune.models import (
+    Base,
+    load_base,
+    load_classifier,
+    quiet,
+    start_at_mean,
+    weights_fingerprint,
+)
 from smoothtune.objective import Objective
 from smoothtune.progress import ProgressCallback, StopOnSignal, say
 from smoothtune.result import (
@@ -210,6 +217,8 @@ def _load(config: RunConfig, console: Console) -> _Run:
     size = sum(weight.numel() for weight in model.parameters())
     new = ", ".join(new_weights) or "none"
     say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")
+    if prepared.task.regression and config.regression_bias == "mean":
+        start_at_mean(model, new_weights, prepared.train["labels"])
     if config.lora is not None:
         model = add_lora(model, config.lora, prepared.task.task_type, new_weights, seed=config.seed)
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
