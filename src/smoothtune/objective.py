@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from smoothtune import random
 from smoothtune.derivatives import HigherDerivatives
+from smoothtune.draws import Draws
 from smoothtune.next_token import is_next_token_model, next_token_task
 from smoothtune.passes import Batch, Pass, Task, device_of, model_task
 from smoothtune.regularizer import Regularizer
@@ -213,6 +214,7 @@ class Objective:
             differentiable=any(r.differentiates for r in methods),
             hidden_states=any(r.uses_hidden_states for r in methods),
             start=random.get_state(device_of(batch)),
+            draws=Draws() if any(r.has_loss for r in methods) else None,
         )
 
     def _losses(self, clean: Pass) -> Iterator[tuple[str, Tensor]]:

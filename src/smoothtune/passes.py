@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune import random
+from smoothtune.draws import Draws
 from smoothtune.dropout import Rate, dropout_rates
 from smoothtune.taps import Point, PointReached, Tap, depth, is_causal, tapped, unwrap, width_at
 
@@ -56,6 +57,7 @@ class Pass:
         start: state of the generators in which the forward begins; they are left where they were.
             Without it the forward draws from them as any forward does.
         origin: the pass this one was made from.
+        draws: where passes with shared dropout masks keep them, so that they are drawn once.
     """
 
     def __init__(
@@ -73,12 +75,14 @@ class Pass:
         detach: bool = False,
         start: random.State | None = None,
         origin: Pass | None = None,
+        draws: Draws | None = None,
     ):
         self.model, self.batch, self.task = model, batch, task
         self.points = tuple(points)
         self.deltas = dict(deltas or {})
         self.dropout, self.rate, self.detach = dropout, rate, detach
         self.device = device_of(batch)
+        self.draws = draws
         self.start = start  # generator state in which the forward begins; None: the current one
         self.end: random.State | None = None  # and in which it ended
         self._origin = origin  # the pass this one was made from
@@ -204,6 +208,7 @@ class Pass:
             detach=detach,
             start=self._first_state() if dropout == "shared" else None,
             origin=self,
+            draws=self.draws,
         )
 
     # --- running -----------------------------------------------------------------------------
@@ -223,6 +228,8 @@ class Pass:
                 stack.enter_context(evaluating(self.model))
             if self.rate is not None:
                 stack.enter_context(dropout_rates(unwrap(self.model), self.rate))
+            if self.draws is not None and (self._origin is None or self.dropout == "shared"):
+                stack.enter_context(self.draws)
             yield
 
     def _run(self) -> tuple[Tensor | None, Any]:

@@ -47,6 +47,7 @@ class Teacher:
             hidden_states=False,
             dropout=dropout,
             start=clean.start if dropout == "shared" else None,
+            draws=clean.draws if dropout == "shared" else None,
         )
         with torch.no_grad():
             run.outputs  # noqa: B018 - here and not later, so that there is no graph

@@ -1,0 +1,100 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from smoothtune.draws import Draws
+
+
+def forward(x: Tensor) -> Tensor:
+    """A dropout and attention, whose dropout is inside one function."""
+    return F.scaled_dot_product_attention(F.dropout(x, 0.1), x, x, dropout_p=0.3)
+
+
+def run(x: Tensor, draws: Draws, seed: int = 1) -> Tensor:
+    torch.manual_seed(seed)
+    with draws:
+        return forward(x)
+
+
+def plain(x: Tensor, seed: int = 1) -> Tensor:
+    torch.manual_seed(seed)
+    return forward(x)
+
+
+def inputs() -> Tensor:
+    return torch.randn(2, 3, 5, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
+
+
+def count(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
+    """Shapes of the masks that are really drawn from now on."""
+    drawn: list[torch.Size] = []
+    real = Tensor.bernoulli_
+
+    def spy(tensor: Tensor, p: float) -> Tensor:
+        drawn.append(tensor.shape)
+        return real(tensor, p)
+
+    monkeypatch.setattr(Tensor, "bernoulli_", spy)
+    return drawn
+
+
+def test_masks_are_drawn_once_and_are_those_that_would_have_been_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, draws = inputs(), Draws()
+    expected = plain(x)
+    end = torch.get_rng_state()
+    drawn = count(monkeypatch)
+    alive = []
+    for _ in range(3):
+        alive.append(run(x, draws))
+        assert torch.equal(alive[-1], expected)
+        assert torch.equal(torch.get_rng_state(), end)
+        assert len(drawn) == 2
+    alive.clear()  # nothing is kept that no graph needs
+    assert torch.equal(run(x, draws), expected)
+    assert len(drawn) == 4
+
+
+def test_gradients_of_all_passes_are_right() -> None:
+    x, draws = inputs(), Draws()
+    first, second = run(x, draws), run(2 * x, draws)
+    (found,) = torch.autograd.grad((first * second).sum(), x)
+    (expected,) = torch.autograd.grad((plain(x) * plain(2 * x)).sum(), x)
+    torch.testing.assert_close(found, expected)
+
+
+def test_another_state_shape_type_or_rate_is_another_draw() -> None:
+    x, draws = inputs(), Draws()
+    run(x, draws)
+    assert torch.equal(run(x, draws, seed=2), plain(x, seed=2))
+    assert torch.equal(run(x[:1], draws), plain(x[:1]))
+    assert torch.equal(run(x.double(), draws), plain(x.double()))
+    torch.manual_seed(1)
+    with draws:
+        found = F.dropout(x, 0.5)
+    torch.manual_seed(1)
+    assert torch.equal(found, F.dropout(x, 0.5))
+
+
+def test_bernoulli_that_is_no_dropout_is_left_alone() -> None:
+    def odd(x: Tensor) -> Tensor:
+        mask = torch.empty_like(x).bernoulli_(0.9)
+        return x * mask.div_(0.9).mul_(3)  # changed after it looked like a dropout's
+
+    def late(x: Tensor) -> Tensor:
+        mask = torch.empty_like(x).bernoulli_(0.9)
+        return x * mask + mask.sum()
+
+    x, draws = inputs().detach(), Draws()
+    torch.manual_seed(1)
+    with draws:
+        F.dropout(x, 0.1)
+    for function in (odd, late, odd, late):
+        torch.manual_seed(1)
+        expected = function(x)
+        torch.manual_seed(1)
+        with draws:
+            found = function(x)
+        torch.testing.assert_close(found, expected)
