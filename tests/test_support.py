@@ -194,3 +194,23 @@ def test_models_that_cannot_be_perturbed_are_refused(model_type, message):
     with pytest.raises(ValueError, match=message):
         Objective(LNSR()).attach(model)
     Objective(L2SP()).attach(model)
+
+
+def test_a_compiled_model_stays_compiled():
+    ran = []
+
+    def backend(graph, inputs):
+        def compiled(*args):
+            ran.append(len(inputs))
+            return graph.forward(*args)
+
+        return compiled
+
+    model = plain_tiny_model("bert", dropout=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    objective = Objective(L2SP()).bind(model, optimizer)
+    try:
+        objective(torch.compile(model, backend=backend), tiny_batch())
+    finally:
+        torch.compiler.reset()
+    assert ran

@@ -15,7 +15,7 @@ from smoothtune.draws import Draws
 from smoothtune.next_token import is_next_token_model, next_token_task
 from smoothtune.passes import Batch, Pass, Task, device_of, model_task
 from smoothtune.regularizer import Regularizer
-from smoothtune.support import check
+from smoothtune.support import check, is_compiled
 from smoothtune.taps import unwrap
 
 
@@ -214,7 +214,7 @@ class Objective:
             differentiable=any(r.differentiates for r in methods),
             hidden_states=any(r.uses_hidden_states for r in methods),
             start=random.get_state(device_of(batch)),
-            draws=Draws() if any(r.has_loss for r in methods) else None,
+            draws=Draws() if any(r.has_loss for r in methods) and not is_compiled(model) else None,
         )
 
     def _losses(self, clean: Pass) -> Iterator[tuple[str, Tensor]]:

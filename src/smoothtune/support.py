@@ -136,6 +136,14 @@ def kinds(regularizer: Regularizer) -> set[Kind]:
     return {kind for kind, applies in told.items() if applies}
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether `torch.compile` or `model.compile()` acts on a part of the model."""
+    return any(
+        getattr(module, "_compiled_call_impl", None) or hasattr(module, "_orig_mod")
+        for module in (model, *unwrap(model).modules())
+    )
+
+
 def environments(model: nn.Module, device: torch.device | None = None) -> set[Environment]:
     """Where a model runs, as it is now.
 
@@ -149,10 +157,7 @@ def environments(model: nn.Module, device: torch.device | None = None) -> set[En
         found.add("16-bit weights")
     if any(getattr(module, "gradient_checkpointing", False) for module in modules):
         found.add("reentrant checkpointing" if _reentrant(modules) else "activation checkpointing")
-    if any(
-        getattr(m, "_compiled_call_impl", None) or hasattr(m, "_orig_mod")
-        for m in (model, *modules)
-    ):
+    if is_compiled(model):
         found.add("torch.compile")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         found.add("DDP")
