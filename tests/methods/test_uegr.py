@@ -23,7 +23,7 @@ from smoothtune.methods.uegr import even_rates, jensen_shannon, squared_deviatio
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
 CPU = torch.device("cpu")
-FORWARD_ONLY = {"keep": 1.0}  # no backward stage
+FORWARD_ONLY = {"keep": 1.0, "dropout_range": (0.1, 0.3)}  # no backward stage
 
 
 def fast_gradient(model, batch, eps, *, relative):
@@ -210,7 +210,7 @@ def test_squared_deviation_is_the_variance():
 
 def test_js_norm_and_clean_prediction():
     def divergence(**fields):
-        objective = Objective(UEGR(attack="none", gamma=0.0, **fields, **FORWARD_ONLY))
+        objective = Objective(UEGR(attack="none", gamma=0.0, **(FORWARD_ONLY | fields)))
         torch.manual_seed(7)
         return objective(tiny_model("bert", dropout=0.2), tiny_batch()).item()
 
@@ -233,8 +233,12 @@ def rates_of(method, draws=None):
 
 
 def test_combinations_of_rates():
-    off = {"attack": "none", **FORWARD_ONLY}
-    assert rates_of(UEGR(passes=3, dropout_range=(0.0, 0.5), **off)) == [{0.0}, {0.25}, {0.5}]
+    off = {"attack": "none"} | FORWARD_ONLY
+    assert rates_of(UEGR(**off | {"passes": 3, "dropout_range": (0.0, 0.5)})) == [
+        {0.0},
+        {0.25},
+        {0.5},
+    ]
     listed = UEGR(combination="list", rates=[0.1, 0.4], **off)
     assert rates_of(listed) == [{0.1}, {0.4}]
     assert rates_of(UEGR(combination="model", **off)) == [{0.2}, {0.2}]

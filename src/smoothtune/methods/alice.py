@@ -64,7 +64,7 @@ class ALICE(Regularizer):
     sigma: Positive | None = None
     """sigma, deviation of delta_0; default 0.01 (relative), 1e-5 (absolute). Public code: 1e-5."""
     eta: Positive | None = None
-    """eta, step size; default 5 (relative), 1e-3 (absolute). Public code: 1e-3."""
+    """eta, step size; default 2 (relative), 1e-3 (absolute). Public code: 1e-3."""
     num_steps: Annotated[int, Field(ge=1)] = 1
     """K, ascent steps of each search. Public code: 1."""
     norm: Norm = "linf"
@@ -82,10 +82,8 @@ class ALICE(Regularizer):
 
     def __post_init__(self):
         super().__post_init__()
-        defaults = (*DEFAULTS[self.scale][:2], 0.02 if self.scale == "relative" else 1e-5)
-        sigma, eta, epsilon = given(
-            (self.sigma, self.eta, self.epsilon), VAT_PYTORCH if self.compat else defaults
-        )
+        defaults = VAT_PYTORCH if self.compat else DEFAULTS[self.scale]
+        sigma, eta, epsilon = given((self.sigma, self.eta, self.epsilon), defaults)
         self._ascent = Ascent.of(self, sigma, eta, epsilon)
 
     def points(self) -> tuple[Point, ...]:

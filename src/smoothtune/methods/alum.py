@@ -36,7 +36,7 @@ from smoothtune.regularizer import STRICT, Positive, Regularizer
 from smoothtune.taps import Layer, Point
 
 # sigma, eta, epsilon
-DEFAULTS = {"relative": (0.01, 5.0, 0.05), "absolute": (1e-5, 1e-3, 1e-5)}
+DEFAULTS = {"relative": (0.01, 2.0, 0.02), "absolute": (1e-5, 1e-3, 1e-5)}
 
 
 def ramp(updates: int, start: int, steps: int) -> float:
@@ -57,11 +57,11 @@ class ALUM(Regularizer):
     name: ClassVar[str] = "alum"
 
     epsilon: Positive | None = None
-    """epsilon, radius of the ball. Paper: 1e-5; default 0.05 (relative), 1e-5 (absolute)."""
+    """epsilon, radius of the ball. Paper: 1e-5; default 0.02 (relative), 1e-5 (absolute)."""
     sigma: Positive | None = None
     """sigma, deviation of delta_0. Paper: 1e-5; default 0.01 (relative), 1e-5 (absolute)."""
     eta: Positive | None = None
-    """eta, step size. Paper: 1e-3; default 5 (relative), 1e-3 (absolute)."""
+    """eta, step size. Paper: 1e-3; default 2 (relative), 1e-3 (absolute)."""
     num_steps: Annotated[int, Field(ge=1)] = 1
     """K, ascent steps. Paper: 1."""
     ramp_start: Annotated[int, Field(ge=0)] = 0

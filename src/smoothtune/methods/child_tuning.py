@@ -52,8 +52,9 @@ class ChildTuning(Regularizer):
 
     mode: Literal["F", "D"] = "F"
     """F: a new random part in every update; D: the part with the largest Fisher information."""
-    p: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """Fraction of the weights that are updated. Released script: 0.3."""
+    p: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """Fraction of the weights that are updated. Released script: 0.3, with which 96 updates on
+    STS-B end 12 points of Pearson correlation below plain fine-tuning."""
     fisher_steps: Annotated[int, Field(ge=1)] = 20
     """D: updates whose gradients give the Fisher information. Paper: those of one epoch."""
     freeze: bool = False

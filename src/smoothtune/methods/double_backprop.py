@@ -32,7 +32,7 @@ class DoubleBackprop(Regularizer):
     name: ClassVar[str] = "double_backprop"
     differentiates: ClassVar[bool] = True
 
-    weight: NonNegative = 0.01
+    weight: NonNegative = 0.003
     """Factor of the term. Paper: other data and scales; not stated for language models."""
 
     @property

@@ -28,7 +28,7 @@ from smoothtune.passes import Dropout, Pass
 from smoothtune.regularizer import STRICT, Positive, Regularizer
 from smoothtune.taps import Layer, Point
 
-DEFAULTS = {"relative": 0.02, "absolute": 1.0}
+DEFAULTS = {"relative": 0.01, "absolute": 1.0}
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -39,7 +39,7 @@ class FGM(Regularizer):
     differentiates: ClassVar[bool] = True
 
     epsilon: Positive | None = None
-    """epsilon, l2 norm of r. Paper: 5, normalised embeddings; default 0.02 (relative), 1
+    """epsilon, l2 norm of r. Paper: 5, normalised embeddings; default 0.01 (relative), 1
     (absolute)."""
     scale: Scale = "relative"
     """Whether epsilon is a multiple of the embedding's norm."""

@@ -43,7 +43,7 @@ from smoothtune.regularizer import STRICT, NonNegative, Positive, Regularizer
 from smoothtune.taps import Layer, Point, unwrap
 
 # adv_lr, adv_init_mag, adv_max_norm
-DEFAULTS = {"relative": (0.01, 0.01, 0.02), "absolute": (0.06, 0.16, 0.14)}
+DEFAULTS = {"relative": (0.005, 0.005, 0.01), "absolute": (0.06, 0.16, 0.14)}
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -54,13 +54,13 @@ class FreeLB(Regularizer):
     replaces_task_loss: ClassVar[bool] = True
 
     adv_lr: Positive | None = None
-    """Step size. Paper: 0.025-0.1; default 0.01 (relative), 0.06 (absolute)."""
+    """Step size. Paper: 0.025-0.1; default 0.005 (relative), 0.06 (absolute)."""
     adv_steps: Annotated[int, Field(ge=1)] = 3
     """K, steps. Paper: 3 (RoBERTa), 2-4 (ALBERT)."""
     adv_init_mag: NonNegative | None = None
-    """Size of delta_0. Paper: 0.16-0.64 (RoBERTa); default 0.01 (relative), 0.16 (absolute)."""
+    """Size of delta_0. Paper: 0.16-0.64 (RoBERTa); default 0.005 (relative), 0.16 (absolute)."""
     adv_max_norm: NonNegative | None = None
-    """Radius of the ball, 0: no limit. Paper: 0.14-0.4 (RoBERTa), mostly 0 (ALBERT); default 0.02
+    """Radius of the ball, 0: no limit. Paper: 0.14-0.4 (RoBERTa), mostly 0 (ALBERT); default 0.01
     (relative), 0.14 (absolute)."""
     norm: Norm = "l2"
     """Norm of the ball, over an example. Paper: l2."""

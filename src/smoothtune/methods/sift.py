@@ -40,7 +40,7 @@ from smoothtune.regularizer import STRICT, Positive, Regularizer
 from smoothtune.taps import Point, token_std
 
 # sigma, eta, epsilon
-DEFAULTS = {"paper": (0.01, 5.0, 0.05), "deberta": (0.01, 1e-4, float("inf"))}
+DEFAULTS = {"paper": (0.01, 2.0, 0.02), "deberta": (0.01, 1e-4, float("inf"))}
 POINT: Point = "normalised"
 
 
@@ -64,9 +64,9 @@ class SiFT(Regularizer):
     sigma: Positive | None = None
     """sigma, deviation of the first noise. Released code: 0.01; default 0.01."""
     eta: Positive | None = None
-    """eta, step size. Released code: 1e-4; default 5, with `compat` 1e-4."""
+    """eta, step size. Released code: 1e-4; default 2, with `compat` 1e-4."""
     epsilon: Positive | None = None
-    """epsilon, radius of the ball. Released code: none; default 0.05, with `compat` none."""
+    """epsilon, radius of the ball. Released code: none; default 0.02, with `compat` none."""
     num_steps: Annotated[int, Field(ge=1)] = 1
     """Ascent steps. Released code: 1."""
     norm: Norm = "linf"

@@ -46,7 +46,7 @@ from smoothtune.teacher import Teacher
 
 # sigma, eta, epsilon
 DEFAULTS = {
-    "relative": (0.01, 5.0, 0.05),
+    "relative": (0.01, 2.0, 0.02),
     "absolute": (1e-5, 1e-3, 1e-5),
     "mt-dnn": (1e-5, 1e-5, 1e-6),
 }
@@ -116,11 +116,11 @@ class SMART(Regularizer):
     lambda_s: NonNegative = 1.0
     """lambda_s, strength of the adversarial term. Paper: 1, 3 or 5; 0 leaves it out."""
     epsilon: Positive | None = None
-    """epsilon, radius of the ball. Paper: 1e-5; default 0.05 (relative), 1e-5 (absolute)."""
+    """epsilon, radius of the ball. Paper: 1e-5; default 0.02 (relative), 1e-5 (absolute)."""
     sigma: Positive | None = None
     """sigma, deviation of delta_0. Paper: 1e-5; default 0.01 (relative), 1e-5 (absolute)."""
     eta: Positive | None = None
-    """eta, step size. Paper: 1e-3; default 5 (relative), 1e-3 (absolute)."""
+    """eta, step size. Paper: 1e-3; default 2 (relative), 1e-3 (absolute)."""
     num_steps: Annotated[int, Field(ge=1)] = 1
     """T, ascent steps. Paper: 1."""
     mu: NonNegative | None = None

@@ -31,7 +31,7 @@ from smoothtune.passes import Dropout, Pass
 from smoothtune.regularizer import STRICT, Positive, Regularizer
 from smoothtune.taps import Layer, Point
 
-DEFAULTS = {"relative": 0.05, "absolute": 8.0}
+DEFAULTS = {"relative": 0.02, "absolute": 8.0}
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -41,7 +41,7 @@ class VAT(Regularizer):
     name: ClassVar[str] = "vat"
 
     epsilon: Positive | None = None
-    """epsilon, l2 norm of r. Released code: 8; default 0.05 (relative), 8 (absolute)."""
+    """epsilon, l2 norm of r. Released code: 8; default 0.02 (relative), 8 (absolute)."""
     xi: Positive = 0.01
     """xi, l2 norm of the probe, relative to ||x||. Released code: 1e-6, absolute."""
     num_steps: Annotated[int, Field(ge=1)] = 1
