@@ -56,6 +56,7 @@ class ALICE(Regularizer):
     """The worst small perturbation must change neither the loss nor the prediction."""
 
     name: ClassVar[str] = "alice"
+    version: ClassVar[int] = 2
 
     alpha: NonNegative = 1.0
     """alpha, strength of the virtual term. Public code: 1."""

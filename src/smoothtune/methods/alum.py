@@ -55,6 +55,7 @@ class ALUM(Regularizer):
     """Predictions must not change under the worst small perturbation, after a plain start."""
 
     name: ClassVar[str] = "alum"
+    version: ClassVar[int] = 2
 
     epsilon: Positive | None = None
     """epsilon, radius of the ball. Paper: 1e-5; default 0.02 (relative), 1e-5 (absolute)."""

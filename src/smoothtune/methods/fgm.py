@@ -36,6 +36,7 @@ class FGM(Regularizer):
     """The task loss is added once more, one step up its gradient."""
 
     name: ClassVar[str] = "fgm"
+    version: ClassVar[int] = 2
     differentiates: ClassVar[bool] = True
 
     epsilon: Positive | None = None

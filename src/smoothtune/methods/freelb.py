@@ -51,6 +51,7 @@ class FreeLB(Regularizer):
     """The task loss is averaged over the steps of an ascent."""
 
     name: ClassVar[str] = "freelb"
+    version: ClassVar[int] = 2
     replaces_task_loss: ClassVar[bool] = True
 
     adv_lr: Positive | None = None

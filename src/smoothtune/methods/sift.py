@@ -60,6 +60,7 @@ class SiFT(Regularizer):
     """Predictions must not change under the worst small perturbation of normalised embeddings."""
 
     name: ClassVar[str] = "sift"
+    version: ClassVar[int] = 2
 
     sigma: Positive | None = None
     """sigma, deviation of the first noise. Released code: 0.01; default 0.01."""

@@ -112,6 +112,7 @@ class SMART(Regularizer):
     """Predictions must not change under the worst small perturbation, nor fast between steps."""
 
     name: ClassVar[str] = "smart"
+    version: ClassVar[int] = 2
 
     lambda_s: NonNegative = 1.0
     """lambda_s, strength of the adversarial term. Paper: 1, 3 or 5; 0 leaves it out."""

@@ -39,6 +39,7 @@ class VAT(Regularizer):
     """The prediction is the label of the worst perturbation; needs no true label."""
 
     name: ClassVar[str] = "vat"
+    version: ClassVar[int] = 2
 
     epsilon: Positive | None = None
     """epsilon, l2 norm of r. Released code: 8; default 0.02 (relative), 8 (absolute)."""
