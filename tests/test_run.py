@@ -12,7 +12,7 @@ from filelock import FileLock
 from rich.console import Console
 from safetensors.torch import load_file
 
-from smoothtune import NonFiniteLoss
+from smoothtune import METHODS, NonFiniteLoss
 from smoothtune.config import RunConfig
 from smoothtune.data import DataError
 from smoothtune.models import load_base
@@ -155,6 +155,16 @@ def test_done_run_is_not_repeated(settings: dict) -> None:
     before = file.stat().st_mtime_ns
     assert quiet_train(config)["cost"] == result["cost"]
     assert file.stat().st_mtime_ns == before
+
+
+def test_run_of_an_older_method_is_not_taken_for_this_one(
+    settings: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RunConfig(**settings | {"max_steps": 1})
+    quiet_train(config)
+    monkeypatch.setattr(METHODS["lnsr"], "version", 99)
+    with pytest.raises(OutputError, match="versions of methods .*'lnsr': 1.*, here .*'lnsr': 99"):
+        quiet_train(config)
 
 
 def test_different_run_is_refused_unless_asked(settings: dict) -> None:

@@ -179,6 +179,12 @@ class RunConfig(BaseModel):
             for name, fields in self.methods.items()
         ]
 
+    def method_versions(self) -> dict[str, int]:
+        """Which code of each method makes the result; a default may change with it."""
+        from smoothtune.methods import METHODS
+
+        return {name: METHODS[name].version for name in self.methods}
+
     def clip_norm(self) -> float:
         """`max_grad_norm`, with its default resolved for the configured methods."""
         if self.max_grad_norm is not None:

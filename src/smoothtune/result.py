@@ -87,7 +87,8 @@ def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
     """
     with owned(Path(config.output_dir)) as folder:
         _check_folder(folder, config, resume)
-        write_json(folder / STARTED, {"config": config.model_dump(mode="json")})
+        started = {"config": config.model_dump(mode="json")}
+        write_json(folder / STARTED, started | {"method_versions": config.method_versions()})
         yield folder
 
 
@@ -147,7 +148,9 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
 
 def differences(record: Mapping[str, Any], config: RunConfig) -> list[str]:
     """Fields in which a recorded run differs from a configuration, as ``seed 1, here 2``."""
-    there, here = record.get("config", {}), config.identity()
+    there, here = dict(record.get("config", {})), config.identity()
+    there["versions of methods"] = record.get("method_versions")
+    here["versions of methods"] = config.method_versions()
     return [
         f"{key} {there.get(key)!r}, here {value!r}"
         for key, value in here.items()

@@ -368,6 +368,7 @@ def _result(
         "log_history": trainer.state.log_history,
         "versions": versions(),
         "config": config.model_dump(mode="json"),
+        "method_versions": config.method_versions(),
     }
     return result, logits
 

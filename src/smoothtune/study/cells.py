@@ -79,8 +79,6 @@ def identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> dict[st
     Returns:
         Plain data; two runs with the same are the same run.
     """
-    from smoothtune.methods import METHODS
-
     fields = config.identity()
     for place in ("data", "unlabeled", "model", "task"):
         fields.pop(place, None)
@@ -88,7 +86,7 @@ def identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> dict[st
         "config": fields,
         "data": prints.data,
         "base_weights": prints.base_weights,
-        "method_versions": {name: METHODS[name].version for name in config.methods},
+        "method_versions": config.method_versions(),
     }
     if prints.unlabeled is not None:
         found["unlabeled"] = prints.unlabeled
