@@ -46,7 +46,7 @@ def test_spans():
     with added(model, scaled(draw, [6, 4, 5, 3], alpha=5.0)):
         expected = model(**batch).loss
     with fed(draw):
-        torch.testing.assert_close(Objective(NEFTune())(model, batch), expected)
+        torch.testing.assert_close(Objective(NEFTune(alpha=5.0))(model, batch), expected)
 
 
 def test_equals_transformers():
