@@ -191,7 +191,7 @@ def main():
     rows = [r for r in previous if r["method"] not in specs]
     batches = (arguments.rounds, arguments.batch, arguments.length)
     for spec in specs:
-        # a process of its own: what others left of the heap makes a step up to a tenth slower
+        # a process of its own: what others left of the heap makes steps slower
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             rows.append(pool.submit(measure, spec, arguments.model, *batches).result())
         print(json.dumps(rows[-1]), flush=True)

@@ -3,7 +3,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from smoothtune import LNSR, Mixout, Objective
 from smoothtune.draws import Draws
+from smoothtune.testing import tiny_model
 
 
 def forward(x: Tensor) -> Tensor:
@@ -57,6 +59,13 @@ def test_masks_are_drawn_once_and_are_those_that_would_have_been_drawn(
     assert len(drawn) == 4
 
 
+def test_only_a_cpu_looks_for_masks() -> None:
+    model, objective = tiny_model("bert"), Objective(LNSR())
+    assert objective._draws(model, torch.device("cpu")) is not None
+    assert objective._draws(model, torch.device("cuda")) is None
+    assert Objective(Mixout())._draws(model, torch.device("cpu")) is None  # has no second pass
+
+
 def test_gradients_of_all_passes_are_right() -> None:
     x, draws = inputs(), Draws()
     first, second = run(x, draws), run(2 * x, draws)
@@ -79,22 +88,28 @@ def test_another_state_shape_type_or_rate_is_another_draw() -> None:
 
 
 def test_bernoulli_that_is_no_dropout_is_left_alone() -> None:
-    def odd(x: Tensor) -> Tensor:
+    def scaled_late(x: Tensor) -> Tensor:
         mask = torch.empty_like(x).bernoulli_(0.9)
-        return x * mask.div_(0.9).mul_(3)  # changed after it looked like a dropout's
+        return x * mask.mul_(2).div_(0.9)
 
-    def late(x: Tensor) -> Tensor:
+    def not_scaled(x: Tensor) -> Tensor:
         mask = torch.empty_like(x).bernoulli_(0.9)
         return x * mask + mask.sum()
 
-    x, draws = inputs().detach(), Draws()
+    def scaled_otherwise(x: Tensor) -> Tensor:
+        mask = torch.empty_like(x).bernoulli_(0.9)
+        return x * torch.ops.aten.div_.Scalar(mask, 0.5)
+
+    x, draws = inputs(), Draws()
     torch.manual_seed(1)
     with draws:
-        F.dropout(x, 0.1)
-    for function in (odd, late, odd, late):
+        kept = F.dropout(x, 0.1)  # its graph keeps the mask that the others find
+    for function in (scaled_late, not_scaled, scaled_otherwise, scaled_late, not_scaled):
         torch.manual_seed(1)
         expected = function(x)
         torch.manual_seed(1)
         with draws:
             found = function(x)
         torch.testing.assert_close(found, expected)
+    (gradient,) = torch.autograd.grad(kept.sum(), x)
+    assert set(gradient.unique().tolist()) == {0.0, torch.tensor(1 / 0.9).item()}

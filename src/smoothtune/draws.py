@@ -53,9 +53,8 @@ class Draws(TorchDispatchMode):
             tensor, scaled, divisor = found
             if divides and args[0] is tensor and args[1] == divisor:
                 return tensor
-            aten.set_.source_Tensor(
-                tensor, scaled.mul(divisor).round_()
-            )  # somebody else's bernoulli_
+            # a bernoulli_ of somebody else: give the draw, in memory of its own
+            aten.set_.source_Tensor(tensor, scaled.mul(divisor).round_())
         if func is aten.bernoulli_.float and not kwargs and type(args[0]) is Tensor:
             return self._bernoulli(*args)
         result = func(*args, **(kwargs or {}))

@@ -132,8 +132,8 @@ def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMod
 def start_at_mean(model: PreTrainedModel, new_weights: list[str], scores: Iterable[float]) -> bool:
     """Let a new head for scores predict about the mean of the training scores from the first step.
 
-    From a bias of zero an optimizer whose steps have the size of the learning rate needs hundreds
-    of updates to get there, in which the gradients of all examples point the same way.
+    From a bias of zero, steps of the size of the learning rate take many updates to get there, in
+    which the gradients of all examples point the same way.
 
     Args:
         model: with one output.

@@ -214,8 +214,13 @@ class Objective:
             differentiable=any(r.differentiates for r in methods),
             hidden_states=any(r.uses_hidden_states for r in methods),
             start=random.get_state(device_of(batch)),
-            draws=Draws() if any(r.has_loss for r in methods) and not is_compiled(model) else None,
+            draws=self._draws(model, device_of(batch)),
         )
+
+    def _draws(self, model: nn.Module, device: torch.device) -> Draws | None:
+        """Where dropout masks are kept; not on accelerators, whose draws cost less than looking."""
+        passes = any(regularizer.has_loss for regularizer in self.regularizers.values())
+        return Draws() if passes and device.type == "cpu" and not is_compiled(model) else None
 
     def _losses(self, clean: Pass) -> Iterator[tuple[str, Tensor]]:
         for name, regularizer in self.regularizers.items():

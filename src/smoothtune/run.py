@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -218,7 +219,9 @@ def _load(config: RunConfig, console: Console) -> _Run:
     new = ", ".join(new_weights) or "none"
     say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")
     if prepared.task.regression and config.regression_bias == "mean":
-        start_at_mean(model, new_weights, prepared.train["labels"])
+        scores = prepared.train["labels"][:]
+        if start_at_mean(model, new_weights, scores):
+            say(console, f"the new head starts at the mean score, {statistics.fmean(scores):.4g}")
     if config.lora is not None:
         model = add_lora(model, config.lora, prepared.task.task_type, new_weights, seed=config.seed)
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
