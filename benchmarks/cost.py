@@ -61,9 +61,11 @@ def measure(spec, source, rounds, size, length):
     from smoothtune.config import parse_method
     from smoothtune.cost import measure_step_cost, random_batches
     from smoothtune.data import TASKS
+    from smoothtune.memory import keep_freed_memory
     from smoothtune.models import load_base, load_classifier, quiet
 
     torch.set_num_threads(1)
+    keep_freed_memory()  # as `smoothtune train` and `smoothtune cost` do
     with quiet():
         model, _ = load_classifier(load_base(source), TASKS["sst2"], seed=0)
     model.to("cuda" if torch.cuda.is_available() else "cpu")

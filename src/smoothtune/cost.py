@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-import ctypes
-import gc
 import math
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import torch
 from torch import Tensor, nn
 
+from smoothtune.memory import PeakMemory, keep_freed_memory, measurable
 from smoothtune.objective import Objective
 from smoothtune.regularizer import Regularizer
 
@@ -106,10 +103,13 @@ class _Stepper:
         self.seconds: list[float] = []
 
     def peak(self, batch: Batch) -> int:
-        """Bytes by which an update rises above the memory at rest."""
-        meter = _PeakMemory()
-        self.step(batch)
-        return meter.rise()
+        """Bytes by which an update rises above the memory at rest; holes in the heap blur it."""
+        rises = []
+        for _ in range(3):
+            meter = PeakMemory()
+            self.step(batch)
+            rises.append(meter.rise())
+        return median(rises)
 
     def step(self, batch: Batch) -> float:
         """One update; its seconds."""
@@ -120,31 +120,6 @@ class _Stepper:
         # .item() waits for the device, as reading a logged loss does
         next(self.model.parameters()).detach().flatten()[0].item()
         return time.perf_counter() - start
-
-
-class _PeakMemory:
-    """How far memory rises above what is in use now: CUDA's, or the resident set on Linux."""
-
-    def __init__(self) -> None:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-            self.start = torch.cuda.memory_allocated()
-            return
-        ctypes.CDLL(None).malloc_trim(0)  # give freed memory back, or the rise does not show
-        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-        self.start = _status("VmRSS")
-
-    def rise(self) -> int:
-        """Bytes."""
-        if torch.cuda.is_available():
-            return torch.cuda.max_memory_allocated() - self.start
-        return _status("VmHWM") - self.start
-
-
-def _status(name: str) -> int:
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(name))
 
 
 def random_batches(
@@ -202,10 +177,10 @@ def price_list(
     with quiet():
         classifier, _ = load_classifier(load_base(model), TASKS["sst2"], seed=0)
     batches = random_batches(classifier, rounds, batch_size, length)
-    measurable = torch.cuda.is_available() or sys.platform == "linux"
+    keep_freed_memory()
     rows = []
     for method, config in zip(methods, configs, strict=True):
-        found = measure_step_cost(classifier, config.regularizers(), batches, memory=measurable)
+        found = measure_step_cost(classifier, config.regularizers(), batches, memory=measurable())
         low, high = min(found.ratios), max(found.ratios)
         memory = ""
         if found.methods_memory is not None and found.plain_memory is not None:
@@ -221,13 +196,3 @@ def price_list(
         )
     return rows
 
-
-def peak_memory() -> dict[str, int]:
-    """Bytes: the largest resident size of this process, and of its CUDA allocations if any."""
-    import resource
-
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit}
-    if torch.cuda.is_available():
-        peak["peak_cuda_bytes"] = torch.cuda.max_memory_allocated()
-    return peak

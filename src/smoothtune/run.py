@@ -18,7 +18,7 @@ from torch.utils.data import Sampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback
 
 from smoothtune.config import RunConfig, clipping_methods
-from smoothtune.cost import StepCost, measure_step_cost, peak_memory
+from smoothtune.cost import StepCost, measure_step_cost
 from smoothtune.data import (
     Prepared,
     Task,
@@ -28,6 +28,7 @@ from smoothtune.data import (
 from smoothtune.data.tasks import Description
 from smoothtune.kinds import described, kind_of
 from smoothtune.lora import add_lora, merged, save
+from smoothtune.memory import keep_freed_memory, peak_memory
 from smoothtune.model_card import model_card
 from smoothtune.models import (
     Base,
@@ -151,6 +152,7 @@ def fit(
         resume: go on from the newest checkpoint in the folder.
         console: where to print.
     """
+    keep_freed_memory()
     run = _load(config, console or Console())
     cost = _step_cost(run)
     trainer = _trainer(run, folder)
