@@ -49,6 +49,7 @@ def main():
     """Measure every depth and write after each."""
     from smoothtune import JacHess
     from smoothtune.cost import measure_step_cost, random_batches
+    from smoothtune.memory import keep_freed_memory
     from smoothtune.result import versions
 
     parser = argparse.ArgumentParser(description=__doc__)
@@ -58,6 +59,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=5)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    keep_freed_memory()
     command = (
         f"python benchmarks/depth.py --layers {' '.join(map(str, arguments.layers))} "
         f"--batch {arguments.batch} --length {arguments.length} --rounds {arguments.rounds}"

@@ -34,7 +34,7 @@ def top_fraction(saliency: Tensor, keep: float) -> Tensor:
     count = math.ceil(round(keep * flat.numel(), 6))  # 0.1 * 30 is a little more than 3
     mask = flat > 0
     if torch.count_nonzero(mask) > count:
-        threshold = _kth_largest(flat[mask], count)
+        threshold = _kth_largest(flat, count)  # none is below 0, so it is among those above
         mask = flat >= threshold
         if surplus := int(torch.count_nonzero(mask)) - count:
             mask[(flat == threshold).nonzero().squeeze(-1)[-surplus:]] = False
