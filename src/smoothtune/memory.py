@@ -18,9 +18,9 @@ def keep_freed_memory() -> bool:
     """Let the C library keep what a training step frees, for all of this process from now on.
 
     glibc gives large freed blocks back to the system after each step, and in the next one every
-    page of them is a page fault again. Methods with several passes, whose graphs are larger, lose
-    4 to 8 % of their steps on a CPU so. `smoothtune train`, `study` and `cost` call this; a script
-    of your own may, or be started with ``MALLOC_TRIM_THRESHOLD_=2000000000
+    page of them is a page fault again: a few per cent of a step on a CPU with methods of several
+    passes, whose graphs are larger. `smoothtune train`, `study` and `cost` call this; a script of
+    your own may, or be started with ``MALLOC_TRIM_THRESHOLD_=2000000000
     MALLOC_MMAP_THRESHOLD_=1000000000``.
 
     Returns:
