@@ -291,7 +291,7 @@ def _trainer(run: _Run, folder: Path) -> _GroupedTrainer:
             unlabeled_dataset=run.unlabeled and run.unlabeled[0],
             alternate=config.alternate,
             train_dataset=run.prepared.train,
-            eval_dataset=run.prepared.validation,
+            eval_dataset=_shortest_first(run.prepared.validation),
             data_collator=kind.collator(run.base.tokenizer),
             processing_class=run.base.tokenizer,
             compute_metrics=metrics,
@@ -382,14 +382,25 @@ def _evaluate(
     trainer: _GroupedTrainer, task: Task, split: Dataset
 ) -> tuple[dict[str, float], np.ndarray]:
     trainer.compute_metrics = None  # it looks at the validation rows
-    return _scored(task, trainer.predict(split).predictions, split)
+    return _scored(task, trainer.predict(_shortest_first(split)).predictions, split)
+
+
+def _by_length(rows: Dataset) -> np.ndarray:
+    return np.argsort(rows["length"][:], kind="stable")
+
+
+def _shortest_first(rows: Dataset) -> Dataset:
+    """The rows in the order in which they are evaluated, so that little is padded."""
+    return rows.select(_by_length(rows), keep_in_memory=True)
 
 
 def _scored(task: Task, outputs: Any, rows: Dataset) -> tuple[dict[str, float], np.ndarray]:
-    """Metrics and predictions from the model's outputs; some models give more than are named."""
-    kind = kind_of(task)
+    """Metrics and predictions of rows, from the model's outputs for `_shortest_first` of them."""
+    kind, own_order = kind_of(task), np.argsort(_by_length(rows))
     arrays = outputs if isinstance(outputs, tuple) else (outputs,)
-    predictions = kind.predictions(task, dict(zip(kind.outputs, arrays, strict=False)), rows)
+    named = zip(kind.outputs, arrays, strict=False)  # some models give more than are named
+    ordered = {name: array[own_order] for name, array in named}
+    predictions = kind.predictions(task, ordered, rows)
     return kind.scores(task, kind.evidence(task, predictions, rows)), predictions
 
 

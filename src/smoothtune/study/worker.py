@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from tqdm import tqdm
 
 from smoothtune.evaluation import noise_curve, reliability
 from smoothtune.evaluation.parts import PART, Subject
@@ -39,6 +40,7 @@ def run_here(cell: Cell, folder: Path, keep_model: bool) -> None:
         keep_model: leave the model folder under ``models/``.
     """
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which the end of a cell would leak
     records = Records(folder)
     work = folder / WORK / f"{cell.id}-{os.getpid()}"
     work.mkdir(parents=True)
