@@ -116,7 +116,7 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
     subject = _subject(trained, cell)
     if extras.noise_curve:
         rows = subject.rows(NOISE_ROWS)
-        curve = noise_curve(subject.predictor, rows)
+        curve = noise_curve(subject.predictor, rows, num_draws=1)  # every seed draws anew
         found["noise"] = curve.numbers | {
             f"{point.x:g}": point.y for points in curve.series.values() for point in points
         }
@@ -145,7 +145,7 @@ def _subject(trained: Trained, cell: Cell) -> Subject:
         trust_remote_code=config.trust_remote_code,
     )
     model = trained.model.eval()
-    predictor = Predictor(model, trained.base.tokenizer, trained.prepared.task)
+    predictor = Predictor(model, trained.base.tokenizer, trained.prepared.task, seed=config.seed)
     return Subject(settings, predictor, trained.prepared)
 
 
