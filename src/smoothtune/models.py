@@ -195,16 +195,22 @@ def weights_fingerprint(source: str) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep transformers' progress bars and warnings off the terminal for a while."""
+    """Keep progress bars of transformers and datasets, and warnings, off the terminal."""
+    import datasets
+
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    of_datasets = datasets.are_progress_bars_disabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
+    datasets.disable_progress_bars()
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
+        if not of_datasets:
+            datasets.enable_progress_bars()
 
 
 def sha256(path: Path) -> str:

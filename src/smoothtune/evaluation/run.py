@@ -22,7 +22,7 @@ from smoothtune.evaluation.plots import PlotsMissing, draw
 from smoothtune.evaluation.predictions import load_predictor
 from smoothtune.evaluation.settings import Settings, resolve, task_of, training_record
 from smoothtune.kinds import kind_of
-from smoothtune.models import load_base, weights_fingerprint
+from smoothtune.models import load_base, quiet, weights_fingerprint
 from smoothtune.progress import say
 from smoothtune.result import LOCK, OutputError, owned, versions, write_atomic, write_json
 
@@ -157,7 +157,8 @@ class _Evaluation:
         reason = self.subject.predictor.kind.not_for.get(name)
         task_type = self.subject.prepared.task.task_type
         skipped = reason and Found(skipped=f"not for {task_type}: {reason}")
-        found = skipped or part(self.subject)
+        with quiet():
+            found = skipped or part(self.subject)
         for curve_name, curve in found.curves.items():
             write_atomic(self.folder / f"{name}_{curve_name}.csv", curve.to_csv())
             try:
