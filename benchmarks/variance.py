@@ -109,15 +109,23 @@ def plot(rows, file):
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(1, len(TERMS), figsize=(10, 4), sharey=True)
+    top = 1.1 * max(row["gradient_sd"] for row in rows)
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    figure, axes = plt.subplots(1, len(TERMS), figsize=(10, 3.8), sharey=True, layout="constrained")
     for axis, terms in zip(axes, TERMS, strict=True):
         for row in (r for r in rows if r["terms"] == terms):
-            axis.scatter(row["cost"], row["gradient_sd"], s=18)
-            axis.annotate(row["name"], (row["cost"], row["gradient_sd"]), fontsize=7)
-        axis.set(title=terms, xscale="log", yscale="log", xlabel="cost, x plain forward + backward")
+            at = names.index(row["name"])
+            style = {"marker": "os^Dv<>PX"[at], "color": f"C{at}", "alpha": 0.7}
+            axis.scatter(row["cost"], row["gradient_sd"], s=45, label=row["name"], **style)
+        axis.set(
+            title=terms, xscale="log", xlabel="cost, x plain forward + backward", ylim=(0, top)
+        )
+        axis.xaxis.set_major_locator(matplotlib.ticker.LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(matplotlib.ticker.StrMethodFormatter("{x:g}"))
+        axis.xaxis.set_minor_locator(matplotlib.ticker.NullLocator())
     axes[0].set_ylabel("relative sd of the gradient")
-    figure.tight_layout()
-    figure.savefig(file)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
+    figure.savefig(file, metadata={"Date": None})
 
 
 def main():
