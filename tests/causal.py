@@ -5,14 +5,8 @@ from transformers import AutoModelForCausalLM
 
 from smoothtune import METHODS, SmoothTrainer
 from smoothtune.lora import LoraSettings, add_lora
-from smoothtune.testing import (
-    _DROPOUT,
-    ARCHITECTURES,
-    VOCABULARY,
-    fixed_draws,
-    tiny_batch,
-    tiny_model,
-)
+from smoothtune.testing import ARCHITECTURES, VOCABULARY, fixed_draws, tiny_batch, tiny_model
+from smoothtune.testing.tiny import DROPOUT_FIELDS
 from training import Rows, arguments
 
 LANGUAGE_MODELS = ["llama", "opt", "gpt2"]
@@ -21,7 +15,7 @@ LANGUAGE_MODELS = ["llama", "opt", "gpt2"]
 def tiny_language_model(architecture, *, dropout=0.0, dtype=torch.float64, tied=None, **_):
     """A random two-layer causal language model in training mode."""
     config = ARCHITECTURES[architecture]()
-    for name in _DROPOUT:
+    for name in DROPOUT_FIELDS:
         if hasattr(config, name):
             setattr(config, name, dropout)
     config.use_cache = False

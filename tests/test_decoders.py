@@ -20,6 +20,8 @@ from smoothtune.config import RunConfig
 from smoothtune.data.tokenizing import tokenize
 from smoothtune.models import ModelError, load_base
 from smoothtune.run import train
+from smoothtune.testing import contract
+from smoothtune.testing.tiny import COMMON_CONFIG
 from tiny_folder import DECODERS, END, tiny_decoder, tiny_pairs
 
 ABSOLUTE = {"gpt2"}  # counts positions from the left end of the row, padding included
@@ -145,8 +147,8 @@ def test_the_end_of_text_token_stands_between_the_texts_of_a_pair(folders):
 def test_contract_on_further_families(clause, name, architecture, monkeypatch):
     grouped = {"num_key_value_heads": 1, "head_dim": 4, "sliding_window": 32}
     settings = (
-        testing._COMMON | grouped | ({"sliding_window": None} if "qwen" in architecture else {})
+        COMMON_CONFIG | grouped | ({"sliding_window": None} if "qwen" in architecture else {})
     )
     monkeypatch.setitem(testing.ARCHITECTURES, architecture, lambda: MORE[architecture](**settings))
-    monkeypatch.setattr(testing, "LEFT_PADDED", testing.LEFT_PADDED | {architecture})
+    monkeypatch.setattr(contract, "LEFT_PADDED", testing.LEFT_PADDED | {architecture})
     clause(lambda: METHODS[name](**CONTRACT[name]), architecture)

@@ -205,10 +205,10 @@ def test_random_projection_is_unbiased_over_label_tokens():
 @pytest.mark.parametrize(("clause", "architecture"), CONTRACT)
 def test_contract(clause, architecture, name, monkeypatch):
     monkeypatch.setattr(
-        "smoothtune.testing.tiny_model",
+        "smoothtune.testing.contract.tiny_model",
         lambda *args, **changes: tiny_language_model(*args, tied=False, **changes),
     )
-    monkeypatch.setattr("smoothtune.testing.tiny_batch", language_batch)
+    monkeypatch.setattr("smoothtune.testing.contract.tiny_batch", language_batch)
     fields = {
         "jachess": {"c": 0.1, "token": "pooled"},
         "jacobian": {"weight": 1.0, "probe": "rademacher"},

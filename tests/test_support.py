@@ -166,7 +166,7 @@ def test_lora(kind, make, monkeypatch):
                 parameter.data.copy_(0.1 * torch.randn_like(parameter))
         return model
 
-    monkeypatch.setattr("smoothtune.testing.tiny_model", adapted)
+    monkeypatch.setattr("smoothtune.testing.contract.tiny_model", adapted)
     has_right_gradient(make, "bert")
     model = adapted("bert")
     objective = Objective(make()).attach(model)
