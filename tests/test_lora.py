@@ -15,9 +15,10 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from smoothtune import CWGNC, L2SP, LNSR, UEGR, Jacobian, Mixout, Objective
 from smoothtune.config import RunConfig, load_config
 from smoothtune.evaluation import Settings, evaluate
+from smoothtune.loading import task_of
 from smoothtune.lora import LoraSettings, add_lora
 from smoothtune.models import ModelError, load_base, load_classifier
-from smoothtune.run import task_of, train
+from smoothtune.run import train
 from smoothtune.testing import tiny_batch, tiny_model
 from smoothtune.yaml_file import ConfigError
 from tiny_folder import tiny_bert, tiny_data, tiny_decoder, tiny_pairs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,25 +18,13 @@ from transformers import EvalPrediction, PreTrainedModel, PrinterCallback
 
 from smoothtune.config import RunConfig, clipping_methods
 from smoothtune.cost import StepCost, measure_step_cost
-from smoothtune.data import (
-    Prepared,
-    Task,
-    prepare,
-    prepare_unlabeled,
-)
-from smoothtune.data.tasks import Description
-from smoothtune.kinds import described, kind_of
-from smoothtune.lora import add_lora, merged, save
+from smoothtune.data import Prepared, Task
+from smoothtune.kinds import kind_of
+from smoothtune.loading import Loaded, load
+from smoothtune.lora import merged, save
 from smoothtune.memory import keep_freed_memory, peak_memory
 from smoothtune.model_card import model_card
-from smoothtune.models import (
-    Base,
-    load_base,
-    load_classifier,
-    quiet,
-    start_at_mean,
-    weights_fingerprint,
-)
+from smoothtune.models import Base, quiet, weights_fingerprint
 from smoothtune.objective import Objective
 from smoothtune.progress import ProgressCallback, StopOnSignal, say
 from smoothtune.result import (
@@ -59,22 +46,6 @@ COST_MAX_PARAMETERS = 400_000_000
 
 class Stopped(Exception):
     """The run was stopped by a signal and left a checkpoint."""
-
-
-@dataclass
-class _Run:
-    """What is loaded and checked before the first step."""
-
-    config: RunConfig
-    prepared: Prepared
-    unlabeled: tuple[Dataset, str] | None  # rows and their fingerprint
-    base: Base
-    model: PreTrainedModel
-    console: Console
-
-    @property
-    def task(self) -> Task:
-        return self.prepared.task
 
 
 @dataclass
@@ -153,7 +124,7 @@ def fit(
         console: where to print.
     """
     keep_freed_memory()
-    run = _load(config, console or Console())
+    run = load(config, console or Console())
     cost = _step_cost(run)
     trainer = _trainer(run, folder)
     checkpoint = newest_checkpoint(folder) if resume else None
@@ -164,74 +135,7 @@ def fit(
     return Trained(run.base, run.prepared, model, logits, result)
 
 
-def task_of(config: RunConfig) -> Task:
-    """The task a configuration names or describes.
-
-    Raises:
-        ConfigError: the columns do not describe a task.
-    """
-    said = Description(
-        config.task,
-        config.text_columns,
-        config.label_column,
-        config.choice_columns,
-        config.spans(),
-    )
-    try:
-        return described(said, config.task_type)
-    except ValueError as error:
-        raise ConfigError([Problem("", "text_columns", str(error))]) from error
-
-
-def _load(config: RunConfig, console: Console) -> _Run:
-    """Load data and model, and print what was checked."""
-    task = task_of(config)
-    base = load_base(config.model, trust_remote_code=config.trust_remote_code)
-    prepared = prepare(
-        config.data or task.hub_id or "",
-        task,
-        base.tokenizer,
-        max_train_samples=config.max_train_samples,
-        max_eval_samples=config.max_eval_samples,
-        max_seq_length=config.max_seq_length,
-        seed=config.seed,
-        vocab_size=base.config.get_text_config().vocab_size,
-        num_proc=config.preprocessing_num_workers,
-    )
-    unlabeled = None
-    if config.unlabeled is not None:
-        unlabeled = prepare_unlabeled(
-            config.unlabeled,
-            prepared.task,
-            base.tokenizer,
-            max_samples=config.max_unlabeled_samples,
-            max_seq_length=config.max_seq_length,
-            seed=config.seed,
-            vocab_size=base.config.get_text_config().vocab_size,
-        )
-    say(console, f"task {prepared.task.name}, data {config.data or task.hub_id}")
-    if console.is_terminal:
-        console.print(prepared.report)
-    else:
-        say(console, str(prepared.report))
-    if unlabeled is not None:
-        say(console, f"unlabeled: {len(unlabeled[0])} rows of {config.unlabeled}")
-    model, new_weights = load_classifier(base, prepared.task, seed=config.seed)
-    size = sum(weight.numel() for weight in model.parameters())
-    new = ", ".join(new_weights) or "none"
-    say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")
-    if prepared.task.regression and config.regression_bias == "mean":
-        scores = prepared.train["labels"][:]
-        if start_at_mean(model, new_weights, scores):
-            say(console, f"the new head starts at the mean score, {statistics.fmean(scores):.4g}")
-    if config.lora is not None:
-        model = add_lora(model, config.lora, prepared.task.task_type, new_weights, seed=config.seed)
-        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-        say(console, f"lora: {trained} of the model's weights are trained")
-    return _Run(config, prepared, unlabeled, base, model, console)
-
-
-def _step_cost(run: _Run) -> StepCost | None:
+def _step_cost(run: Loaded) -> StepCost | None:
     """Measure and print the cost of a step relative to plain fine-tuning."""
     config, count = run.config, run.config.cost_steps
     if not count or list(config.methods) == ["plain"]:
@@ -274,7 +178,7 @@ class _GroupedTrainer(SmoothTrainer):
         return LengthGroupedSampler(dataset["length"][:], size, self.args.seed)
 
 
-def _trainer(run: _Run, folder: Path) -> _GroupedTrainer:
+def _trainer(run: Loaded, folder: Path) -> _GroupedTrainer:
     """The trainer, and the attention implementation it chose."""
     config, kind = run.config, kind_of(run.task)
 
@@ -309,7 +213,7 @@ def _trainer(run: _Run, folder: Path) -> _GroupedTrainer:
     return trainer
 
 
-def _fit(trainer: _GroupedTrainer, run: _Run, checkpoint: Path | None) -> float:
+def _fit(trainer: _GroupedTrainer, run: Loaded, checkpoint: Path | None) -> float:
     """Train; seconds it took."""
     title = "+".join(run.config.methods)
     progress, stop = ProgressCallback(run.console, title), StopOnSignal()
@@ -330,7 +234,7 @@ def _fit(trainer: _GroupedTrainer, run: _Run, checkpoint: Path | None) -> float:
 
 
 def _result(
-    run: _Run, trainer: _GroupedTrainer, cost: StepCost | None, seconds: float
+    run: Loaded, trainer: _GroupedTrainer, cost: StepCost | None, seconds: float
 ) -> tuple[dict[str, Any], np.ndarray]:
     """The content of ``result.json``, and the logits (N, C) of the validation rows."""
     config, task, prepared = run.config, run.task, run.prepared

@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from smoothtune.data import DataError, load_splits
-from smoothtune.run import task_of
+from smoothtune.loading import task_of
 from smoothtune.study.cells import Cell, Records, digest
 from smoothtune.study.config import load_study
 from smoothtune.study.protocol import Plan, data_fingerprint, write_parts

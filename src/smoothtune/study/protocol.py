@@ -20,10 +20,10 @@ import numpy as np
 from smoothtune.config import RunConfig
 from smoothtune.data import DataError, check_splits, infer_labels, load_splits, prepare
 from smoothtune.demo_data import sentiment
+from smoothtune.loading import task_of
 from smoothtune.manifold import cache_folder
 from smoothtune.models import load_base, weights_fingerprint
 from smoothtune.result import write_atomic
-from smoothtune.run import task_of
 from smoothtune.study.cells import Cell, Extras, Fingerprints, Records, identity
 from smoothtune.study.cells import digest as digest_of
 from smoothtune.study.config import DEMO, Condition, Entry, Study
