@@ -13,8 +13,11 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 class LengthGroupedSampler(Sampler[int]):
     """Row numbers in batches of similar length, the batches in random order.
 
-    transformers' sampler of the same name draws from the global generator, so a run resumed within
-    an epoch sees another order than the interrupted one, and a method that draws changes it.
+    The batch with the longest row comes first, so that too little memory shows at once, and a batch
+    that is not full comes last. transformers' sampler of the same name differs in two ways: its
+    batches run from long to short, so that training ends on the shortest rows; and it draws from
+    the global generator, so a run resumed within an epoch sees another order than the interrupted
+    one, and a method that draws changes it.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
@@ -38,4 +41,8 @@ class LengthGroupedSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         seed = np.random.SeedSequence([self.seed, self.epoch]).generate_state(1).item()
         generator = torch.Generator().manual_seed(seed)
-        yield from get_length_grouped_indices(self.lengths, self.batch_size, generator=generator)
+        rows = get_length_grouped_indices(self.lengths, self.batch_size, generator=generator)
+        full = len(rows) // self.batch_size
+        shuffled = torch.randperm(full, generator=generator).tolist()
+        for batch in [*sorted(shuffled, key=lambda number: number != 0), full]:
+            yield from rows[batch * self.batch_size : (batch + 1) * self.batch_size]
