@@ -202,9 +202,11 @@ def test_several_processes_are_refused(settings: dict, monkeypatch) -> None:
         quiet_train(RunConfig(**settings))
 
 
+@pytest.mark.parametrize("strategy", ["group_by_length", "random"])
 def test_signal_leaves_a_checkpoint_and_the_resumed_run_is_the_same(
-    settings: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: dict, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    settings = settings | {"train_sampling_strategy": strategy}
     whole = RunConfig(**settings | {"output_dir": str(tmp_path / "whole")})
     quiet_train(whole)
     config = RunConfig(**settings)

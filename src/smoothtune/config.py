@@ -132,6 +132,9 @@ class RunConfig(BaseModel):
     per_device_train_batch_size: Count = 8
     per_device_eval_batch_size: Count = 32
     gradient_accumulation_steps: Count = 1
+    train_sampling_strategy: Literal["random", "group_by_length"] = "group_by_length"
+    """Order of the training rows: random, or batches of similar length, which are padded less and
+    so take less time. Question answering, which learns less from those: random."""
     gradient_checkpointing: bool = False
     bf16: bool = False
     eval_strategy: Literal["no", "steps", "epoch"] = "epoch"
@@ -150,9 +153,10 @@ class RunConfig(BaseModel):
 
     @model_validator(mode="before")
     @classmethod
-    def _length_of_windows(cls, values: Any) -> Any:
+    def _defaults_of_question_answering(cls, values: Any) -> Any:
         if isinstance(values, Mapping) and _task_type(values) == "question-answering":
-            return {"max_seq_length": WINDOW_LENGTH} | dict(values)
+            own = {"max_seq_length": WINDOW_LENGTH, "train_sampling_strategy": "random"}
+            return own | dict(values)
         return values
 
     @field_validator("methods", mode="before")

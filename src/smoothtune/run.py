@@ -167,18 +167,20 @@ def _methods_fit() -> Iterator[None]:
         raise ConfigError([Problem("", "methods", str(error))]) from error
 
 
-class _GroupedTrainer(SmoothTrainer):
-    """Batches of similar length, in an order that a resumed run finds again."""
+class _Trainer(SmoothTrainer):
+    """Groups by length in an order that a resumed run finds again."""
 
     objective: Objective
 
-    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler:
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
+        if self.args.train_sampling_strategy != "group_by_length":
+            return super()._get_train_sampler(train_dataset)
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps
         return LengthGroupedSampler(dataset["length"][:], size, self.args.seed)
 
 
-def _trainer(run: Loaded, folder: Path) -> _GroupedTrainer:
+def _trainer(run: Loaded, folder: Path) -> _Trainer:
     """The trainer, and the attention implementation it chose."""
     config, kind = run.config, kind_of(run.task)
 
@@ -188,7 +190,7 @@ def _trainer(run: Loaded, folder: Path) -> _GroupedTrainer:
     regularizers = config.regularizers()
     loaded_with = run.model.config._attn_implementation
     with _methods_fit():
-        trainer = _GroupedTrainer(
+        trainer = _Trainer(
             model=run.model,
             args=training_arguments(config, folder, kind.label_inputs),
             regularizers=regularizers,
@@ -213,7 +215,7 @@ def _trainer(run: Loaded, folder: Path) -> _GroupedTrainer:
     return trainer
 
 
-def _fit(trainer: _GroupedTrainer, run: Loaded, checkpoint: Path | None) -> float:
+def _fit(trainer: _Trainer, run: Loaded, checkpoint: Path | None) -> float:
     """Train; seconds it took."""
     title = "+".join(run.config.methods)
     progress, stop = ProgressCallback(run.console, title), StopOnSignal()
@@ -234,7 +236,7 @@ def _fit(trainer: _GroupedTrainer, run: Loaded, checkpoint: Path | None) -> floa
 
 
 def _result(
-    run: Loaded, trainer: _GroupedTrainer, cost: StepCost | None, seconds: float
+    run: Loaded, trainer: _Trainer, cost: StepCost | None, seconds: float
 ) -> tuple[dict[str, Any], np.ndarray]:
     """The content of ``result.json``, and the logits (N, C) of the validation rows."""
     config, task, prepared = run.config, run.task, run.prepared
@@ -282,9 +284,7 @@ def _result(
     return result, logits
 
 
-def _evaluate(
-    trainer: _GroupedTrainer, task: Task, split: Dataset
-) -> tuple[dict[str, float], np.ndarray]:
+def _evaluate(trainer: _Trainer, task: Task, split: Dataset) -> tuple[dict[str, float], np.ndarray]:
     trainer.compute_metrics = None  # it looks at the validation rows
     return _scored(task, trainer.predict(_shortest_first(split)).predictions, split)
 

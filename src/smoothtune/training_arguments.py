@@ -21,6 +21,7 @@ _SAME_IN_TRANSFORMERS = {
     "per_device_train_batch_size",
     "per_device_eval_batch_size",
     "gradient_accumulation_steps",
+    "train_sampling_strategy",
     "bf16",
     "eval_strategy",
     "eval_steps",

@@ -26,7 +26,6 @@ from smoothtune.data.tasks import Spans
 from smoothtune.kinds import kind_of
 from smoothtune.models import load_base, load_classifier
 from smoothtune.run import train
-from smoothtune.sampler import LengthGroupedSampler
 from smoothtune.yaml_file import ConfigError
 
 SQUAD = TASKS["squad"]
@@ -213,6 +212,15 @@ def test_windows_are_384_tokens_unless_said() -> None:
     assert load_config(None, (), {"task": "rte", "output_dir": "x"}).max_seq_length == 128
 
 
+@pytest.mark.parametrize("task", ["squad", "rte"])
+def test_questions_come_in_random_order_unless_said(task) -> None:
+    options = {"task": task, "output_dir": "x"}
+    own = "random" if task == "squad" else "group_by_length"
+    assert load_config(None, (), options).train_sampling_strategy == own
+    other = load_config(None, ["train_sampling_strategy=group_by_length"], options)
+    assert other.train_sampling_strategy == "group_by_length"
+
+
 def test_the_seeded_head_is_a_span_head(bert) -> None:
     model, new = load_classifier(load_base(str(bert)), SQUAD, seed=0)
     assert new == ["qa_outputs.bias", "qa_outputs.weight"]
@@ -243,10 +251,6 @@ def plain_script(model_folder, data, out, steps, length, stride):
             inputs = {name: encoded[name][number] for name in names}
             features.append(inputs | {"start_positions": places[0], "end_positions": places[1]})
 
-    class OurOrder(Trainer):
-        def _get_train_sampler(self, train_dataset=None):
-            return LengthGroupedSampler([len(f["input_ids"]) for f in features], 8, 42)
-
     arguments = TrainingArguments(
         str(out),
         max_steps=steps,
@@ -260,7 +264,7 @@ def plain_script(model_folder, data, out, steps, length, stride):
         dataloader_pin_memory=False,
     )
     collate = DataCollatorWithPadding(base.tokenizer)
-    trainer = OurOrder(
+    trainer = Trainer(
         model=model,
         args=arguments,
         train_dataset=Dataset.from_list(features),
