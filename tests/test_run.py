@@ -101,6 +101,17 @@ def test_result_and_model_folder(settings: dict, inputs: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("strategy", ["group_by_length", "random"])
+def test_predictions_meet_the_labels_of_their_own_rows(settings: dict, strategy: str) -> None:
+    """The trainer's loss pairs them within batches, metrics after putting rows in order."""
+    result = quiet_train(RunConfig(**settings | {"train_sampling_strategy": strategy}))
+    evaluations = [entry for entry in result["log_history"] if "eval_nll" in entry]
+    assert len(evaluations) == 2
+    for entry in evaluations:
+        assert entry["eval_nll"] == pytest.approx(entry["eval_loss"], rel=1e-5)
+    assert evaluations[-1]["eval_nll"] == pytest.approx(result["metrics"]["nll"], rel=1e-5)
+
+
 def test_folder_loads_without_smoothtune(settings: dict) -> None:
     config = RunConfig(**settings | {"max_steps": 1, "methods": {"mixout": {}}})
     quiet_train(config)

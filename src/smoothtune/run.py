@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from rich.console import Console
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, SequentialSampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback
 
 from smoothtune.config import RunConfig, clipping_methods
@@ -178,6 +178,9 @@ class _Trainer(SmoothTrainer):
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         size = self.args.train_batch_size * self.args.gradient_accumulation_steps
         return LengthGroupedSampler(dataset["length"][:], size, self.args.seed)
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
+        return SequentialSampler(eval_dataset)  # transformers' would group it by length, shuffled
 
 
 def _trainer(run: Loaded, folder: Path) -> _Trainer:
