@@ -12,6 +12,7 @@ import torch
 
 # of glibc's malloc.h, see mallopt(3)
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+_NEVER = -1  # no int is large enough: graphs of long rows take more than 2 GiB
 
 
 def keep_freed_memory() -> bool:
@@ -20,7 +21,7 @@ def keep_freed_memory() -> bool:
     glibc gives large freed blocks back to the system after each step, and in the next one every
     page of them is a page fault again: a few per cent of a step on a CPU with methods of several
     passes, whose graphs are larger. `smoothtune train`, `study` and `cost` call this; a script of
-    your own may, or be started with ``MALLOC_TRIM_THRESHOLD_=2000000000
+    your own may, or be started with ``MALLOC_TRIM_THRESHOLD_=1000000000000
     MALLOC_MMAP_THRESHOLD_=1000000000``.
 
     Returns:
@@ -29,7 +30,7 @@ def keep_freed_memory() -> bool:
     if platform.libc_ver()[0] != "glibc":
         return False
     mallopt = ctypes.CDLL(None).mallopt
-    return all([mallopt(_M_TRIM_THRESHOLD, 2**31 - 1), mallopt(_M_MMAP_THRESHOLD, 2**30)])
+    return all([mallopt(_M_TRIM_THRESHOLD, _NEVER), mallopt(_M_MMAP_THRESHOLD, 2**30)])
 
 
 def measurable() -> bool:
