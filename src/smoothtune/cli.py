@@ -185,6 +185,9 @@ def study(
         str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster, or auto.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs; run none.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write the report of the runs that are done; run none.")
+    ] = False,
     status: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Say how far the study in DIR is.")
     ] = None,
@@ -206,7 +209,7 @@ def study(
             fail("write smoothtune study FILE --output-dir DIR, or --list, or --status DIR", USAGE)
         from smoothtune.study.pool import start_server
 
-        if not dry_run and ray is None:
+        if not (dry_run or report) and ray is None:
             start_server()  # imports while this process reads the study
         from smoothtune.study.config import load_study
         from smoothtune.study.files import study_file
@@ -217,6 +220,11 @@ def study(
 
             folder = Path(output_dir) if output_dir else None
             show_forecast(found, folder, jobs, output_console())
+            return
+        if report:
+            from smoothtune.study.report import report_so_far
+
+            report_so_far(found, Path(output_dir or ""), output_console())
             return
         from smoothtune.study.run import run_study
 

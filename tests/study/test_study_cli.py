@@ -28,9 +28,14 @@ def test_a_study_and_its_status(write, tmp_path: Path) -> None:
     assert json.loads((folder / "study.json").read_text())["command"][0] == "smoothtune"
     status = study("--status", folder)
     assert "study: 1 of 1 cells done" in status.output
-    after = study(write(SMALL.replace("[0]", "[0, 1]")), "--dry-run", "--output-dir", folder)
+    larger = write(SMALL.replace("[0]", "[0, 1]"))
+    after = study(larger, "--dry-run", "--output-dir", folder)
     assert "1 of 2 known runs are done" in after.output
     assert "left" in after.output
+    report = study(larger, "--report", "--output-dir", folder)
+    assert report.exit_code == 0, report.output
+    assert "1 of 2 runs are done, 0 failed." in (folder / "report.md").read_text()
+    assert len(list((folder / "cells").iterdir())) == 1
     assert study(file, "--output-dir", folder).output.count("1/1") == 0
 
 
@@ -48,6 +53,7 @@ def test_list() -> None:
         (["nothing.yaml", "--dry-run"], USAGE, "unknown study file or recipe"),
         (["lnsr-table-1", "--dry-run"], USAGE, "give --scale: paper, small, smoke"),
         (["--status", "nowhere"], USAGE, "holds no study"),
+        (["few-sample", "--report", "--output-dir", "nowhere"], USAGE, "holds no study"),
     ],
 )
 def test_mistakes(arguments: list[str], code: int, message: str) -> None:

@@ -14,9 +14,10 @@ from rich.text import Text
 from smoothtune.evaluation.plots import PlotsMissing
 from smoothtune.evaluation.report import Table, render
 from smoothtune.progress import say
-from smoothtune.result import versions, write_atomic, write_json
+from smoothtune.result import OutputError, versions, write_atomic, write_json
 from smoothtune.study.cells import Cell, Records
 from smoothtune.study.config import Study
+from smoothtune.study.live import STUDY
 from smoothtune.study.plots import POINTS, Figure, condition_title, figures
 from smoothtune.study.protocol import Choice, Plan
 from smoothtune.study.statistics import NAMES
@@ -68,6 +69,19 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
     _show(content, console)
     say(console, f"{folder / 'report.html'} is written")
     return content
+
+
+def report_so_far(study: Study, folder: Path, console: Console) -> dict[str, Any]:
+    """Write the report from the cells that are done, also while others run.
+
+    Args and returns as `write_study_report`.
+
+    Raises:
+        OutputError: there is no study in the folder.
+    """
+    if not (folder / STUDY).exists():
+        raise OutputError(f"{folder} holds no study")
+    return write_study_report(study, Plan(study, folder), folder, console)
 
 
 def _with_fields(methods: list[dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
