@@ -14,7 +14,7 @@ from smoothtune.cli import _with_dashes, app
 from smoothtune.describe import describe
 from tiny_folder import tiny_bert, tiny_data
 
-MAIN = [sys.executable, "-c", "from smoothtune.cli import main; main()"]
+MAIN = [sys.executable, "-m", "smoothtune"]
 
 
 def call(*arguments: object) -> Result:

@@ -18,7 +18,7 @@ STUDY = "methods: [lnsr, {name: jachess, every: 2}, [mixout, r3f]]\nseeds: [0, 1
 
 
 def start(file: Path, folder: Path) -> subprocess.Popen:
-    main = [sys.executable, "-c", "from smoothtune.cli import main; main()"]
+    main = [sys.executable, "-m", "smoothtune"]
     arguments = ["study", str(file), "--output-dir", str(folder), "--jobs", "2"]
     return subprocess.Popen([*main, *arguments], start_new_session=True, stdout=subprocess.DEVNULL)
 

@@ -28,15 +28,15 @@ def _condition(item: Mapping[str, Any]) -> tuple[str, str, int | None]:
 
 def _completeness(content: Mapping[str, Any]) -> Iterator[Sentence]:
     asked = sum(item["asked"] for item in content["methods"])
-    done = sum(item["measures"]["score"]["n"] for item in content["methods"] if item["metric"])
+    seeds = [item["measures"]["score"]["n"] for item in content["methods"] if item["metric"]]
+    done = sum(seeds)
     failed = sum(sum(item["failed"].values()) for item in content["methods"])
     verdict: Verdict = "note" if done == asked else "fragile"
     text = f"{done} of {asked} runs are done, {failed} failed."
     yield Sentence(verdict, text + " Failed runs are in no mean." * (failed > 0))
-    if len(content["seeds"]) < 5:
-        yield Sentence(
-            "fragile", f"{len(content['seeds'])} seeds are few: nothing here is established."
-        )
+    if (most := max(seeds, default=0)) < 5:
+        few = "1 seed is" if most == 1 else f"{most} seeds are"
+        yield Sentence("fragile", f"{few} few: nothing here is established.")
     mixed = [name for name, values in content["versions"].items() if len(values) > 1]
     if mixed:
         yield Sentence("fragile", f"The runs used several versions of {', '.join(mixed)}.")
@@ -70,7 +70,7 @@ def _scores(group: Sequence[Mapping[str, Any]], title: str, test: str) -> Iterat
         yield Sentence(
             "note",
             f"{title}: none of {len(compared)} methods differs from plain at 5 % after Holm's "
-            f"correction ({test}, {score['n']} seeds).",
+            f"correction ({test}; seeds: {score['n']}).",
         )
 
 
