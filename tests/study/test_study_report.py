@@ -14,8 +14,9 @@ from smoothtune.study.cells import Records
 from smoothtune.study.config import StudyConfig
 from smoothtune.study.plots import figures
 from smoothtune.study.recommend import recommend
-from smoothtune.study.report import _page, paper_table, score_table
-from smoothtune.study.table import Row, compare, over_tasks, paired, to_csv
+from smoothtune.study.report import _page
+from smoothtune.study.report_tables import paper_table, score_table
+from smoothtune.study.table import SECONDARY, Row, compare, over_tasks, paired, to_csv
 from smoothtune.study.words import sentences
 
 SEEDS = range(5)
@@ -65,6 +66,7 @@ def content(found: list[Row], **changes) -> dict:
             for item in compare(found, test)
         ],
         "over_tasks": over_tasks(found),
+        "over_tasks_secondary": {name: over_tasks(found, name) for name in SECONDARY},
         "choices": [],
         "paper": [],
         "failures": [],
@@ -145,6 +147,57 @@ def test_over_tasks_takes_methods_that_have_all_tasks() -> None:
     assert item["difference"]["value"] == pytest.approx(np.mean(means))
     assert item["p"] == pytest.approx(stats.ttest_1samp(means, 0).pvalue)
     assert over_tasks(rows({"x": 0.1}, tasks=["one"])) == []
+
+
+def with_brier(found: list[Row], shift: dict[str, float], without: str = "") -> list[Row]:
+    """The same runs with Brier scores: plain's plus a shift and noise; one task has none."""
+    draw = np.random.default_rng(1)
+    return [
+        replace(row, nll=None, ece=None, brier=value if row.task != without else None)
+        for row in found
+        for value in [0.3 + shift.get(row.method, 0.0) + float(draw.normal(0, 0.005))]
+    ]
+
+
+def test_measures_beside_the_score_are_tested_and_corrected() -> None:
+    found = with_brier(rows({"calm": 0.0, "same": 0.0}, tasks=["one"]), {"calm": -0.05})
+    lookup = {(r.method, r.seed): r.brier for r in found}
+    values = {m: [lookup[m, s] for s in SEEDS] for m in ("plain", "calm", "same")}
+    p = {
+        m: stats.ttest_ind(values[m], values["plain"], equal_var=False).pvalue
+        for m in ("calm", "same")
+    }
+    by_name = {item["method"]: item for item in compare(found, "welch")}
+    calm = by_name["calm"]["against_plain"]["secondary"]
+    gap = np.mean(values["calm"]) - np.mean(values["plain"])
+    assert calm["brier"]["difference"]["value"] == pytest.approx(gap)
+    assert calm["brier"]["p_holm"] == pytest.approx(2 * p["calm"])
+    same = by_name["same"]["against_plain"]["secondary"]
+    assert same["brier"]["p_holm"] == pytest.approx(p["same"])
+    assert calm["nll"] is None
+    said = texts(content(found))
+    assert "good: one, m, 100 examples: beside the score better than plain" in said
+    assert f"(Welch t-test): Brier calm ({gap:+.3f}, p = " in said
+    assert "Brier same" not in said
+    worse = texts(content(with_brier(found, {"calm": 0.05})))
+    assert "fragile: one, m, 100 examples: beside the score worse than plain" in worse
+
+
+def test_over_tasks_leaves_out_tasks_without_the_measure() -> None:
+    tasks = ("one", "two", "three")
+    found = with_brier(rows({"calm": 0.0}, tasks=tasks), {"calm": -0.05}, without="two")
+    lookup = {(r.task, r.method, r.seed): r.brier for r in found}
+    (item,) = over_tasks(found, "brier")
+    gaps = [lookup[t, "calm", s] - lookup[t, "plain", s] for t in ("one", "three") for s in SEEDS]
+    assert item["conditions"] == 2
+    assert item["difference"]["value"] == pytest.approx(np.mean(gaps))
+    assert over_tasks(found, "nll") == []
+    page = _page(content(found), [])["over_tasks_secondary"]
+    assert page.head[2] == "Brier"
+    assert page.rows[0][:1] + page.rows[0][2:3] == [
+        "calm",
+        f"{np.mean(gaps):+.4f} ({item['p_holm']:.2g})",
+    ]
 
 
 def test_papers_numbers_stand_in_the_same_unit() -> None:

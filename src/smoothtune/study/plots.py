@@ -14,7 +14,7 @@ from smoothtune.evaluation.curves import Curve, Point, metric_label
 from smoothtune.evaluation.plots import COLOURS, MARKERS, METADATA, STYLE, PlotsMissing, draw
 from smoothtune.study.cells import Records
 from smoothtune.study.config import PLAIN
-from smoothtune.study.table import Row
+from smoothtune.study.table import Row, condition_of
 
 WIDTH, LINE, MARGIN = 6.4, 0.32, 1.1  # inches: width, height of a method, height of the rest
 POINTS = 100  # a difference of 0.01 is one point
@@ -46,7 +46,7 @@ def figures(
     found: list[Figure] = []
     for condition in conditions:
         mine = [row for row in done if row.condition == condition]
-        compared = [c for c in comparisons if _condition(c) == condition and c["against_plain"]]
+        compared = [c for c in comparisons if condition_of(c) == condition and c["against_plain"]]
         found.append(_distribution(mine))
         if compared:
             found.append(_differences(compared))
@@ -56,10 +56,6 @@ def figures(
     for curve in _sizes(done):
         found.append(_curve("sizes", curve, (curve.title, "", None)))
     return found
-
-
-def _condition(comparison: Mapping[str, Any]) -> tuple[str, str, int | None]:
-    return comparison["task"], comparison["model"], comparison["max_train_samples"]
 
 
 def condition_title(condition: tuple[str, str, int | None]) -> str:
@@ -152,7 +148,7 @@ def _differences(compared: Sequence[Mapping[str, Any]]) -> Figure:
         axes.set_ylim(len(values) - 0.5, -0.5)
         axes.set_xlabel(f"{compared[0]['metric']} minus plain, points")
 
-    condition = _condition(compared[0])
+    condition = condition_of(compared[0])
     return Figure(
         _name("difference", condition),
         f"Difference from plain: {condition_title(condition)}",

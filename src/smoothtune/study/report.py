@@ -18,14 +18,22 @@ from smoothtune.result import OutputError, versions, write_atomic, write_json
 from smoothtune.study.cells import Cell, Records
 from smoothtune.study.config import Study
 from smoothtune.study.live import STUDY
-from smoothtune.study.plots import POINTS, Figure, condition_title, figures
+from smoothtune.study.plots import Figure, condition_title, figures
 from smoothtune.study.protocol import Choice, Plan
+from smoothtune.study.report_tables import (
+    choice_table,
+    over_tasks_table,
+    paper_table,
+    score_table,
+    secondary_table,
+    stability_table,
+    test_table,
+)
 from smoothtune.study.statistics import NAMES
-from smoothtune.study.table import Row, compare, over_tasks, row, to_csv
+from smoothtune.study.table import SECONDARY, Row, compare, condition_of, over_tasks, row, to_csv
 from smoothtune.study.words import sentences
 
 RESULTS = "results.json"
-DASH = "–"
 SHORT = (0, 1, 2, 3, 6, 7, 9, 11)
 """Columns of the score table that fit a terminal."""
 
@@ -54,6 +62,7 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
         "seeds": study.config.seeds,
         "methods": _with_fields(compare(rows, study.config.test), cells),
         "over_tasks": over_tasks(rows),
+        "over_tasks_secondary": {name: over_tasks(rows, name) for name in SECONDARY},
         "choices": [_choice(choice) for choice in choices.values()],
         "paper": [paper.model_dump() for paper in study.config.paper],
         "failures": _failures([*plan.selection_cells(), *cells], records),
@@ -89,7 +98,7 @@ def _with_fields(methods: list[dict[str, Any]], cells: Sequence[Cell]) -> list[d
     known = {(c.label, c.task, c.model, c.max_train_samples): c for c in cells}
     found = []
     for method in methods:
-        cell = known[method["method"], *_condition(method)]
+        cell = known[method["method"], *condition_of(method)]
         found.append(method | {"configured": cell.config.methods, "changes": cell.changes})
     return found
 
@@ -151,14 +160,11 @@ def _versions(cells: Sequence[Cell], records: Records) -> dict[str, list[str]]:
     return {name: sorted(values) for name, values in found.items()}
 
 
-# --- tables --------------------------------------------------------------------------------------
-
-
 def _page(content: Mapping[str, Any], drawn: Sequence[Figure]) -> dict[str, Any]:
     """What the templates show."""
-    conditions = dict.fromkeys(_condition(item) for item in content["methods"])
+    conditions = dict.fromkeys(condition_of(item) for item in content["methods"])
     groups = {
-        condition_title(condition): [m for m in content["methods"] if _condition(m) == condition]
+        condition_title(condition): [m for m in content["methods"] if condition_of(m) == condition]
         for condition in conditions
     }
     return {
@@ -172,11 +178,19 @@ def _page(content: Mapping[str, Any], drawn: Sequence[Figure]) -> dict[str, Any]
                 "title": title,
                 "scores": score_table(group),
                 "stability": stability_table(group),
+                "secondary": secondary_table(
+                    {
+                        m["method"]: m["against_plain"]["secondary"]
+                        for m in group
+                        if m["against_plain"]
+                    }
+                ),
                 "tests": test_table(group),
             }
             for title, group in groups.items()
         ],
         "over_tasks": over_tasks_table(content["over_tasks"]),
+        "over_tasks_secondary": secondary_table(_by_method(content["over_tasks_secondary"])),
         "choices": choice_table(content["choices"]),
         "papers": [paper_table(paper, content["methods"]) for paper in content["paper"]],
         "failures": Table(
@@ -198,136 +212,26 @@ def _page(content: Mapping[str, Any], drawn: Sequence[Figure]) -> dict[str, Any]
     }
 
 
-def _condition(item: Mapping[str, Any]) -> tuple[str, str, int | None]:
-    return item["task"], item["model"], item["max_train_samples"]
-
-
-def score_table(group: Sequence[Mapping[str, Any]]) -> Table:
-    """Scores of each method, and how far they are from plain's."""
-    metric = next((m["metric"] for m in group if m["metric"]), "score")
-    head = ["method", "seeds", f"{metric}, mean", "sd", "median", "max", "failed"]
-    head += ["minus plain, points", "p", "p, Holm", "better with probability", "time, x plain"]
-    rows = []
-    for method in group:
-        score, against = method["measures"]["score"], method["against_plain"]
-        values = ["mean", "sd", "median", "max"]
-        cells = [_number(score and score[name], 4) for name in values]
-        done = score["n"] if score else 0
-        failed = ", ".join(f"{count} {status}" for status, count in method["failed"].items())
-        cells = [method["method"], f"{done} of {method['asked']}", *cells, failed or "0"]
-        if against:
-            cells += [
-                _effect(against["difference"], POINTS, 1, signed=True),
-                _p(against["p"][against["test"]]),
-                _p(against["p_holm"]),
-                _effect(against["improvement"], 1, 2),
-                _number(against["cost_ratio"], 2),
-            ]
-        rows.append(cells + [DASH] * (len(head) - len(cells)))
-    return Table(head, rows)
-
-
-def stability_table(group: Sequence[Mapping[str, Any]]) -> Table:
-    """Spread over seeds, fit and calibration."""
-    head = ["method", "variance, x plain's", "p (Brown-Forsythe)", "train score", "gap"]
-    head += ["Brier", "NLL", "ECE", "under noise"]
-    rows = []
-    for method in group:
-        against, measures = method["against_plain"], method["measures"]
-        ratio = against and against["variance_ratio"]
-        names = ("train_score", "generalization_gap", "brier", "nll", "ece", "noise")
-        means = [_number(measures[name] and measures[name]["mean"], 4) for name in names]
-        spread = _effect(ratio, 1, 2) if ratio else DASH
-        rows.append([method["method"], spread, _p(against and against["p_variance"]), *means])
-    return Table(head, rows)
-
-
-def test_table(group: Sequence[Mapping[str, Any]]) -> Table:
-    """p-values of all tests, uncorrected."""
-    compared = [method for method in group if method["against_plain"]]
-    rows = [
-        [m["method"], *(_p(m["against_plain"]["p"][short]) for short in NAMES)] for m in compared
-    ]
-    return Table(["method", *NAMES.values()], rows)
-
-
-def over_tasks_table(found: Sequence[Mapping[str, Any]]) -> Table:
-    """Mean difference over all conditions."""
-    head = ["method", "seeds", "minus plain, mean over tasks, points", "p", "p, Holm"]
-    rows = [
-        [
-            item["method"],
-            str(len(item["seeds"])),
-            _effect(item["difference"], POINTS, 1, signed=True),
-            _p(item["p"]),
-            _p(item["p_holm"]),
-        ]
-        for item in found
-    ]
-    return Table(head, rows)
-
-
-def choice_table(choices: Sequence[Mapping[str, Any]]) -> Table:
-    """Which settings were tried, and which one was chosen."""
-    rows = [
-        [
-            condition_title(_condition(choice)),
-            choice["method"],
-            str(choice["tried"]),
-            choice["chosen"] or "none: all failed",
-            "; ".join(f"{name}: {_number(score, 4)}" for name, score in choice["scores"].items()),
-        ]
-        for choice in choices
-    ]
-    head = ["condition", "method", "tried", "chosen", "score on held-out training rows"]
-    return Table(head, rows)
-
-
-def paper_table(paper: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The paper's numbers beside ours, in the same units: points."""
-    ours = {(m["task"], m["method"]): m["measures"]["score"] for m in methods}
-    head = ["task", "method", *(f"paper: {name}" for name in paper["columns"])]
-    rows = []
-    for task, by_method in paper["values"].items():
-        for method, numbers in by_method.items():
-            printed = [_number(value, 2) for value in numbers]
-            printed += [DASH] * (len(paper["columns"]) - len(printed))
-            score = ours.get((task, method))
-            mine = [
-                _number(score and score[name] and POINTS * score[name], 2)
-                for name in ("mean", "sd", "max")
-            ]
-            rows.append([task, method, *printed, *mine])
-    table = Table([*head, "here: mean", "here: sd", "here: max"], rows)
+def _by_method(
+    found: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """Comparisons by measure, as comparisons by method and measure."""
+    methods = dict.fromkeys(item["method"] for items in found.values() for item in items)
     return {
-        "source": paper["source"],
-        "model": paper["model"],
-        "notes": paper["notes"],
-        "table": table,
+        method: {
+            measure: item
+            for measure, items in found.items()
+            for item in items
+            if item["method"] == method
+        }
+        for method in methods
     }
-
-
-def _number(value: float | None, digits: int) -> str:
-    return DASH if value is None else f"{value:.{digits}f}"
-
-
-def _p(value: float | None) -> str:
-    return DASH if value is None else f"{value:.2g}" if value < 0.1 else f"{value:.2f}"
-
-
-def _effect(effect: Mapping[str, Any], factor: float, digits: int, *, signed: bool = False) -> str:
-    sign = "+" if signed else ""
-    value = f"{factor * effect['value']:{sign}.{digits}f}"
-    if effect["interval"] is None:
-        return value
-    low, high = (f"{factor * bound:{sign}.{digits}f}" for bound in effect["interval"])
-    return f"{value} [{low}, {high}]"
 
 
 def _show(content: Mapping[str, Any], console: Console) -> None:
     """The main table and the sentences on the console."""
-    for condition in dict.fromkeys(_condition(item) for item in content["methods"]):
-        group = [m for m in content["methods"] if _condition(m) == condition]
+    for condition in dict.fromkeys(condition_of(item) for item in content["methods"]):
+        group = [m for m in content["methods"] if condition_of(m) == condition]
         found = score_table(group)
         shown = [[cells[i] for i in SHORT] for cells in [found.head, *found.rows]]
         if console.is_terminal:

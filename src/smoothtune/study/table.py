@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -51,6 +51,13 @@ class Row:
 
 MEASURES = ("score", "train_score", "generalization_gap", "brier", "nll", "ece", "noise")
 COSTS = ("steps", "train_seconds", "evaluation_seconds")
+SECONDARY = ("generalization_gap", "brier", "nll", "ece", "noise")
+"""Measures that are tested against plain's beside the score."""
+
+
+def condition_of(item: Mapping[str, Any]) -> tuple[str, str, int | None]:
+    """`Row.condition` of a comparison or a choice."""
+    return item["task"], item["model"], item["max_train_samples"]
 
 
 def row(cell: Cell, records: Records) -> Row:
@@ -116,7 +123,7 @@ def compare(rows: Sequence[Row], test: str) -> list[dict[str, Any]]:
     for condition in dict.fromkeys(item.condition for item in rows):
         mine = [item for item in rows if item.condition == condition]
         group = [
-            _method(name, [item for item in mine if item.method == name], mine)
+            _method(name, [item for item in mine if item.method == name], mine, test)
             for name in dict.fromkeys(item.method for item in mine)
         ]
         compared: dict[str, dict[str, Any]] = {
@@ -125,11 +132,13 @@ def compare(rows: Sequence[Row], test: str) -> list[dict[str, Any]]:
         corrected = statistics.holm({name: c["p"][test] for name, c in compared.items()})
         for name, comparison in compared.items():
             comparison |= {"test": test, "p_holm": corrected[name]}
+        for measure in SECONDARY:
+            _correct([c["secondary"][measure] for c in compared.values()])
         found += group
     return found
 
 
-def _method(name: str, own: list[Row], rows: list[Row]) -> dict[str, Any]:
+def _method(name: str, own: list[Row], rows: list[Row], test: str) -> dict[str, Any]:
     """One method under one condition."""
     task, model, size = own[0].condition
     done = [item for item in own if item.status == "done"]
@@ -156,7 +165,7 @@ def _method(name: str, own: list[Row], rows: list[Row]) -> dict[str, Any]:
         content["measures"][measure] = asdict(statistics.summary(values)) if values else None
     plain = [item for item in rows if item.method == PLAIN]
     if name != PLAIN and done:
-        content["against_plain"] = _against(done, plain)
+        content["against_plain"] = _against(done, plain, test)
     return content
 
 
@@ -168,7 +177,7 @@ def paired(done: Sequence[Row], plain: Sequence[Row], measure: str) -> tuple[lis
     return seeds, np.array([[ours[s] for s in seeds], [theirs[s] for s in seeds]], np.float64)
 
 
-def _against(done: Sequence[Row], plain: Sequence[Row]) -> dict[str, Any] | None:
+def _against(done: Sequence[Row], plain: Sequence[Row], test: str) -> dict[str, Any] | None:
     seeds, (a, b) = paired(done, plain, "score")
     if not seeds:
         return None
@@ -180,14 +189,28 @@ def _against(done: Sequence[Row], plain: Sequence[Row]) -> dict[str, Any] | None
         "improvement": asdict(statistics.probability_of_improvement(a, b)),
         "variance_ratio": ratio and asdict(ratio),
         "p_variance": statistics.variance_test(a, b),
-        "brier_difference": _mean_gap(done, plain, "brier"),
+        "secondary": {name: _difference(done, plain, name, test) for name in SECONDARY},
         "cost_ratio": _cost_ratio(done, plain),
     }
 
 
-def _mean_gap(done: Sequence[Row], plain: Sequence[Row], measure: str) -> float | None:
+def _difference(
+    done: Sequence[Row], plain: Sequence[Row], measure: str, test: str
+) -> dict[str, Any] | None:
+    """Mean difference in a measure and its uncorrected p-value; None where it is not measured."""
     seeds, (a, b) = paired(done, plain, measure)
-    return float(np.mean(a - b)) if seeds else None
+    if not seeds:
+        return None
+    effect = statistics.mean_difference(a, b)
+    return {"difference": asdict(effect), "p": statistics.p_values(a, b)[test]}
+
+
+def _correct(found: Sequence[dict[str, Any] | None]) -> None:
+    """Add p-values corrected after Holm over methods."""
+    measured = [item for item in found if item]
+    corrected = statistics.holm({str(k): item["p"] for k, item in enumerate(measured)})
+    for item, p in zip(measured, corrected.values(), strict=True):
+        item["p_holm"] = p
 
 
 def _cost_ratio(done: Sequence[Row], plain: Sequence[Row]) -> float | None:
@@ -195,19 +218,26 @@ def _cost_ratio(done: Sequence[Row], plain: Sequence[Row]) -> float | None:
     return float(np.median(a / b)) if seeds else None
 
 
-def over_tasks(rows: Sequence[Row]) -> list[dict[str, Any]]:
+def over_tasks(rows: Sequence[Row], measure: str = "score") -> list[dict[str, Any]]:
     """Mean difference from plain over all conditions, for methods that have every one of them.
+
+    Args:
+        rows: of all cells.
+        measure: the score, or one of `SECONDARY`, for which conditions where it is not measured do
+            not count.
 
     Returns:
         A dictionary for every method: effect, p-value with the name of its test, the p-value
         corrected after Holm over methods, and the seeds and number of conditions behind it.
+        Empty for fewer than two conditions.
     """
-    conditions = list(dict.fromkeys(item.condition for item in rows))
+    measured = [r for r in rows if measure == "score" or getattr(r, measure) is not None]
+    conditions = list(dict.fromkeys(item.condition for item in measured))
     found: list[dict[str, Any]] = []
     if len(conditions) < 2:
         return []
     for name in dict.fromkeys(item.method for item in rows):
-        gaps = [_gaps(rows, name, condition) for condition in conditions]
+        gaps = [_gaps(rows, name, condition, measure) for condition in conditions]
         seeds = sorted(set.intersection(*(set(gap) for gap in gaps)))
         if name == PLAIN or not seeds:
             continue
@@ -222,15 +252,15 @@ def over_tasks(rows: Sequence[Row]) -> list[dict[str, Any]]:
                 "test": test,
             }
         )
-    corrected = statistics.holm({item["method"]: item["p"] for item in found})
-    return [item | {"p_holm": corrected[item["method"]]} for item in found]
+    _correct(found)
+    return found
 
 
 def _gaps(
-    rows: Sequence[Row], method: str, condition: tuple[str, str, int | None]
+    rows: Sequence[Row], method: str, condition: tuple[str, str, int | None], measure: str
 ) -> dict[int, float]:
-    """Score minus plain's by seed."""
+    """A measure minus plain's by seed."""
     mine = [item for item in rows if item.condition == condition]
     done = [item for item in mine if item.method == method and item.status == "done"]
-    seeds, (a, b) = paired(done, [item for item in mine if item.method == PLAIN], "score")
+    seeds, (a, b) = paired(done, [item for item in mine if item.method == PLAIN], measure)
     return dict(zip(seeds, (a - b).tolist(), strict=True))

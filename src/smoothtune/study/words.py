@@ -8,22 +8,23 @@ from typing import Any
 from smoothtune.evaluation.words import Sentence, Verdict
 from smoothtune.study.config import LONGER, PLAIN
 from smoothtune.study.plots import POINTS, condition_title
+from smoothtune.study.report_tables import TITLES
+from smoothtune.study.table import condition_of
 
 LEVEL = 0.05
+BETTER = {"brier": -1, "nll": -1, "ece": -1, "noise": 1}
+"""Measures beside the score, and whether more or less is better. A gap shrinks by less fit too."""
 
 
 def sentences(content: Mapping[str, Any]) -> list[Sentence]:
     """All that can be said about the content of ``results.json``."""
     found = [*_completeness(content)]
     methods = content["methods"]
-    for condition in dict.fromkeys(_condition(item) for item in methods):
-        group = [item for item in methods if _condition(item) == condition]
+    for condition in dict.fromkeys(condition_of(item) for item in methods):
+        group = [item for item in methods if condition_of(item) == condition]
         found += _scores(group, condition_title(condition), content["test"])
+        found += _secondary(group, condition_title(condition), content["test"])
     return found + [*_aggregate(content), *_stability(methods), *_budget(content)]
-
-
-def _condition(item: Mapping[str, Any]) -> tuple[str, str, int | None]:
-    return item["task"], item["model"], item["max_train_samples"]
 
 
 def _completeness(content: Mapping[str, Any]) -> Iterator[Sentence]:
@@ -74,6 +75,29 @@ def _scores(group: Sequence[Mapping[str, Any]], title: str, test: str) -> Iterat
         )
 
 
+def _secondary(group: Sequence[Mapping[str, Any]], title: str, test: str) -> Iterator[Sentence]:
+    """Calibration and noise: where a method differs from plain, whatever its score."""
+    named: dict[bool, list[str]] = {True: [], False: []}
+    for measure, sign in BETTER.items():
+        for item in group:
+            tested = item["against_plain"] and item["against_plain"]["secondary"][measure]
+            if tested and tested["p_holm"] is not None and tested["p_holm"] < LEVEL:
+                gap = tested["difference"]["value"]
+                text = (
+                    f"{TITLES[measure]} {item['method']} ({gap:+.3f}, p = {tested['p_holm']:.2g})"
+                )
+                named[sign * gap > 0].append(text)
+    for better, names in named.items():
+        if names:
+            word = "better" if better else "worse"
+            text = (
+                f"{title}: beside the score {word} than plain after Holm's correction within each"
+            )
+            yield Sentence(
+                "good" if better else "fragile", f"{text} measure ({test}): {', '.join(names)}."
+            )
+
+
 def _aggregate(content: Mapping[str, Any]) -> Iterator[Sentence]:
     for item in content["over_tasks"]:
         if item["p_holm"] is not None and item["p_holm"] < LEVEL:
@@ -93,7 +117,7 @@ def _stability(methods: Sequence[Mapping[str, Any]]) -> Iterator[Sentence]:
             stabler = ratio["value"] < 1
             yield Sentence(
                 "good" if stabler else "fragile",
-                f"{condition_title(_condition(item))}: {item['method']} is "
+                f"{condition_title(condition_of(item))}: {item['method']} is "
                 f"{'stabler' if stabler else 'less stable'} than plain: {ratio['value']:.2f} times "
                 f"the variance over seeds (Brown-Forsythe test, p = {against['p_variance']:.2g}, "
                 "not corrected for the number of methods).",
@@ -119,6 +143,6 @@ def _budget(content: Mapping[str, Any]) -> Iterator[Sentence]:
             ratio = item["against_plain"]["cost_ratio"]
             yield Sentence(
                 "cost",
-                f"{condition_title(_condition(item))}: {LONGER} took {ratio:.2f} times plain's "
+                f"{condition_title(condition_of(item))}: {LONGER} took {ratio:.2f} times plain's "
                 "training time: a method of that cost has to beat it, not only plain.",
             )
