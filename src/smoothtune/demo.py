@@ -32,7 +32,7 @@ def demo(
     seed: int = 42,
     train_rows: int = 400,
     validation_rows: int = 300,
-    num_train_epochs: float = 3,
+    num_train_epochs: float = 4,
 ) -> list[dict[str, Any]]:
     """Fine-tune one model twice on generated sentences and compare.
 
