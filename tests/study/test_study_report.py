@@ -192,6 +192,8 @@ def test_over_tasks_leaves_out_tasks_without_the_measure() -> None:
     assert item["conditions"] == 2
     assert item["difference"]["value"] == pytest.approx(np.mean(gaps))
     assert over_tasks(found, "nll") == []
+    said = texts(content(found))
+    assert "good: Over all conditions that have the measure: beside the score better" in said
     page = _page(content(found), [])["over_tasks_secondary"]
     assert page.head[2] == "Brier"
     assert page.rows[0][:1] + page.rows[0][2:3] == [

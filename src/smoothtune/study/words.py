@@ -77,21 +77,30 @@ def _scores(group: Sequence[Mapping[str, Any]], title: str, test: str) -> Iterat
 
 def _secondary(group: Sequence[Mapping[str, Any]], title: str, test: str) -> Iterator[Sentence]:
     """Calibration and noise: where a method differs from plain, whatever its score."""
+    compared = {item["method"]: item["against_plain"] for item in group if item["against_plain"]}
+    found = {
+        measure: {method: against["secondary"][measure] for method, against in compared.items()}
+        for measure in BETTER
+    }
+    return _beside_the_score(found, title, test)
+
+
+def _beside_the_score(
+    found: Mapping[str, Mapping[str, Mapping[str, Any] | None]], where: str, test: str
+) -> Iterator[Sentence]:
+    """Significant differences by measure and method."""
     named: dict[bool, list[str]] = {True: [], False: []}
     for measure, sign in BETTER.items():
-        for item in group:
-            tested = item["against_plain"] and item["against_plain"]["secondary"][measure]
+        for method, tested in found[measure].items():
             if tested and tested["p_holm"] is not None and tested["p_holm"] < LEVEL:
                 gap = tested["difference"]["value"]
-                text = (
-                    f"{TITLES[measure]} {item['method']} ({gap:+.3f}, p = {tested['p_holm']:.2g})"
-                )
+                text = f"{TITLES[measure]} {method} ({gap:+.3f}, p = {tested['p_holm']:.2g})"
                 named[sign * gap > 0].append(text)
     for better, names in named.items():
         if names:
             word = "better" if better else "worse"
             text = (
-                f"{title}: beside the score {word} than plain after Holm's correction within each"
+                f"{where}: beside the score {word} than plain after Holm's correction within each"
             )
             yield Sentence(
                 "good" if better else "fragile", f"{text} measure ({test}): {', '.join(names)}."
@@ -107,6 +116,12 @@ def _aggregate(content: Mapping[str, Any]) -> Iterator[Sentence]:
                 f"Over {item['conditions']} conditions {item['method']} is {POINTS * gap:+.1f} "
                 f"points from plain (p = {item['p_holm']:.2g} after Holm, {item['test']}).",
             )
+    secondary = content["over_tasks_secondary"]
+    if measured := [item for measure in BETTER for item in secondary[measure]]:
+        found = {m: {item["method"]: item for item in secondary[m]} for m in BETTER}
+        yield from _beside_the_score(
+            found, "Over all conditions that have the measure", measured[0]["test"]
+        )
 
 
 def _stability(methods: Sequence[Mapping[str, Any]]) -> Iterator[Sentence]:
