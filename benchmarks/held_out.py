@@ -96,8 +96,8 @@ def markdown(found, seeds):
         "",
         f"`python benchmarks/held_out.py --data DIR --folder OUT --seeds {numbers}`",
         "",
-        "MiniLM, settings of the study `few-sample`. Weight: factor of LNSR's mean over features; 384",
-        "is the sum over features times 1. Noise 1.0: Gaussian, as long as the embeddings.",
+        "MiniLM, settings of the study `few-sample`. Weight: factor of LNSR's mean over features;",
+        "384 is the sum over features times 1. Noise 1.0: Gaussian, as long as the embeddings.",
     ]
     for task, by_label in found.items():
         lines += ["", f"## {task}", "", f"| way | seeds | {' | '.join(COLUMNS)} |"]
