@@ -15,7 +15,8 @@ Departures: no official code is public; what the papers leave open is RECONSTRUC
     * What the squared norm runs over is not stated. `reduce="mean"` averages over features and real
       tokens; "token_sum" sums over features, "sum" over both. Look at `loss/lnsr` beside
       `loss/task`: on MiniLM with few examples the mean is a hundredth of it and changes little,
-      `weight` 10 to 40 did not help either, and the sum kept the model from learning.
+      `weight` 10 to 40 did not help either, and the sum kept the model from learning
+      (benchmarks/results/held-out.md).
     * The rescaling is done for every token; `scale="sequence"` does it for every example.
     * The papers disagree about the layer: standard noise enters at the input of the first block
       (after position embeddings and LayerNorm), in-manifold noise at the word embeddings.
