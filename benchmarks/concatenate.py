@@ -29,10 +29,11 @@ def seconds(model, batches):
 
 def main():
     """Measure every shape."""
+    from smoothtune.console import quiet
     from smoothtune.cost import random_batches
-    from smoothtune.data import TASKS
-    from smoothtune.models import load_base, load_classifier, quiet
-    from smoothtune.result import versions
+    from smoothtune.data.tasks import TASKS
+    from smoothtune.files import versions
+    from smoothtune.models import load_base, load_classifier
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)

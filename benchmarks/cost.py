@@ -58,11 +58,12 @@ def measure(spec, source, rounds, size, length):
     from pydantic import TypeAdapter
 
     from smoothtune import METHODS
-    from smoothtune.config import parse_method
+    from smoothtune.config_draft import parse_method
+    from smoothtune.console import quiet
     from smoothtune.cost import measure_step_cost, random_batches
-    from smoothtune.data import TASKS
+    from smoothtune.data.tasks import TASKS
     from smoothtune.memory import keep_freed_memory
-    from smoothtune.models import load_base, load_classifier, quiet
+    from smoothtune.models import load_base, load_classifier
 
     torch.set_num_threads(1)
     keep_freed_memory()  # as `smoothtune train` and `smoothtune cost` do
@@ -169,7 +170,7 @@ def plot(rows, file, title):
 
 def main():
     """Measure one method after another; write after each."""
-    from smoothtune.result import versions
+    from smoothtune.files import versions
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="minilm")

@@ -49,8 +49,8 @@ def main():
     """Measure every depth and write after each."""
     from smoothtune import JacHess
     from smoothtune.cost import measure_step_cost, random_batches
+    from smoothtune.files import versions
     from smoothtune.memory import keep_freed_memory
-    from smoothtune.result import versions
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, nargs="+", default=[6, 12, 24])

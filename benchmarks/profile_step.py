@@ -77,10 +77,11 @@ def inner_pass(model, batches):
 def main():
     """Profile both steps and write the table."""
     from smoothtune import LNSR
+    from smoothtune.console import quiet
     from smoothtune.cost import random_batches
-    from smoothtune.data import TASKS
-    from smoothtune.models import load_base, load_classifier, quiet
-    from smoothtune.result import versions
+    from smoothtune.data.tasks import TASKS
+    from smoothtune.files import versions
+    from smoothtune.models import load_base, load_classifier
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=16)

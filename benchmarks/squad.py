@@ -165,7 +165,7 @@ def main():
     """Train and evaluate what is missing; write after each way."""
     import torch
 
-    from smoothtune.result import versions
+    from smoothtune.files import versions
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)

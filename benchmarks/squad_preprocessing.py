@@ -61,8 +61,9 @@ def ours(raw, tokenizer, processes):
     """From checked rows to windows, as `smoothtune train` and `evaluate` do it."""
     import numpy as np
 
-    from smoothtune.data import TASKS
-    from smoothtune.kinds import TokenizeOptions, kind_of
+    from smoothtune.data.tasks import TASKS
+    from smoothtune.kinds import kind_of
+    from smoothtune.kinds.base import TokenizeOptions
 
     task = TASKS["squad"]
     kind = kind_of(task)

@@ -37,7 +37,9 @@ ESTIMATORS = [
 
 def rte_batches(base, data, count, size, length):
     """Real batches, cut to one length."""
-    from smoothtune.data import TASKS, Collator, prepare
+    from smoothtune.data.collator import Collator
+    from smoothtune.data.prepare import prepare
+    from smoothtune.data.tasks import TASKS
 
     prepared = prepare(data / "rte", TASKS["rte"], base.tokenizer, max_seq_length=length, seed=0)
     collate = Collator(base.tokenizer)
@@ -47,7 +49,7 @@ def rte_batches(base, data, count, size, length):
 def draw(model, batch, fields, draws):
     """(relative sd of the penalty, of its gradient, seconds of one draw)."""
     from smoothtune import JacHess, Pass
-    from smoothtune.derivatives import HigherDerivatives
+    from smoothtune.core.higher_order import HigherDerivatives
 
     layers = model.config.num_hidden_layers
     method = JacHess(c=1.0, smoothness=[1.0] * layers, **fields)
@@ -130,9 +132,10 @@ def plot(rows, file):
 
 def main():
     """Measure every estimator and write after each."""
-    from smoothtune.data import TASKS
-    from smoothtune.models import load_base, load_classifier, quiet
-    from smoothtune.result import versions
+    from smoothtune.console import quiet
+    from smoothtune.data.tasks import TASKS
+    from smoothtune.files import versions
+    from smoothtune.models import load_base, load_classifier
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)

@@ -5,9 +5,10 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune import Objective, Pass, Regularizer, random
-from smoothtune.regularizer import STRICT, Positive
-from smoothtune.taps import Point
+from smoothtune import Objective, Pass, Regularizer
+from smoothtune.core import rng
+from smoothtune.core.hooks import Point
+from smoothtune.core.regularizer import STRICT, Positive
 from smoothtune.testing import CLAUSES, tiny_batch, tiny_model
 
 
@@ -27,7 +28,7 @@ class StableScores(Regularizer):
     def loss(self, clean: Pass) -> Tensor:
         """E ||f(x + delta) - f(x)||^2, a mean over examples."""
         x = clean.embeddings()
-        draws = random.uniform_like(x)  # in [-1, 1], from the method's own generator
+        draws = rng.uniform_like(x)  # in [-1, 1], from the method's own generator
         delta = self.sigma * x * draws * clean.mask[..., None]
         moved = clean.at(delta, dropout="shared")
         return (moved.logits - clean.logits).square().sum(-1).mean()

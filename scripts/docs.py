@@ -6,8 +6,8 @@ Run by `make docs`.
 import re
 from pathlib import Path
 
+from smoothtune.core.support import support_table
 from smoothtune.describe import methods_page
-from smoothtune.support import support_table
 
 DOCS = Path(__file__).parent.parent / "docs"
 TABLE = re.compile(r"(?<=<!-- table -->\n\n).*?(?=\n<!-- end of table -->)", re.S)

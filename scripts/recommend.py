@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from smoothtune.result import write_json
+from smoothtune.files import write_json
 from smoothtune.study.recommend import recommend
 
 TARGET = Path(__file__).parent.parent / "src" / "smoothtune" / "recommended.json"

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from smoothtune import random
+from smoothtune.core import rng
 
 RECORDED = json.loads((Path(__file__).parent / "conformance.json").read_text())
 CASES = RECORDED["cases"]
@@ -89,9 +89,9 @@ def fed(*tensors: torch.Tensor):
         return next(queue)
 
     with (
-        mock.patch.object(random, "normal_like", take),
-        mock.patch.object(random, "uniform_like", take),
-        mock.patch.object(random, "keep_mask", take),
+        mock.patch.object(rng, "normal_like", take),
+        mock.patch.object(rng, "uniform_like", take),
+        mock.patch.object(rng, "keep_mask", take),
     ):
         yield
 

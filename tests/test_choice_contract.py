@@ -4,16 +4,17 @@ import pytest
 import torch
 from transformers import BertForMultipleChoice
 
-from smoothtune import LNSR, METHODS, R3F, Objective, Pass, random, testing
-from smoothtune.divergence import symmetric_kl
-from smoothtune.support import NO_CHOICES
-from smoothtune.testing import ARCHITECTURES, PAD, VOCABULARY
+from smoothtune import LNSR, METHODS, R3F, Objective, Pass, testing
+from smoothtune.core import rng
+from smoothtune.core.support import NO_CHOICES
+from smoothtune.functional.divergences import symmetric_kl
+from smoothtune.testing import ARCHITECTURES, PAD, VOCABULARY, contract, fixed
 
 CHOICES = 3
 CLAUSES = (
-    testing.reaches_parameters,
-    testing.ignores_padding,
-    testing.is_mean_over_examples,
+    contract.reaches_parameters,
+    contract.ignores_padding,
+    contract.is_mean_over_examples,
 )
 
 
@@ -90,7 +91,7 @@ def test_r3f_compares_the_distributions_over_choices(monkeypatch):
     """R3F by hand: KL both ways between softmax over the choices, the mean over examples."""
     model, batch = choice_model(), choice_batch()
     draws = torch.rand(4 * CHOICES, 6, 8, dtype=torch.float64)
-    monkeypatch.setattr(random, "uniform_like", lambda x: 2 * draws - 1)
+    monkeypatch.setattr(rng, "uniform_like", lambda x: 2 * draws - 1)
     method = R3F(noise="uniform", sigma=0.05)
     objective = Objective(method).attach(model)
     objective(model, batch)
@@ -112,7 +113,7 @@ def test_lnsr_is_the_mean_over_all_sequences():
     model, batch = choice_model(), choice_batch()
     flat = {name: batch[name].view(4 * CHOICES, -1) for name in ("input_ids", "attention_mask")}
     values = []
-    with testing.fixed_draws():
+    with fixed.fixed_draws():
         for net, inputs in ((model, batch), (model.bert, flat)):
             objective = Objective(LNSR(on="both")).attach(net)
             objective(net, inputs)

@@ -15,12 +15,13 @@ from transformers import (
     Qwen3Config,
 )
 
-from smoothtune import METHODS, Pass, testing
+from smoothtune import METHODS, Pass
 from smoothtune.config import RunConfig
 from smoothtune.data.tokenizing import tokenize
-from smoothtune.models import ModelError, load_base
+from smoothtune.errors import ModelError
+from smoothtune.models import load_base
 from smoothtune.run import train
-from smoothtune.testing import contract
+from smoothtune.testing import contract, tiny
 from smoothtune.testing.tiny import COMMON_CONFIG
 from tiny_folder import DECODERS, END, tiny_decoder, tiny_pairs
 
@@ -141,7 +142,7 @@ def test_the_end_of_text_token_stands_between_the_texts_of_a_pair(folders):
 @pytest.mark.parametrize("name", CONTRACT)
 @pytest.mark.parametrize(
     "clause",
-    [testing.has_right_gradient, testing.ignores_padding, testing.is_mean_over_examples],
+    [contract.has_right_gradient, contract.ignores_padding, contract.is_mean_over_examples],
     ids=lambda clause: clause.__name__,
 )
 def test_contract_on_further_families(clause, name, architecture, monkeypatch):
@@ -149,6 +150,6 @@ def test_contract_on_further_families(clause, name, architecture, monkeypatch):
     settings = (
         COMMON_CONFIG | grouped | ({"sliding_window": None} if "qwen" in architecture else {})
     )
-    monkeypatch.setitem(testing.ARCHITECTURES, architecture, lambda: MORE[architecture](**settings))
-    monkeypatch.setattr(contract, "LEFT_PADDED", testing.LEFT_PADDED | {architecture})
+    monkeypatch.setitem(tiny.ARCHITECTURES, architecture, lambda: MORE[architecture](**settings))
+    monkeypatch.setattr(contract, "LEFT_PADDED", tiny.LEFT_PADDED | {architecture})
     clause(lambda: METHODS[name](**CONTRACT[name]), architecture)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from smoothtune import JacHess, Objective
-from smoothtune.derivatives import CompositeLayerNorm, HigherDerivatives
+from smoothtune.core.higher_order import CompositeLayerNorm, HigherDerivatives
 from smoothtune.testing import tiny_batch, tiny_model
 
 

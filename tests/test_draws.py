@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from smoothtune import LNSR, Mixout, Objective
-from smoothtune.draws import Draws
+from smoothtune.core.dropout import Draws
 from smoothtune.testing import tiny_model
 
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smoothtune import Pass
-from smoothtune.dropout import dropout_rates, sites
+from smoothtune.core.dropout import dropout_rates, sites
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
 
 

@@ -9,8 +9,8 @@ from torch.autograd.functional import hessian, jacobian
 from torch.func import functional_call
 
 from conformance import fed
-from smoothtune.derivatives import CompositeLayerNorm
-from smoothtune.estimators import (
+from smoothtune.core.higher_order import CompositeLayerNorm
+from smoothtune.functional.derivative_norms import (
     differences,
     directional,
     exact,

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 from datasets import Dataset
 
-from smoothtune.data import TASKS
+from smoothtune.data.tasks import TASKS
 from smoothtune.run import _evaluate
 
 

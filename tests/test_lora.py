@@ -14,13 +14,13 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from smoothtune import CWGNC, L2SP, LNSR, UEGR, Jacobian, Mixout, Objective
 from smoothtune.config import RunConfig, load_config
+from smoothtune.errors import ConfigError, ModelError
 from smoothtune.evaluation import Settings, evaluate
 from smoothtune.loading import task_of
 from smoothtune.lora import LoraSettings, add_lora
-from smoothtune.models import ModelError, load_base, load_classifier
+from smoothtune.models import load_base, load_classifier
 from smoothtune.run import train
 from smoothtune.testing import tiny_batch, tiny_model
-from smoothtune.yaml_file import ConfigError
 from tiny_folder import tiny_bert, tiny_data, tiny_decoder, tiny_pairs
 
 PEFT_ALONE = """
@@ -114,7 +114,7 @@ def test_peft_alone_loads_it(adapter, folder):
 
 def evaluated_model(output_dir):
     """The model as `evaluate` loads it."""
-    from smoothtune.data import TASKS
+    from smoothtune.data.tasks import TASKS
     from smoothtune.evaluation import load_predictor
 
     return load_predictor(load_base(str(output_dir)), TASKS["rte"]).model
@@ -171,8 +171,8 @@ def test_it_learns_on_encoders_and_decoders(model, changes, folder, tmp_path):
 def test_a_resumed_run_is_the_same(folder, tmp_path, monkeypatch):
     import signal
 
+    from smoothtune.errors import Stopped
     from smoothtune.progress import ProgressCallback
-    from smoothtune.run import Stopped
 
     whole = RunConfig(**settings(folder, tmp_path / "whole"))
     train(whole, console=NOWHERE)

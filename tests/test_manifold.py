@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from conformance import fed
-from smoothtune.manifold import Neighbours, in_manifold, nearest
+from smoothtune.functional.neighbours import Neighbours, in_manifold, nearest
 
 
 def brute_force(table, token, k):
@@ -64,7 +64,9 @@ def test_found_neighbours_are_kept_on_disk(tmp_path, monkeypatch):
     first = Neighbours(table, 3, tmp_path)
     expected = first.of(torch.tensor([4, 8]))
     first.save()
-    monkeypatch.setattr("smoothtune.manifold.nearest", None)  # nothing is left to look up
+    monkeypatch.setattr(
+        "smoothtune.functional.neighbours.nearest", None
+    )  # nothing is left to look up
     again = Neighbours(table.clone(), 3, tmp_path)
     assert torch.equal(again.of(torch.tensor([4, 8])), expected)
     changed = Neighbours(table + 1e-3, 3, tmp_path)

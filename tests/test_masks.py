@@ -6,7 +6,7 @@ from math import ceil
 import pytest
 import torch
 
-from smoothtune.masks import PartialUpdate, keep_probabilities, over, top_fraction
+from smoothtune.functional.update_masks import PartialUpdate, keep_probabilities, over, top_fraction
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 10, 30, 101])

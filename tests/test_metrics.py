@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from smoothtune.data import TASKS, Task, custom_task
+from smoothtune.data.tasks import TASKS, Task, custom_task
 from smoothtune.metrics import compute_metrics, trivial_baseline
 
 BINARY = custom_task("text", label_names=("no", "yes"))

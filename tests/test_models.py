@@ -8,10 +8,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from smoothtune.data import TASKS
+from smoothtune.data.tasks import TASKS
+from smoothtune.errors import ModelError
 from smoothtune.models import (
     MINILM_SHA256,
-    ModelError,
     load_base,
     load_classifier,
     minilm_folder,

@@ -14,10 +14,12 @@ from causal import (
     tiny_language_model,
 )
 from literal import added, gradient, kl, probabilities
-from smoothtune import METHODS, Jacobian, Objective, Pass, next_token
-from smoothtune.divergence import divergence, symmetric_kl
-from smoothtune.next_token import by_example, is_next_token_model, next_token_task, predicting
-from smoothtune.support import NO_NEXT_TOKEN
+from smoothtune import METHODS, Jacobian, Objective, Pass
+from smoothtune.core import causal_lm
+from smoothtune.core.architecture import is_next_token_model
+from smoothtune.core.causal_lm import by_example, next_token_task, predicting
+from smoothtune.core.support import NO_NEXT_TOKEN
+from smoothtune.functional.divergences import divergence, symmetric_kl
 from smoothtune.testing import (
     all_in_float64,
     fixed_draws,
@@ -205,10 +207,10 @@ def test_random_projection_is_unbiased_over_label_tokens():
 @pytest.mark.parametrize(("clause", "architecture"), CONTRACT)
 def test_contract(clause, architecture, name, monkeypatch):
     monkeypatch.setattr(
-        "smoothtune.testing.contract.tiny_model",
+        "smoothtune.testing.tiny.tiny_model",
         lambda *args, **changes: tiny_language_model(*args, tied=False, **changes),
     )
-    monkeypatch.setattr("smoothtune.testing.contract.tiny_batch", language_batch)
+    monkeypatch.setattr("smoothtune.testing.tiny.tiny_batch", language_batch)
     fields = {
         "jachess": {"c": 0.1, "token": "pooled"},
         "jacobian": {"weight": 1.0, "probe": "rademacher"},
@@ -278,7 +280,7 @@ def test_chunks_change_nothing(monkeypatch):
     model, batch = tiny_language_model("gpt2"), language_batch()
     results = []
     for chunk in (2**24, 3 * 40):  # the second: three tokens of forty logits
-        monkeypatch.setattr(next_token, "CHUNK", chunk)
+        monkeypatch.setattr(causal_lm, "CHUNK", chunk)
         with fixed_draws():
             objective = Objective(METHODS["r3f"](noise="normal", sigma=0.1))
             results.append(gradient(objective(model, batch), [model]))
@@ -290,7 +292,7 @@ def test_chunks_hold_one_softmax_at_a_time(monkeypatch):
     logits = torch.randn(64, 1, 1000, requires_grad=True)
     saved = {}
     for chunk in (2**24, 4 * 1000):
-        monkeypatch.setattr(next_token, "CHUNK", chunk)
+        monkeypatch.setattr(causal_lm, "CHUNK", chunk)
         sizes = {}
 
         def keep(tensor, sizes=sizes):
@@ -298,7 +300,7 @@ def test_chunks_hold_one_softmax_at_a_time(monkeypatch):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            value = next_token.in_chunks(symmetric_kl, logits, 2 * logits)
+            value = causal_lm.in_chunks(symmetric_kl, logits, 2 * logits)
         saved[chunk] = sum(sizes.values())
         value.sum().backward()
     assert saved[2**24] > 4 * 64 * 1000 * 4

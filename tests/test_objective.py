@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smoothtune import CWGNC, L2SP, LNSR, R3F, Mixout, Noise, NonFiniteLoss, Objective
-from smoothtune.regularizer import Regularizer
+from smoothtune.core.regularizer import Regularizer
 from smoothtune.testing import tiny_batch, tiny_model
 
 

@@ -58,7 +58,7 @@ def test_r3f_equals_its_equation(architecture, monkeypatch):
     model, batch = model_and_batch(architecture)
     without_dropout(model)
     z = 0.1 * torch.randn(16, 8, 16, dtype=torch.float64)
-    monkeypatch.setattr("smoothtune.random.normal_like", lambda x: z / 0.1)
+    monkeypatch.setattr("smoothtune.core.rng.normal_like", lambda x: z / 0.1)
     total = Objective(METHODS["r3f"](noise="normal", sigma=0.1)).attach(model)(model, batch)
     model.get_input_embeddings = lambda: model.words
     with added(model, z * batch["attention_mask"][..., None]):

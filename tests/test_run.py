@@ -14,12 +14,11 @@ from safetensors.torch import load_file
 
 from smoothtune import METHODS, NonFiniteLoss
 from smoothtune.config import RunConfig
-from smoothtune.data import DataError
+from smoothtune.errors import ConfigError, DataError, OutputError, Stopped
 from smoothtune.models import load_base
 from smoothtune.progress import ProgressCallback
-from smoothtune.result import OutputError, newest_checkpoint
-from smoothtune.run import Stopped, train
-from smoothtune.yaml_file import ConfigError
+from smoothtune.result import newest_checkpoint
+from smoothtune.run import train
 from tiny_folder import tiny_bert, tiny_data
 
 LOADS_ALONE = """

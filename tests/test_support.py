@@ -24,7 +24,7 @@ from smoothtune import (
     Mixout,
     Objective,
 )
-from smoothtune.support import ENVIRONMENTS, KINDS, REFUSED, kinds, support_table
+from smoothtune.core.support import ENVIRONMENTS, KINDS, REFUSED, kinds, support_table
 from smoothtune.testing import all_in_float64, fixed_draws, has_right_gradient, tiny_batch
 from smoothtune.testing import tiny_model as plain_tiny_model
 
@@ -166,7 +166,7 @@ def test_lora(kind, make, monkeypatch):
                 parameter.data.copy_(0.1 * torch.randn_like(parameter))
         return model
 
-    monkeypatch.setattr("smoothtune.testing.contract.tiny_model", adapted)
+    monkeypatch.setattr("smoothtune.testing.tiny.tiny_model", adapted)
     has_right_gradient(make, "bert")
     model = adapted("bert")
     objective = Objective(make()).attach(model)

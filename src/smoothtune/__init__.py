@@ -6,6 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from smoothtune.core.forward import Pass
+    from smoothtune.core.objective import Objective
+    from smoothtune.core.regularizer import Regularizer
+    from smoothtune.errors import NonFiniteLoss
     from smoothtune.methods import METHODS
     from smoothtune.methods.alice import ALICE
     from smoothtune.methods.alum import ALUM
@@ -35,9 +39,6 @@ if TYPE_CHECKING:
     from smoothtune.methods.smart import SMART
     from smoothtune.methods.uegr import UEGR
     from smoothtune.methods.vat import VAT
-    from smoothtune.objective import NonFiniteLoss, Objective
-    from smoothtune.passes import Pass
-    from smoothtune.regularizer import Regularizer
     from smoothtune.trainer import SmoothTrainer, regularize
 
 __all__ = [
@@ -82,10 +83,10 @@ __all__ = [
 __version__ = "0.1.0"
 
 _PLACES = {  # the others are methods
-    "NonFiniteLoss": "smoothtune.objective",
-    "Objective": "smoothtune.objective",
-    "Pass": "smoothtune.passes",
-    "Regularizer": "smoothtune.regularizer",
+    "NonFiniteLoss": "smoothtune.core.objective",
+    "Objective": "smoothtune.core.objective",
+    "Pass": "smoothtune.core.forward",
+    "Regularizer": "smoothtune.core.regularizer",
     "SmoothTrainer": "smoothtune.trainer",
     "regularize": "smoothtune.trainer",
 }

@@ -244,8 +244,8 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the methods, or show one with its equation, fields and departures from the paper."""
-    from smoothtune.config import unknown
     from smoothtune.describe import describe
+    from smoothtune.errors import unknown
     from smoothtune.methods import METHODS
 
     if name is not None and name not in METHODS:
@@ -290,7 +290,7 @@ def validate(
 ) -> None:
     """Say everything that is wrong in run files, with file, line and field; run nothing."""
     from smoothtune.config import load_config
-    from smoothtune.yaml_file import ConfigError
+    from smoothtune.errors import ConfigError
 
     every = [*(config or ()), *(files or ())]
     if not every:

@@ -96,9 +96,9 @@ def evaluate(
         "drift": drift,
     }
     with errors_as_exit_codes():
-        from smoothtune.evaluation import Settings
-        from smoothtune.evaluation import evaluate as run_evaluation
+        from smoothtune.evaluation.run import evaluate as run_evaluation
         from smoothtune.evaluation.settings import (
+            Settings,
             chosen_task_type,
             other_data_sets,
             span_fields,
@@ -152,7 +152,7 @@ def report(
 ) -> None:
     """Write one page about evaluations of one task; the first is what others are compared with."""
     with errors_as_exit_codes():
-        from smoothtune.evaluation.plots import PlotsMissing
+        from smoothtune.errors import PlotsMissing
         from smoothtune.evaluation.report import write_report
 
         try:

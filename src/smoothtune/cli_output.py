@@ -17,12 +17,14 @@ FAILED, USAGE, DATA, STOPPED = 1, 2, 3, 75
 @contextmanager
 def errors_as_exit_codes() -> Iterator[None]:
     """Turn the errors a user can mend into a message and an exit code."""
-    from smoothtune.data import DataError
-    from smoothtune.models import ModelError
-    from smoothtune.objective import NonFiniteLoss
-    from smoothtune.result import OutputError
-    from smoothtune.run import Stopped
-    from smoothtune.yaml_file import ConfigError
+    from smoothtune.errors import (
+        ConfigError,
+        DataError,
+        ModelError,
+        NonFiniteLoss,
+        OutputError,
+        Stopped,
+    )
 
     try:
         yield

@@ -16,19 +16,12 @@ from pydantic import (
     model_validator,
 )
 
-from smoothtune.config_draft import (
-    Draft,
-    check_methods,
-    clipping_methods,
-    message_of,
-    parse_method,
-    unknown,
-)
+from smoothtune.config_draft import Draft, check_methods, clipping_methods, message_of, parse_method
+from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.lora import LoraSettings
-from smoothtune.yaml_file import ConfigError, Problem
 
 if TYPE_CHECKING:
-    from smoothtune.regularizer import Regularizer
+    from smoothtune.core.regularizer import Regularizer
 
 TaskType = Literal[
     "text-classification", "question-answering", "token-classification", "multiple-choice"
@@ -264,7 +257,7 @@ def _validated(draft: Draft) -> RunConfig:
 
 def _task_type(values: Mapping[str, Any]) -> str:
     """Kind of the task that a draft of a run names."""
-    from smoothtune.data import TASKS
+    from smoothtune.data.tasks import TASKS
 
     task = values.get("task")
     preset = TASKS.get(task) if isinstance(task, str) else None
@@ -281,7 +274,7 @@ def _line(problem: Problem) -> int:
 
 def _check_combinations(draft: Draft) -> None:
     """What no single field shows: unknown tasks, and fields that exclude each other."""
-    from smoothtune.data import TASKS
+    from smoothtune.data.tasks import TASKS
 
     values = draft.values
     task = values.get("task")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from smoothtune.errors import ConfigError, Location, Problem, dotted, unknown
 from smoothtune.recommended import AUTO, NONE_YET, recommended
-from smoothtune.yaml_file import ConfigError, Location, Problem, dotted, parse_yaml, read_yaml
+from smoothtune.yaml_file import parse_yaml, read_yaml
 
 if TYPE_CHECKING:
-    from smoothtune.regularizer import Regularizer
+    from smoothtune.core.regularizer import Regularizer
 
 
 def parse_method(spec: str, draft: Draft | None = None) -> dict[str, Any]:
@@ -183,14 +183,6 @@ def message_of(detail: Any, known: list[str]) -> str:
     if detail["type"] == "value_error" or len(repr(detail["input"])) > 80:
         return message
     return f"{message}, not {detail['input']!r}"
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """``unknown method 'lsnr'; did you mean 'lnsr'? Known: ...``."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
-    return f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}"
 
 
 def _plain_data(value: Any) -> Any:

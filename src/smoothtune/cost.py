@@ -12,9 +12,9 @@ from statistics import median
 import torch
 from torch import Tensor, nn
 
+from smoothtune.core.objective import Objective
+from smoothtune.core.regularizer import Regularizer
 from smoothtune.memory import PeakMemory, keep_freed_memory, measurable
-from smoothtune.objective import Objective
-from smoothtune.regularizer import Regularizer
 
 Batch = Mapping[str, Tensor]
 
@@ -167,8 +167,9 @@ def price_list(
         ModelError: the model cannot be loaded.
     """
     from smoothtune.config import load_config
-    from smoothtune.data import TASKS
-    from smoothtune.models import load_base, load_classifier, quiet
+    from smoothtune.console import quiet
+    from smoothtune.data.tasks import TASKS
+    from smoothtune.models import load_base, load_classifier
 
     configs = [
         load_config(options={"task": "sst2", "output_dir": "unused"}, methods=[method])

@@ -13,11 +13,10 @@ from rich.table import Table
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from smoothtune.config import RunConfig
+from smoothtune.console import quiet, say
+from smoothtune.core.forward import Pass
 from smoothtune.demo_data import LABEL_NOISE, Row, sentiment
-from smoothtune.models import quiet
-from smoothtune.noise import gaussian
-from smoothtune.passes import Pass
-from smoothtune.progress import say
+from smoothtune.functional.noise import gaussian
 from smoothtune.run import train
 
 METHODS: dict[str, dict[str, Any]] = {"plain": {}, "lnsr": {}}

@@ -10,13 +10,14 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from smoothtune.config import RunConfig
-from smoothtune.data import Prepared, Task, prepare, prepare_unlabeled
-from smoothtune.data.tasks import Description
+from smoothtune.console import say
+from smoothtune.data.prepare import Prepared, prepare
+from smoothtune.data.tasks import Description, Task
+from smoothtune.data.unlabeled import prepare_unlabeled
+from smoothtune.errors import ConfigError, Problem
 from smoothtune.kinds import described
 from smoothtune.lora import add_lora
 from smoothtune.models import Base, load_base, load_classifier, start_at_mean
-from smoothtune.progress import say
-from smoothtune.yaml_file import ConfigError, Problem
 
 
 @dataclass

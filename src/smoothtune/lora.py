@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from smoothtune.yaml_file import ConfigError, Problem
+from smoothtune.errors import LoraError
 
 if TYPE_CHECKING:
     from torch import nn
     from transformers import PretrainedConfig
+
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -46,13 +47,6 @@ class LoraSettings(BaseModel):
     """Names of layers, or all-linear; unset: what peft has for the architecture."""
     modules_to_save: Annotated[list[Name], Field(min_length=1)] | None = None
     """Modules trained and saved whole; unset: the new head."""
-
-
-class LoraError(ConfigError):
-    """Adapters that cannot be made or read; the message says what to do."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__([Problem("", "lora", message)])
 
 
 def import_peft() -> Any:

@@ -6,8 +6,7 @@ import hashlib
 import os
 import pickle
 import statistics
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,18 +21,18 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import cached_file, logging
+from transformers.utils import cached_file
 
+from smoothtune.console import quiet
+from smoothtune.errors import ModelError
+from smoothtune.files import sha256
 from smoothtune.lora import ADAPTER_WEIGHTS, is_adapter
 
 if TYPE_CHECKING:
-    from smoothtune.data import Task
+    from smoothtune.data.tasks import Task
+
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
-
-
-class ModelError(ValueError):
-    """A model that cannot be loaded; the message says why and what to do."""
 
 
 @dataclass
@@ -191,32 +190,6 @@ def weights_fingerprint(source: str) -> str:
             digests = [f"{path.name} {sha256(path)}" for path in _shards(index, stem, suffix)]
             return hashlib.sha256("\n".join(digests).encode()).hexdigest()
     raise ModelError(f"{source} holds neither model.safetensors nor pytorch_model.bin")
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Keep progress bars of transformers and datasets, and warnings, off the terminal."""
-    import datasets
-
-    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    of_datasets = datasets.are_progress_bars_disabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bars:
-            logging.enable_progress_bar()
-        if not of_datasets:
-            datasets.enable_progress_bars()
-
-
-def sha256(path: Path) -> str:
-    """Hexadecimal sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _local_or_hub(model: str) -> str:

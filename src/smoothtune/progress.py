@@ -11,14 +11,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from smoothtune.console import say
+
 QUIET = {"epoch", "step", "total_flos", "train_runtime", "train_samples_per_second"}
 QUIET |= {"train_steps_per_second", "train_loss"}
 QUIET |= {f"eval_{key}" for key in ("runtime", "samples_per_second", "steps_per_second")}
-
-
-def say(console: Console, text: str) -> None:
-    """Print one plain line: no markup, no colours, no wrapping outside a terminal."""
-    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 class ProgressCallback(TrainerCallback):

@@ -9,56 +9,19 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
-
 from smoothtune.config import RunConfig
+from smoothtune.errors import OutputError
+from smoothtune.files import LOCK, RESULT, owned, write_json
 
 STARTED = "run.json"
-RESULT = "result.json"
 CHECKPOINTS = "checkpoints"
 STAGING = ".unfinished"
-LOCK = ".lock"
-
-
-class OutputError(ValueError):
-    """An output folder that this run must not write; the message says how to go on."""
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file so that a crash leaves the old file or the new one, never half of it."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file atomically.
-
-    Raises:
-        ValueError: a number is not finite.
-    """
-    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-def versions() -> dict[str, str]:
-    """Versions of what decides a result."""
-    packages = ("smoothtune", "torch", "transformers", "datasets", "numpy")
-    found = {name: version(name) for name in packages}
-    return {"python": platform.python_version(), "platform": platform.platform()} | found
 
 
 def finished_result(config: RunConfig) -> dict[str, Any] | None:
@@ -90,28 +53,6 @@ def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
         started = {"config": config.model_dump(mode="json")}
         write_json(folder / STARTED, started | {"method_versions": config.method_versions()})
         yield folder
-
-
-@contextmanager
-def owned(folder: Path) -> Iterator[Path]:
-    """Make a folder, and be the only process that writes it for a while.
-
-    Raises:
-        OutputError: it is a file, or another process writes it.
-    """
-    if folder.exists() and not folder.is_dir():
-        raise OutputError(f"{folder} is a file; choose another output_dir")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout as error:
-        raise OutputError(f"{folder} is being written by another process") from error
-    try:
-        yield folder
-    finally:
-        lock.release()
-        (folder / LOCK).unlink(missing_ok=True)
 
 
 def newest_checkpoint(folder: Path) -> Path | None:

@@ -16,36 +16,28 @@ from rich.console import Console
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback
 
-from smoothtune.config import RunConfig, clipping_methods
+from smoothtune.config import RunConfig
+from smoothtune.config_draft import clipping_methods
+from smoothtune.console import quiet, say
+from smoothtune.core.objective import Objective
 from smoothtune.cost import StepCost, measure_step_cost
-from smoothtune.data import Prepared, Task
+from smoothtune.data.prepare import Prepared
+from smoothtune.data.tasks import Task
+from smoothtune.errors import ConfigError, Problem, Stopped
+from smoothtune.files import versions, write_atomic
 from smoothtune.kinds import kind_of
 from smoothtune.loading import Loaded, load
 from smoothtune.lora import merged, save
 from smoothtune.memory import keep_freed_memory, peak_memory
 from smoothtune.model_card import model_card
-from smoothtune.models import Base, quiet, weights_fingerprint
-from smoothtune.objective import Objective
-from smoothtune.progress import ProgressCallback, StopOnSignal, say
-from smoothtune.result import (
-    STAGING,
-    claimed,
-    finished_result,
-    newest_checkpoint,
-    publish,
-    versions,
-    write_atomic,
-)
+from smoothtune.models import Base, weights_fingerprint
+from smoothtune.progress import ProgressCallback, StopOnSignal
+from smoothtune.result import STAGING, claimed, finished_result, newest_checkpoint, publish
 from smoothtune.sampler import LengthGroupedSampler
 from smoothtune.trainer import SmoothTrainer
 from smoothtune.training_arguments import training_arguments
-from smoothtune.yaml_file import ConfigError, Problem
 
 COST_MAX_PARAMETERS = 400_000_000
-
-
-class Stopped(Exception):
-    """The run was stopped by a signal and left a checkpoint."""
 
 
 @dataclass

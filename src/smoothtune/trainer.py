@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
+from smoothtune.core.architecture import is_next_token_model, unwrap
+from smoothtune.core.causal_lm import next_token_task
+from smoothtune.core.forward import Task
+from smoothtune.core.objective import Objective
+from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.support import check_trainer
 from smoothtune.integrations.sentence_embeddings import EmbeddingTask, is_embedding_trainer
 from smoothtune.integrations.sft import trl_trainer, unpacked
-from smoothtune.next_token import is_next_token_model, next_token_task
-from smoothtune.objective import Objective
-from smoothtune.passes import Task
-from smoothtune.regularizer import Regularizer
-from smoothtune.support import check_trainer
-from smoothtune.taps import unwrap
 from smoothtune.unlabeled import Alternate, alternating_loader
 
 T = TypeVar("T", bound=Trainer)

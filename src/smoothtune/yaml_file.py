@@ -9,34 +9,14 @@ which a run file does not need and which can make it explode or run code.
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import yaml
 
+from smoothtune.errors import Location, Problem, dotted
+
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
-Location = tuple[str | int, ...]
-
-
-class Problem(NamedTuple):
-    """One thing that is wrong in a configuration."""
-
-    where: str
-    """File and line, ``run.yaml:3``, or the option, ``--learning-rate``."""
-    field: str
-    """Dotted name of the field, ``methods.lnsr.weight``; empty for the file as a whole."""
-    message: str
-
-    def __str__(self) -> str:
-        return ": ".join(part for part in self if part)
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; ``problems`` holds everything that is wrong with it."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = problems
 
 
 @dataclass
@@ -178,9 +158,3 @@ def _scalar(node: yaml.Node) -> Any:
     if kind == "float":
         return float(node.value.lower().replace(".inf", "inf").replace(".nan", "nan"))
     return node.value
-
-
-def dotted(location: Location) -> str:
-    """``("methods", "lnsr", "layers", 0)`` as ``methods.lnsr.layers[0]``."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
-    return text.removeprefix(".")

@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from smoothtune.data import DataError, Task, check_splits, custom_task, infer_labels
+from smoothtune.data.checks import check_splits, infer_labels
+from smoothtune.data.tasks import Task, custom_task
+from smoothtune.errors import DataError
 
 CLASSES = custom_task("text", label_names=("no", "yes"))
 PAIR = custom_task(["text", "other"], label_names=("no", "yes"))

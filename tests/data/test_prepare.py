@@ -12,7 +12,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from hub_server import WORDS, make_tokenizer
-from smoothtune.data import Collator, DataError, Prepared, custom_task, prepare, tokenizing
+from smoothtune.data import tokenizing
+from smoothtune.data.collator import Collator
+from smoothtune.data.prepare import Prepared, prepare
+from smoothtune.data.tasks import custom_task
+from smoothtune.errors import DataError
 
 TASK = custom_task("text", label_names=("no", "yes"))
 PAIR = custom_task(["text", "other"], label_names=("no", "yes"))

@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from hub_server import make_tokenizer
-from smoothtune.data import TASKS, check_splits, custom_task, load_splits, prepare
+from smoothtune.data.checks import check_splits
+from smoothtune.data.prepare import prepare
+from smoothtune.data.sources import load_splits
+from smoothtune.data.tasks import TASKS, custom_task
 from smoothtune.metrics import trivial_baseline
 
 pytestmark = pytest.mark.skipif(

@@ -4,7 +4,9 @@ import pandas as pd
 import pytest
 from datasets import Dataset, DatasetDict
 
-from smoothtune.data import TASKS, DataError, custom_task, load_splits, split_of
+from smoothtune.data.sources import load_splits, split_of
+from smoothtune.data.tasks import TASKS, custom_task
+from smoothtune.errors import DataError
 
 TASK = custom_task("text", label_names=("no", "yes"))
 FRAME = pd.DataFrame({"text": ['say "hi', "None", "c,d"], "label": [0, 1, 1]})

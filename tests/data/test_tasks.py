@@ -1,6 +1,6 @@
 import pytest
 
-from smoothtune.data import TASKS, custom_task
+from smoothtune.data.tasks import TASKS, custom_task
 
 GLUE = {name: task for name, task in TASKS.items() if task.hub_id == "nyu-mll/glue"}
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers, processors
 
-from smoothtune.data import DataError
 from smoothtune.data import windows as module
 from smoothtune.data.tasks import Spans
 from smoothtune.data.windows import locate, tokenize_windows
-from smoothtune.models import ModelError, load_base
+from smoothtune.errors import DataError, ModelError
+from smoothtune.models import load_base
 from tiny_folder import tiny_bert, tiny_gpt2
 
 CONTEXT = "the film was very good and the plot was not bad"

@@ -52,7 +52,7 @@ def test_fsdp2_refuses_what_it_cannot_do(monkeypatch):
     class Sharded(torch.nn.Linear):
         pass
 
-    monkeypatch.setattr("smoothtune.support.FSDPModule", Sharded)
+    monkeypatch.setattr("smoothtune.core.support.FSDPModule", Sharded)
     model = tiny_model("bert")
     model.classifier.__class__ = Sharded
     with pytest.raises(ValueError, match="use DDP"):

@@ -9,7 +9,7 @@ from linear_network import LinearNetwork
 from rich.console import Console
 
 from smoothtune.config import load_config
-from smoothtune.data import custom_task
+from smoothtune.data.tasks import custom_task
 from smoothtune.evaluation import Predictor
 from smoothtune.models import load_base
 from smoothtune.run import train

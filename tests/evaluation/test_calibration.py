@@ -6,13 +6,7 @@ from scipy.special import softmax
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, log_loss
 
-from smoothtune.evaluation import (
-    brier,
-    fit_temperature,
-    nll,
-    reliability,
-    split_for_temperature,
-)
+from smoothtune.evaluation import brier, fit_temperature, nll, reliability, split_for_temperature
 
 sample = st.tuples(st.integers(2, 80), st.integers(2, 5), st.integers(0, 10_000))
 

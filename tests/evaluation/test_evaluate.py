@@ -21,8 +21,8 @@ from transformers import (
 from typer.testing import CliRunner, Result
 
 from smoothtune.cli import app
+from smoothtune.console import Bar
 from smoothtune.evaluation import parts
-from smoothtune.evaluation.bar import Bar
 from smoothtune.evaluation.run import read_predictions
 from smoothtune.models import load_base
 from tiny_folder import tiny_gpt2
@@ -178,7 +178,7 @@ def test_damaged_weights_are_named(tiny_folder: Path, tmp_path: Path) -> None:
 
 def test_progress_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
-    monkeypatch.setattr("smoothtune.evaluation.bar.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("smoothtune.console.SECONDS_BETWEEN_LINES", 0.0)
     with Bar(Console(file=text)) as bar:
         bar.part = "robustness"
         bar.start("Gaussian noise", 2)

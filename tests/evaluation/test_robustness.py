@@ -5,7 +5,7 @@ from linear_network import rotation
 
 from smoothtune.evaluation import attack_curve, noise_curve
 from smoothtune.evaluation.robustness import _attacks, _noise
-from smoothtune.noise import EmbeddingNoise, relative_norm
+from smoothtune.functional.noise import EmbeddingNoise, relative_norm
 
 
 def accuracy(predictor, rows):

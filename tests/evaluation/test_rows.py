@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from smoothtune.data import TASKS, DataError, custom_task, prepare
+from smoothtune.data.prepare import prepare
+from smoothtune.data.tasks import TASKS, custom_task
+from smoothtune.errors import DataError
 from smoothtune.evaluation.rows import foreign_rows, validation_texts
 from smoothtune.evaluation.transfer import OtherData
 

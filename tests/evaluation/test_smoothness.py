@@ -5,7 +5,7 @@ import pytest
 import torch
 from linear_network import WIDTH, rotation
 
-from smoothtune import random
+from smoothtune.core import rng
 from smoothtune.evaluation import derivative_norms, noise_attenuation, noise_spectrum
 from smoothtune.testing import fixed_draws
 
@@ -22,7 +22,7 @@ def test_a_rotation_keeps_relative_errors(linear_predictor, rows):
 def test_attenuation_is_the_closed_form_of_a_linear_network(linear_predictor, rows, monkeypatch):
     """With noise along e, the error after W is 0.05 ||x|| ||W e|| / ||W x||."""
     direction = torch.linspace(-1, 1, WIDTH, dtype=torch.float64)
-    monkeypatch.setattr(random, "normal_like", lambda x: direction.expand_as(x))
+    monkeypatch.setattr(rng, "normal_like", lambda x: direction.expand_as(x))
     squeeze = torch.diag(torch.linspace(0.1, 2, WIDTH, dtype=torch.float64))
     predictor = linear_predictor([squeeze, squeeze], batch_size=2)
     curve = noise_attenuation(predictor, rows, layers=(0,), num_draws=1)

@@ -7,8 +7,8 @@ from datasets import Dataset
 
 from literal import added, gradient
 from smoothtune import LNSR, METHODS, R3F, Jacobian, Objective, regularize
+from smoothtune.core.support import NO_EMBEDDING
 from smoothtune.integrations.sentence_embeddings import EmbeddingTask, stacked
-from smoothtune.support import NO_EMBEDDING
 from smoothtune.testing import fixed_draws
 from tiny_folder import WORDS, tiny_bert
 
@@ -135,9 +135,9 @@ def test_divergence_is_the_squared_distance_of_the_embeddings(folder, tmp_path):
 
 
 def fixed(texts):
-    from smoothtune import random
+    from smoothtune.core import rng
 
-    return random.normal_like(torch.zeros(*texts["input_ids"].shape, 16, dtype=torch.float64))
+    return rng.normal_like(torch.zeros(*texts["input_ids"].shape, 16, dtype=torch.float64))
 
 
 def test_hidden_states_are_those_of_the_transformer(folder, tmp_path):

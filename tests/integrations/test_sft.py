@@ -7,8 +7,8 @@ from peft import LoraConfig
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from smoothtune import L2SP, LNSR, METHODS, R3F, UEGR, regularize
+from smoothtune.core.support import NO_NEXT_TOKEN
 from smoothtune.integrations.sft import sft_problems, unpacked
-from smoothtune.support import NO_NEXT_TOKEN
 from smoothtune.testing import all_in_float64, fixed_draws
 from tiny_folder import tiny_tokenizer
 

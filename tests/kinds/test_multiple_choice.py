@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from smoothtune.cli import app
 from smoothtune.config import load_config
-from smoothtune.data import DataError, prepare
+from smoothtune.data.prepare import prepare
 from smoothtune.data.tasks import Description
+from smoothtune.errors import ConfigError, DataError
 from smoothtune.kinds import KINDS
 from smoothtune.models import load_base
 from smoothtune.run import train
-from smoothtune.yaml_file import ConfigError
 
 KIND = KINDS["multiple-choice"]
 ENDINGS = ["ending0", "ending1", "ending2"]

@@ -21,12 +21,12 @@ from typer.testing import CliRunner
 from smoothtune import squad
 from smoothtune.cli import app
 from smoothtune.config import load_config
-from smoothtune.data import TASKS, DataError, prepare
-from smoothtune.data.tasks import Spans
+from smoothtune.data.prepare import prepare
+from smoothtune.data.tasks import TASKS, Spans
+from smoothtune.errors import ConfigError, DataError
 from smoothtune.kinds import kind_of
 from smoothtune.models import load_base, load_classifier
 from smoothtune.run import train
-from smoothtune.yaml_file import ConfigError
 
 SQUAD = TASKS["squad"]
 KIND = kind_of(SQUAD)

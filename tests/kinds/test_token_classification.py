@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from smoothtune.cli import app
 from smoothtune.config import load_config
-from smoothtune.data import DataError, prepare
+from smoothtune.data.prepare import prepare
 from smoothtune.data.tasks import Description
+from smoothtune.errors import DataError, ModelError
 from smoothtune.kinds import KINDS
-from smoothtune.models import ModelError, load_base
+from smoothtune.models import load_base
 from smoothtune.run import train
 
 KIND = KINDS["token-classification"]

@@ -6,7 +6,8 @@ import torch
 from adversary import compare, embeddings, predict, rms, rows, setting, slope
 from conformance import Tiny, assert_conforms, batch, draws, fed
 from literal import MODELS, cross_entropy, kl, probabilities, squared_error
-from smoothtune import ALICE, SMART, Objective, Pass, random
+from smoothtune import ALICE, SMART, Objective, Pass
+from smoothtune.core import rng
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
 
@@ -21,7 +22,7 @@ def worst(model, ids, loss):
     """The loss one step of 0.3 rms up the gradient, from noise of 0.02 rms, within 0.1 rms."""
     x = embeddings(model, ids)
     unit = rms(x)
-    delta = (0.02 * unit * random.normal_like(x)).requires_grad_()
+    delta = (0.02 * unit * rng.normal_like(x)).requires_grad_()
     g = slope(loss(predict(model, ids, delta), constant=True), delta)
     moved = delta.detach() + 0.3 * unit * g / max(abs(v) for v in g.flatten())
     return loss(predict(model, ids, moved.clamp(-0.1 * unit, 0.1 * unit)), constant=False)

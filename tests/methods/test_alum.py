@@ -5,7 +5,8 @@ import torch
 
 from adversary import compare, embeddings, predict, rms, rows, setting, slope
 from literal import MODELS, cross_entropy, kl, probabilities, squared_error
-from smoothtune import ALUM, SMART, Objective, random
+from smoothtune import ALUM, SMART, Objective
+from smoothtune.core import rng
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
 
@@ -26,7 +27,7 @@ def test_equals_its_equation(architecture, num_labels):
         for ids, _ in rows(data):
             x, target = embeddings(model, ids), predict(model, ids, 0)
             unit = rms(x)
-            delta = (0.02 * unit * random.normal_like(x)).requires_grad_()
+            delta = (0.02 * unit * rng.normal_like(x)).requires_grad_()
             g = slope(distance(target.detach(), predict(model, ids, delta)), delta)
             moved = delta.detach() + 0.3 * unit * g / max(abs(v) for v in g.flatten())
             noisy = predict(model, ids, moved.clamp(-0.1 * unit, 0.1 * unit))

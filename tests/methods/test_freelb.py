@@ -6,7 +6,8 @@ import torch
 from adversary import compare, embeddings, into_l2, length, predict, rms, rows, setting
 from conformance import Tiny, assert_conforms, batch, draws, fed, tiny_bert
 from literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
-from smoothtune import FreeLB, Objective, Pass, random
+from smoothtune import FreeLB, Objective, Pass
+from smoothtune.core import rng
 from smoothtune.testing import tiny_batch, tiny_model
 
 
@@ -22,7 +23,7 @@ def test_equals_its_equation(architecture, num_labels, norm):
         for ids, label in rows(data):
             x = embeddings(model, ids)
             unit = length(x) if norm == "l2" else rms(x)
-            delta = 0.2 * unit * random.uniform_like(x)
+            delta = 0.2 * unit * rng.uniform_like(x)
             if norm == "l2":
                 delta = delta / x.numel() ** 0.5
             for _ in range(3):

@@ -7,7 +7,7 @@ from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
 from conformance import assert_conforms, batch, draws, fed, tiny_bert
 from smoothtune import JacHess, Objective
-from smoothtune.derivatives import CompositeLayerNorm
+from smoothtune.core.higher_order import CompositeLayerNorm
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
 
 MODELS = ["bert", "deberta", "opt", "llama"]

@@ -8,7 +8,7 @@ from torch import nn
 
 from conformance import fed
 from smoothtune import LNSR, Noise, Objective, Pass
-from smoothtune.noise import gaussian, rescale
+from smoothtune.functional.noise import gaussian, rescale
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
 

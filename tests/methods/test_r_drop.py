@@ -16,7 +16,8 @@ from literal import (
     squared_error,
     tiny_span_model,
 )
-from smoothtune import Objective, RDrop, random
+from smoothtune import Objective, RDrop
+from smoothtune.core import rng
 from smoothtune.testing import tiny_batch, tiny_model
 
 
@@ -24,7 +25,7 @@ def two_passes(model, batch, seed):
     """Outputs under the masks that the objective's two passes draw."""
     torch.manual_seed(7)
     first = model(**batch)
-    with random.stream(torch.device("cpu"), seed, "r_drop", 1):
+    with rng.stream(torch.device("cpu"), seed, "r_drop", 1):
         return first, model(**batch)
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from smoothtune import L2SP, Mixout, Objective, ReInit
-from smoothtune.taps import blocks
+from smoothtune.core.architecture import blocks
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
 
 

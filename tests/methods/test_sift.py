@@ -14,8 +14,9 @@ from literal import (
     squared_error,
     tiny_span_model,
 )
-from smoothtune import Objective, Pass, SiFT, random
-from smoothtune.taps import embedding_norm
+from smoothtune import Objective, Pass, SiFT
+from smoothtune.core import rng
+from smoothtune.core.architecture import embedding_norm
 from smoothtune.testing import ARCHITECTURES, fixed_draws, tiny_batch, tiny_model
 
 PLACES = {
@@ -60,7 +61,7 @@ def test_equals_its_equation(architecture, num_labels):
     def expected(model):
         terms, clean = [], []
         for ids, _ in rows(data):
-            delta = 0.02 * random.normal_like(torch.zeros(1, ids.shape[1], 8).double())
+            delta = 0.02 * rng.normal_like(torch.zeros(1, ids.shape[1], 8).double())
             target = predict(model, ids, torch.zeros_like(delta), place)
             delta.requires_grad_()
             g = slope(distance(target.detach(), predict(model, ids, delta, place)), delta)

@@ -14,9 +14,10 @@ from literal import (
     squared_error,
     tiny_span_model,
 )
-from smoothtune import SMART, Objective, Pass, random
-from smoothtune.divergence import kl as library_kl
-from smoothtune.divergence import symmetric_kl_detached
+from smoothtune import SMART, Objective, Pass
+from smoothtune.core import rng
+from smoothtune.functional.divergences import kl as library_kl
+from smoothtune.functional.divergences import symmetric_kl_detached
 from smoothtune.methods.smart import mt_dnn_js, stable_kl
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
@@ -38,7 +39,7 @@ def test_equals_its_equation(architecture, num_labels):
         for ids, _ in rows(data):
             x = embeddings(model, ids)
             unit = rms(x)
-            delta = 0.02 * unit * random.normal_like(x)
+            delta = 0.02 * unit * rng.normal_like(x)
             for _ in range(2):
                 delta.requires_grad_()
                 target = predict(model, ids, 0).detach()

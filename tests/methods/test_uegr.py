@@ -17,8 +17,9 @@ from literal import (
     squared_error,
     tiny_span_model,
 )
-from smoothtune import UEGR, Objective, Pass, random
-from smoothtune.dropout import sites
+from smoothtune import UEGR, Objective, Pass
+from smoothtune.core import rng
+from smoothtune.core.dropout import sites
 from smoothtune.methods.uegr import even_rates, jensen_shannon, squared_deviation
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
@@ -80,7 +81,7 @@ def test_forward_stage_equals_its_equation(architecture, num_labels):
     torch.manual_seed(7)
     with added(low, delta):
         logits.append(low(**batch).logits.view(4, num_labels))
-    with added(high, delta), random.stream(CPU, objective.seed, "uegr", 1):
+    with added(high, delta), rng.stream(CPU, objective.seed, "uegr", 1):
         logits.append(high(**batch).logits.view(4, num_labels))
     task, apart = (squared_error, deviation) if num_labels == 1 else (cross_entropy, js)
     adversarial = sum(task(each, batch["labels"]) for each in logits) / 2
@@ -101,7 +102,7 @@ def test_spans_take_the_mean_of_start_and_end():
     objective = Objective(UEGR(attack="none", **FORWARD_ONLY))
     torch.manual_seed(7)
     outputs = [low(**batch)]
-    with random.stream(CPU, objective.seed, "uegr", 1):
+    with rng.stream(CPU, objective.seed, "uegr", 1):
         outputs.append(high(**batch))
     terms = []
     for name in ("start_logits", "end_logits"):

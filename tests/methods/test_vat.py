@@ -15,7 +15,8 @@ from literal import (
     squared_error,
     tiny_span_model,
 )
-from smoothtune import VAT, Objective, Pass, random
+from smoothtune import VAT, Objective, Pass
+from smoothtune.core import rng
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
 
@@ -35,7 +36,7 @@ def test_equals_its_equation(architecture, num_labels):
         terms, clean = [], []
         for ids, _ in rows(data):
             x, target = embeddings(model, ids), predict(model, ids, 0)
-            d = random.normal_like(x)
+            d = rng.normal_like(x)
             for _ in range(2):
                 probe = (0.05 * length(x) * d / length(d)).requires_grad_()
                 d = slope(from_target(target, predict(model, ids, probe)), probe)

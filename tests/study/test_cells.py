@@ -7,7 +7,8 @@ from pathlib import Path
 import datasets
 import pytest
 
-from smoothtune.data import DataError, load_splits
+from smoothtune.data.sources import load_splits
+from smoothtune.errors import DataError
 from smoothtune.loading import task_of
 from smoothtune.study.cells import Cell, Records, digest
 from smoothtune.study.config import load_study
@@ -97,7 +98,7 @@ def test_parts_are_the_rows_that_are_trained_on(inputs: Path, write, tmp_path: P
     parts = load_splits(tmp_path / "parts", task_of(run))
     assert {name: len(rows) for name, rows in parts.items()} == {"train": 7, "validation": 3}
     texts = [row["text"] for rows in parts.values() for row in rows]
-    from smoothtune.data import prepare
+    from smoothtune.data.prepare import prepare
     from smoothtune.models import load_base
 
     prepared = prepare(

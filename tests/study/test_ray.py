@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from smoothtune.errors import ConfigError
 from smoothtune.study.cells import Records
 from smoothtune.study.config import load_study
 from smoothtune.study.run import run_study
-from smoothtune.yaml_file import ConfigError
 
 
 def done(folder: Path) -> int:

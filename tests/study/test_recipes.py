@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from smoothtune.errors import ConfigError
 from smoothtune.study.config import load_study
 from smoothtune.study.files import recipe_titles, recipes, study_file
 from smoothtune.study.run import run_study
-from smoothtune.yaml_file import ConfigError
 
 SCALES = {name: scales.split() for name, scales, _ in recipe_titles()}
 CASES = [(name, scale) for name, scales in SCALES.items() for scale in scales or [None]]

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from smoothtune.errors import ConfigError
 from smoothtune.study.config import StudyConfig, load_study
-from smoothtune.yaml_file import ConfigError
 
 
 def labels(study) -> dict[str, list[str]]:

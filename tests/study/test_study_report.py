@@ -292,7 +292,7 @@ def test_a_recommendation_needs_evidence_everywhere() -> None:
 def test_auto_is_refused_while_there_is_no_evidence(monkeypatch) -> None:
     from smoothtune import config_draft
     from smoothtune.config import load_config
-    from smoothtune.yaml_file import ConfigError
+    from smoothtune.errors import ConfigError
 
     options = {"task": "sst2", "output_dir": "x"}
     monkeypatch.setattr(config_draft, "recommended", lambda: {"methods": None})

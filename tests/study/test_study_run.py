@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from smoothtune.config import RunConfig
-from smoothtune.result import OutputError
-from smoothtune.run import Stopped, train
+from smoothtune.errors import OutputError, Stopped
+from smoothtune.run import train
 from smoothtune.study.cells import Records
 from smoothtune.study.config import load_study
 from smoothtune.study.live import show_status

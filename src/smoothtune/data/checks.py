@@ -9,13 +9,10 @@ import numpy as np
 from datasets import ClassLabel, Dataset, Value
 
 from smoothtune.data.tasks import Task, default_metrics
+from smoothtune.errors import DataError
 
 IGNORE_INDEX = -100
 """Label that PyTorch's cross entropy skips."""
-
-
-class DataError(ValueError):
-    """Data that cannot be trained on; the message lists what is wrong, one problem per line."""
 
 
 def infer_labels(task: Task, dataset: Dataset, source: str) -> Task:

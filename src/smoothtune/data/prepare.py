@@ -10,11 +10,11 @@ import numpy as np
 from datasets import Dataset, Features, Value
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.checks import DataError
 from smoothtune.data.report import Report
 from smoothtune.data.sources import load_splits
 from smoothtune.data.tasks import Task
 from smoothtune.data.tokenizing import TEXTS, check_token_ids
+from smoothtune.errors import DataError
 
 HELD_OUT = 0.1
 """Share of the train split held out where the source has no validation split."""
@@ -83,7 +83,8 @@ def prepare(
             nothing to put between the two texts of a pair.
     """
     # Not at the top: the kinds of tasks are made from the parts of this package.
-    from smoothtune.kinds import TokenizeOptions, kind_of
+    from smoothtune.kinds import kind_of
+    from smoothtune.kinds.base import TokenizeOptions
 
     for name, limit in {
         "max_train_samples": max_train_samples,

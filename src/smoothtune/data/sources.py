@@ -7,16 +7,15 @@ A file's split is read from its name: ``train.csv``, ``rte-dev.tsv``, ``validati
 
 import csv
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import datasets
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
-from smoothtune.data.checks import DataError
+from smoothtune.console import progress_bars
 from smoothtune.data.tasks import Task
+from smoothtune.errors import DataError
 
 # By default a text "None" or "NA" would be read as missing. Tab-separated files have no quoting (as
 # in GLUE): with it, one stray quote swallows the rows up to the next.
@@ -181,23 +180,3 @@ def _reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {error}"
-
-
-@contextmanager
-def progress_bars(*, shown: bool) -> Iterator[None]:
-    """Shows or hides the progress bars of `datasets`, then puts them back as they were.
-
-    Args:
-        shown: False hides them; True leaves the choice to the caller's own setting.
-
-    Yields:
-        Nothing.
-    """
-    hidden_before = datasets.are_progress_bars_disabled()
-    if not shown:
-        datasets.disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not hidden_before:
-            datasets.enable_progress_bars()

@@ -13,8 +13,8 @@ from datasets import Dataset
 from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.checks import DataError
-from smoothtune.data.sources import progress_bars
+from smoothtune.console import progress_bars
+from smoothtune.errors import DataError
 
 LARGE = 20_000
 """Rows from which tokenizing takes long enough for a progress bar and a cached result."""

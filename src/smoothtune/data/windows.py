@@ -16,10 +16,9 @@ from datasets import Dataset
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.checks import DataError
 from smoothtune.data.tasks import Spans
 from smoothtune.data.tokenizing import cached_map
-from smoothtune.models import ModelError
+from smoothtune.errors import DataError, ModelError
 
 LARGE = 2_000
 """Questions from which a progress bar is shown and the result is cached."""

@@ -14,12 +14,12 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from smoothtune.divergence import masked_mean
+from smoothtune.core.architecture import blocks, embedding_table
+from smoothtune.core.forward import Batch, evaluating
+from smoothtune.core.predictions import masked_mean
 from smoothtune.evaluation.curves import Curve, Point
 from smoothtune.evaluation.predictions import Predictor
-from smoothtune.noise import EmbeddingNoise, NoiseKind, gaussian
-from smoothtune.passes import Batch, evaluating
-from smoothtune.taps import blocks, embedding_table
+from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian
 
 RATIO = 0.05
 NUM_VECTORS = 2048

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from smoothtune.data import Task
+from smoothtune.data.tasks import Task
+from smoothtune.errors import OutputError
 from smoothtune.evaluation.bootstrap import Interval, bootstrap_intervals
 from smoothtune.evaluation.curves import Curve
 from smoothtune.evaluation.run import EVALUATION, PREDICTIONS, read_evaluation, read_predictions
 from smoothtune.kinds import kind_of
-from smoothtune.result import OutputError
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 
+from smoothtune.core.architecture import blocks, word_embeddings
+from smoothtune.core.forward import evaluating
 from smoothtune.evaluation.curves import Curve, Point
 from smoothtune.evaluation.predictions import Predictor
-from smoothtune.passes import evaluating
-from smoothtune.taps import blocks, word_embeddings
 
 LAYER = "layer (0: embeddings, then the blocks)"
 

@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping
 from typing import Any
 
+from smoothtune.errors import PlotsMissing
 from smoothtune.evaluation.curves import Curve, Point
 
 # Okabe and Ito's colours, which colour-blind readers tell apart; without the yellow, which is too
@@ -28,10 +29,6 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.color": "#dddddd",
 }
-
-
-class PlotsMissing(ImportError):
-    """Matplotlib is not installed."""
 
 
 def draw(curves: Mapping[str, Curve]) -> str:

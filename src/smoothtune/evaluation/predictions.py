@@ -15,13 +15,16 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune import random
-from smoothtune.data import Task
-from smoothtune.kinds import Kind, kind_of
-from smoothtune.lora import LoraError, is_adapter, load_merged
-from smoothtune.models import Base, ModelError, quiet
-from smoothtune.passes import Batch, Pass, evaluating
-from smoothtune.taps import Point
+from smoothtune.console import quiet
+from smoothtune.core import rng
+from smoothtune.core.forward import Batch, Pass, evaluating
+from smoothtune.core.hooks import Point
+from smoothtune.data.tasks import Task
+from smoothtune.errors import LoraError, ModelError
+from smoothtune.kinds import kind_of
+from smoothtune.kinds.base import Kind
+from smoothtune.lora import is_adapter, load_merged
+from smoothtune.models import Base
 
 
 class Progress(Protocol):
@@ -132,7 +135,7 @@ class Predictor:
     def draws(self, name: str, batch: Batch, *counters: int) -> AbstractContextManager[None]:
         """Draw, within a `with`, from a generator that depends on seed, name and counters alone."""
         call = int(np.random.SeedSequence(counters).generate_state(1)[0])
-        return random.stream(batch["input_ids"].device, self.seed, name, call)
+        return rng.stream(batch["input_ids"].device, self.seed, name, call)
 
     def blank(self, rows: Dataset) -> np.ndarray:
         """(N, W) zeros, to be filled with predictions."""

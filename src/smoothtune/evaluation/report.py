@@ -12,12 +12,13 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from smoothtune.errors import OutputError
 from smoothtune.evaluation.compare import Run, differences, load_runs
 from smoothtune.evaluation.curves import Curve
 from smoothtune.evaluation.plots import draw
 from smoothtune.evaluation.run import OOD
 from smoothtune.evaluation.words import comparison, sentences
-from smoothtune.result import OutputError, write_atomic
+from smoothtune.files import write_atomic
 
 LARGEST_TABLE = 60  # points that a reader may want to see as numbers
 SECTIONS = {

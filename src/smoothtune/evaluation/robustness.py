@@ -2,8 +2,9 @@
 
 Sizes are relative to the embeddings: 0.1 is a perturbation with a tenth of their norm. Noise adds
 sigma * rms(x) * N(0, 1) to every entry, where rms runs over the real tokens of an example (JacHess
-eq. 6 with a unit that fits every model); in-manifold noise, see `smoothtune.manifold`, and attacks
-have the norm ratio * ||x||, of every token and of the example.
+eq. 6 with a unit that fits every model); in-manifold noise is that of
+`smoothtune.functional.neighbours`. Attacks have the norm ratio * ||x||, of every token and of the
+example.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from smoothtune.ascent import Ascent, normalise, task_loss, unit
-from smoothtune.ascent import gradient_at as loss_gradient
+from smoothtune.core.architecture import embedding_table
+from smoothtune.core.forward import Pass, evaluating
 from smoothtune.evaluation.curves import Curve, Point, area, metric_label, spread
 from smoothtune.evaluation.predictions import Predictor
-from smoothtune.noise import EmbeddingNoise, NoiseKind, gaussian
-from smoothtune.passes import Pass, evaluating
-from smoothtune.taps import embedding_table
+from smoothtune.functional.adversarial import Ascent, normalise, task_loss, unit
+from smoothtune.functional.adversarial import gradient_at as loss_gradient
+from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian
 
 NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
 ATTACKS = (0.0, 0.01, 0.02, 0.05, 0.1)

@@ -8,11 +8,15 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data import DataError, Prepared, Task, check_splits, load_splits
-from smoothtune.data.prepare import fingerprint, select
+from smoothtune.data.checks import check_splits
+from smoothtune.data.prepare import Prepared, fingerprint, select
+from smoothtune.data.sources import load_splits
+from smoothtune.data.tasks import Task
 from smoothtune.data.tokenizing import check_token_ids
+from smoothtune.errors import DataError
 from smoothtune.evaluation.transfer import OtherData
-from smoothtune.kinds import TokenizeOptions, kind_of
+from smoothtune.kinds import kind_of
+from smoothtune.kinds.base import TokenizeOptions
 
 
 def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:

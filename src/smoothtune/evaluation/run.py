@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from smoothtune.data import prepare
-from smoothtune.evaluation.bar import Bar
+from smoothtune.console import Bar, quiet, say
+from smoothtune.data.prepare import prepare
+from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.evaluation.parts import PART, Found, Subject, further_data, other_data
-from smoothtune.evaluation.plots import PlotsMissing, draw
+from smoothtune.evaluation.plots import draw
 from smoothtune.evaluation.predictions import load_predictor
 from smoothtune.evaluation.settings import Settings, resolve, task_of, training_record
+from smoothtune.files import LOCK, owned, versions, write_atomic, write_json
 from smoothtune.kinds import kind_of
-from smoothtune.models import load_base, quiet, weights_fingerprint
-from smoothtune.progress import say
-from smoothtune.result import LOCK, OutputError, owned, versions, write_atomic, write_json
+from smoothtune.models import load_base, weights_fingerprint
 
 EVALUATION = "evaluation.json"
 PREDICTIONS = "predictions.csv"

@@ -10,7 +10,7 @@ from datasets import Dataset
 from scipy.special import softmax
 from scipy.stats import binomtest
 
-from smoothtune.data import Task
+from smoothtune.data.tasks import Task
 from smoothtune.evaluation.bootstrap import bootstrap_intervals
 from smoothtune.evaluation.calibration import (
     Reliability,

@@ -8,13 +8,13 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smoothtune.config import SPAN_FIELDS, unknown
-from smoothtune.data import TASKS, Task
-from smoothtune.data.tasks import Description, Spans, TaskType
+from smoothtune.config import SPAN_FIELDS
+from smoothtune.data.tasks import TASKS, Description, Spans, Task, TaskType
+from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.evaluation.transfer import OtherData
+from smoothtune.files import RESULT
 from smoothtune.kinds import KINDS, described
-from smoothtune.result import RESULT
-from smoothtune.yaml_file import ConfigError, Problem, parse_yaml
+from smoothtune.yaml_file import parse_yaml
 
 PARTS = ("calibration", "robustness", "corruption", "smoothness", "drift")
 """The parts that can be asked for; the task's metrics are always there."""

@@ -1,7 +1,8 @@
 """First and second derivatives of every layer's representation in the word embeddings.
 
-Reference: Jukic, Snajder, TACL 13 (2025) 264-280, whose penalty this measures; the estimator is
-`smoothtune.estimators.differences`, forward passes alone, unbiased up to O(step^2).
+Reference: Jukic, Snajder, TACL 13 (2025) 264-280, whose penalty this measures; the estimator,
+`smoothtune.functional.derivative_norms.differences`, needs forward passes alone and is unbiased up
+to O(step^2).
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from smoothtune.estimators import differences
+from smoothtune.core.forward import Pass, evaluating
 from smoothtune.evaluation.curves import Curve, Point
 from smoothtune.evaluation.predictions import Predictor
-from smoothtune.norms import InputDerivatives
-from smoothtune.passes import Pass, evaluating
+from smoothtune.functional.derivative_norms import differences
+from smoothtune.functional.input_derivatives import InputDerivatives
 
 STEP = 0.01
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Trainer
 
-from smoothtune.taps import unwrap
+from smoothtune.core.architecture import unwrap
 
 TEXT = ("input_ids", "attention_mask", "token_type_ids")
 Column = dict[str, Any]

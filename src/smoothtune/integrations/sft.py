@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 
-from smoothtune.next_token import IGNORED
+from smoothtune.core.causal_lm import IGNORED
 
 NO_MODEL_INPUT = (
     *("position_ids", "cu_seq_lens_q", "cu_seq_lens_k"),

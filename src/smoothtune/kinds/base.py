@@ -11,9 +11,10 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.checks import DataError, missing_columns
+from smoothtune.data.checks import missing_columns
 from smoothtune.data.report import SplitReport
 from smoothtune.data.tasks import Description, Task
+from smoothtune.errors import DataError
 
 Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]
 

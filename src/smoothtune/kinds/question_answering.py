@@ -12,11 +12,12 @@ from datasets import Dataset, Features, Sequence, Value
 from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
-from smoothtune.data.checks import DataError, rows_with_problems, text_problems
+from smoothtune.data.checks import rows_with_problems, text_problems
 from smoothtune.data.collator import Collator
 from smoothtune.data.report import SplitReport, lengths_of
 from smoothtune.data.tasks import Description, Spans, Task, squad_task
 from smoothtune.data.windows import tokenize_windows
+from smoothtune.errors import DataError
 from smoothtune.kinds.base import Kind, TokenizeOptions, check_columns
 from smoothtune.spans import n_best_spans
 from smoothtune.squad import exact_match, normalize_answer, token_f1

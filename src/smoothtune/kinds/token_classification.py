@@ -21,13 +21,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from smoothtune.data.checks import IGNORE_INDEX, DataError, rows_with_problems
+from smoothtune.data.checks import IGNORE_INDEX, rows_with_problems
 from smoothtune.data.report import SplitReport, lengths_of
 from smoothtune.data.tasks import Description, Task
 from smoothtune.data.tokenizing import LARGE, cached_map
+from smoothtune.errors import DataError, ModelError
 from smoothtune.kinds.base import Collate, Kind, TokenizeOptions, check_columns
 from smoothtune.kinds.text_classification import matched_outputs
-from smoothtune.models import ModelError
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
 

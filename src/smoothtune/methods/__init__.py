@@ -1,5 +1,6 @@
 """All methods by the name they have on the command line and in run files."""
 
+from smoothtune.core.regularizer import Regularizer
 from smoothtune.methods.alice import ALICE
 from smoothtune.methods.alum import ALUM
 from smoothtune.methods.child_tuning import ChildTuning
@@ -28,7 +29,6 @@ from smoothtune.methods.sift import SiFT
 from smoothtune.methods.smart import SMART
 from smoothtune.methods.uegr import UEGR
 from smoothtune.methods.vat import VAT
-from smoothtune.regularizer import Regularizer
 
 METHODS: dict[str, type[Regularizer]] = {
     "plain": Plain,

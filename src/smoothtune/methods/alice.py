@@ -29,8 +29,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune import random
-from smoothtune.ascent import (
+from smoothtune.core import rng
+from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.hooks import Layer, Point
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
+from smoothtune.functional.adversarial import (
     Ascent,
     Inner,
     Norm,
@@ -41,11 +44,8 @@ from smoothtune.ascent import (
     given,
     task_loss,
 )
-from smoothtune.divergence import divergence, kl
+from smoothtune.functional.divergences import divergence, kl
 from smoothtune.methods.smart import DEFAULTS, mt_dnn_direction
-from smoothtune.passes import Dropout, Pass
-from smoothtune.regularizer import STRICT, NonNegative, Positive, Regularizer
-from smoothtune.taps import Layer, Point
 
 # sigma, eta, guard of the division
 VAT_PYTORCH = (1e-5, 1e-3, 1e-6)
@@ -124,7 +124,7 @@ class ALICE(Regularizer):
         search = self._ascent
         return ascend(
             clean,
-            search.sigma * random.normal_like(clean.zeros(self.layer)),
+            search.sigma * rng.normal_like(clean.zeros(self.layer)),
             inner,
             mt_dnn_direction(search.step_size / len(clean.mask), search.epsilon),
             point=self.layer,

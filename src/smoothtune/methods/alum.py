@@ -29,11 +29,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.ascent import Ascent, Norm, Per, Scale, diagnostics, given
-from smoothtune.divergence import divergence, symmetric_kl, symmetric_kl_detached
-from smoothtune.passes import Dropout, Pass
-from smoothtune.regularizer import STRICT, Positive, Regularizer
-from smoothtune.taps import Layer, Point
+from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.hooks import Layer, Point
+from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.functional.adversarial import Ascent, Norm, Per, Scale, diagnostics, given
+from smoothtune.functional.divergences import divergence, symmetric_kl, symmetric_kl_detached
 
 # sigma, eta, epsilon
 DEFAULTS = {"relative": (0.01, 2.0, 0.02), "absolute": (1e-5, 1e-3, 1e-5)}

@@ -30,11 +30,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune import random
-from smoothtune.masks import PartialUpdate, over, top_fraction
-from smoothtune.regularizer import STRICT, Regularizer
-from smoothtune.taps import blocks
-from smoothtune.weights import trainable
+from smoothtune.core import rng
+from smoothtune.core.architecture import blocks, trainable
+from smoothtune.core.regularizer import STRICT, Regularizer
+from smoothtune.functional.update_masks import PartialUpdate, over, top_fraction
 
 FISHER_CLIP = 1.0  # largest norm of a tensor's gradient before it is squared, as in the code
 
@@ -76,7 +75,7 @@ class ChildTuning(Regularizer):
         found = {name: p for name, p, _ in trainable(model) if p.grad is not None}
         if self.mode == "F":
             masks = {
-                name: random.keep_mask(tuple(p.shape), 1 - self.p, p) for name, p in found.items()
+                name: rng.keep_mask(tuple(p.shape), 1 - self.p, p) for name, p in found.items()
             }
         elif self._ready(model, found):
             masks = {name: self._masks[name] for name in found if name in self._masks}

@@ -32,13 +32,13 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune import random
-from smoothtune.divergence import Head, heads
-from smoothtune.estimators import Estimate, Probe, gradient, squared_norm
-from smoothtune.norms import EstimatorName, InputDerivatives
-from smoothtune.passes import Pass
-from smoothtune.regularizer import STRICT, NonNegative, Positive, Regularizer
-from smoothtune.taps import Point
+from smoothtune.core import rng
+from smoothtune.core.forward import Pass
+from smoothtune.core.hooks import Point
+from smoothtune.core.predictions import Head, heads
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
+from smoothtune.functional.derivative_norms import Estimate, Probe, gradient, squared_norm
+from smoothtune.functional.input_derivatives import EstimatorName, InputDerivatives
 
 
 def centred_scores(run: Pass) -> Tensor:
@@ -156,7 +156,7 @@ class CrossHolder(Regularizer):
         if classes == 1:
             return [(logits.new_zeros(batch).long(), None)], 1.0
         if self.pairs == "sampled":
-            draws = (random.uniform_like(logits[:, :2]) + 1) / 2
+            draws = (rng.uniform_like(logits[:, :2]) + 1) / 2
             i = (draws[:, 0] * classes).long().clamp(max=classes - 1)
             other = (draws[:, 1] * (classes - 1)).long().clamp(max=classes - 2)
             return [(i, other + (other >= i))], (classes - 1) / classes
@@ -170,7 +170,7 @@ class CrossHolder(Regularizer):
             return score if j is None else score - logits.gather(1, j[:, None])
 
         if self.norm == "op":
-            start = random.normal_like(clean.zeros()) * clean.mask[..., None]
+            start = rng.normal_like(clean.zeros()) * clean.mask[..., None]
             score = difference(clean).squeeze(1).to(start.dtype)
             estimate = operator_norm_squared(score, clean.delta(), start, self.iterations)
         else:

@@ -22,7 +22,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.regularizer import STRICT, Positive, Regularizer
+from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 
 
 @torch.no_grad()

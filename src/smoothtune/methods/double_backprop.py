@@ -19,10 +19,10 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.estimators import gradient, squared_norm
-from smoothtune.passes import Pass
-from smoothtune.regularizer import STRICT, NonNegative, Regularizer
-from smoothtune.taps import Point
+from smoothtune.core.forward import Pass
+from smoothtune.core.hooks import Point
+from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer
+from smoothtune.functional.derivative_norms import gradient, squared_norm
 
 
 @dataclass(config=STRICT, kw_only=True)

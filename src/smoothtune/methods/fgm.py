@@ -23,10 +23,17 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.ascent import Scale, diagnostics, gradient_at, normalise, task_loss, unit
-from smoothtune.passes import Dropout, Pass
-from smoothtune.regularizer import STRICT, Positive, Regularizer
-from smoothtune.taps import Layer, Point
+from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.hooks import Layer, Point
+from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.functional.adversarial import (
+    Scale,
+    diagnostics,
+    gradient_at,
+    normalise,
+    task_loss,
+    unit,
+)
 
 DEFAULTS = {"relative": 0.01, "absolute": 1.0}
 

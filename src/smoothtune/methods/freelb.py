@@ -25,8 +25,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune import random
-from smoothtune.ascent import (
+from smoothtune.core import rng
+from smoothtune.core.architecture import unwrap
+from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.hooks import Layer, Point
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
+from smoothtune.functional.adversarial import (
     Norm,
     Scale,
     diagnostics,
@@ -37,10 +41,7 @@ from smoothtune.ascent import (
     uniform_start,
     unit,
 )
-from smoothtune.known import Accumulated
-from smoothtune.passes import Dropout, Pass
-from smoothtune.regularizer import STRICT, NonNegative, Positive, Regularizer
-from smoothtune.taps import Layer, Point, unwrap
+from smoothtune.functional.stored_gradient import Accumulated
 
 # adv_lr, adv_init_mag, adv_max_norm
 DEFAULTS = {"relative": (0.005, 0.005, 0.01), "absolute": (0.06, 0.16, 0.14)}
@@ -92,7 +93,7 @@ class FreeLB(Regularizer):
             return None
         lr, magnitude, radius = self._sizes
         u = unit(clean, self.layer, self.norm, "example", self.scale)
-        draws = random.uniform_like(clean.zeros(self.layer))
+        draws = rng.uniform_like(clean.zeros(self.layer))
         delta = uniform_start(draws, clean.mask, magnitude * u, self.norm)
         x, losses = clean.embeddings(self.layer), Accumulated.over(unwrap(clean.model))
         for _ in range(self.adv_steps - 1):

@@ -20,11 +20,12 @@ from typing import ClassVar, Literal
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune import random
-from smoothtune.noise import relative_norm
-from smoothtune.passes import Pass
-from smoothtune.regularizer import STRICT, Positive, Regularizer
-from smoothtune.taps import Point, blocks, unwrap
+from smoothtune.core import rng
+from smoothtune.core.architecture import blocks, unwrap
+from smoothtune.core.forward import Pass
+from smoothtune.core.hooks import Point
+from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.functional.noise import relative_norm
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -48,8 +49,8 @@ class HyPe(Regularizer):
     def draw(self, like: Tensor) -> Tensor:
         """(B, T, D) noise."""
         if self.noise == "normal":
-            return self.sigma * random.normal_like(like)
-        z = random.uniform_like(like)
+            return self.sigma * rng.normal_like(like)
+        z = rng.uniform_like(like)
         return self.sigma * ((z + 1) / 2 if self.compat == "official" else z)
 
     def loss(self, clean: Pass) -> Tensor | None:

@@ -38,13 +38,18 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune import random
-from smoothtune.estimators import Probe
-from smoothtune.next_token import is_next_token_model
-from smoothtune.norms import Difference, EstimatorName, InputDerivatives, scores
-from smoothtune.passes import Pass
-from smoothtune.regularizer import STRICT, NonNegative, Positive, Regularizer
-from smoothtune.taps import Point, unwrap
+from smoothtune.core import rng
+from smoothtune.core.architecture import is_next_token_model, unwrap
+from smoothtune.core.forward import Pass
+from smoothtune.core.hooks import Point
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
+from smoothtune.functional.derivative_norms import Probe
+from smoothtune.functional.input_derivatives import (
+    Difference,
+    EstimatorName,
+    InputDerivatives,
+    scores,
+)
 
 Factors = Literal["normalized", "softmax", "uniform", "inverse", "logits"]
 
@@ -193,7 +198,7 @@ class JacHess(Regularizer):
         several = "start_logits" in clean.outputs or is_next_token_model(unwrap(clean.model))
         drawn = self.token == "random" or (self.token == "auto" and several)
         if drawn:
-            draws = random.uniform_like(clean.mask.float())
+            draws = rng.uniform_like(clean.mask.float())
             return draws.masked_fill(~clean.mask, -2).argmax(1)
         tokens = torch.arange(clean.mask.shape[1], device=clean.device)
         return clean.pooled(tokens.expand_as(clean.mask)[..., None]).squeeze(-1)

@@ -19,12 +19,12 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.divergence import prediction_mean
-from smoothtune.estimators import Probe
-from smoothtune.norms import EstimatorName, InputDerivatives, scores
-from smoothtune.passes import Pass
-from smoothtune.regularizer import STRICT, NonNegative, Positive, Regularizer
-from smoothtune.taps import Point
+from smoothtune.core.forward import Pass
+from smoothtune.core.hooks import Point
+from smoothtune.core.predictions import prediction_mean
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
+from smoothtune.functional.derivative_norms import Probe
+from smoothtune.functional.input_derivatives import EstimatorName, InputDerivatives, scores
 
 
 @dataclass(config=STRICT, kw_only=True)

@@ -21,10 +21,9 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.passes import Pass
-from smoothtune.regularizer import STRICT, NonNegative, Regularizer
-from smoothtune.taps import unwrap
-from smoothtune.weights import trainable
+from smoothtune.core.architecture import trainable, unwrap
+from smoothtune.core.forward import Pass
+from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer
 
 
 class HalfSquaredDistance(torch.autograd.Function):

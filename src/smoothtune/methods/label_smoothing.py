@@ -24,11 +24,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.divergence import Head, head_mean, heads
-from smoothtune.next_token import is_next_token_model, targets
-from smoothtune.passes import Pass
-from smoothtune.regularizer import STRICT, Regularizer
-from smoothtune.taps import unwrap
+from smoothtune.core.architecture import is_next_token_model, unwrap
+from smoothtune.core.causal_lm import targets
+from smoothtune.core.forward import Pass
+from smoothtune.core.predictions import Head, head_mean, heads
+from smoothtune.core.regularizer import STRICT, Regularizer
 
 
 def smoothed_cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:

@@ -21,9 +21,8 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.regularizer import STRICT, Regularizer
-from smoothtune.taps import blocks
-from smoothtune.weights import base_model
+from smoothtune.core.architecture import base_model, blocks
+from smoothtune.core.regularizer import STRICT, Regularizer
 
 
 def depths(model: nn.Module) -> dict[nn.Parameter, int]:

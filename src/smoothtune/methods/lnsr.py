@@ -39,11 +39,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.divergence import masked_mean
-from smoothtune.noise import EmbeddingNoise, NoiseKind, Scale, relative_norm
-from smoothtune.passes import Dropout, Pass
-from smoothtune.regularizer import STRICT, NonNegative, Positive, Regularizer
-from smoothtune.taps import Layer, Point, blocks
+from smoothtune.core.architecture import blocks
+from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.hooks import Layer, Point
+from smoothtune.core.predictions import masked_mean
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
+from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, Scale, relative_norm
 
 
 @dataclass(config=STRICT, kw_only=True)

@@ -27,9 +27,10 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune import random
-from smoothtune.regularizer import STRICT, Probability, Regularizer
-from smoothtune.weights import linear_layers, restore, substitute
+from smoothtune.core import rng
+from smoothtune.core.architecture import linear_layers
+from smoothtune.core.regularizer import STRICT, Probability, Regularizer
+from smoothtune.functional.parametrizations import restore, substitute
 
 
 class OfficialMix(torch.autograd.Function):
@@ -62,7 +63,7 @@ class Mix(nn.Module):
         pretrained = self.pretrained.to(weight.device)
         if self.p == 1:
             return pretrained
-        keep = random.keep_mask(self.mask_shape, self.p, weight)
+        keep = rng.keep_mask(self.mask_shape, self.p, weight)
         if self.official:
             return OfficialMix.apply(weight, pretrained, keep, self.p)
         return torch.addcmul(pretrained, weight - pretrained, keep / (1 - self.p))

@@ -23,11 +23,11 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune import random
-from smoothtune.noise import relative_norm
-from smoothtune.passes import Pass
-from smoothtune.regularizer import STRICT, Positive, Regularizer
-from smoothtune.taps import Point
+from smoothtune.core import rng
+from smoothtune.core.forward import Pass
+from smoothtune.core.hooks import Point
+from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.functional.noise import relative_norm
 
 
 def neftune_scale(mask: Tensor, width: int, alpha: float, *, padded: bool = False) -> Tensor:
@@ -67,7 +67,7 @@ class NEFTune(Regularizer):
         if not clean.labeled:
             return None
         padded = self.compat == "transformers"
-        draws = random.uniform_like(clean.zeros())
+        draws = rng.uniform_like(clean.zeros())
         scale = neftune_scale(clean.mask, draws.shape[-1], self.alpha, padded=padded)
         z = scale.to(draws.dtype)[:, None, None] * draws
         z = z if padded else z * clean.mask[..., None]

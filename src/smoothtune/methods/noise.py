@@ -18,10 +18,10 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.noise import EmbeddingNoise, NoiseKind, Scale, relative_norm
-from smoothtune.passes import Pass
-from smoothtune.regularizer import STRICT, Positive, Regularizer
-from smoothtune.taps import Layer, Point
+from smoothtune.core.forward import Pass
+from smoothtune.core.hooks import Layer, Point
+from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, Scale, relative_norm
 
 
 @dataclass(config=STRICT, kw_only=True)

@@ -26,8 +26,11 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune import random
-from smoothtune.ascent import (
+from smoothtune.core import rng
+from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.hooks import Layer, Point
+from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.functional.adversarial import (
     Norm,
     Scale,
     ascend,
@@ -39,9 +42,6 @@ from smoothtune.ascent import (
     uniform_start,
     unit,
 )
-from smoothtune.passes import Dropout, Pass
-from smoothtune.regularizer import STRICT, Positive, Regularizer
-from smoothtune.taps import Layer, Point
 
 # step_size, epsilon
 DEFAULTS = {"relative": (0.0025, 0.005), "absolute": (0.3, 1.0)}
@@ -90,7 +90,7 @@ class PGD(Regularizer):
             step = gradient.sign() if linf else normalise(gradient, "l2", "example")
             return project(delta + step_size * step, radius, self.norm, "example")
 
-        draws = random.uniform_like(clean.zeros(self.layer))
+        draws = rng.uniform_like(clean.zeros(self.layer))
         delta, gradient = ascend(
             clean,
             uniform_start(draws, clean.mask, radius, self.norm),

@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
 
-from smoothtune.regularizer import STRICT, Regularizer
+from smoothtune.core.regularizer import STRICT, Regularizer
 
 
 @dataclass(config=STRICT, kw_only=True)

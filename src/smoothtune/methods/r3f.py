@@ -26,14 +26,15 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune import random
-from smoothtune.divergence import divergence, heads
-from smoothtune.next_token import is_next_token_model
-from smoothtune.noise import relative_norm
-from smoothtune.passes import Dropout, Pass
-from smoothtune.regularizer import STRICT, Positive, Regularizer
-from smoothtune.taps import Point, embedding_table
-from smoothtune.weights import head_modules, restore, substitute, trained_weight
+from smoothtune.core import rng
+from smoothtune.core.architecture import embedding_table, head_modules, is_next_token_model
+from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.hooks import Point
+from smoothtune.core.predictions import heads
+from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.functional.divergences import divergence
+from smoothtune.functional.noise import relative_norm
+from smoothtune.functional.parametrizations import restore, substitute, trained_weight
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -59,7 +60,7 @@ class R3F(Regularizer):
         """Symmetric KL; the squared difference for regression."""
         if self.compat and heads(clean)[0].regression:
             return None
-        draws = random.uniform_like if self.noise == "uniform" else random.normal_like
+        draws = rng.uniform_like if self.noise == "uniform" else rng.normal_like
         z = self.sigma * draws(clean.zeros()) * clean.mask[..., None]
         noisy = clean.at(z, dropout=self.dropout, detach=self.compat == "fairseq")
         term = divergence(clean, noisy)

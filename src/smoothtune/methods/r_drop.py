@@ -25,9 +25,9 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.divergence import divergence, symmetric_kl
-from smoothtune.passes import Pass
-from smoothtune.regularizer import STRICT, NonNegative, Regularizer
+from smoothtune.core.forward import Pass
+from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer
+from smoothtune.functional.divergences import divergence, symmetric_kl
 
 
 def half_symmetric_kl(p: Tensor, q: Tensor) -> Tensor:

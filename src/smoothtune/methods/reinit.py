@@ -23,10 +23,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from smoothtune import random
-from smoothtune.regularizer import STRICT, Regularizer
-from smoothtune.taps import blocks
-from smoothtune.weights import base_model
+from smoothtune.core import rng
+from smoothtune.core.architecture import base_model, blocks
+from smoothtune.core.regularizer import STRICT, Regularizer
 
 
 @torch.no_grad()
@@ -82,6 +81,6 @@ class ReInit(Regularizer):
                 "train them, lower `layers`, or leave reinit out"
             )
         device = next(model.parameters()).device
-        with random.stream(device, torch.initial_seed(), self.name, 0, every_process=True):
+        with rng.stream(device, torch.initial_seed(), self.name, 0, every_process=True):
             for part in parts:
                 initialize(model, part)

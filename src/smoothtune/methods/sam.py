@@ -26,12 +26,12 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune import divergence
-from smoothtune.ascent import task_loss
-from smoothtune.known import known
-from smoothtune.passes import Dropout, Pass
-from smoothtune.regularizer import STRICT, Positive, Regularizer
-from smoothtune.taps import unwrap
+from smoothtune.core.architecture import unwrap
+from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.functional import divergences
+from smoothtune.functional.adversarial import task_loss
+from smoothtune.functional.stored_gradient import known
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -80,7 +80,7 @@ class SAM(Regularizer):
         norm = torch.linalg.vector_norm(torch.stack([s.norm() for s in scaled]))
         factor = self.rho / norm.clamp(min=torch.finfo(norm.dtype).tiny)
         self.diagnostics["gradient_norm"] = norm
-        return [divergence.constant(factor * s * g) for s, g in zip(sizes, scaled, strict=True)]
+        return [divergences.constant(factor * s * g) for s, g in zip(sizes, scaled, strict=True)]
 
 
 @contextmanager

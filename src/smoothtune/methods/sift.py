@@ -32,12 +32,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune import random
-from smoothtune.ascent import Ascent, Inner, Norm, Per, ascend, diagnostics, given
-from smoothtune.divergence import divergence, symmetric_kl
-from smoothtune.passes import Dropout, Pass
-from smoothtune.regularizer import STRICT, Positive, Regularizer
-from smoothtune.taps import Point, token_std
+from smoothtune.core import rng
+from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.hooks import Point, token_std
+from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.functional.adversarial import Ascent, Inner, Norm, Per, ascend, diagnostics, given
+from smoothtune.functional.divergences import divergence, symmetric_kl
 
 # sigma, eta, epsilon
 DEFAULTS = {"paper": (0.01, 2.0, 0.02), "deberta": (0.01, 1e-4, float("inf"))}
@@ -115,7 +115,7 @@ class SiFT(Regularizer):
     def deberta_search(self, clean: Pass, inner: Inner) -> tuple[Tensor, Tensor]:
         """The released search, from noise cut off at two deviations."""
         sigma, step_size = self._ascent.sigma, self._ascent.step_size
-        start = (sigma * random.normal_like(clean.zeros(POINT))).clamp(-2 * sigma, 2 * sigma)
+        start = (sigma * rng.normal_like(clean.zeros(POINT))).clamp(-2 * sigma, 2 * sigma)
         return ascend(
             clean,
             start,

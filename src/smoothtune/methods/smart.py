@@ -36,13 +36,14 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune import random
-from smoothtune.ascent import Ascent, Norm, Per, Scale, ascend, diagnostics, given
-from smoothtune.divergence import Divergence, divergence, heads, symmetric_kl_detached
-from smoothtune.passes import Dropout, Pass
-from smoothtune.regularizer import STRICT, NonNegative, Positive, Probability, Regularizer
-from smoothtune.taps import Layer, Point
-from smoothtune.teacher import Teacher
+from smoothtune.core import rng
+from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.hooks import Layer, Point
+from smoothtune.core.predictions import heads
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Probability, Regularizer
+from smoothtune.functional.adversarial import Ascent, Norm, Per, Scale, ascend, diagnostics, given
+from smoothtune.functional.divergences import Divergence, divergence, symmetric_kl_detached
+from smoothtune.functional.ema_teacher import Teacher
 
 # sigma, eta, epsilon
 DEFAULTS = {
@@ -209,7 +210,7 @@ class SMART(Regularizer):
         search = self._ascent
         return ascend(
             clean,
-            search.sigma * random.normal_like(clean.zeros(self.layer)),
+            search.sigma * rng.normal_like(clean.zeros(self.layer)),
             lambda run: mt_dnn_inner(clean, run),
             mt_dnn_direction(search.step_size, search.epsilon),
             point=self.layer,

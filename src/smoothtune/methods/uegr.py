@@ -38,15 +38,28 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune import random
-from smoothtune.ascent import ascend, diagnostics, gradient_at, normalise, project, unit
-from smoothtune.divergence import head_mean, heads
-from smoothtune.dropout import DropoutKind, Rate
-from smoothtune.masks import PartialUpdate, Scope, keep_probabilities, over, top_fraction
-from smoothtune.passes import Dropout, Pass
-from smoothtune.regularizer import STRICT, NonNegative, Positive, Probability, Regularizer
-from smoothtune.taps import Layer, Point
-from smoothtune.weights import trainable
+from smoothtune.core import rng
+from smoothtune.core.architecture import trainable
+from smoothtune.core.dropout import DropoutKind, Rate
+from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.hooks import Layer, Point
+from smoothtune.core.predictions import head_mean, heads
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Probability, Regularizer
+from smoothtune.functional.adversarial import (
+    ascend,
+    diagnostics,
+    gradient_at,
+    normalise,
+    project,
+    unit,
+)
+from smoothtune.functional.update_masks import (
+    PartialUpdate,
+    Scope,
+    keep_probabilities,
+    over,
+    top_fraction,
+)
 
 DropoutRate = Annotated[float, Field(ge=0, lt=1)]
 Saliency = Literal["taylor", "grad", "fisher"]
@@ -248,8 +261,8 @@ class UEGR(Regularizer):
 
         delta = clean.zeros(point)
         if pgd and self.random_start:
-            noise = random.normal_like(delta) * clean.mask[..., None]
-            share = (random.uniform_like(delta[:, :1, :1]) + 1) / 2
+            noise = rng.normal_like(delta) * clean.mask[..., None]
+            share = (rng.uniform_like(delta[:, :1, :1]) + 1) / 2
             delta = share * self.eps * u * normalise(noise, "l2", "example")
         elif self.attack_dropout == "model":  # the clean pass has the first gradient already
             gradient = gradient_at(clean, _loss(clean), point, keep_graph=True)
@@ -268,7 +281,7 @@ class UEGR(Regularizer):
         rates = self._rates
         if self.combination == "random":
             low, high = self.dropout_range
-            draws = random.uniform_like(torch.empty(self.passes))
+            draws = rng.uniform_like(torch.empty(self.passes))
             rates = [low + (high - low) * (u + 1) / 2 for u in draws.tolist()]
         if self.modules is None:
             return list(rates)
@@ -316,7 +329,7 @@ class UEGR(Regularizer):
             chosen = top_fraction(salient, self.keep)
             return chosen / self.keep if self.rescale == "always" else chosen
         probability = keep_probabilities(salient, self.keep, self.p_min)
-        keep = (random.uniform_like(salient) < 2 * probability - 1).to(salient.dtype)
+        keep = (rng.uniform_like(salient) < 2 * probability - 1).to(salient.dtype)
         return keep if self.rescale == "never" else keep / probability
 
     def updated(self, model: nn.Module) -> None:

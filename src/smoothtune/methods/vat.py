@@ -24,12 +24,12 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune import random
-from smoothtune.ascent import Scale, ascend, diagnostics, normalise, unit
-from smoothtune.divergence import divergence, kl
-from smoothtune.passes import Dropout, Pass
-from smoothtune.regularizer import STRICT, Positive, Regularizer
-from smoothtune.taps import Layer, Point
+from smoothtune.core import rng
+from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.hooks import Layer, Point
+from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.functional.adversarial import Scale, ascend, diagnostics, normalise, unit
+from smoothtune.functional.divergences import divergence, kl
 
 DEFAULTS = {"relative": 0.02, "absolute": 8.0}
 
@@ -65,7 +65,7 @@ class VAT(Regularizer):
     def loss(self, clean: Pass) -> Tensor:
         """KL(p || p(.|x + r)), also on batches without labels."""
         probe = self.xi * unit(clean, self.layer, "l2", "example", "relative")
-        draws = random.normal_like(clean.zeros(self.layer)) * clean.mask[..., None]
+        draws = rng.normal_like(clean.zeros(self.layer)) * clean.mask[..., None]
 
         def target(run: Pass) -> Tensor:
             return divergence(clean, run, kl, detach_p=True)

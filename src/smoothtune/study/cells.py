@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smoothtune.config import RunConfig
-from smoothtune.result import write_json
+from smoothtune.files import write_json
 
 CELLS, FAILURES, LOG = "cells", "failures", "log.jsonl"
 

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from smoothtune.config import RunConfig, load_config, unknown
+from smoothtune.config import RunConfig, load_config
+from smoothtune.errors import ConfigError, Location, Problem, dotted, unknown
 from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read_entry
 from smoothtune.study.files import Source, portable, read_study_file
-from smoothtune.yaml_file import ConfigError, Location, Problem, dotted
 
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 TestName = Literal["welch", "paired t", "wilcoxon", "permutation"]

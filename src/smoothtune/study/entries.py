@@ -15,8 +15,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from smoothtune.config import RunConfig, parse_method
-from smoothtune.yaml_file import ConfigError, Location
+from smoothtune.config import RunConfig
+from smoothtune.config_draft import parse_method
+from smoothtune.errors import ConfigError, Location
 
 RUN_FIELDS = frozenset(RunConfig.model_fields) - {
     "output_dir",

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from smoothtune.data import DataError
-from smoothtune.models import ModelError
-from smoothtune.progress import say
+from smoothtune.console import say
+from smoothtune.errors import DataError, ModelError
 from smoothtune.study.cells import CELLS, Cell, Records
 from smoothtune.study.config import Study
 from smoothtune.study.pool import default_jobs

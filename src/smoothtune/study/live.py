@@ -16,8 +16,9 @@ from rich.live import Live as RichLive
 from rich.table import Table
 from rich.text import Text
 
-from smoothtune.progress import say
-from smoothtune.result import LOCK, OutputError
+from smoothtune.console import say
+from smoothtune.errors import OutputError
+from smoothtune.files import LOCK
 from smoothtune.study.cells import Cell, Records
 from smoothtune.study.pool import Ended
 

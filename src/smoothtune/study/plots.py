@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from smoothtune.errors import PlotsMissing
 from smoothtune.evaluation.curves import Curve, Point, metric_label
-from smoothtune.evaluation.plots import COLOURS, MARKERS, METADATA, STYLE, PlotsMissing, draw
+from smoothtune.evaluation.plots import COLOURS, MARKERS, METADATA, STYLE, draw
 from smoothtune.study.cells import Records
 from smoothtune.study.config import PLAIN
 from smoothtune.study.table import Row, condition_of

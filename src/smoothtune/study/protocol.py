@@ -18,16 +18,18 @@ from typing import Any
 import numpy as np
 
 from smoothtune.config import RunConfig
-from smoothtune.data import DataError, check_splits, infer_labels, load_splits, prepare
+from smoothtune.data.checks import check_splits, infer_labels
+from smoothtune.data.prepare import prepare
+from smoothtune.data.sources import load_splits
 from smoothtune.demo_data import sentiment
+from smoothtune.errors import ConfigError, DataError, Problem
+from smoothtune.files import cache_folder, write_atomic
 from smoothtune.loading import task_of
-from smoothtune.manifold import cache_folder
 from smoothtune.models import load_base, weights_fingerprint
-from smoothtune.result import write_atomic
 from smoothtune.study.cells import Cell, Extras, Fingerprints, Records, identity
 from smoothtune.study.cells import digest as digest_of
-from smoothtune.study.config import DEMO, Condition, Entry, Study
-from smoothtune.yaml_file import ConfigError, Problem
+from smoothtune.study.config import DEMO, Condition, Study
+from smoothtune.study.entries import Entry
 
 SELECTION = "selection"
 Key = tuple[int, int]

@@ -12,9 +12,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from smoothtune.errors import ConfigError, Problem
 from smoothtune.study.cells import Cell, Records, Status
 from smoothtune.study.pool import ONE_THREAD, Ended
-from smoothtune.yaml_file import ConfigError, Problem
 
 
 def compute_on_node(cell: Cell) -> tuple[Status, Any]:

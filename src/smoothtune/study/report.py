@@ -11,10 +11,10 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from smoothtune.evaluation.plots import PlotsMissing
+from smoothtune.console import say
+from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.evaluation.report import Table, render
-from smoothtune.progress import say
-from smoothtune.result import OutputError, versions, write_atomic, write_json
+from smoothtune.files import versions, write_atomic, write_json
 from smoothtune.study.cells import Cell, Records
 from smoothtune.study.config import Study
 from smoothtune.study.live import STUDY

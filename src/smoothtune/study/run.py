@@ -14,9 +14,9 @@ from typing import Any
 
 from rich.console import Console
 
-from smoothtune.progress import say
-from smoothtune.result import LOCK, OutputError, owned, versions, write_json
-from smoothtune.run import Stopped
+from smoothtune.console import say
+from smoothtune.errors import OutputError, Stopped
+from smoothtune.files import LOCK, owned, versions, write_json
 from smoothtune.study.cells import CELLS, Cell, Records
 from smoothtune.study.config import Study
 from smoothtune.study.files import portable, portable_fields

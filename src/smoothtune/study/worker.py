@@ -17,12 +17,13 @@ import numpy as np
 from rich.console import Console
 from tqdm import tqdm
 
-from smoothtune.evaluation import noise_curve, reliability
+from smoothtune.errors import NonFiniteLoss, Stopped
+from smoothtune.evaluation.calibration import reliability
 from smoothtune.evaluation.parts import PART, Subject
 from smoothtune.evaluation.predictions import Predictor
+from smoothtune.evaluation.robustness import noise_curve
 from smoothtune.evaluation.settings import Settings
-from smoothtune.objective import NonFiniteLoss
-from smoothtune.run import Stopped, Trained, fit
+from smoothtune.run import Trained, fit
 from smoothtune.study.cells import Cell, Extras, Records, Status
 from smoothtune.study.files import portable, portable_fields
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoothtune.objective import Objective
-from smoothtune.regularizer import Regularizer
-from smoothtune.support import REFUSED
+from smoothtune.core.objective import Objective
+from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.support import REFUSED
 from smoothtune.testing.fixed import all_in_float64, fixed_draws, frozen_perturbations
 from smoothtune.testing.tiny import LEFT_PADDED, tiny_batch, tiny_model
 

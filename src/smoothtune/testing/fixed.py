@@ -12,8 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from smoothtune import divergence, random
-from smoothtune.passes import Pass
+from smoothtune.core import rng
+from smoothtune.core.forward import Pass
+from smoothtune.functional import divergences
 
 _ATTENTION = F.scaled_dot_product_attention
 
@@ -31,9 +32,9 @@ def fixed_draws(*, left: bool = False) -> Iterator[None]:
         return torch.sin(phase + 0.5).to(x.dtype).expand_as(x).clone()
 
     with (
-        mock.patch.object(random, "normal_like", lambda x: 1.4 * pattern(x)),
-        mock.patch.object(random, "uniform_like", pattern),
-        mock.patch.object(random, "keep_mask", lambda shape, p, like: _alternate(shape, like)),
+        mock.patch.object(rng, "normal_like", lambda x: 1.4 * pattern(x)),
+        mock.patch.object(rng, "uniform_like", pattern),
+        mock.patch.object(rng, "keep_mask", lambda shape, p, like: _alternate(shape, like)),
         mock.patch.object(F, "dropout", _scale_features),
         mock.patch.object(F, "scaled_dot_product_attention", _attention_without_dropout),
     ):
@@ -92,7 +93,7 @@ def frozen_perturbations(recorded: list[Any], *, replay: bool) -> Iterator[None]
         recorded.append(x.detach())
         return recorded[-1]
 
-    with mock.patch.object(Pass, "at", at), mock.patch.object(divergence, "constant", constant):
+    with mock.patch.object(Pass, "at", at), mock.patch.object(divergences, "constant", constant):
         yield
 
 

@@ -1,14 +1,16 @@
-"""Progress of an evaluation, with the time that is left."""
+"""What is printed: progress of long parts, and the quiet of libraries."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+import datasets
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as RichProgress
-
-from smoothtune.progress import say
+from transformers.utils import logging
 
 SECONDS_BETWEEN_LINES = 10.0
 
@@ -54,3 +56,48 @@ class Bar:
         self.said = now
         left = max(self.total - self.done, 0) * (now - self.began) / self.done
         say(self.console, f"{self.title} {self.done}/{self.total} batches, {left:.0f} s left")
+
+
+@contextmanager
+def progress_bars(*, shown: bool) -> Iterator[None]:
+    """Shows or hides the progress bars of `datasets`, then puts them back as they were.
+
+    Args:
+        shown: False hides them; True leaves the choice to the caller's own setting.
+
+    Yields:
+        Nothing.
+    """
+    hidden_before = datasets.are_progress_bars_disabled()
+    if not shown:
+        datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not hidden_before:
+            datasets.enable_progress_bars()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep progress bars of transformers and datasets, and warnings, off the terminal."""
+    import datasets
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    of_datasets = datasets.are_progress_bars_disabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    datasets.disable_progress_bars()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
+        if not of_datasets:
+            datasets.enable_progress_bars()
+
+
+def say(console: Console, text: str) -> None:
+    """Print one plain line: no markup, no colours, no wrapping outside a terminal."""
+    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)

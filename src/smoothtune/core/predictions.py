@@ -1,61 +1,15 @@
-"""How far two predictions are apart, for every kind of head.
-
-Each function of logits sums over classes in float32 (or wider) and keeps the leading dimensions;
-nothing is detached, so gradients flow into both arguments unless the caller detaches one.
-"""
+"""What a pass predicts, in one shape for all heads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from smoothtune.next_token import in_chunks, is_next_token_model, label_logits, num_items
-from smoothtune.passes import Pass
-from smoothtune.taps import is_causal, unwrap
-
-Divergence = Callable[[Tensor, Tensor], Tensor]
-
-
-def _log_softmax(logits: Tensor) -> Tensor:
-    return F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
-
-
-def kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(P || Q) of the distributions with logits p, q (..., C); shape (...).
-
-    >>> kl(torch.zeros(2), torch.tensor([0.0, 1.0986123])).item()  # log(2 / sqrt(3))
-    0.14384...
-    """
-    log_p, log_q = _log_softmax(p), _log_softmax(q)
-    return (log_p.exp() * (log_p - log_q)).sum(-1)
-
-
-def symmetric_kl(p: Tensor, q: Tensor) -> Tensor:
-    """KL(P || Q) + KL(Q || P), with its full gradient; shape (...)."""
-    log_p, log_q = _log_softmax(p), _log_softmax(q)
-    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1)
-
-
-def constant(x: Tensor) -> Tensor:
-    """The value of x without its gradient: the target of a divergence."""
-    return x.detach()
-
-
-def symmetric_kl_detached(p: Tensor, q: Tensor) -> Tensor:
-    """`symmetric_kl` with each target a constant, as released code has it; shape (...).
-
-    The value is the same, the gradient about half: softmax(p) - softmax(q) in p, minus it in q.
-    """
-    return kl(constant(p), q) + kl(constant(q), p)
-
-
-def squared_error(p: Tensor, q: Tensor) -> Tensor:
-    """Sum over the last dimension of (p - q)^2; shape (...)."""
-    return (p - q).square().sum(-1)
+from smoothtune.core.architecture import is_causal, is_next_token_model, unwrap
+from smoothtune.core.causal_lm import label_logits, num_items
+from smoothtune.core.forward import Pass
 
 
 class Head(NamedTuple):
@@ -115,23 +69,6 @@ def heads(run: Pass) -> list[Head]:
 
 def _ones(logits: Tensor) -> Tensor:
     return torch.ones(len(logits), 1, dtype=torch.bool, device=logits.device)
-
-
-def divergence(
-    p: Pass, q: Pass, measure: Divergence = symmetric_kl, *, detach_p: bool = False
-) -> Tensor:
-    """() divergence of two passes over the same batch: a mean over examples (or label tokens).
-
-    Regression heads use the squared error instead of `measure`. With several heads (start and end
-    of a span) or several distributions per example (tokens), the mean over them is taken.
-    `detach_p` makes `p` a constant.
-    """
-    values = []
-    for head_p, head_q in zip(heads(p), heads(q), strict=True):
-        chosen = squared_error if head_p.regression else measure
-        logits = constant(head_p.logits) if detach_p else head_p.logits
-        values.append(head_mean(in_chunks(chosen, logits, head_q.logits), head_p))
-    return torch.stack(values).mean()
 
 
 def masked_mean(x: Tensor, mask: Tensor) -> Tensor:

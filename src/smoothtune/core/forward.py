@@ -12,10 +12,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from smoothtune import random
-from smoothtune.draws import Draws
-from smoothtune.dropout import Rate, dropout_rates
-from smoothtune.taps import Point, PointReached, Tap, depth, is_causal, tapped, unwrap, width_at
+from smoothtune.core import rng
+from smoothtune.core.architecture import is_causal, unwrap
+from smoothtune.core.dropout import Draws, Rate, dropout_rates
+from smoothtune.core.hooks import Point, PointReached, Tap, depth, tapped, width_at
 
 Batch = Mapping[str, Any]
 Task = Callable[[nn.Module, dict[str, Any]], tuple[Tensor | None, Any]]
@@ -47,7 +47,7 @@ class Pass:
         batch: model inputs by name; perturbing needs `input_ids` (B, T), or (B, choices, T), whose
             sequences then count as B * choices examples wherever a shape says B, but in outputs.
         task: (model, batch) -> (scalar loss or None, outputs).
-        points: where perturbations may enter; see `smoothtune.taps`.
+        points: where perturbations may enter; see `smoothtune.core.hooks`.
         deltas: (B, T, D) perturbation by point; missing points are not perturbed.
         differentiable: give every point a zero leaf, so that gradients with respect to it exist.
         hidden_states: record the hidden states.
@@ -73,7 +73,7 @@ class Pass:
         dropout: Dropout = "independent",
         rate: Rate | None = None,
         detach: bool = False,
-        start: random.State | None = None,
+        start: rng.State | None = None,
         origin: Pass | None = None,
         draws: Draws | None = None,
     ):
@@ -84,7 +84,7 @@ class Pass:
         self.device = device_of(batch)
         self.draws = draws
         self.start = start  # generator state in which the forward begins; None: the current one
-        self.end: random.State | None = None  # and in which it ended
+        self.end: rng.State | None = None  # and in which it ended
         self._origin = origin  # the pass this one was made from
         self._differentiable, self._wants_hidden = differentiable, hidden_states
         self._taps: dict[Point, Tap] = {}
@@ -193,7 +193,7 @@ class Pass:
             delta: (B, T, D), several by point, or None for an unperturbed second pass.
             point: where it enters, if it is one.
             dropout: "independent" masks, the ones "shared" with this pass, or "off".
-            rate: dropout rates in [0, 1), one for all or by kind; see `smoothtune.dropout`.
+            rate: dropout rates in [0, 1), one for all or by kind; see `smoothtune.core.dropout`.
             detach: no gradient reaches the layers below the point.
         """
         return Pass(
@@ -213,17 +213,17 @@ class Pass:
 
     # --- running -----------------------------------------------------------------------------
 
-    def _first_state(self) -> random.State:
+    def _first_state(self) -> rng.State:
         if self.start is None:
-            self.start = random.get_state(self.device)
+            self.start = rng.get_state(self.device)
         return self.start
 
     @contextmanager
-    def _conditions(self, start: random.State | None):
+    def _conditions(self, start: rng.State | None):
         """Generators and dropout as this pass wants them."""
         with ExitStack() as stack:
             if start is not None:
-                stack.enter_context(random.replay(self.device, start))
+                stack.enter_context(rng.replay(self.device, start))
             if self.dropout == "off":
                 stack.enter_context(evaluating(self.model))
             if self.rate is not None:
@@ -249,7 +249,7 @@ class Pass:
             )
             with self._conditions(start), taps as self._taps:
                 self._result = self.task(self.model, dict(self.batch))
-                self.end = random.get_state(self.device)
+                self.end = rng.get_state(self.device)
             if self._origin is not None and self.dropout == "shared":
                 self._origin.end = self._origin.end or self.end
         return self._result

@@ -8,10 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from smoothtune import random
-from smoothtune.manifold import Neighbours, in_manifold
-from smoothtune.passes import Pass
-from smoothtune.taps import Layer, embedding_table, unwrap
+from smoothtune.core import rng
+from smoothtune.core.architecture import embedding_table, unwrap
+from smoothtune.core.forward import Pass
+from smoothtune.core.hooks import Layer
+from smoothtune.functional.neighbours import Neighbours, in_manifold
 
 NoiseKind = Literal["standard", "in_manifold"]
 Scale = Literal["token", "sequence", "none"]
@@ -41,7 +42,7 @@ def rescale(noise: Tensor, x: Tensor, mask: Tensor, ratio: float, scale: Scale) 
 
 def gaussian(x: Tensor, mask: Tensor, ratio: float, scale: Scale = "token") -> Tensor:
     """Isotropic noise: N(0, I), then `rescale`; with scale "none" its deviation is `ratio`."""
-    draws = random.normal_like(x.to(torch.promote_types(x.dtype, torch.float32)))
+    draws = rng.normal_like(x.to(torch.promote_types(x.dtype, torch.float32)))
     return rescale(ratio * draws if scale == "none" else draws, x, mask, ratio, scale)
 
 

@@ -15,17 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from smoothtune.taps import is_causal, unwrap
+from smoothtune.core.architecture import unwrap
 
 IGNORED = -100
 CHUNK = 2**24
 """Logits that are widened to float32 at once, 64 MiB of them."""
-
-
-def is_next_token_model(model: nn.Module) -> bool:
-    """Whether an unwrapped model predicts the next token: a decoder with a language-model head."""
-    head = getattr(model, "get_output_embeddings", None)
-    return callable(head) and head() is not None and is_causal(model)
 
 
 def predicting(batch: Mapping[str, Any]) -> Tensor:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoothtune.taps import transformer
+from smoothtune.core.architecture import transformer
 
 say_once = functools.cache(logging.getLogger(__name__).warning)
 

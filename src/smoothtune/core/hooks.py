@@ -17,9 +17,17 @@ from contextlib import ExitStack, contextmanager
 from typing import Annotated, Literal
 
 import torch
-from accelerate.utils import extract_model_from_parallel
 from pydantic import Field
 from torch import Tensor, nn
+
+from smoothtune.core.architecture import (
+    blocks,
+    embedding_norm,
+    embedding_table,
+    transformer,
+    unwrap,
+    word_embeddings,
+)
 
 Point = Literal["word", "normalised"] | int
 Layer = Literal["word"] | Annotated[int, Field(ge=0)]  # a point, as a field of a method
@@ -27,68 +35,6 @@ Layer = Literal["word"] | Annotated[int, Field(ge=0)]  # a point, as a field of 
 
 class PointReached(Exception):  # noqa: N818 - it is a signal, not an error
     """Raised on purpose to end a forward once its last point has been seen."""
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The user's module inside DDP, FSDP or torch.compile wrappers."""
-    return extract_model_from_parallel(model, keep_torch_compile=False)
-
-
-def transformer(model: nn.Module) -> nn.Module:
-    """The transformers model of an unwrapped model: itself, or what a SentenceTransformer holds."""
-    return getattr(model, "transformers_model", None) or model
-
-
-def word_embeddings(model: nn.Module) -> nn.Module:
-    """The word-embedding layer of an unwrapped model.
-
-    Raises:
-        ValueError: a model that is no transformers model has not exactly one `nn.Embedding`.
-    """
-    model = transformer(model)
-    if callable(getattr(model, "get_input_embeddings", None)):
-        return model.get_input_embeddings()  # type: ignore[operator]
-    found = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    if len(found) != 1:
-        raise ValueError(
-            f"{type(model).__name__} has {len(found)} nn.Embedding layers, so the word embeddings "
-            "cannot be told. Give it a method `get_input_embeddings()` that returns them."
-        )
-    return found[0]
-
-
-def embedding_table(model: nn.Module) -> Tensor:
-    """(V, D) the word-embedding matrix of an unwrapped model."""
-    table = word_embeddings(model).weight
-    assert isinstance(table, Tensor)
-    return table
-
-
-def blocks(model: nn.Module) -> nn.ModuleList:
-    """The transformer blocks of an unwrapped model, bottom first.
-
-    Raises:
-        ValueError: the model has no list of blocks as long as its configuration says.
-    """
-    num_layers = getattr(getattr(transformer(model), "config", None), "num_hidden_layers", None)
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return module
-    raise ValueError(
-        f"{type(model).__name__} has no nn.ModuleList of config.num_hidden_layers={num_layers} "
-        "blocks, so its hidden states cannot be reached. Give a module of your own that list and "
-        "a `config` with num_hidden_layers and hidden_size, or use a method that perturbs the word "
-        "embeddings and compares predictions, such as r3f."
-    )
-
-
-def embedding_norm(model: nn.Module) -> nn.Module:
-    """The LayerNorm that closes the embeddings of an unwrapped model; block 0 if it has none."""
-    word = word_embeddings(model)
-    embeddings = next(m for m in model.modules() if word in m.children())
-    norms = [m for m in embeddings.children() if isinstance(m, nn.LayerNorm)]
-    holds_blocks = any(isinstance(m, nn.ModuleList) for m in embeddings.modules())
-    return blocks(model)[0] if holds_blocks or len(norms) != 1 else norms[0]
 
 
 def module_at(model: nn.Module, point: Point) -> nn.Module:
@@ -118,11 +64,6 @@ def width_at(model: nn.Module, point: Point) -> tuple[int, torch.dtype]:
     else:
         width = table.shape[1] if point == "word" else config.hidden_size  # type: ignore[union-attr]
     return width, torch.promote_types(table.dtype, torch.float32)
-
-
-def is_causal(model: nn.Module) -> bool:
-    """Whether attention looks left only, so that the last token is the one that has read all."""
-    return any(getattr(module, "is_causal", False) is True for module in model.modules())
 
 
 def token_std(x: Tensor) -> Tensor:

@@ -10,12 +10,17 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from smoothtune import estimators
-from smoothtune.divergence import heads
-from smoothtune.estimators import Estimate, Probe
-from smoothtune.next_token import by_example, is_next_token_model, label_logits
-from smoothtune.passes import Pass
-from smoothtune.taps import embedding_table, unwrap, word_embeddings
+from smoothtune.core.architecture import (
+    embedding_table,
+    is_next_token_model,
+    unwrap,
+    word_embeddings,
+)
+from smoothtune.core.causal_lm import by_example, label_logits
+from smoothtune.core.forward import Pass
+from smoothtune.core.predictions import heads
+from smoothtune.functional import derivative_norms
+from smoothtune.functional.derivative_norms import Estimate, Probe
 
 EstimatorName = Literal["exact", "per_layer", "projected", "directional", "finite_difference"]
 Difference = Literal["symmetric", "forward"]
@@ -89,7 +94,7 @@ class InputDerivatives:
 
             with torch.autocast(x.device.type, enabled=False):
                 centre = read(clean) if self.difference == "forward" else None
-                return estimators.finite_difference(
+                return derivative_norms.finite_difference(
                     function,
                     x,
                     weights,
@@ -102,13 +107,13 @@ class InputDerivatives:
         outputs = [z.to(x.dtype) for z in read(clean)]
         leaf = clean.delta()
         if self.name == "exact":
-            return estimators.exact(outputs, leaf, weights, hessian=self.hessian)
+            return derivative_norms.exact(outputs, leaf, weights, hessian=self.hessian)
         drawn: Any = {"hessian": self.hessian, "probes": self.probes, "probe": self.probe}
         if self.name == "per_layer":
-            return estimators.per_layer(outputs, leaf, weights, dims=self.dims, **drawn)
+            return derivative_norms.per_layer(outputs, leaf, weights, dims=self.dims, **drawn)
         if self.name == "directional":
-            return estimators.directional(outputs, leaf, weights, **drawn)
-        return estimators.projected(outputs, leaf, weights, **drawn)
+            return derivative_norms.directional(outputs, leaf, weights, **drawn)
+        return derivative_norms.projected(outputs, leaf, weights, **drawn)
 
     @property
     def unit(self) -> float:
@@ -143,7 +148,7 @@ class InputDerivatives:
 
         with torch.autocast(clean.device.type, enabled=False):
             squares = [
-                estimators.differences(
+                derivative_norms.differences(
                     function, clean.zeros(), hessian=False, step=self.absolute_step
                 ).jacobian.mean(1)
                 for _ in range(probes)

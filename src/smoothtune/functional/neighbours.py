@@ -20,15 +20,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from smoothtune import random
+from smoothtune.core import rng
+from smoothtune.files import cache_folder
 
 UNKNOWN = -1
-
-
-def cache_folder() -> Path:
-    """Where neighbour tables are kept: SMOOTHTUNE_CACHE, else smoothtune in the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("SMOOTHTUNE_CACHE") or Path(base) / "smoothtune")
 
 
 def nearest(ids: Tensor, table: Tensor, k: int, chunk: int = 512) -> Tensor:
@@ -112,7 +107,7 @@ def in_manifold(ids: Tensor, table: Tensor, neighbours: Neighbours, normalize: b
     jitter = 1e-6 * gram.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
     lower = torch.linalg.cholesky(gram + jitter[:, None, None] * identity)[where]  # (B, T, k, k)
-    z = random.normal_like(lower[..., 0])[..., None]
+    z = rng.normal_like(lower[..., 0])[..., None]
     if not normalize:
         z = z * lower.diagonal(dim1=-2, dim2=-1)[..., None]
     y = torch.linalg.solve_triangular(lower.mT, z, upper=True).flatten(0, 1).squeeze(-1)

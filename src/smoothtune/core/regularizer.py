@@ -10,8 +10,8 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.passes import Pass
-from smoothtune.taps import Point
+from smoothtune.core.forward import Pass
+from smoothtune.core.hooks import Point
 
 STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
 
@@ -83,7 +83,7 @@ class Regularizer:
         return False
 
     def points(self) -> tuple[Point, ...]:
-        """Where the method perturbs or looks; see `smoothtune.taps`."""
+        """Where the method perturbs or looks; see `smoothtune.core.hooks`."""
         return ()
 
     def attach(self, model: nn.Module) -> None:

@@ -2,49 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Literal
 
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
-from transformers.pytorch_utils import Conv1D
-
-from smoothtune.next_token import is_next_token_model
-
-
-def base_model(model: nn.Module) -> nn.Module:
-    """The pre-trained part of a model: without its new head, or all of it if it has none."""
-    if is_next_token_model(model):
-        return model
-    if hasattr(model, "peft_config"):  # whose own `model` is the whole of it, head included
-        model = model.get_base_model()  # type: ignore[operator]
-    return getattr(model, getattr(model, "base_model_prefix", ""), model)
-
-
-def head_modules(model: nn.Module) -> list[nn.Module]:
-    """Modules outside the pre-trained part."""
-    inside = set(base_model(model).modules()) | {model}
-    return [module for module in model.modules() if module not in inside]
-
-
-def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:
-    """(name, parameter, whether it belongs to the new head) of everything that is trained."""
-    inside = {id(parameter) for parameter in base_model(model).parameters()}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            yield name, parameter, id(parameter) not in inside
-
-
-def linear_layers(model: nn.Module, *, head: bool) -> list[nn.Module]:
-    """Trained linear layers (nn.Linear, and GPT-2's Conv1D), with or without those of the head."""
-    new = set(head_modules(model))
-    return [
-        module
-        for module in model.modules()
-        if isinstance(module, nn.Linear | Conv1D)
-        and module.weight.requires_grad
-        and (head or module not in new)
-    ]
 
 
 def substitute(

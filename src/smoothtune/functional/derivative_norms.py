@@ -9,7 +9,7 @@ influence one another, so that a gradient of a sum over the batch holds every ex
 
 Probes u, v have independent entries of mean 0 and variance 1, so E[v v^T] = I; signs (Rademacher)
 have the least variance. `exact`, `per_layer`, `projected` and `directional` differentiate, and H
-needs a LayerNorm that is right at third order (`smoothtune.derivatives`) when it is trained
+needs a LayerNorm that is right at third order (`smoothtune.core.higher_order`) when it is trained
 through. `finite_difference` needs forward passes alone and is right in every environment.
 
 On one example of z = (x_1 x_2, x_1) at x = (1, 1), where ||J||^2 = 3 and ||H||^2 = 2, repeated so
@@ -33,7 +33,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from smoothtune import random
+from smoothtune.core import rng
 
 Outputs = Sequence[Tensor]
 Probe = Literal["rademacher", "gaussian", "sphere"]
@@ -55,8 +55,8 @@ def probe_like(x: Tensor, kind: Probe) -> Tensor:
             sqrt(d), d the entries of an example.
     """
     if kind == "rademacher":
-        return torch.where(random.uniform_like(x) < 0, -1.0, 1.0).to(x.dtype)
-    draws = random.normal_like(x.detach())
+        return torch.where(rng.uniform_like(x) < 0, -1.0, 1.0).to(x.dtype)
+    draws = rng.normal_like(x.detach())
     if kind == "gaussian":
         return draws
     norms = torch.linalg.vector_norm(draws.flatten(1), dim=1)
@@ -331,5 +331,5 @@ def _derivative_along(outputs: Outputs, x: Tensor, direction: Tensor) -> list[Te
 def _indices(z: Tensor, count: int) -> list[int]:
     """Output dimensions drawn uniformly, with replacement."""
     width = z.shape[1]
-    draws = random.uniform_like(z.new_zeros(count))
+    draws = rng.uniform_like(z.new_zeros(count))
     return [min(int(i), width - 1) for i in ((draws + 1) / 2 * width).tolist()]

@@ -18,10 +18,10 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
-from smoothtune import random
-from smoothtune.noise import relative_norm
-from smoothtune.passes import Dropout, Pass
-from smoothtune.taps import Layer, Point
+from smoothtune.core import rng
+from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.hooks import Layer, Point
+from smoothtune.functional.noise import relative_norm
 
 Norm = Literal["l2", "linf"]
 Per = Literal["token", "example"]
@@ -207,7 +207,7 @@ class Ascent:
 
         return ascend(
             clean,
-            self.sigma * rms * random.normal_like(clean.zeros(self.point)),
+            self.sigma * rms * rng.normal_like(clean.zeros(self.point)),
             inner,
             update,
             point=self.point,

@@ -15,10 +15,9 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer
 
+from smoothtune.core.architecture import is_next_token_model, transformer, unwrap
+from smoothtune.core.regularizer import Regularizer
 from smoothtune.integrations.sft import sft_problems
-from smoothtune.next_token import is_next_token_model
-from smoothtune.regularizer import Regularizer
-from smoothtune.taps import transformer, unwrap
 
 Kind = Literal[
     "perturbs",

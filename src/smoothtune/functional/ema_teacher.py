@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from smoothtune.passes import Dropout, Pass
+from smoothtune.core.forward import Dropout, Pass
 
 
 class Teacher:

@@ -9,18 +9,15 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from smoothtune import random
-from smoothtune.derivatives import HigherDerivatives
-from smoothtune.draws import Draws
-from smoothtune.next_token import is_next_token_model, next_token_task
-from smoothtune.passes import Batch, Pass, Task, device_of, model_task
-from smoothtune.regularizer import Regularizer
-from smoothtune.support import check, is_compiled
-from smoothtune.taps import unwrap
-
-
-class NonFiniteLoss(FloatingPointError):
-    """A term of the objective is NaN or infinite; nothing has been updated with it."""
+from smoothtune.core import rng
+from smoothtune.core.architecture import is_next_token_model, unwrap
+from smoothtune.core.causal_lm import next_token_task
+from smoothtune.core.dropout import Draws
+from smoothtune.core.forward import Batch, Pass, Task, device_of, model_task
+from smoothtune.core.higher_order import HigherDerivatives
+from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.support import check, is_compiled
+from smoothtune.errors import NonFiniteLoss
 
 
 class Objective:
@@ -141,7 +138,7 @@ class Objective:
             assert clean.loss is not None
             losses["task"] = clean.loss
         if clean.end is not None:  # the ambient generators go on where plain training would be
-            random.set_state(clean.device, clean.end)
+            rng.set_state(clean.device, clean.end)
         if not losses:
             raise ValueError("the batch has no labels and no method gives a loss without them")
         total = torch.stack([losses[name] for name in sorted(losses)]).sum()
@@ -154,9 +151,7 @@ class Objective:
         """Let the methods edit the gradients; just before an update."""
         device = next(self.model.parameters()).device
         for name, regularizer in self.regularizers.items():
-            with random.stream(
-                device, self.seed, f"{name}/gradients", self.step, every_process=True
-            ):
+            with rng.stream(device, self.seed, f"{name}/gradients", self.step, every_process=True):
                 regularizer.gradients(self.model)
 
     def updated(self) -> None:
@@ -213,7 +208,7 @@ class Objective:
             points=tuple(points),
             differentiable=any(r.differentiates for r in methods),
             hidden_states=any(r.uses_hidden_states for r in methods),
-            start=random.get_state(device_of(batch)),
+            start=rng.get_state(device_of(batch)),
             draws=self._draws(model, device_of(batch)),
         )
 
@@ -230,7 +225,7 @@ class Objective:
             kind = "labeled" if clean.labeled else "unlabeled"
             if self.step % regularizer.every or regularizer.on not in (kind, "both"):
                 continue
-            with random.stream(clean.device, self.seed, name, self.calls):
+            with rng.stream(clean.device, self.seed, name, self.calls):
                 term = regularizer.loss(clean)
             found = regularizer.diagnostics
             regularizer.diagnostics = {key: value.detach() for key, value in found.items()}

@@ -1,0 +1,117 @@
+"""Where the embeddings, the blocks, the pre-trained part and the head of a model are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from accelerate.utils import extract_model_from_parallel
+from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
+
+
+def is_next_token_model(model: nn.Module) -> bool:
+    """Whether an unwrapped model predicts the next token: a decoder with a language-model head."""
+    head = getattr(model, "get_output_embeddings", None)
+    return callable(head) and head() is not None and is_causal(model)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's module inside DDP, FSDP or torch.compile wrappers."""
+    return extract_model_from_parallel(model, keep_torch_compile=False)
+
+
+def transformer(model: nn.Module) -> nn.Module:
+    """The transformers model of an unwrapped model: itself, or what a SentenceTransformer holds."""
+    return getattr(model, "transformers_model", None) or model
+
+
+def word_embeddings(model: nn.Module) -> nn.Module:
+    """The word-embedding layer of an unwrapped model.
+
+    Raises:
+        ValueError: a model that is no transformers model has not exactly one `nn.Embedding`.
+    """
+    model = transformer(model)
+    if callable(getattr(model, "get_input_embeddings", None)):
+        return model.get_input_embeddings()  # type: ignore[operator]
+    found = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    if len(found) != 1:
+        raise ValueError(
+            f"{type(model).__name__} has {len(found)} nn.Embedding layers, so the word embeddings "
+            "cannot be told. Give it a method `get_input_embeddings()` that returns them."
+        )
+    return found[0]
+
+
+def embedding_table(model: nn.Module) -> Tensor:
+    """(V, D) the word-embedding matrix of an unwrapped model."""
+    table = word_embeddings(model).weight
+    assert isinstance(table, Tensor)
+    return table
+
+
+def blocks(model: nn.Module) -> nn.ModuleList:
+    """The transformer blocks of an unwrapped model, bottom first.
+
+    Raises:
+        ValueError: the model has no list of blocks as long as its configuration says.
+    """
+    num_layers = getattr(getattr(transformer(model), "config", None), "num_hidden_layers", None)
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
+            return module
+    raise ValueError(
+        f"{type(model).__name__} has no nn.ModuleList of config.num_hidden_layers={num_layers} "
+        "blocks, so its hidden states cannot be reached. Give a module of your own that list and "
+        "a `config` with num_hidden_layers and hidden_size, or use a method that perturbs the word "
+        "embeddings and compares predictions, such as r3f."
+    )
+
+
+def embedding_norm(model: nn.Module) -> nn.Module:
+    """The LayerNorm that closes the embeddings of an unwrapped model; block 0 if it has none."""
+    word = word_embeddings(model)
+    embeddings = next(m for m in model.modules() if word in m.children())
+    norms = [m for m in embeddings.children() if isinstance(m, nn.LayerNorm)]
+    holds_blocks = any(isinstance(m, nn.ModuleList) for m in embeddings.modules())
+    return blocks(model)[0] if holds_blocks or len(norms) != 1 else norms[0]
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Whether attention looks left only, so that the last token is the one that has read all."""
+    return any(getattr(module, "is_causal", False) is True for module in model.modules())
+
+
+def base_model(model: nn.Module) -> nn.Module:
+    """The pre-trained part of a model: without its new head, or all of it if it has none."""
+    if is_next_token_model(model):
+        return model
+    if hasattr(model, "peft_config"):  # whose own `model` is the whole of it, head included
+        model = model.get_base_model()  # type: ignore[operator]
+    return getattr(model, getattr(model, "base_model_prefix", ""), model)
+
+
+def head_modules(model: nn.Module) -> list[nn.Module]:
+    """Modules outside the pre-trained part."""
+    inside = set(base_model(model).modules()) | {model}
+    return [module for module in model.modules() if module not in inside]
+
+
+def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:
+    """(name, parameter, whether it belongs to the new head) of everything that is trained."""
+    inside = {id(parameter) for parameter in base_model(model).parameters()}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            yield name, parameter, id(parameter) not in inside
+
+
+def linear_layers(model: nn.Module, *, head: bool) -> list[nn.Module]:
+    """Trained linear layers (nn.Linear, and GPT-2's Conv1D), with or without those of the head."""
+    new = set(head_modules(model))
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear | Conv1D)
+        and module.weight.requires_grad
+        and (head or module not in new)
+    ]

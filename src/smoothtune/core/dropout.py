@@ -1,0 +1,156 @@
+"""Dropout rates of a model, changed for the time of a forward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import TensorWeakRef
+
+from smoothtune.core.architecture import head_modules
+
+DropoutKind = Literal["hidden", "attention", "head"]
+Rate = float | Mapping[DropoutKind, float]
+
+# Rates that transformers models keep as a number and hand to a dropout function.
+NUMBERS = (
+    "dropout",
+    "dropout_prob",
+    "hidden_dropout",
+    "activation_dropout",
+    "attention_dropout",
+    "attn_dropout",
+    "attn_pdrop",
+)
+# Dropouts that attention modules apply to what they return, not to attention probabilities.
+AROUND_ATTENTION = ("resid_dropout", "out_drop", "output_dropout", "pos_dropout")
+
+
+def sites(model: nn.Module) -> Iterator[tuple[nn.Module, str, DropoutKind]]:
+    """Every dropout rate of an unwrapped model: (module, attribute that holds it, kind).
+
+    "attention" is dropout of attention probabilities, "head" that outside the base model, "hidden"
+    all else.
+    """
+    heads = set(head_modules(model))
+
+    def kind(module: nn.Module, attention: bool) -> DropoutKind:
+        return "head" if module in heads else "attention" if attention else "hidden"
+
+    for owner in model.modules():
+        attends = type(owner).__name__.endswith("Attention")
+        for name, child in owner.named_children():
+            if isinstance(child, _DropoutNd):
+                yield child, "p", kind(child, attends and name not in AROUND_ATTENTION)
+        for name in NUMBERS:
+            if isinstance(vars(owner).get(name), int | float):
+                yield owner, name, kind(owner, attends)
+
+
+@contextmanager
+def dropout_rates(model: nn.Module, rate: Rate) -> Iterator[None]:
+    """Set dropout rates; every rate is put back at the end, also after an exception.
+
+    Args:
+        model: an unwrapped model; rates act in training mode only.
+        rate: in [0, 1): one for all kinds of dropout, or one by kind; other kinds stay.
+
+    Raises:
+        ValueError: the model has no dropout of these kinds, or recomputes its blocks in the
+            backward pass (activation checkpointing), when the rates are no longer these.
+    """
+    rates: Mapping[DropoutKind, float] = (
+        rate if isinstance(rate, Mapping) else {"hidden": rate, "attention": rate, "head": rate}
+    )
+    if any(getattr(module, "gradient_checkpointing", False) for module in model.modules()):
+        raise ValueError(
+            "passes at other dropout rates do not work with activation checkpointing, which would "
+            "recompute them at the model's own rates: call activation_checkpointing_disable(), or "
+            "keep the model's rates"
+        )
+    found = [
+        (module, name, getattr(module, name), rates[kind])
+        for module, name, kind in sites(model)
+        if kind in rates
+    ]
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no {' or '.join(rates)} dropout whose rate could be set"
+        )
+    try:
+        for module, name, _, wanted in found:
+            setattr(module, name, wanted)
+        yield
+    finally:
+        for module, name, before, _ in found:
+            setattr(module, name, before)
+
+
+aten = torch.ops.aten
+Key = tuple[bytes, torch.Size, torch.dtype, float]
+
+
+class Mask(NamedTuple):
+    """What one dropout has drawn."""
+
+    scaled: TensorWeakRef  # 0 or 1 / (1 - p), as dropout multiplies with
+    version: int  # of that tensor when it was complete
+    divisor: Any
+    after: Tensor  # state of the generator after the draw
+
+
+class Draws(TorchDispatchMode):
+    """While this is entered, dropout on a CPU looks its masks up before it draws them.
+
+    A draw is known by the state of the generator before it, its shape, type and probability, so a
+    mask that is found is the one that would have been drawn, and the generator is left where
+    drawing would have left it. Dropout is `bernoulli_` on a fresh tensor and, as the next operation
+    on any tensor, `div_` of it; whatever is not exactly this is drawn as ever and not remembered.
+    Masks live as long as a graph needs them for its backward, and no longer.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._masks: dict[Key, Mask] = {}
+        self._drawn: tuple[Tensor, Key] | None = None  # waits for its div_
+        self._found: tuple[Tensor, Tensor, Any] | None = None  # likewise: tensor, mask, divisor
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation of a forward."""
+        drawn, self._drawn = self._drawn, None
+        found, self._found = self._found, None
+        divides = func is aten.div_.Scalar and not kwargs
+        if found is not None:
+            tensor, scaled, divisor = found
+            if divides and args[0] is tensor and args[1] == divisor:
+                return tensor
+            # a bernoulli_ of somebody else: give the draw, in memory of its own
+            aten.set_.source_Tensor(tensor, scaled.mul(divisor).round_())
+        if func is aten.bernoulli_.float and not kwargs and type(args[0]) is Tensor:
+            return self._bernoulli(*args)
+        result = func(*args, **(kwargs or {}))
+        if drawn is not None and divides and args[0] is drawn[0]:
+            version = args[0]._version + 1  # div_ is counted once this has returned
+            state = torch.get_rng_state()
+            self._masks[drawn[1]] = Mask(TensorWeakRef(args[0]), version, args[1], state)
+        return result
+
+    def _bernoulli(self, tensor: Tensor, p: float = 0.5) -> Tensor:
+        if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_inference():
+            return tensor.bernoulli_(p)
+        key = (torch.get_rng_state().numpy().tobytes(), tensor.shape, tensor.dtype, p)
+        mask = self._masks.get(key)
+        scaled = None if mask is None else mask.scaled()
+        if mask is None or scaled is None or scaled._version != mask.version:
+            self._drawn = (tensor, key)
+            return tensor.bernoulli_(p)
+        torch.set_rng_state(mask.after)
+        self._found = (tensor, scaled, mask.divisor)
+        return aten.set_.source_Tensor(tensor, scaled)

@@ -1,0 +1,76 @@
+"""Every error a user can meet, and the words they share."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import NamedTuple
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """``unknown method 'lsnr'; did you mean 'lnsr'? Known: ...``."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}"
+
+
+class DataError(ValueError):
+    """Data that cannot be trained on; the message lists what is wrong, one problem per line."""
+
+
+class PlotsMissing(ImportError):
+    """Matplotlib is not installed."""
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot be used; ``problems`` holds everything that is wrong with it."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+class LoraError(ConfigError):
+    """Adapters that cannot be made or read; the message says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__([Problem("", "lora", message)])
+
+
+class ModelError(ValueError):
+    """A model that cannot be loaded; the message says why and what to do."""
+
+
+class NonFiniteLoss(FloatingPointError):
+    """A term of the objective is NaN or infinite; nothing has been updated with it."""
+
+
+class OutputError(ValueError):
+    """An output folder that this run must not write; the message says how to go on."""
+
+
+class Stopped(Exception):
+    """The run was stopped by a signal and left a checkpoint."""
+
+
+Location = tuple[str | int, ...]
+
+
+class Problem(NamedTuple):
+    """One thing that is wrong in a configuration."""
+
+    where: str
+    """File and line, ``run.yaml:3``, or the option, ``--learning-rate``."""
+    field: str
+    """Dotted name of the field, ``methods.lnsr.weight``; empty for the file as a whole."""
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in self if part)
+
+
+def dotted(location: Location) -> str:
+    """``("methods", "lnsr", "layers", 0)`` as ``methods.lnsr.layers[0]``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return text.removeprefix(".")

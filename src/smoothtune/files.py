@@ -1,0 +1,84 @@
+"""Files that appear whole or not at all, the lock of a folder, checksums and the cache."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from smoothtune.errors import OutputError
+
+
+def cache_folder() -> Path:
+    """Where neighbour tables are kept: SMOOTHTUNE_CACHE, else smoothtune in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("SMOOTHTUNE_CACHE") or Path(base) / "smoothtune")
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+RESULT = "result.json"
+LOCK = ".lock"
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text file so that a crash leaves the old file or the new one, never half of it."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a JSON file atomically.
+
+    Raises:
+        ValueError: a number is not finite.
+    """
+    write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a result."""
+    packages = ("smoothtune", "torch", "transformers", "datasets", "numpy")
+    found = {name: version(name) for name in packages}
+    return {"python": platform.python_version(), "platform": platform.platform()} | found
+
+
+@contextmanager
+def owned(folder: Path) -> Iterator[Path]:
+    """Make a folder, and be the only process that writes it for a while.
+
+    Raises:
+        OutputError: it is a file, or another process writes it.
+    """
+    if folder.exists() and not folder.is_dir():
+        raise OutputError(f"{folder} is a file; choose another output_dir")
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout as error:
+        raise OutputError(f"{folder} is being written by another process") from error
+    try:
+        yield folder
+    finally:
+        lock.release()
+        (folder / LOCK).unlink(missing_ok=True)

@@ -1,0 +1,1 @@
+"""Mathematics that methods and evaluation share."""
