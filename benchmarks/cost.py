@@ -61,9 +61,9 @@ def measure(spec, source, rounds, size, length):
     from smoothtune.config_draft import parse_method
     from smoothtune.console import quiet
     from smoothtune.cost import measure_step_cost, random_batches
-    from smoothtune.data.tasks import TASKS
     from smoothtune.memory import keep_freed_memory
-    from smoothtune.models import load_base, load_classifier
+    from smoothtune.models.load import load_base, load_classifier
+    from smoothtune.tasks.presets import TASKS
 
     torch.set_num_threads(1)
     keep_freed_memory()  # as `smoothtune train` and `smoothtune cost` do

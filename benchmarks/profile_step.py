@@ -79,9 +79,9 @@ def main():
     from smoothtune import LNSR
     from smoothtune.console import quiet
     from smoothtune.cost import random_batches
-    from smoothtune.data.tasks import TASKS
     from smoothtune.files import versions
-    from smoothtune.models import load_base, load_classifier
+    from smoothtune.models.load import load_base, load_classifier
+    from smoothtune.tasks.presets import TASKS
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=16)

@@ -68,7 +68,7 @@ def with_transformers(data, folder):
         TrainingArguments,
     )
 
-    from smoothtune.models import minilm_folder
+    from smoothtune.models.load import minilm_folder
 
     tokenizer = AutoTokenizer.from_pretrained(minilm_folder())
     torch.manual_seed(SEED)

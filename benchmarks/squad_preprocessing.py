@@ -61,9 +61,8 @@ def ours(raw, tokenizer, processes):
     """From checked rows to windows, as `smoothtune train` and `evaluate` do it."""
     import numpy as np
 
-    from smoothtune.data.tasks import TASKS
-    from smoothtune.kinds import kind_of
-    from smoothtune.kinds.base import TokenizeOptions
+    from smoothtune.tasks.base import TokenizeOptions
+    from smoothtune.tasks.presets import TASKS, kind_of
 
     task = TASKS["squad"]
     kind = kind_of(task)
@@ -81,7 +80,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
 
-    from smoothtune.models import load_base
+    from smoothtune.models.load import load_base
 
     datasets.disable_progress_bars()
     file = arguments.data / "squad" / "validation.parquet"

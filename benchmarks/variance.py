@@ -38,8 +38,8 @@ ESTIMATORS = [
 def rte_batches(base, data, count, size, length):
     """Real batches, cut to one length."""
     from smoothtune.data.collator import Collator
-    from smoothtune.data.prepare import prepare
-    from smoothtune.data.tasks import TASKS
+    from smoothtune.tasks.prepare import prepare
+    from smoothtune.tasks.presets import TASKS
 
     prepared = prepare(data / "rte", TASKS["rte"], base.tokenizer, max_seq_length=length, seed=0)
     collate = Collator(base.tokenizer)
@@ -133,9 +133,9 @@ def plot(rows, file):
 def main():
     """Measure every estimator and write after each."""
     from smoothtune.console import quiet
-    from smoothtune.data.tasks import TASKS
     from smoothtune.files import versions
-    from smoothtune.models import load_base, load_classifier
+    from smoothtune.models.load import load_base, load_classifier
+    from smoothtune.tasks.presets import TASKS
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)

@@ -4,7 +4,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from smoothtune import METHODS, SmoothTrainer
-from smoothtune.lora import LoraSettings, add_lora
+from smoothtune.models.lora import LoraSettings, add_lora
 from smoothtune.testing import ARCHITECTURES, VOCABULARY, fixed_draws, tiny_batch, tiny_model
 from smoothtune.testing.tiny import DROPOUT_FIELDS
 from training import Rows, arguments

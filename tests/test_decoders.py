@@ -19,7 +19,7 @@ from smoothtune import METHODS, Pass
 from smoothtune.config import RunConfig
 from smoothtune.data.tokenizing import tokenize
 from smoothtune.errors import ModelError
-from smoothtune.models import load_base
+from smoothtune.models.load import load_base
 from smoothtune.run import train
 from smoothtune.testing import contract, tiny
 from smoothtune.testing.tiny import COMMON_CONFIG

@@ -7,8 +7,8 @@ import pytest
 from rich.console import Console
 
 from smoothtune.config import RunConfig
+from smoothtune.data.demo_sentences import LABEL_NOISE, NEW_BAD, NEW_GOOD, sentiment
 from smoothtune.demo import demo, noisy_accuracy
-from smoothtune.demo_data import LABEL_NOISE, NEW_BAD, NEW_GOOD, sentiment
 from smoothtune.run import train
 from tiny_folder import tiny_bert, tiny_data
 

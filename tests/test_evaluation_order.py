@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 from datasets import Dataset
 
-from smoothtune.data.tasks import TASKS
 from smoothtune.run import _evaluate
+from smoothtune.tasks.presets import TASKS
 
 
 def test_predictions_come_back_in_the_order_of_the_rows():

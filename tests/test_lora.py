@@ -17,8 +17,8 @@ from smoothtune.config import RunConfig, load_config
 from smoothtune.errors import ConfigError, ModelError
 from smoothtune.evaluation import Settings, evaluate
 from smoothtune.loading import task_of
-from smoothtune.lora import LoraSettings, add_lora
-from smoothtune.models import load_base, load_classifier
+from smoothtune.models.load import load_base, load_classifier
+from smoothtune.models.lora import LoraSettings, add_lora
 from smoothtune.run import train
 from smoothtune.testing import tiny_batch, tiny_model
 from tiny_folder import tiny_bert, tiny_data, tiny_decoder, tiny_pairs
@@ -114,8 +114,8 @@ def test_peft_alone_loads_it(adapter, folder):
 
 def evaluated_model(output_dir):
     """The model as `evaluate` loads it."""
-    from smoothtune.data.tasks import TASKS
     from smoothtune.evaluation import load_predictor
+    from smoothtune.tasks.presets import TASKS
 
     return load_predictor(load_base(str(output_dir)), TASKS["rte"]).model
 

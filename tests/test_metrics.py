@@ -3,8 +3,10 @@ import math
 import numpy as np
 import pytest
 
-from smoothtune.data.tasks import TASKS, Task, custom_task
-from smoothtune.metrics import compute_metrics, trivial_baseline
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.metrics import compute_metrics, trivial_baseline
+from smoothtune.tasks.presets import TASKS
+from smoothtune.tasks.text_classification import custom_task
 
 BINARY = custom_task("text", label_names=("no", "yes"))
 THREE = custom_task("text", label_names=("a", "b", "c"))

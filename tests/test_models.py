@@ -8,9 +8,8 @@ from types import ModuleType
 import pytest
 import torch
 
-from smoothtune.data.tasks import TASKS
 from smoothtune.errors import ModelError
-from smoothtune.models import (
+from smoothtune.models.load import (
     MINILM_SHA256,
     load_base,
     load_classifier,
@@ -18,6 +17,7 @@ from smoothtune.models import (
     start_at_mean,
     weights_fingerprint,
 )
+from smoothtune.tasks.presets import TASKS
 from tiny_folder import tiny_bert, tiny_gpt2
 
 

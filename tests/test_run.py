@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from smoothtune import METHODS, NonFiniteLoss
 from smoothtune.config import RunConfig
 from smoothtune.errors import ConfigError, DataError, OutputError, Stopped
-from smoothtune.models import load_base
+from smoothtune.models.load import load_base
 from smoothtune.progress import ProgressCallback
 from smoothtune.result import newest_checkpoint
 from smoothtune.run import train

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import softmax
 
-from smoothtune.spans import n_best_spans
+from smoothtune.tasks.question_answering.spans import n_best_spans
 
 
 @given(st.integers(0, 10_000), st.integers(1, 12), st.integers(1, 6))

@@ -18,21 +18,16 @@ from pydantic import (
 
 from smoothtune.config_draft import Draft, check_methods, clipping_methods, message_of, parse_method
 from smoothtune.errors import ConfigError, Problem, unknown
-from smoothtune.lora import LoraSettings
+from smoothtune.models.lora import LoraSettings
+from smoothtune.tasks.base import SPAN_FIELDS
 
 if TYPE_CHECKING:
     from smoothtune.core.regularizer import Regularizer
 
+
 TaskType = Literal[
     "text-classification", "question-answering", "token-classification", "multiple-choice"
 ]
-SPAN_FIELDS = (
-    "doc_stride",
-    "n_best_size",
-    "max_answer_length",
-    "version_2_with_negative",
-    "null_score_diff_threshold",
-)
 WINDOW_LENGTH = 384  # max_seq_length of question answering, as in transformers' example
 Count = Annotated[int, Field(ge=1)]
 Name = Annotated[str, Field(min_length=1)]
@@ -257,7 +252,7 @@ def _validated(draft: Draft) -> RunConfig:
 
 def _task_type(values: Mapping[str, Any]) -> str:
     """Kind of the task that a draft of a run names."""
-    from smoothtune.data.tasks import TASKS
+    from smoothtune.tasks.presets import TASKS
 
     task = values.get("task")
     preset = TASKS.get(task) if isinstance(task, str) else None
@@ -274,7 +269,7 @@ def _line(problem: Problem) -> int:
 
 def _check_combinations(draft: Draft) -> None:
     """What no single field shows: unknown tasks, and fields that exclude each other."""
-    from smoothtune.data.tasks import TASKS
+    from smoothtune.tasks.presets import TASKS
 
     values = draft.values
     task = values.get("task")

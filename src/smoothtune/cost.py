@@ -168,8 +168,8 @@ def price_list(
     """
     from smoothtune.config import load_config
     from smoothtune.console import quiet
-    from smoothtune.data.tasks import TASKS
-    from smoothtune.models import load_base, load_classifier
+    from smoothtune.models.load import load_base, load_classifier
+    from smoothtune.tasks.presets import TASKS
 
     configs = [
         load_config(options={"task": "sst2", "output_dir": "unused"}, methods=[method])

@@ -15,7 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from smoothtune.config import RunConfig
 from smoothtune.console import quiet, say
 from smoothtune.core.forward import Pass
-from smoothtune.demo_data import LABEL_NOISE, Row, sentiment
+from smoothtune.data.demo_sentences import LABEL_NOISE, Row, sentiment
 from smoothtune.functional.noise import gaussian
 from smoothtune.run import train
 

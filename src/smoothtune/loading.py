@@ -11,13 +11,12 @@ from transformers import PreTrainedModel
 
 from smoothtune.config import RunConfig
 from smoothtune.console import say
-from smoothtune.data.prepare import Prepared, prepare
-from smoothtune.data.tasks import Description, Task
-from smoothtune.data.unlabeled import prepare_unlabeled
 from smoothtune.errors import ConfigError, Problem
-from smoothtune.kinds import described
-from smoothtune.lora import add_lora
-from smoothtune.models import Base, load_base, load_classifier, start_at_mean
+from smoothtune.models.load import Base, load_base, load_classifier, start_at_mean
+from smoothtune.models.lora import add_lora
+from smoothtune.tasks.base import Description, Task
+from smoothtune.tasks.prepare import Prepared, prepare, prepare_unlabeled
+from smoothtune.tasks.presets import described
 
 
 @dataclass

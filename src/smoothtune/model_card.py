@@ -10,7 +10,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from smoothtune.describe import describe
-from smoothtune.kinds import KINDS
+from smoothtune.tasks.presets import KINDS
 
 
 def model_card(result: dict[str, Any]) -> str:

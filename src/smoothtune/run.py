@@ -21,19 +21,19 @@ from smoothtune.config_draft import clipping_methods
 from smoothtune.console import quiet, say
 from smoothtune.core.objective import Objective
 from smoothtune.cost import StepCost, measure_step_cost
-from smoothtune.data.prepare import Prepared
-from smoothtune.data.tasks import Task
+from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.errors import ConfigError, Problem, Stopped
 from smoothtune.files import versions, write_atomic
-from smoothtune.kinds import kind_of
 from smoothtune.loading import Loaded, load
-from smoothtune.lora import merged, save
 from smoothtune.memory import keep_freed_memory, peak_memory
 from smoothtune.model_card import model_card
-from smoothtune.models import Base, weights_fingerprint
+from smoothtune.models.load import Base, weights_fingerprint
+from smoothtune.models.lora import merged, save
 from smoothtune.progress import ProgressCallback, StopOnSignal
 from smoothtune.result import STAGING, claimed, finished_result, newest_checkpoint, publish
-from smoothtune.sampler import LengthGroupedSampler
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.prepare import Prepared
+from smoothtune.tasks.presets import kind_of
 from smoothtune.trainer import SmoothTrainer
 from smoothtune.training_arguments import training_arguments
 

@@ -4,9 +4,10 @@ import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, Features, Value
 
-from smoothtune.data.checks import check_splits, infer_labels
-from smoothtune.data.tasks import Task, custom_task
 from smoothtune.errors import DataError
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.labels import check_splits, infer_labels
+from smoothtune.tasks.text_classification import custom_task
 
 CLASSES = custom_task("text", label_names=("no", "yes"))
 PAIR = custom_task(["text", "other"], label_names=("no", "yes"))

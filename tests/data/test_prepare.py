@@ -14,9 +14,9 @@ from transformers import PreTrainedTokenizerFast
 from hub_server import WORDS, make_tokenizer
 from smoothtune.data import tokenizing
 from smoothtune.data.collator import Collator
-from smoothtune.data.prepare import Prepared, prepare
-from smoothtune.data.tasks import custom_task
 from smoothtune.errors import DataError
+from smoothtune.tasks.prepare import Prepared, prepare
+from smoothtune.tasks.text_classification import custom_task
 
 TASK = custom_task("text", label_names=("no", "yes"))
 PAIR = custom_task(["text", "other"], label_names=("no", "yes"))

@@ -7,11 +7,12 @@ import numpy as np
 import pytest
 
 from hub_server import make_tokenizer
-from smoothtune.data.checks import check_splits
-from smoothtune.data.prepare import prepare
 from smoothtune.data.sources import load_splits
-from smoothtune.data.tasks import TASKS, custom_task
-from smoothtune.metrics import trivial_baseline
+from smoothtune.tasks.labels import check_splits
+from smoothtune.tasks.metrics import trivial_baseline
+from smoothtune.tasks.prepare import prepare
+from smoothtune.tasks.presets import TASKS
+from smoothtune.tasks.text_classification import custom_task
 
 pytestmark = pytest.mark.skipif(
     "SMOOTHTUNE_DATA" not in os.environ, reason="SMOOTHTUNE_DATA names no folder of data sets"

@@ -5,8 +5,9 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from smoothtune.data.sources import load_splits, split_of
-from smoothtune.data.tasks import TASKS, custom_task
 from smoothtune.errors import DataError
+from smoothtune.tasks.presets import TASKS
+from smoothtune.tasks.text_classification import custom_task
 
 TASK = custom_task("text", label_names=("no", "yes"))
 FRAME = pd.DataFrame({"text": ['say "hi', "None", "c,d"], "label": [0, 1, 1]})

@@ -1,6 +1,7 @@
 import pytest
 
-from smoothtune.data.tasks import TASKS, custom_task
+from smoothtune.tasks.presets import TASKS
+from smoothtune.tasks.text_classification import custom_task
 
 GLUE = {name: task for name, task in TASKS.items() if task.hub_id == "nyu-mll/glue"}
 

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import pre_tokenizers, processors
 
-from smoothtune.data import windows as module
-from smoothtune.data.tasks import Spans
-from smoothtune.data.windows import locate, tokenize_windows
 from smoothtune.errors import DataError, ModelError
-from smoothtune.models import load_base
+from smoothtune.models.load import load_base
+from smoothtune.tasks.base import Spans
+from smoothtune.tasks.question_answering import windows as module
+from smoothtune.tasks.question_answering.windows import locate, tokenize_windows
 from tiny_folder import tiny_bert, tiny_gpt2
 
 CONTEXT = "the film was very good and the plot was not bad"
@@ -142,7 +142,7 @@ def test_left_padding_is_refused(tmp_path) -> None:
 
 
 def test_workers_give_the_same_rows(tokenizer, monkeypatch) -> None:
-    monkeypatch.setattr("smoothtune.data.windows.LARGE", 1)
+    monkeypatch.setattr("smoothtune.tasks.question_answering.windows.LARGE", 1)
     rows = [("plot", CONTEXT, ["film"], [4]), ("film", CONTEXT, ["bad"], [44])] * 4
     spans, content = Spans(doc_stride=2), "workers"
     alone, several = (
@@ -160,7 +160,7 @@ def test_workers_give_the_same_rows(tokenizer, monkeypatch) -> None:
 
 
 def test_a_large_split_is_tokenized_once(tokenizer, monkeypatch) -> None:
-    monkeypatch.setattr("smoothtune.data.windows.LARGE", 1)
+    monkeypatch.setattr("smoothtune.tasks.question_answering.windows.LARGE", 1)
     encode, calls = module._encode, []
     monkeypatch.setattr(module, "_encode", lambda *x: calls.append(len(x[0])) or encode(*x))
     rows = [("plot", CONTEXT, ["film"], [4]), ("film", CONTEXT, ["bad"], [44])] * 4

@@ -9,10 +9,10 @@ from linear_network import LinearNetwork
 from rich.console import Console
 
 from smoothtune.config import load_config
-from smoothtune.data.tasks import custom_task
 from smoothtune.evaluation import Predictor
-from smoothtune.models import load_base
+from smoothtune.models.load import load_base
 from smoothtune.run import train
+from smoothtune.tasks.text_classification import custom_task
 from tiny_folder import tiny_bert, tiny_data
 
 

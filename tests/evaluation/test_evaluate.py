@@ -24,7 +24,7 @@ from smoothtune.cli import app
 from smoothtune.console import Bar
 from smoothtune.evaluation import parts
 from smoothtune.evaluation.run import read_predictions
-from smoothtune.models import load_base
+from smoothtune.models.load import load_base
 from tiny_folder import tiny_gpt2
 
 CURVES = {

@@ -7,10 +7,10 @@ from datasets import Dataset
 from linear_network import rotation
 from transformers import BertConfig, BertForQuestionAnswering, BertForSequenceClassification
 
-from smoothtune.data.tasks import custom_task
 from smoothtune.errors import ModelError
 from smoothtune.evaluation import Predictor, load_predictor
-from smoothtune.models import load_base
+from smoothtune.models.load import load_base
+from smoothtune.tasks.text_classification import custom_task
 from smoothtune.testing import PAD, VOCABULARY, tiny_model
 
 THREE = custom_task("text", label_names=("a", "b", "c"))

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from smoothtune.data.prepare import prepare
-from smoothtune.data.tasks import TASKS, custom_task
 from smoothtune.errors import DataError
 from smoothtune.evaluation.rows import foreign_rows, validation_texts
 from smoothtune.evaluation.transfer import OtherData
+from smoothtune.tasks.prepare import prepare
+from smoothtune.tasks.presets import TASKS
+from smoothtune.tasks.text_classification import custom_task
 
 TASK = custom_task("text", label_names=("poor", "fine"))
 

@@ -12,13 +12,13 @@ from datasets import ClassLabel, Dataset
 from typer.testing import CliRunner
 
 from smoothtune.cli import app
-from smoothtune.data.tasks import custom_task
 from smoothtune.errors import ConfigError, DataError
 from smoothtune.evaluation.predictions import load_predictor
 from smoothtune.evaluation.rows import foreign_rows
 from smoothtune.evaluation.settings import other_data_sets
 from smoothtune.evaluation.transfer import OtherData, split_for_further, trained_further
-from smoothtune.models import load_base
+from smoothtune.models.load import load_base
+from smoothtune.tasks.text_classification import custom_task
 from tiny_folder import WORDS
 
 TASK = custom_task("text", label_names=("poor", "fine"))

@@ -11,12 +11,12 @@ from typer.testing import CliRunner
 
 from smoothtune.cli import app
 from smoothtune.config import load_config
-from smoothtune.data.prepare import prepare
-from smoothtune.data.tasks import Description
 from smoothtune.errors import ConfigError, DataError
-from smoothtune.kinds import KINDS
-from smoothtune.models import load_base
+from smoothtune.models.load import load_base
 from smoothtune.run import train
+from smoothtune.tasks.base import Description
+from smoothtune.tasks.prepare import prepare
+from smoothtune.tasks.presets import KINDS
 
 KIND = KINDS["multiple-choice"]
 ENDINGS = ["ending0", "ending1", "ending2"]

@@ -18,15 +18,15 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
-from smoothtune import squad
 from smoothtune.cli import app
 from smoothtune.config import load_config
-from smoothtune.data.prepare import prepare
-from smoothtune.data.tasks import TASKS, Spans
 from smoothtune.errors import ConfigError, DataError
-from smoothtune.kinds import kind_of
-from smoothtune.models import load_base, load_classifier
+from smoothtune.models.load import load_base, load_classifier
 from smoothtune.run import train
+from smoothtune.tasks.base import Spans
+from smoothtune.tasks.prepare import prepare
+from smoothtune.tasks.presets import TASKS, kind_of
+from smoothtune.tasks.question_answering import squad
 
 SQUAD = TASKS["squad"]
 KIND = kind_of(SQUAD)

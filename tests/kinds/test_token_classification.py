@@ -16,12 +16,12 @@ from typer.testing import CliRunner
 
 from smoothtune.cli import app
 from smoothtune.config import load_config
-from smoothtune.data.prepare import prepare
-from smoothtune.data.tasks import Description
 from smoothtune.errors import DataError, ModelError
-from smoothtune.kinds import KINDS
-from smoothtune.models import load_base
+from smoothtune.models.load import load_base
 from smoothtune.run import train
+from smoothtune.tasks.base import Description
+from smoothtune.tasks.prepare import prepare
+from smoothtune.tasks.presets import KINDS
 
 KIND = KINDS["token-classification"]
 TASK = KIND.describe(Description("names"))

@@ -98,8 +98,8 @@ def test_parts_are_the_rows_that_are_trained_on(inputs: Path, write, tmp_path: P
     parts = load_splits(tmp_path / "parts", task_of(run))
     assert {name: len(rows) for name, rows in parts.items()} == {"train": 7, "validation": 3}
     texts = [row["text"] for rows in parts.values() for row in rows]
-    from smoothtune.data.prepare import prepare
-    from smoothtune.models import load_base
+    from smoothtune.models.load import load_base
+    from smoothtune.tasks.prepare import prepare
 
     prepared = prepare(
         inputs / "data",

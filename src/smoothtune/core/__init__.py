@@ -1,1 +1,1 @@
-"""One update: the passes, the methods' terms and their sum. Knows no Trainer, no files, no tasks."""
+"""One update: passes, terms and their sum. Knows no Trainer, no files and no tasks."""

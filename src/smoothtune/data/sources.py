@@ -14,8 +14,8 @@ import datasets
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
 from smoothtune.console import progress_bars
-from smoothtune.data.tasks import Task
 from smoothtune.errors import DataError
+from smoothtune.tasks.base import Task
 
 # By default a text "None" or "NA" would be read as missing. Tab-separated files have no quoting (as
 # in GLUE): with it, one stray quote swallows the rows up to the next.

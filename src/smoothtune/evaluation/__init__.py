@@ -26,7 +26,12 @@ from smoothtune.evaluation.robustness import attack_curve, noise_curve
 from smoothtune.evaluation.run import evaluate
 from smoothtune.evaluation.settings import Settings
 from smoothtune.evaluation.smoothness import derivative_norms
-from smoothtune.squad import exact_match, normalize_answer, squad_metrics, token_f1
+from smoothtune.tasks.question_answering.squad import (
+    exact_match,
+    normalize_answer,
+    squad_metrics,
+    token_f1,
+)
 
 __all__ = [
     "Curve",

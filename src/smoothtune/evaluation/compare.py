@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from smoothtune.data.tasks import Task
 from smoothtune.errors import OutputError
 from smoothtune.evaluation.bootstrap import Interval, bootstrap_intervals
 from smoothtune.evaluation.curves import Curve
 from smoothtune.evaluation.run import EVALUATION, PREDICTIONS, read_evaluation, read_predictions
-from smoothtune.kinds import kind_of
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.presets import kind_of
 
 
 @dataclass(frozen=True)

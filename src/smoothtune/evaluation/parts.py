@@ -10,7 +10,6 @@ import numpy as np
 from datasets import Dataset
 
 from smoothtune.core.architecture import embedding_table
-from smoothtune.data.prepare import Prepared
 from smoothtune.errors import ModelError
 from smoothtune.evaluation.attenuation import noise_attenuation, noise_spectrum
 from smoothtune.evaluation.corruption import (
@@ -31,7 +30,8 @@ from smoothtune.evaluation.scores import (
 from smoothtune.evaluation.settings import Settings
 from smoothtune.evaluation.smoothness import derivative_norms
 from smoothtune.evaluation.transfer import OtherData, split_for_further, trained_further
-from smoothtune.models import load_base, load_classifier
+from smoothtune.models.load import load_base, load_classifier
+from smoothtune.tasks.prepare import Prepared
 
 MAX_ATTACKED = 128
 """Rows for what costs many passes: PGD, and derivatives."""

@@ -19,12 +19,11 @@ from smoothtune.console import quiet
 from smoothtune.core import rng
 from smoothtune.core.forward import Batch, Pass, evaluating
 from smoothtune.core.hooks import Point
-from smoothtune.data.tasks import Task
 from smoothtune.errors import LoraError, ModelError
-from smoothtune.kinds import kind_of
-from smoothtune.kinds.base import Kind
-from smoothtune.lora import is_adapter, load_merged
-from smoothtune.models import Base
+from smoothtune.models.load import Base
+from smoothtune.models.lora import is_adapter, load_merged
+from smoothtune.tasks.base import Kind, Task
+from smoothtune.tasks.presets import kind_of
 
 
 class Progress(Protocol):
@@ -53,7 +52,7 @@ class Predictor:
 
     The model's output is taken in the order of the task's labels, whatever the model's own is, and
     its loss is computed here. What the predictions are, (N, W), depends on the kind of the task:
-    for texts, logits (N, C) or scores (N, 1); for other kinds see `smoothtune.kinds`.
+    for texts, logits (N, C) or scores (N, 1); for other kinds see `smoothtune.tasks.presets`.
     """
 
     model: nn.Module

@@ -8,15 +8,16 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.checks import check_splits
-from smoothtune.data.prepare import Prepared, fingerprint, select
+from smoothtune.data.columns import fingerprint
 from smoothtune.data.sources import load_splits
-from smoothtune.data.tasks import Task
 from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError
 from smoothtune.evaluation.transfer import OtherData
-from smoothtune.kinds import kind_of
-from smoothtune.kinds.base import TokenizeOptions
+from smoothtune.tasks.base import Task, TokenizeOptions
+from smoothtune.tasks.labels import check_splits
+from smoothtune.tasks.prepare import Prepared
+from smoothtune.tasks.presets import kind_of
+from smoothtune.tasks.text_classification import select
 
 
 def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:

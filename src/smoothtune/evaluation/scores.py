@@ -10,7 +10,6 @@ from datasets import Dataset
 from scipy.special import softmax
 from scipy.stats import binomtest
 
-from smoothtune.data.tasks import Task
 from smoothtune.evaluation.bootstrap import bootstrap_intervals
 from smoothtune.evaluation.calibration import (
     Reliability,
@@ -22,7 +21,8 @@ from smoothtune.evaluation.calibration import (
     split_for_temperature,
 )
 from smoothtune.evaluation.curves import Curve, Point
-from smoothtune.kinds import kind_of
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.presets import kind_of
 
 NUM_BINS = 15
 

@@ -8,12 +8,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from smoothtune.config import SPAN_FIELDS
-from smoothtune.data.tasks import TASKS, Description, Spans, Task, TaskType
 from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.evaluation.transfer import OtherData
 from smoothtune.files import RESULT
-from smoothtune.kinds import KINDS, described
+from smoothtune.tasks.base import SPAN_FIELDS, Description, Spans, Task, TaskType
+from smoothtune.tasks.presets import KINDS, TASKS, described
 from smoothtune.yaml_file import parse_yaml
 
 PARTS = ("calibration", "robustness", "corruption", "smoothness", "drift")
@@ -56,7 +55,7 @@ class Settings:
     choice_columns: tuple[str, ...] | None = None
     """Columns of the choices of multiple choice, or one that holds lists of them."""
     spans: dict[str, Any] = field(default_factory=dict)
-    """Fields of `smoothtune.data.tasks.Spans`, for question answering."""
+    """Fields of `smoothtune.tasks.base.Spans`, for question answering."""
     base_model: str | None = None
     """What the model was fine-tuned from, for `drift`."""
     max_train_samples: int | None = None

@@ -14,10 +14,10 @@ from sklearn.model_selection import train_test_split
 from torch.utils.data import DataLoader
 from transformers import get_linear_schedule_with_warmup
 
-from smoothtune.data.tasks import Task
+from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.errors import DataError
 from smoothtune.evaluation.predictions import Predictor
-from smoothtune.sampler import LengthGroupedSampler
+from smoothtune.tasks.base import Task
 
 
 @dataclass(frozen=True)

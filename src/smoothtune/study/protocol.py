@@ -18,18 +18,18 @@ from typing import Any
 import numpy as np
 
 from smoothtune.config import RunConfig
-from smoothtune.data.checks import check_splits, infer_labels
-from smoothtune.data.prepare import prepare
+from smoothtune.data.demo_sentences import sentiment
 from smoothtune.data.sources import load_splits
-from smoothtune.demo_data import sentiment
 from smoothtune.errors import ConfigError, DataError, Problem
 from smoothtune.files import cache_folder, write_atomic
 from smoothtune.loading import task_of
-from smoothtune.models import load_base, weights_fingerprint
+from smoothtune.models.load import load_base, weights_fingerprint
 from smoothtune.study.cells import Cell, Extras, Fingerprints, Records, identity
 from smoothtune.study.cells import digest as digest_of
 from smoothtune.study.config import DEMO, Condition, Study
 from smoothtune.study.entries import Entry
+from smoothtune.tasks.labels import check_splits, infer_labels
+from smoothtune.tasks.prepare import prepare
 
 SELECTION = "selection"
 Key = tuple[int, int]

@@ -1,20 +1,22 @@
 """From a source to tokenized splits: checked, subsampled, counted and fingerprinted."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from datasets import Dataset, Features, Value
+from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.report import Report
+from smoothtune.data.columns import fingerprint
 from smoothtune.data.sources import load_splits
-from smoothtune.data.tasks import Task
-from smoothtune.data.tokenizing import TEXTS, check_token_ids
+from smoothtune.data.summary import Report
+from smoothtune.data.tokenizing import check_token_ids, tokenize
 from smoothtune.errors import DataError
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.labels import check_texts
+from smoothtune.tasks.text_classification import select
 
 HELD_OUT = 0.1
 """Share of the train split held out where the source has no validation split."""
@@ -27,7 +29,7 @@ class Prepared:
     Both splits have the columns input_ids, attention_mask, token_type_ids where the tokenizer
     gives them, labels (int64 class ids or float32 scores), length (number of tokens) and
     example_id (row in the source's split, from 0). Other kinds of tasks have other labels, and
-    question answering has a row for every window of a context, see `smoothtune.kinds`.
+    question answering has a row for every window of a context, see `smoothtune.tasks.presets`.
     """
 
     task: Task
@@ -83,8 +85,8 @@ def prepare(
             nothing to put between the two texts of a pair.
     """
     # Not at the top: the kinds of tasks are made from the parts of this package.
-    from smoothtune.kinds import kind_of
-    from smoothtune.kinds.base import TokenizeOptions
+    from smoothtune.tasks.base import TokenizeOptions
+    from smoothtune.tasks.presets import kind_of
 
     for name, limit in {
         "max_train_samples": max_train_samples,
@@ -176,25 +178,42 @@ def _validation_split(splits: Mapping[str, Dataset], task: Task, source: str | P
     )
 
 
-def select(
-    raw: Dataset, task: Task, indices: np.ndarray, labels: np.ndarray | None = None
-) -> Dataset:
-    """The chosen rows, in memory: text, for pairs text_pair, labels if given, example_id."""
-    texts = raw.select_columns(list(task.text_columns)).select(indices, keep_in_memory=True)
-    names = TEXTS[: len(task.text_columns)]
-    columns = zip(names, task.text_columns, strict=True)
-    features = {name: Value("string") for name in names}
-    data = {name: texts[column][:] for name, column in columns}
-    if labels is not None:
-        features["labels"] = Value("float32" if task.regression else "int64")
-        data["labels"] = labels[indices]
-    features["example_id"] = Value("int64")
-    return Dataset.from_dict(data | {"example_id": indices}, features=Features(features))
+def prepare_unlabeled(
+    source: str | Path,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_samples: int | None = None,
+    max_seq_length: int = 128,
+    seed: int = 0,
+    vocab_size: int | None = None,
+) -> tuple[Dataset, str]:
+    """Loads, checks, subsamples and tokenizes the train split of a source; labels are not read.
 
+    Args:
+        source: file, folder or hub id, see `load_splits`.
+        task: its text columns are used.
+        tokenizer: the model's tokenizer.
+        max_samples: use at most so many rows, drawn at random with `seed`.
+        max_seq_length: cut longer inputs to so many tokens, special tokens included.
+        seed: seed of the random choice.
+        vocab_size: rows of the model's embedding matrix, to check token ids against.
 
-def fingerprint(texts: Dataset) -> str:
-    """Sha256, in hex, of the rows."""
-    digest = hashlib.sha256()
-    for row in zip(*(texts[name][:] for name in texts.column_names), strict=True):
-        digest.update(json.dumps(row).encode() + b"\n")
-    return digest.hexdigest()
+    Returns:
+        The tokenizer's columns, length and example_id (row in the source); and the sha256, in hex,
+        of the texts used.
+
+    Raises:
+        DataError: If the source cannot be read, lacks a text column, or has rows without text.
+    """
+    raw = load_splits(source, task)["train"]
+    check_texts(raw, task, f"{source}, split 'train'")
+    rows = np.arange(len(raw))
+    if max_samples is not None and max_samples < len(rows):
+        rows = np.random.default_rng(seed).permutation(rows)[:max_samples]
+    texts = select(raw, task, rows)
+    content = fingerprint(texts)
+    tokenized = tokenize(texts, tokenizer, max_seq_length, content)
+    if vocab_size is not None:
+        check_token_ids(tokenized, vocab_size, f"{source}, split 'train'")
+    return tokenized, content

@@ -21,13 +21,12 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from smoothtune.data.checks import IGNORE_INDEX, rows_with_problems
-from smoothtune.data.report import SplitReport, lengths_of
-from smoothtune.data.tasks import Description, Task
+from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems
+from smoothtune.data.summary import SplitReport, lengths_of
 from smoothtune.data.tokenizing import LARGE, cached_map
 from smoothtune.errors import DataError, ModelError
-from smoothtune.kinds.base import Collate, Kind, TokenizeOptions, check_columns
-from smoothtune.kinds.text_classification import matched_outputs
+from smoothtune.tasks.base import Collate, Description, Kind, Task, TokenizeOptions, check_columns
+from smoothtune.tasks.text_classification import matched_outputs
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
 

@@ -1,18 +1,16 @@
-"""Checks of raw data against a task, before the first step, with every problem in one error."""
+"""classes and scores of a label column."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Value
 
-from smoothtune.data.tasks import Task, default_metrics
+from smoothtune.data.columns import IGNORE_INDEX, missing_columns, rows_with_problems, text_problems
+from smoothtune.data.summary import SplitReport, lengths_of
 from smoothtune.errors import DataError
-
-IGNORE_INDEX = -100
-"""Label that PyTorch's cross entropy skips."""
+from smoothtune.tasks.base import Task
 
 
 def infer_labels(task: Task, dataset: Dataset, source: str) -> Task:
@@ -139,51 +137,6 @@ def _check_split(dataset: Dataset, task: Task) -> tuple[np.ndarray, list[str]]:
     return labels, problems + wrong
 
 
-def missing_columns(missing: list[str], dataset: Dataset) -> str:
-    """What to say about columns that are not there."""
-    return (
-        f"has no column {', '.join(map(repr, missing))}; its columns are "
-        f"{', '.join(map(repr, dataset.column_names))}"
-    )
-
-
-def rows_with_problems(column: str, values: list[Any], problems: Iterable[str]) -> list[str]:
-    """The first row of each kind of problem in a column, with the number of rows that have it.
-
-    Args:
-        column: its name.
-        values: its values.
-        problems: for every row what is wrong with it, or "".
-    """
-    rows: dict[str, list[int]] = {}
-    for row, problem in enumerate(problems):
-        if problem:
-            rows.setdefault(problem, []).append(row)
-    return [
-        f"row {found[0]}, column {column!r}: {_shown(values[found[0]])} {problem}"
-        + (f" (and {len(found) - 1} more rows)" if len(found) > 1 else "")
-        for problem, found in rows.items()
-    ]
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def text_problems(column: str, values: list[Any]) -> list[str]:
-    """What is wrong with a column of texts."""
-    return rows_with_problems(column, values, map(_text_problem, values))
-
-
-def _text_problem(value: object) -> str:
-    if value is None:
-        return "is a missing text; drop the row or fill it in"
-    if not isinstance(value, str):
-        return f"is of type {type(value).__name__}, but text is due"
-    return "" if value.strip() else "is an empty text; drop the row or fill it in"
-
-
 _ALL_IGNORED = f"every label is {IGNORE_INDEX}, the index that the loss ignores: nothing to learn"
 
 
@@ -228,3 +181,52 @@ def _class_problem(value: object, ids: Mapping[str, int]) -> str:
     if not isinstance(value, int | float) or not float(value).is_integer():
         return f"is no class number; the labels are {known}"
     return "" if 0 <= value < len(ids) else f"is out of range; the labels are {known}"
+
+
+def report_split(
+    task: Task,
+    labels: np.ndarray,
+    lengths: np.ndarray,
+    *,
+    source_rows: int,
+    truncated: int,
+    note: str = "",
+) -> SplitReport:
+    """Counts one split.
+
+    Args:
+        task: the task.
+        labels: class ids or scores of the examples used, (N,).
+        lengths: their numbers of tokens, (N,).
+        source_rows: examples the source has.
+        truncated: examples that were cut.
+        note: what is unusual about the split.
+
+    Returns:
+        The numbers.
+    """
+    if task.regression:
+        counts = {"min": labels.min(), "mean": labels.mean(), "max": labels.max()}
+    else:
+        names = task.label_names or ()
+        counts = dict(zip(names, np.bincount(labels, minlength=len(names)), strict=True))
+    return SplitReport(
+        rows=len(labels),
+        source_rows=source_rows,
+        labels={name: value.item() for name, value in counts.items()},
+        lengths=lengths_of(lengths),
+        truncated=truncated,
+        note=note,
+    )
+
+
+def default_metrics(label_names: tuple[str, ...]) -> tuple[str, ...]:
+    """Metrics of a task that names none.
+
+    Args:
+        label_names: names of the classes; empty for regression.
+
+    Returns:
+        Pearson and Spearman correlation for regression, accuracy and F1 otherwise.
+    """
+    return ("accuracy", "f1") if label_names else ("pearson", "spearman")

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.checks import missing_columns
-from smoothtune.data.report import SplitReport
-from smoothtune.data.tasks import Description, Task
+from smoothtune.data.columns import missing_columns
+from smoothtune.data.summary import SplitReport
 from smoothtune.errors import DataError
 
 Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]
@@ -198,3 +198,101 @@ def check_columns(dataset: Dataset, wanted: Sequence[str], where: str) -> None:
         raise DataError(f"{where}: has no rows")
     if missing := [column for column in wanted if column not in dataset.column_names]:
         raise DataError(f"{where}: {missing_columns(missing, dataset)}")
+
+
+TaskType = Literal[
+    "text-classification", "question-answering", "token-classification", "multiple-choice"
+]
+"""Kinds of tasks, under the hub's names; regression is text classification without classes."""
+
+
+@dataclass(frozen=True)
+class Spans:
+    """How question answering cuts long contexts and reads answers, under run_qa's names."""
+
+    doc_stride: int = 128
+    """Tokens that two windows of one context share."""
+    n_best_size: int = 20
+    """Starts, and ends, of highest score that are combined."""
+    max_answer_length: int = 30
+    """Longest answer in tokens."""
+    version_2_with_negative: bool = False
+    """Whether questions may have no answer, as in SQuAD 2.0."""
+    null_score_diff_threshold: float = 0.0
+    """No answer is given where its score is above the best answer's by more than this."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task; `label_names` decides between text classification and regression."""
+
+    name: str
+    """Short name, as on the command line."""
+    text_columns: tuple[str, ...]
+    """One column, or two for a pair of texts; the words of token classification."""
+    label_column: str
+    """Column with the gold label."""
+    label_names: tuple[str, ...] | None
+    """Name of class 0, 1, ...; empty for regression; None until `infer_labels` saw the data."""
+    metrics: tuple[str, ...]
+    """Metrics under scikit-learn's names; the first is the headline. Empty with `label_names`
+    None."""
+    hub_id: str | None = None
+    """Data set on the hub, ``org/name``."""
+    hub_config: str | None = None
+    """Configuration of the data set on the hub."""
+    validation_split: str = "validation"
+    """Split that is evaluated during training."""
+    task_type: TaskType = "text-classification"
+    """Kind of the task, which decides how rows are read and which head the model gets."""
+    choice_columns: tuple[str, ...] = ()
+    """Columns with the choices of multiple choice, or one column with lists of them."""
+    spans: Spans = Spans()
+    """For question answering."""
+
+    @property
+    def regression(self) -> bool:
+        """Whether labels are real numbers.
+
+        Raises:
+            ValueError: If the kind of the labels is not known yet.
+        """
+        return not self._known_label_names and self.task_type == "text-classification"
+
+    @property
+    def num_labels(self) -> int:
+        """Size of the model's output: the number of classes, 1 for regression.
+
+        Raises:
+            ValueError: If the kind of the labels is not known yet.
+        """
+        return len(self._known_label_names) or 1
+
+    @property
+    def _known_label_names(self) -> tuple[str, ...]:
+        if self.label_names is None:
+            raise ValueError(
+                f"the labels of task {self.name!r} are not known before its data is read: "
+                "call infer_labels(task, train_split), or use the task that prepare() returns"
+            )
+        return self.label_names
+
+
+class Description(NamedTuple):
+    """What a user says about a data set; None: not said."""
+
+    name: str
+    text_columns: Sequence[str] | None = None
+    label_column: str | None = None
+    choice_columns: Sequence[str] | None = None
+    spans: Mapping[str, Any] = {}
+    """Fields of `Spans`."""
+
+
+SPAN_FIELDS = (
+    "doc_stride",
+    "n_best_size",
+    "max_answer_length",
+    "version_2_with_negative",
+    "null_score_diff_threshold",
+)

@@ -7,8 +7,6 @@ import numpy as np
 from rich.table import Table
 from rich.text import Text
 
-from smoothtune.data.tasks import Task
-
 _QUANTILES = {"min": 0.0, "median": 0.5, "p95": 0.95, "max": 1.0}
 
 
@@ -69,43 +67,6 @@ class Report:
             "tokens": [f"{name} {value}" for name, value in split.lengths.items()],
             "cut": [f"{split.truncated} at {self.max_seq_length} tokens"],
         }
-
-
-def report_split(
-    task: Task,
-    labels: np.ndarray,
-    lengths: np.ndarray,
-    *,
-    source_rows: int,
-    truncated: int,
-    note: str = "",
-) -> SplitReport:
-    """Counts one split.
-
-    Args:
-        task: the task.
-        labels: class ids or scores of the examples used, (N,).
-        lengths: their numbers of tokens, (N,).
-        source_rows: examples the source has.
-        truncated: examples that were cut.
-        note: what is unusual about the split.
-
-    Returns:
-        The numbers.
-    """
-    if task.regression:
-        counts = {"min": labels.min(), "mean": labels.mean(), "max": labels.max()}
-    else:
-        names = task.label_names or ()
-        counts = dict(zip(names, np.bincount(labels, minlength=len(names)), strict=True))
-    return SplitReport(
-        rows=len(labels),
-        source_rows=source_rows,
-        labels={name: value.item() for name, value in counts.items()},
-        lengths=lengths_of(lengths),
-        truncated=truncated,
-        note=note,
-    )
 
 
 def lengths_of(lengths: np.ndarray) -> dict[str, int]:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch.nn.functional as F
-from datasets import Dataset
+from datasets import Dataset, Features, Value
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
-from smoothtune.data.checks import check_splits, infer_labels
 from smoothtune.data.collator import Collator
-from smoothtune.data.prepare import select
-from smoothtune.data.report import SplitReport, report_split
-from smoothtune.data.tasks import Description, Task, custom_task
+from smoothtune.data.summary import SplitReport
 from smoothtune.data.tokenizing import TEXTS, count_truncated, tokenize
-from smoothtune.kinds.base import Collate, Kind, TokenizeOptions
-from smoothtune.metrics import compute_metrics, trivial_baseline
+from smoothtune.tasks.base import Collate, Description, Kind, Task, TokenizeOptions
+from smoothtune.tasks.labels import check_splits, default_metrics, infer_labels, report_split
+from smoothtune.tasks.metrics import compute_metrics, trivial_baseline
 
 
 class TextClassification(Kind):
@@ -165,3 +163,70 @@ def roc_auc(logits: np.ndarray, labels: np.ndarray) -> float:
     if len(np.unique(labels)) < 2:
         return 0.5
     return float(roc_auc_score(labels, logits[:, 1] - logits[:, 0]))
+
+
+def select(
+    raw: Dataset, task: Task, indices: np.ndarray, labels: np.ndarray | None = None
+) -> Dataset:
+    """The chosen rows, in memory: text, for pairs text_pair, labels if given, example_id."""
+    texts = raw.select_columns(list(task.text_columns)).select(indices, keep_in_memory=True)
+    names = TEXTS[: len(task.text_columns)]
+    columns = zip(names, task.text_columns, strict=True)
+    features = {name: Value("string") for name in names}
+    data = {name: texts[column][:] for name, column in columns}
+    if labels is not None:
+        features["labels"] = Value("float32" if task.regression else "int64")
+        data["labels"] = labels[indices]
+    features["example_id"] = Value("int64")
+    return Dataset.from_dict(data | {"example_id": indices}, features=Features(features))
+
+
+def custom_task(
+    text_columns: str | Sequence[str],
+    label_column: str = "label",
+    *,
+    name: str = "custom",
+    label_names: Sequence[str] | None = None,
+    hub_id: str | None = None,
+    hub_config: str | None = None,
+    validation_split: str = "validation",
+) -> Task:
+    """Describes a data set that is not one of `TASKS`.
+
+    Args:
+        text_columns: one column name, or two for a pair of texts.
+        label_column: column with the label.
+        name: name of the task in results and reports.
+        label_names: names of the classes in the order of their ids; empty for regression; None to
+            read them from the data: text and integers are classes, real numbers are regression.
+        hub_id: data set on the hub, ``org/name``.
+        hub_config: configuration of the data set on the hub.
+        validation_split: split to evaluate on.
+
+    Returns:
+        The task.
+
+    Raises:
+        ValueError: If there are not one or two text columns, if one of them is the label column,
+            or if there is one class only.
+    """
+    columns = (text_columns,) if isinstance(text_columns, str) else tuple(text_columns)
+    if len(columns) not in (1, 2):
+        raise ValueError(f"a task reads one text column or two, not {len(columns)}: {columns}")
+    if label_column in columns or len(set(columns)) < len(columns):
+        raise ValueError(
+            f"text columns {columns} and label column {label_column!r} must be different columns"
+        )
+    names = None if label_names is None else tuple(label_names)
+    if names is not None and len(names) == 1:
+        raise ValueError(f"one class, {names[0]!r}, is nothing to learn: name at least two")
+    return Task(
+        name=name,
+        text_columns=columns,
+        label_column=label_column,
+        label_names=names,
+        metrics=() if names is None else default_metrics(names),
+        hub_id=hub_id,
+        hub_config=hub_config,
+        validation_split=validation_split,
+    )

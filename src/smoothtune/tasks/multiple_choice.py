@@ -17,13 +17,13 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from smoothtune.data.checks import rows_with_problems, text_problems
-from smoothtune.data.report import SplitReport, report_split
-from smoothtune.data.tasks import Description, Task
+from smoothtune.data.columns import rows_with_problems, text_problems
+from smoothtune.data.summary import SplitReport
 from smoothtune.data.tokenizing import LARGE, cached_map
 from smoothtune.errors import DataError
-from smoothtune.kinds.base import Collate, TokenizeOptions, check_columns
-from smoothtune.kinds.text_classification import TextClassification
+from smoothtune.tasks.base import Collate, Description, Task, TokenizeOptions, check_columns
+from smoothtune.tasks.labels import report_split
+from smoothtune.tasks.text_classification import TextClassification
 
 
 class MultipleChoice(TextClassification):

@@ -16,9 +16,9 @@ from datasets import Dataset
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.tasks import Spans
 from smoothtune.data.tokenizing import cached_map
 from smoothtune.errors import DataError, ModelError
+from smoothtune.tasks.base import Spans
 
 LARGE = 2_000
 """Questions from which a progress bar is shown and the result is cached."""

@@ -26,10 +26,10 @@ from transformers.utils import cached_file
 from smoothtune.console import quiet
 from smoothtune.errors import ModelError
 from smoothtune.files import sha256
-from smoothtune.lora import ADAPTER_WEIGHTS, is_adapter
+from smoothtune.models.lora import ADAPTER_WEIGHTS, is_adapter
 
 if TYPE_CHECKING:
-    from smoothtune.data.tasks import Task
+    from smoothtune.tasks.base import Task
 
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -98,7 +98,7 @@ def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMod
     Raises:
         ModelError: the weights are damaged, unsafe, or do not fit the configuration.
     """
-    from smoothtune.kinds import kind_of  # they are heavier than all else here
+    from smoothtune.tasks.presets import kind_of  # they are heavier than all else here
 
     kind = kind_of(task)
     if is_adapter(base.source):

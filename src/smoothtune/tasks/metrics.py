@@ -10,7 +10,7 @@ from scipy.special import log_softmax
 from scipy.stats import ConstantInputWarning, NearConstantInputWarning, pearsonr, spearmanr
 from sklearn.metrics import accuracy_score, brier_score_loss, f1_score, matthews_corrcoef
 
-from smoothtune.data.tasks import Task
+from smoothtune.tasks.base import Task
 
 
 def compute_metrics(task: Task, predictions: ArrayLike, labels: ArrayLike) -> dict[str, float]:

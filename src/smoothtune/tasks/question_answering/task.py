@@ -12,15 +12,14 @@ from datasets import Dataset, Features, Sequence, Value
 from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
-from smoothtune.data.checks import rows_with_problems, text_problems
 from smoothtune.data.collator import Collator
-from smoothtune.data.report import SplitReport, lengths_of
-from smoothtune.data.tasks import Description, Spans, Task, squad_task
-from smoothtune.data.windows import tokenize_windows
+from smoothtune.data.columns import rows_with_problems, text_problems
+from smoothtune.data.summary import SplitReport, lengths_of
 from smoothtune.errors import DataError
-from smoothtune.kinds.base import Kind, TokenizeOptions, check_columns
-from smoothtune.spans import n_best_spans
-from smoothtune.squad import exact_match, normalize_answer, token_f1
+from smoothtune.tasks.base import Description, Kind, Spans, Task, TokenizeOptions, check_columns
+from smoothtune.tasks.question_answering.spans import n_best_spans
+from smoothtune.tasks.question_answering.squad import exact_match, normalize_answer, token_f1
+from smoothtune.tasks.question_answering.windows import tokenize_windows
 
 START, END, SCORE, NULL, LOG_PROBABILITY = range(5)
 CHUNK = 1024  # windows decoded at once: all pairs of starts and ends are held in memory
@@ -294,4 +293,30 @@ def _scores(text: str, accepted: list[str]) -> tuple[float, float]:
     return (
         max(exact_match(text, answer) for answer in gold),
         max(token_f1(text, answer) for answer in gold),
+    )
+
+
+def squad_task(name: str, *, hub_id: str | None = None, spans: Spans | None = None) -> Task:
+    """Describes a data set in the form of SQuAD.
+
+    Its columns are question, context, answers with the lists text and answer_start (in
+    characters), and id.
+
+    Args:
+        name: name of the task in results and reports.
+        hub_id: data set on the hub, ``org/name``.
+        spans: how contexts are cut and answers read.
+
+    Returns:
+        The task.
+    """
+    return Task(
+        name,
+        ("question", "context"),
+        "answers",
+        (),
+        ("f1", "exact_match"),
+        hub_id,
+        task_type="question-answering",
+        spans=spans or Spans(),
     )

@@ -1,0 +1,1 @@
+"""Loading models, and low-rank adapters."""

@@ -1,0 +1,1 @@
+"""Extractive question answering: windows, spans, SQuAD metrics."""
