@@ -30,10 +30,10 @@ def seconds(model, batches):
 def main():
     """Measure every shape."""
     from smoothtune.console import quiet
-    from smoothtune.cost import random_batches
     from smoothtune.files import versions
     from smoothtune.models.load import load_base, load_classifier
     from smoothtune.tasks.presets import TASKS
+    from smoothtune.trainer.step_cost import random_batches
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=15)

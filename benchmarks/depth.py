@@ -48,9 +48,9 @@ def table(rows, heading):
 def main():
     """Measure every depth and write after each."""
     from smoothtune import JacHess
-    from smoothtune.cost import measure_step_cost, random_batches
     from smoothtune.files import versions
     from smoothtune.memory import keep_freed_memory
+    from smoothtune.trainer.step_cost import measure_step_cost, random_batches
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, nargs="+", default=[6, 12, 24])

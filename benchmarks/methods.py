@@ -37,8 +37,8 @@ def run(task, method, seed, data, folder):
     import torch
     from rich.console import Console
 
-    from smoothtune.config import load_config
-    from smoothtune.run import train
+    from smoothtune.config.run import load_config
+    from smoothtune.run.train import train
 
     torch.set_num_threads(1)
     output = folder / f"{task}-{method.replace(':', '-').replace('=', '').replace(',', '-')}-{seed}"

@@ -78,10 +78,10 @@ def main():
     """Profile both steps and write the table."""
     from smoothtune import LNSR
     from smoothtune.console import quiet
-    from smoothtune.cost import random_batches
     from smoothtune.files import versions
     from smoothtune.models.load import load_base, load_classifier
     from smoothtune.tasks.presets import TASKS
+    from smoothtune.trainer.step_cost import random_batches
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=16)

@@ -34,8 +34,8 @@ SETTINGS = {
 
 def with_smoothtune(method, data, folder):
     """A model folder as `smoothtune train` writes it."""
-    from smoothtune.config import load_config
-    from smoothtune.run import train
+    from smoothtune.config.run import load_config
+    from smoothtune.run.train import train
 
     strategy = "group_by_length" if method == "grouped" else "random"
     options = {

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from smoothtune.core.support import support_table
-from smoothtune.describe import methods_page
+from smoothtune.methods.describe import methods_page
 
 DOCS = Path(__file__).parent.parent / "docs"
 TABLE = re.compile(r"(?<=<!-- table -->\n\n).*?(?=\n<!-- end of table -->)", re.S)

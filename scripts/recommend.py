@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from smoothtune.files import write_json
-from smoothtune.study.recommend import recommend
+from smoothtune.study.report.findings import recommend
 
 TARGET = Path(__file__).parent.parent / "src" / "smoothtune" / "recommended.json"
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 import smoothtune
 from smoothtune import METHODS
 from smoothtune.cli import _with_dashes, app
-from smoothtune.describe import describe
+from smoothtune.methods.describe import describe
 from tiny_folder import tiny_bert, tiny_data
 
 MAIN = [sys.executable, "-m", "smoothtune"]

@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from smoothtune.config import RunConfig, load_config
-from smoothtune.config_draft import parse_method
+from smoothtune.config.draft import parse_method
+from smoothtune.config.run import RunConfig, load_config
+from smoothtune.config.yaml_file import parse_yaml, read_yaml
 from smoothtune.errors import ConfigError
-from smoothtune.yaml_file import parse_yaml, read_yaml
 
 MINIMAL = "task: sst2\noutput_dir: out\n"
 

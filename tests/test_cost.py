@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 from smoothtune import LNSR, Mixout
 from smoothtune.cli import app
-from smoothtune.cost import StepCost, measure_step_cost, random_batches
 from smoothtune.testing import tiny_model
+from smoothtune.trainer.step_cost import StepCost, measure_step_cost, random_batches
 from tiny_folder import tiny_bert
 
 

@@ -16,11 +16,11 @@ from transformers import (
 )
 
 from smoothtune import METHODS, Pass
-from smoothtune.config import RunConfig
+from smoothtune.config.run import RunConfig
 from smoothtune.data.tokenizing import tokenize
 from smoothtune.errors import ModelError
 from smoothtune.models.load import load_base
-from smoothtune.run import train
+from smoothtune.run.train import train
 from smoothtune.testing import contract, tiny
 from smoothtune.testing.tiny import COMMON_CONFIG
 from tiny_folder import DECODERS, END, tiny_decoder, tiny_pairs

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from smoothtune.config import RunConfig
+from smoothtune.cli.demo import demo, noisy_accuracy
+from smoothtune.config.run import RunConfig
 from smoothtune.data.demo_sentences import LABEL_NOISE, NEW_BAD, NEW_GOOD, sentiment
-from smoothtune.demo import demo, noisy_accuracy
-from smoothtune.run import train
+from smoothtune.run.train import train
 from tiny_folder import tiny_bert, tiny_data
 
 

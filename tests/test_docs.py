@@ -104,7 +104,7 @@ def test_python_blocks_are_found():
 
 
 def test_run_files_in_the_readme_are_valid(tmp_path):
-    from smoothtune.config import load_config
+    from smoothtune.config.run import load_config
 
     blocks = YAML_BLOCK.findall((ROOT / "README.md").read_text("utf-8"))
     assert blocks
@@ -153,7 +153,7 @@ def test_pages_made_from_the_code_are_up_to_date():
 
 
 def test_method_sections_show_equation_and_own_fields():
-    from smoothtune.describe import methods_page
+    from smoothtune.methods.describe import methods_page
 
     section = methods_page().split("\n## l2_sp\n")[1].split("\n## ")[0]
     assert "```text\ntotal = L(f(x), y) + alpha/2 ||w_S - w_S^0||^2" in section

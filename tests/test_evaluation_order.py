@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 from datasets import Dataset
 
-from smoothtune.run import _evaluate
+from smoothtune.run.train import _evaluate
 from smoothtune.tasks.presets import TASKS
 
 

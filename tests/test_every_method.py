@@ -6,7 +6,7 @@ import yaml
 from transformers import BertForQuestionAnswering, BertForTokenClassification
 
 from smoothtune import L2SP, LNSR, METHODS, Objective, SmoothTrainer
-from smoothtune.config import load_config
+from smoothtune.config.run import load_config
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
 from training import Rows, arguments
 

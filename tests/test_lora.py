@@ -13,13 +13,13 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from smoothtune import CWGNC, L2SP, LNSR, UEGR, Jacobian, Mixout, Objective
-from smoothtune.config import RunConfig, load_config
+from smoothtune.config.run import RunConfig, load_config
 from smoothtune.errors import ConfigError, ModelError
 from smoothtune.evaluation import Settings, evaluate
-from smoothtune.loading import task_of
 from smoothtune.models.load import load_base, load_classifier
 from smoothtune.models.lora import LoraSettings, add_lora
-from smoothtune.run import train
+from smoothtune.run.inputs import task_of
+from smoothtune.run.train import train
 from smoothtune.testing import tiny_batch, tiny_model
 from tiny_folder import tiny_bert, tiny_data, tiny_decoder, tiny_pairs
 
@@ -172,7 +172,7 @@ def test_a_resumed_run_is_the_same(folder, tmp_path, monkeypatch):
     import signal
 
     from smoothtune.errors import Stopped
-    from smoothtune.progress import ProgressCallback
+    from smoothtune.run.callbacks import ProgressCallback
 
     whole = RunConfig(**settings(folder, tmp_path / "whole"))
     train(whole, console=NOWHERE)

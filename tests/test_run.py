@@ -13,12 +13,12 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from smoothtune import METHODS, NonFiniteLoss
-from smoothtune.config import RunConfig
+from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, DataError, OutputError, Stopped
 from smoothtune.models.load import load_base
-from smoothtune.progress import ProgressCallback
-from smoothtune.result import newest_checkpoint
-from smoothtune.run import train
+from smoothtune.run.callbacks import ProgressCallback
+from smoothtune.run.output import newest_checkpoint
+from smoothtune.run.train import train
 from tiny_folder import tiny_bert, tiny_data
 
 LOADS_ALONE = """

@@ -8,7 +8,7 @@ from transformers import Trainer
 
 from smoothtune import CWGNC, L2SP, LNSR, R3F, R4F, Mixout, NonFiniteLoss, SmoothTrainer, regularize
 from smoothtune.testing import tiny_model
-from smoothtune.trainer import STATE_FILE
+from smoothtune.trainer.trainer import STATE_FILE
 from training import METHODS_TESTED, Rows, arguments, weights_after
 
 

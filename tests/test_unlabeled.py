@@ -5,7 +5,7 @@ import torch
 
 from smoothtune import JacHess, SmoothTrainer
 from smoothtune.testing import tiny_model
-from smoothtune.unlabeled import AlternatingBatches
+from smoothtune.trainer.unlabeled import AlternatingBatches
 from training import Rows, arguments
 
 

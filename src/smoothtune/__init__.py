@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from smoothtune.methods.smart import SMART
     from smoothtune.methods.uegr import UEGR
     from smoothtune.methods.vat import VAT
-    from smoothtune.trainer import SmoothTrainer, regularize
+    from smoothtune.trainer.trainer import SmoothTrainer, regularize
 
 __all__ = [
     "SAM",
@@ -87,8 +87,8 @@ _PLACES = {  # the others are methods
     "Objective": "smoothtune.core.objective",
     "Pass": "smoothtune.core.forward",
     "Regularizer": "smoothtune.core.regularizer",
-    "SmoothTrainer": "smoothtune.trainer",
-    "regularize": "smoothtune.trainer",
+    "SmoothTrainer": "smoothtune.trainer.trainer",
+    "regularize": "smoothtune.trainer.trainer",
 }
 
 

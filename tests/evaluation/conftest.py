@@ -8,10 +8,10 @@ from datasets import Dataset
 from linear_network import LinearNetwork
 from rich.console import Console
 
-from smoothtune.config import load_config
+from smoothtune.config.run import load_config
 from smoothtune.evaluation import Predictor
 from smoothtune.models.load import load_base
-from smoothtune.run import train
+from smoothtune.run.train import train
 from smoothtune.tasks.text_classification import custom_task
 from tiny_folder import tiny_bert, tiny_data
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner, Result
 
 from smoothtune.cli import app
 from smoothtune.evaluation import Curve, Point, draw
-from smoothtune.evaluation.bootstrap import Interval
 from smoothtune.evaluation.compare import Difference, differences, load_runs
-from smoothtune.evaluation.words import comparison, sentences
+from smoothtune.evaluation.findings import comparison, sentences
+from smoothtune.evaluation.intervals import Interval
 
 HOSTILE = "<script>alert(1)</script>\"'&|`$x^$ javascript:"
 

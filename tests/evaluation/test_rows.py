@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from smoothtune.errors import DataError
-from smoothtune.evaluation.rows import foreign_rows, validation_texts
-from smoothtune.evaluation.transfer import OtherData
+from smoothtune.evaluation.transfer import OtherData, foreign_rows, validation_texts
 from smoothtune.tasks.prepare import prepare
 from smoothtune.tasks.presets import TASKS
 from smoothtune.tasks.text_classification import custom_task

@@ -13,10 +13,14 @@ from typer.testing import CliRunner
 
 from smoothtune.cli import app
 from smoothtune.errors import ConfigError, DataError
-from smoothtune.evaluation.predictions import load_predictor
-from smoothtune.evaluation.rows import foreign_rows
+from smoothtune.evaluation.predictor import load_predictor
 from smoothtune.evaluation.settings import other_data_sets
-from smoothtune.evaluation.transfer import OtherData, split_for_further, trained_further
+from smoothtune.evaluation.transfer import (
+    OtherData,
+    foreign_rows,
+    split_for_further,
+    trained_further,
+)
 from smoothtune.models.load import load_base
 from smoothtune.tasks.text_classification import custom_task
 from tiny_folder import WORDS

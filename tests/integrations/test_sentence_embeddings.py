@@ -8,8 +8,8 @@ from datasets import Dataset
 from literal import added, gradient
 from smoothtune import LNSR, METHODS, R3F, Jacobian, Objective, regularize
 from smoothtune.core.support import NO_EMBEDDING
-from smoothtune.integrations.sentence_embeddings import EmbeddingTask, stacked
 from smoothtune.testing import fixed_draws
+from smoothtune.trainer.sentence_transformers import EmbeddingTask, stacked
 from tiny_folder import WORDS, tiny_bert
 
 pytest.importorskip(

@@ -8,8 +8,8 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from smoothtune import L2SP, LNSR, METHODS, R3F, UEGR, regularize
 from smoothtune.core.support import NO_NEXT_TOKEN
-from smoothtune.integrations.sft import sft_problems, unpacked
 from smoothtune.testing import all_in_float64, fixed_draws
+from smoothtune.trainer.trl import sft_problems, unpacked
 from tiny_folder import tiny_tokenizer
 
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'smoothtune[trl]'")

@@ -19,10 +19,10 @@ from transformers import (
 from typer.testing import CliRunner
 
 from smoothtune.cli import app
-from smoothtune.config import load_config
+from smoothtune.config.run import load_config
 from smoothtune.errors import ConfigError, DataError
 from smoothtune.models.load import load_base, load_classifier
-from smoothtune.run import train
+from smoothtune.run.train import train
 from smoothtune.tasks.base import Spans
 from smoothtune.tasks.prepare import prepare
 from smoothtune.tasks.presets import TASKS, kind_of

@@ -15,10 +15,10 @@ from transformers import PreTrainedTokenizerFast, pipeline
 from typer.testing import CliRunner
 
 from smoothtune.cli import app
-from smoothtune.config import load_config
+from smoothtune.config.run import load_config
 from smoothtune.errors import DataError, ModelError
 from smoothtune.models.load import load_base
-from smoothtune.run import train
+from smoothtune.run.train import train
 from smoothtune.tasks.base import Description
 from smoothtune.tasks.prepare import prepare
 from smoothtune.tasks.presets import KINDS

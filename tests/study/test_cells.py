@@ -9,10 +9,11 @@ import pytest
 
 from smoothtune.data.sources import load_splits
 from smoothtune.errors import DataError
-from smoothtune.loading import task_of
-from smoothtune.study.cells import Cell, Records, digest
+from smoothtune.run.inputs import task_of
 from smoothtune.study.config import load_study
-from smoothtune.study.protocol import Plan, data_fingerprint, write_parts
+from smoothtune.study.inputs import data_fingerprint, write_parts
+from smoothtune.study.plan import Plan
+from smoothtune.study.records import Cell, Records, digest
 
 
 def cells(file: Path, folder: Path | None = None) -> list[Cell]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothtune.study.cells import Records
+from smoothtune.study.records import Records
 
 KILLS, CELLS = 10, 20
 STUDY = "methods: [lnsr, {name: jachess, every: 2}, [mixout, r3f]]\nseeds: [0, 1, 2, 3]\n"

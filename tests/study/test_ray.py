@@ -8,8 +8,8 @@ import pytest
 from rich.console import Console
 
 from smoothtune.errors import ConfigError
-from smoothtune.study.cells import Records
 from smoothtune.study.config import load_study
+from smoothtune.study.records import Records
 from smoothtune.study.run import run_study
 
 

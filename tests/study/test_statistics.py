@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from smoothtune.study import statistics
-from smoothtune.study.statistics import holm, mean_difference, p_values
+from smoothtune.study.report import statistics
+from smoothtune.study.report.statistics import holm, mean_difference, p_values
 
 TABLES = [np.random.default_rng(seed).normal(0.8, 0.02, (2, n)) for seed, n in enumerate([3, 5, 9])]
 

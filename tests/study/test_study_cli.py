@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from smoothtune.cli import app
-from smoothtune.cli_output import DATA, USAGE
+from smoothtune.cli.output import DATA, USAGE
 
 SMALL = "methods: [plain]\nmore_epochs: null\nseeds: [0]\n"
 

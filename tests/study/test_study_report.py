@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from smoothtune.study.cells import Records
 from smoothtune.study.config import StudyConfig
-from smoothtune.study.plots import figures
-from smoothtune.study.recommend import recommend
-from smoothtune.study.report import _page
-from smoothtune.study.report_tables import paper_table, score_table
-from smoothtune.study.table import SECONDARY, Row, compare, over_tasks, paired, to_csv
-from smoothtune.study.words import sentences
+from smoothtune.study.records import Records
+from smoothtune.study.report.comparison import SECONDARY, Row, compare, over_tasks, paired, to_csv
+from smoothtune.study.report.findings import recommend, sentences
+from smoothtune.study.report.page import _page
+from smoothtune.study.report.plots import figures
+from smoothtune.study.report.tables import paper_table, score_table
 
 SEEDS = range(5)
 
@@ -255,7 +254,7 @@ class Tags(HTMLParser):
 
 @pytest.mark.parametrize("suffix", ["html", "md"])
 def test_names_from_outside_are_only_text(suffix: str) -> None:
-    from smoothtune.evaluation.report import render
+    from smoothtune.report.page import render
 
     hostile = "<script>alert(1)</script>|*x*"
     found = content(rows({hostile: 0.05}), title=hostile, notes=hostile)
@@ -290,16 +289,16 @@ def test_a_recommendation_needs_evidence_everywhere() -> None:
 
 
 def test_auto_is_refused_while_there_is_no_evidence(monkeypatch) -> None:
-    from smoothtune import config_draft
-    from smoothtune.config import load_config
+    from smoothtune.config import draft
+    from smoothtune.config.run import load_config
     from smoothtune.errors import ConfigError
 
     options = {"task": "sst2", "output_dir": "x"}
-    monkeypatch.setattr(config_draft, "recommended", lambda: {"methods": None})
+    monkeypatch.setattr(draft, "recommended", lambda: {"methods": None})
     with pytest.raises(ConfigError, match="none yet"):
         load_config(options=options, methods=["auto"])
     known = {"methods": {"mixout": {"p": 0.3}}}
-    monkeypatch.setattr(config_draft, "recommended", lambda: known)
+    monkeypatch.setattr(draft, "recommended", lambda: known)
     assert load_config(options=options, methods=["auto"]).methods["mixout"]["p"] == 0.3
     with pytest.raises(ConfigError, match="stands alone"):
         load_config(options=options, methods=["auto", "lnsr"])

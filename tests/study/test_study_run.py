@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from smoothtune.config import RunConfig
+from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutputError, Stopped
-from smoothtune.run import train
-from smoothtune.study.cells import Records
+from smoothtune.run.train import train
 from smoothtune.study.config import load_study
-from smoothtune.study.live import show_status
+from smoothtune.study.records import Records
 from smoothtune.study.run import run_study
+from smoothtune.study.status import show_status
 
 
 class Output:

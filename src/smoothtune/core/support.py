@@ -17,7 +17,7 @@ from transformers import Trainer
 
 from smoothtune.core.architecture import is_next_token_model, transformer, unwrap
 from smoothtune.core.regularizer import Regularizer
-from smoothtune.integrations.sft import sft_problems
+from smoothtune.trainer.trl import sft_problems
 
 Kind = Literal[
     "perturbs",

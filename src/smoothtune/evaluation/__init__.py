@@ -1,7 +1,5 @@
 """See what a fine-tuned model is made of: scores, calibration, robustness, smoothness, drift."""
 
-from smoothtune.evaluation.attenuation import noise_attenuation, noise_spectrum
-from smoothtune.evaluation.bootstrap import Interval, bootstrap_intervals
 from smoothtune.evaluation.calibration import (
     Reliability,
     brier,
@@ -18,14 +16,15 @@ from smoothtune.evaluation.corruption import (
     token_corruption_curve,
     typos,
 )
-from smoothtune.evaluation.curves import Curve, Point, area
 from smoothtune.evaluation.drift import linear_cka, representation_drift, weight_drift
-from smoothtune.evaluation.plots import draw
-from smoothtune.evaluation.predictions import Predictor, load_predictor
+from smoothtune.evaluation.intervals import Interval, bootstrap_intervals
+from smoothtune.evaluation.predictor import Predictor, load_predictor
 from smoothtune.evaluation.robustness import attack_curve, noise_curve
 from smoothtune.evaluation.run import evaluate
 from smoothtune.evaluation.settings import Settings
-from smoothtune.evaluation.smoothness import derivative_norms
+from smoothtune.evaluation.smoothness import derivative_norms, noise_attenuation, noise_spectrum
+from smoothtune.report.curves import Curve, Point, area
+from smoothtune.report.plots import draw
 from smoothtune.tasks.question_answering.squad import (
     exact_match,
     normalize_answer,

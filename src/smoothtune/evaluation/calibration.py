@@ -11,14 +11,17 @@ MCE, temperature); Nguyen, O'Connor, EMNLP 2015 (bins of equal mass).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
 from scipy.special import log_softmax, softmax
+from scipy.stats import binomtest
 from sklearn.metrics import brier_score_loss
 from sklearn.model_selection import train_test_split
+
+from smoothtune.report.curves import Curve, Point
 
 Bins = Literal["width", "mass"]
 
@@ -139,3 +142,105 @@ def split_for_temperature(labels: ArrayLike, *, seed: int) -> tuple[np.ndarray, 
         np.arange(len(gold)), test_size=0.5, random_state=seed, stratify=stratify
     )
     return np.sort(fit), np.sort(judge)
+
+
+NUM_BINS = 15
+
+
+def calibration_report(
+    logits: np.ndarray, labels: np.ndarray, *, seed: int
+) -> tuple[dict[str, Any], Curve]:
+    """Calibration on all rows, and before and after a temperature fitted on half of them.
+
+    Args:
+        logits: (N, C).
+        labels: class ids, (N,).
+        seed: of the split.
+
+    Returns:
+        Numbers, and the reliability diagram: the accuracy of 15 bins of equal width of confidence
+        with 95 % Wilson intervals; after scaling, of the rows the temperature was not fitted on.
+    """
+    fit, judge = split_for_temperature(labels, seed=seed)
+    temperature = fit_temperature(logits[fit], labels[fit])
+    scaled = logits / temperature
+    before = reliability(logits, labels, num_bins=NUM_BINS)
+    after = reliability(scaled[judge], labels[judge], num_bins=NUM_BINS)
+    numbers = {
+        "all_rows": calibration_numbers(logits, labels),
+        "mean_confidence": float(softmax(logits, axis=1).max(axis=1).mean()),
+        "temperature": temperature,
+        "temperature_fitted_on": len(fit),
+        "judged_on": len(judge),
+        "judged_rows_before": calibration_numbers(logits[judge], labels[judge]),
+        "judged_rows_after": calibration_numbers(scaled[judge], labels[judge]),
+    }
+    curve = Curve(
+        "reliability",
+        "confidence (mean of the bin)",
+        "accuracy (share of the bin)",
+        {
+            "perfect": [Point(0, 0), Point(1, 1)],
+            "as it is": _points(before),
+            f"temperature {temperature:.2f}, other half": _points(after),
+        },
+        band="95 % Wilson interval",
+    )
+    return numbers, curve
+
+
+def calibration_numbers(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Brier (0 to 2), nll (nats), ece and mce (15 bins of equal width), ece_mass (equal mass)."""
+    width = reliability(logits, labels, num_bins=NUM_BINS)
+    mass = reliability(logits, labels, num_bins=NUM_BINS, bins="mass")
+    return {
+        "brier": brier(logits, labels),
+        "nll": nll(logits, labels),
+        "ece": width.expected_error,
+        "ece_mass": mass.expected_error,
+        "mce": width.maximum_error,
+    }
+
+
+def answer_calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[dict[str, Any], Curve]:
+    """Calibration of the probability of the answer that was given; no temperature is fitted.
+
+    Args:
+        confidence: (E,) 0 to 1.
+        correct: (E,) whether the answer is right.
+
+    Returns:
+        Numbers, and the reliability diagram.
+    """
+    bins = binned(confidence, correct, num_bins=NUM_BINS)
+    mass = binned(confidence, correct, num_bins=NUM_BINS, bins="mass")
+    numbers = {
+        "all_rows": {
+            "brier": float(((confidence - correct) ** 2).mean()),
+            "ece": bins.expected_error,
+            "ece_mass": mass.expected_error,
+            "mce": bins.maximum_error,
+        },
+        "mean_confidence": float(confidence.mean()),
+        "mean_correct": float(correct.mean()),
+    }
+    series = {"perfect": [Point(0, 0), Point(1, 1)], "as it is": _points(bins)}
+    curve = Curve(
+        "reliability of answers",
+        "confidence (mean of the bin)",
+        "exact matches (share of the bin)",
+        series,
+        band="95 % Wilson interval",
+    )
+    return numbers, curve
+
+
+def _points(bins: Reliability) -> list[Point]:
+    points = []
+    for confidence, accuracy, count in zip(bins.confidence, bins.accuracy, bins.count, strict=True):
+        right = round(accuracy * count)
+        interval = binomtest(right, int(count)).proportion_ci(method="wilson")
+        points.append(
+            Point(float(confidence), float(accuracy), float(interval.low), float(interval.high))
+        )
+    return points

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from smoothtune.errors import OutputError
-from smoothtune.evaluation.bootstrap import Interval, bootstrap_intervals
-from smoothtune.evaluation.curves import Curve
+from smoothtune.evaluation.intervals import Interval, bootstrap_intervals
 from smoothtune.evaluation.run import EVALUATION, PREDICTIONS, read_evaluation, read_predictions
+from smoothtune.report.curves import Curve
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.presets import kind_of
 

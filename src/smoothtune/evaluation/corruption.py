@@ -15,8 +15,8 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.tokenizing import TEXTS, tokenize
-from smoothtune.evaluation.curves import Curve, area, metric_label, spread
-from smoothtune.evaluation.predictions import Predictor
+from smoothtune.evaluation.predictor import Predictor
+from smoothtune.report.curves import Curve, area, metric_label, spread
 
 RATES = (0.0, 0.05, 0.1, 0.2)
 TextDamage = Callable[[str, float, np.random.Generator], str]

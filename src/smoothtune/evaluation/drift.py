@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from smoothtune.core.architecture import blocks, word_embeddings
 from smoothtune.core.forward import evaluating
-from smoothtune.evaluation.curves import Curve, Point
-from smoothtune.evaluation.predictions import Predictor
+from smoothtune.evaluation.predictor import Predictor
+from smoothtune.report.curves import Curve, Point
 
 LAYER = "layer (0: embeddings, then the blocks)"
 

@@ -11,26 +11,27 @@ from datasets import Dataset
 
 from smoothtune.core.architecture import embedding_table
 from smoothtune.errors import ModelError
-from smoothtune.evaluation.attenuation import noise_attenuation, noise_spectrum
+from smoothtune.evaluation.calibration import answer_calibration, calibration_report
 from smoothtune.evaluation.corruption import (
     TEXT_DAMAGE,
     text_corruption_curve,
     token_corruption_curve,
 )
-from smoothtune.evaluation.curves import Curve
 from smoothtune.evaluation.drift import representation_drift, weight_drift
-from smoothtune.evaluation.predictions import Predictor
+from smoothtune.evaluation.intervals import scores_with_intervals
+from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import attack_curve, noise_curve
-from smoothtune.evaluation.rows import foreign_rows, validation_texts
-from smoothtune.evaluation.scores import (
-    answer_calibration,
-    calibration_report,
-    scores_with_intervals,
-)
 from smoothtune.evaluation.settings import Settings
-from smoothtune.evaluation.smoothness import derivative_norms
-from smoothtune.evaluation.transfer import OtherData, split_for_further, trained_further
+from smoothtune.evaluation.smoothness import derivative_norms, noise_attenuation, noise_spectrum
+from smoothtune.evaluation.transfer import (
+    OtherData,
+    foreign_rows,
+    split_for_further,
+    trained_further,
+    validation_texts,
+)
 from smoothtune.models.load import load_base, load_classifier
+from smoothtune.report.curves import Curve
 from smoothtune.tasks.prepare import Prepared
 
 MAX_ATTACKED = 128

@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import html
-import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from smoothtune.errors import OutputError
 from smoothtune.evaluation.compare import Run, differences, load_runs
-from smoothtune.evaluation.curves import Curve
-from smoothtune.evaluation.plots import draw
+from smoothtune.evaluation.findings import comparison, sentences
 from smoothtune.evaluation.run import OOD
-from smoothtune.evaluation.words import comparison, sentences
 from smoothtune.files import write_atomic
+from smoothtune.report.curves import Curve
+from smoothtune.report.page import Plot, Table, render
+from smoothtune.report.plots import draw
 
 LARGEST_TABLE = 60  # points that a reader may want to see as numbers
 SECTIONS = {
@@ -28,25 +25,6 @@ SECTIONS = {
     "smoothness": "Smoothness",
     "drift": "Drift from the pre-trained model",
 }
-
-
-@dataclass(frozen=True)
-class Table:
-    """Rows of text under a title."""
-
-    head: list[str]
-    rows: list[list[str]]
-
-
-@dataclass(frozen=True)
-class Plot:
-    """A plot with what is needed to read it without seeing it."""
-
-    title: str
-    caption: str
-    svg: Markup
-    file: str
-    data: Table | None
 
 
 def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) -> None:
@@ -83,30 +61,6 @@ def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) 
     }
     to.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(to, render(f"report{to.suffix}.jinja", content))
-
-
-def render(template: str, content: dict[str, Any]) -> str:
-    """A page from a template of this package; what is put into HTML is escaped.
-
-    Args:
-        template: its name, ending in .html.jinja or .md.jinja.
-        content: values by name.
-    """
-    environment = Environment(
-        loader=PackageLoader("smoothtune"),
-        undefined=StrictUndefined,
-        autoescape=template.endswith(".html.jinja"),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["text"] = markdown_text
-    return environment.get_template(template).render(content)
-
-
-def markdown_text(value: object) -> str:
-    """One line of text without any meaning to Markdown or HTML."""
-    line = html.escape(" ".join(str(value).split()), quote=False)
-    return re.sub(r"([\\`*_{}\[\]|#!~$])", r"\\\1", line)
 
 
 def score_table(runs: Sequence[Run]) -> Table:

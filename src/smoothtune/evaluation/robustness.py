@@ -19,11 +19,11 @@ from torch import Tensor
 
 from smoothtune.core.architecture import embedding_table
 from smoothtune.core.forward import Pass, evaluating
-from smoothtune.evaluation.curves import Curve, Point, area, metric_label, spread
-from smoothtune.evaluation.predictions import Predictor
+from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.adversarial import Ascent, normalise, task_loss, unit
 from smoothtune.functional.adversarial import gradient_at as loss_gradient
 from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian
+from smoothtune.report.curves import Curve, Point, area, metric_label, spread
 
 NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
 ATTACKS = (0.0, 0.01, 0.02, 0.05, 0.1)

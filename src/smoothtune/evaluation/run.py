@@ -18,11 +18,11 @@ from rich.console import Console
 from smoothtune.console import Bar, quiet, say
 from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.evaluation.parts import PART, Found, Subject, further_data, other_data
-from smoothtune.evaluation.plots import draw
-from smoothtune.evaluation.predictions import load_predictor
+from smoothtune.evaluation.predictor import load_predictor
 from smoothtune.evaluation.settings import Settings, resolve, task_of, training_record
 from smoothtune.files import LOCK, owned, versions, write_atomic, write_json
 from smoothtune.models.load import load_base, weights_fingerprint
+from smoothtune.report.plots import draw
 from smoothtune.tasks.prepare import prepare
 from smoothtune.tasks.presets import kind_of
 

@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from smoothtune.config.yaml_file import parse_yaml
 from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.evaluation.transfer import OtherData
 from smoothtune.files import RESULT
 from smoothtune.tasks.base import SPAN_FIELDS, Description, Spans, Task, TaskType
 from smoothtune.tasks.presets import KINDS, TASKS, described
-from smoothtune.yaml_file import parse_yaml
 
 PARTS = ("calibration", "robustness", "corruption", "smoothness", "drift")
 """The parts that can be asked for; the task's metrics are always there."""

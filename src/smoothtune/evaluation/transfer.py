@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,19 @@ import torch
 from datasets import ClassLabel, Dataset
 from sklearn.model_selection import train_test_split
 from torch.utils.data import DataLoader
-from transformers import get_linear_schedule_with_warmup
+from transformers import PreTrainedTokenizerBase, get_linear_schedule_with_warmup
 
+from smoothtune.data.columns import fingerprint
 from smoothtune.data.sampler import LengthGroupedSampler
+from smoothtune.data.sources import load_splits
+from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError
-from smoothtune.evaluation.predictions import Predictor
-from smoothtune.tasks.base import Task
+from smoothtune.evaluation.predictor import Predictor
+from smoothtune.tasks.base import Task, TokenizeOptions
+from smoothtune.tasks.labels import check_splits
+from smoothtune.tasks.prepare import Prepared
+from smoothtune.tasks.presets import kind_of
+from smoothtune.tasks.text_classification import select
 
 
 @dataclass(frozen=True)
@@ -161,3 +169,61 @@ def trained_further(
                 optimizer.zero_grad()
                 predictor.progress.advance()
     return replace(predictor, model=model.eval())
+
+
+def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:
+    """The texts and labels of a prepared validation split, in its order.
+
+    Returns:
+        Columns text, for pairs text_pair, labels, example_id.
+    """
+    task, splits = prepared.task, load_splits(source, prepared.task)
+    known = [name for name in (task.validation_split, "validation") if name in splits]
+    split = known[0] if known else "train"  # where some rows were held out
+    labels = check_splits({split: splits[split]}, task, str(source))[split]
+    return select(splits[split], task, np.asarray(prepared.validation["example_id"][:]), labels)
+
+
+def foreign_rows(
+    other: OtherData,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_seq_length: int,
+    vocab_size: int,
+) -> tuple[Dataset, int]:
+    """All rows of another data set for the same task; repeated texts count once.
+
+    Args:
+        other: the data set; its validation split is used, else test, else train, else the only one.
+        task: the model's task, its labels known. Labels written as names mean the class of that
+            name, unless `other` gives them another meaning.
+        tokenizer: the model's.
+        max_seq_length: cut longer inputs to so many tokens.
+        vocab_size: rows of the model's embedding matrix.
+
+    Returns:
+        Tokenized rows, and how many repeat an earlier one and were left out.
+
+    Raises:
+        DataError: the source cannot be read, or does not fit the task.
+    """
+    source, kind, task = other.source, kind_of(task), other.task(task)
+    splits = load_splits(source, task, need_train=False)
+    order = (task.validation_split, "validation", "test", "train", *splits)
+    split = next(name for name in order if name in splits)
+    where = f"{source}, split {split!r}"
+    raw = other.relabeled(splits[split], task, where)
+    labels = kind.check({split: raw}, task, str(source))[split]
+    examples = kind.select(raw, task, np.arange(len(raw)), labels)
+    texts = [examples[name][:] for name in kind.texts if name in examples.column_names]
+    keys = [str(values) for values in zip(*texts, strict=True)]
+    first = sorted(dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True)).values())
+    chosen = examples.select(first, keep_in_memory=True)
+    options = TokenizeOptions(max_seq_length)
+    try:
+        rows = kind.tokenize(chosen, task, tokenizer, options, fingerprint(chosen))
+    except DataError as error:
+        raise DataError(f"{where}, {error}") from error
+    check_token_ids(rows, vocab_size, where)
+    return rows, len(keys) - len(first)

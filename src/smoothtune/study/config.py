@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from smoothtune.config import RunConfig, load_config
+from smoothtune.config.run import RunConfig, load_config
 from smoothtune.errors import ConfigError, Location, Problem, dotted, unknown
 from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read_entry
 from smoothtune.study.files import Source, portable, read_study_file

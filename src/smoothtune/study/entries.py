@@ -15,8 +15,8 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from smoothtune.config import RunConfig
-from smoothtune.config_draft import parse_method
+from smoothtune.config.draft import parse_method
+from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, Location
 
 RUN_FIELDS = frozenset(RunConfig.model_fields) - {

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from smoothtune.config.yaml_file import read_yaml
 from smoothtune.errors import ConfigError, Location, Problem, unknown
-from smoothtune.yaml_file import read_yaml
 
 MAX_INCLUDES = 4
 

@@ -17,7 +17,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Protocol
 
-from smoothtune.study.cells import Cell, Records, Status
+from smoothtune.study.records import Cell, Records, Status
 
 PRELOAD = "smoothtune.study.worker"
 ONE_THREAD = {

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from smoothtune.errors import ConfigError, Problem
-from smoothtune.study.cells import Cell, Records, Status
 from smoothtune.study.pool import ONE_THREAD, Ended
+from smoothtune.study.records import Cell, Records, Status
 
 
 def compute_on_node(cell: Cell) -> tuple[Status, Any]:

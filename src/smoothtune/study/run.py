@@ -17,12 +17,12 @@ from rich.console import Console
 from smoothtune.console import say
 from smoothtune.errors import OutputError, Stopped
 from smoothtune.files import LOCK, owned, versions, write_json
-from smoothtune.study.cells import CELLS, Cell, Records
 from smoothtune.study.config import Study
 from smoothtune.study.files import portable, portable_fields
-from smoothtune.study.live import STUDY, Live
+from smoothtune.study.plan import SELECTION, Choice, Key, Plan
 from smoothtune.study.pool import LocalPool, Pool, default_jobs
-from smoothtune.study.protocol import SELECTION, Choice, Key, Plan
+from smoothtune.study.records import CELLS, STUDY, Cell, Records
+from smoothtune.study.status import Live
 from smoothtune.study.worker import WORK
 
 ATTEMPTS = 2
@@ -58,7 +58,7 @@ def run_study(
         OutputError: the folder holds something else, or is in use.
         Stopped: SIGINT or SIGTERM came; the same command goes on.
     """
-    from smoothtune.study.report import write_study_report
+    from smoothtune.study.report.page import write_study_report
 
     console = console or Console()
     with _claimed(Path(output_dir)) as folder, _Signals() as signals:

@@ -20,12 +20,12 @@ from tqdm import tqdm
 from smoothtune.errors import NonFiniteLoss, Stopped
 from smoothtune.evaluation.calibration import reliability
 from smoothtune.evaluation.parts import PART, Subject
-from smoothtune.evaluation.predictions import Predictor
+from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import noise_curve
 from smoothtune.evaluation.settings import Settings
-from smoothtune.run import Trained, fit
-from smoothtune.study.cells import Cell, Extras, Records, Status
+from smoothtune.run.train import Trained, fit
 from smoothtune.study.files import portable, portable_fields
+from smoothtune.study.records import Cell, Extras, Records, Status
 
 WORK, MODELS = "work", "models"
 NOISE_ROWS = 256

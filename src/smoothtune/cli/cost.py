@@ -1,0 +1,56 @@
+"""src/smoothtune/cli/cost.py."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from smoothtune.memory import keep_freed_memory, measurable
+from smoothtune.trainer.step_cost import measure_step_cost, random_batches
+
+
+def price_list(
+    methods: Sequence[str], model: str, batch_size: int, length: int, rounds: int
+) -> list[list[str]]:
+    """Rows of `smoothtune cost`: method, ratio, range, seconds, extra memory.
+
+    Args:
+        methods: ``NAME[:field=value,...]``, one row each.
+        model: minilm, a model folder, or a hub id.
+        batch_size: B of the random batches.
+        length: T.
+        rounds: steps of each kind.
+
+    Raises:
+        ConfigError: an unknown method or field.
+        ModelError: the model cannot be loaded.
+    """
+    from smoothtune.config.run import load_config
+    from smoothtune.console import quiet
+    from smoothtune.models.load import load_base, load_classifier
+    from smoothtune.tasks.presets import TASKS
+
+    configs = [
+        load_config(options={"task": "sst2", "output_dir": "unused"}, methods=[method])
+        for method in methods
+    ]
+    with quiet():
+        classifier, _ = load_classifier(load_base(model), TASKS["sst2"], seed=0)
+    batches = random_batches(classifier, rounds, batch_size, length)
+    keep_freed_memory()
+    rows = []
+    for method, config in zip(methods, configs, strict=True):
+        found = measure_step_cost(classifier, config.regularizers(), batches, memory=measurable())
+        low, high = min(found.ratios), max(found.ratios)
+        memory = ""
+        if found.methods_memory is not None and found.plain_memory is not None:
+            memory = f"{(found.methods_memory - found.plain_memory) / 2**20:+.0f} MiB"
+        rows.append(
+            [
+                method,
+                f"{found.ratio:.2f}",
+                f"{low:.2f}-{high:.2f}",
+                f"{found.seconds:.3g} ({found.plain_seconds:.3g})",
+                memory,
+            ]
+        )
+    return rows

@@ -1,0 +1,84 @@
+"""src/smoothtune/cli/study.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from smoothtune.cli import app
+from smoothtune.cli.output import USAGE, errors_as_exit_codes, fail, output_console, show_rows
+
+
+@app.command()
+def study(
+    file: Annotated[
+        str | None, typer.Argument(help="A study file, or the name of a recipe.")
+    ] = None,
+    output_dir: Annotated[str | None, typer.Option(help="Keeps runs, tables and plots.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Hub id, file or folder; a folder may hold one per task.")
+    ] = None,
+    scale: Annotated[
+        str | None, typer.Option(help="Size of a recipe: paper, small or smoke.")
+    ] = None,
+    jobs: Annotated[
+        int | None, typer.Option(min=1, help="Runs at once; default: by cores and memory.")
+    ] = None,
+    ray: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster, or auto.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs; run none.")] = False,
+    report: Annotated[
+        bool, typer.Option("--report", help="Write the report of the runs that are done; run none.")
+    ] = False,
+    status: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Say how far the study in DIR is.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+) -> None:
+    """Compare methods over tasks and seeds; the same command goes on with a stopped study."""
+    with errors_as_exit_codes():
+        if list_:
+            from smoothtune.study.files import recipe_titles
+
+            show_rows(["recipe", "scales", "title"], recipe_titles())
+            return
+        if status is not None:
+            from smoothtune.study.status import show_status
+
+            show_status(status, output_console())
+            return
+        if file is None or (output_dir is None and not dry_run):
+            fail("write smoothtune study FILE --output-dir DIR, or --list, or --status DIR", USAGE)
+        from smoothtune.study.pool import start_server
+
+        if not (dry_run or report) and ray is None:
+            start_server()  # imports while this process reads the study
+        from smoothtune.study.config import load_study
+        from smoothtune.study.files import study_file
+
+        found = load_study(study_file(file), scale=scale, options={"data": data})
+        if dry_run:
+            from smoothtune.study.status import show_forecast
+
+            folder = Path(output_dir) if output_dir else None
+            show_forecast(found, folder, jobs, output_console())
+            return
+        if report:
+            from smoothtune.study.report.page import report_so_far
+
+            report_so_far(found, Path(output_dir or ""), output_console())
+            return
+        from smoothtune.study.run import run_study
+
+        run_study(
+            found,
+            output_dir or "",
+            jobs=jobs,
+            ray=ray,
+            console=output_console(),
+            command=["smoothtune", *sys.argv[1:]],
+        )

@@ -1,0 +1,1 @@
+"""Run files, and the one run that they describe."""

@@ -1,0 +1,159 @@
+"""What an evaluation says, in sentences: what is good, what is fragile, and what it cost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from smoothtune.evaluation.compare import Difference, Run
+from smoothtune.evaluation.smoothness import RATIO
+from smoothtune.report.page import Sentence, Verdict
+
+TOLERATED_LOSS = 0.05  # of the headline metric, from which a disturbance is called harmful
+NOISE_LEVEL, ATTACK_LEVEL, CORRUPTION_RATE = 0.3, 0.05, 0.1
+CALIBRATED = 0.05  # expected calibration error below which confidence can be taken at its word
+
+
+def sentences(run: Run) -> list[Sentence]:
+    """All that can be said about one run."""
+    parts = (_score, _gap, _calibration, _disturbance, _noise, _drift, _other_data, _cost)
+    return [sentence for part in parts for sentence in part(run)]
+
+
+def comparison(first: Run, other: Run, found: list[Difference] | None) -> str:
+    """Where two runs differ by more than the choice of the evaluated examples explains."""
+    if found is None:
+        return (
+            f"{other.name} and {first.name} were not evaluated on the same examples, so their "
+            "difference cannot be tested."
+        )
+    beyond = [gap for gap in found if gap.beyond_noise]
+    if not beyond:
+        return (
+            f"{other.name} and {first.name} do not differ beyond the noise of the evaluated "
+            f"examples: {_signed(found[0])}."
+        )
+    return (
+        f"{other.name} differs from {first.name} beyond the noise of the evaluated examples in "
+        f"{'; '.join(map(_signed, beyond))}. Another training seed may change this."
+    )
+
+
+def _signed(gap: Difference) -> str:
+    low, high = gap.interval
+    return f"{gap.metric} {gap.value:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"
+
+
+def _score(run: Run) -> Iterator[Sentence]:
+    numbers = run.numbers("metrics")
+    metric, baseline = numbers["metrics"][run.headline], numbers["trivial_baseline"]
+    text = f"{run.headline} is {metric['value']:.3f}"
+    if metric["low"] is None:
+        yield Sentence("note", f"{text} on a single row, which says nothing.")
+        return
+    text += f" (95 % interval {metric['low']:.3f} to {metric['high']:.3f}, {numbers['rows']} rows)"
+    if metric["low"] > baseline:
+        yield Sentence("good", f"{text}, above the {baseline:.3f} of the best constant answer.")
+    else:
+        yield Sentence(
+            "fragile", f"{text}, not clearly above the {baseline:.3f} of the best constant answer."
+        )
+
+
+def _gap(run: Run) -> Iterator[Sentence]:
+    numbers = run.numbers("metrics")
+    gap, score = numbers["generalization_gap"], numbers["train_metrics"][run.headline]
+    yield Sentence(
+        "fragile" if gap > 2 * TOLERATED_LOSS else "good",
+        f"On training rows {run.headline} is {score:.3f}: a generalization gap of {gap:+.3f}.",
+    )
+
+
+def _calibration(run: Run) -> Iterator[Sentence]:
+    numbers = run.numbers("calibration")
+    if not numbers:
+        return
+    error = numbers["all_rows"]["ece"]
+    text = f"Stated confidence is {numbers['mean_confidence']:.2f} on average and off by "
+    text += f"{error:.3f} (ECE)."
+    if "temperature" in numbers:
+        before = numbers["judged_rows_before"]["nll"]
+        after = numbers["judged_rows_after"]["nll"]
+        helps = "lowers" if after < before else "does not lower"
+        text += (
+            f" A temperature of {numbers['temperature']:.2f} {helps} the NLL of the rows it was "
+            f"not fitted on ({before:.3f} to {after:.3f})."
+        )
+    yield Sentence("good" if error < CALIBRATED else "fragile", text)
+
+
+def _disturbance(run: Run) -> Iterator[Sentence]:
+    levels = {"gaussian": NOISE_LEVEL, "in_manifold": NOISE_LEVEL}
+    levels |= {"fgm": ATTACK_LEVEL, "pgd": ATTACK_LEVEL}
+    harmful: list[str] = []
+    kept: list[str] = []
+    for key, curve in (run.curves("robustness") | run.curves("corruption")).items():
+        ((name, points),) = curve.series.items()
+        level = levels.get(key, CORRUPTION_RATE)
+        loss = points[0].y - next(point.y for point in points if point.x == level)
+        shown = f"{name} at {level:g} ({0.0 - loss:+.3f})"
+        (harmful if loss > TOLERATED_LOSS else kept).append(shown)
+    if harmful:
+        yield Sentence("fragile", f"{run.headline} suffers from {'; '.join(harmful)}.")
+    if kept:
+        yield Sentence("good", f"{run.headline} hardly suffers from {'; '.join(kept)}.")
+
+
+def _noise(run: Run) -> Iterator[Sentence]:
+    if curve := run.curves("smoothness").get("attenuation"):
+        points = curve.series["noise before block 0"]
+        verdict: Verdict = "good" if points[-1].y <= RATIO else "fragile"
+        yield Sentence(
+            verdict,
+            f"Noise of {RATIO:.0%} of the first hidden state is {points[-1].y:.1%} of the last.",
+        )
+
+
+def _drift(run: Run) -> Iterator[Sentence]:
+    if curve := run.curves("drift").get("distance"):
+        points = curve.series["weights"]
+        far = max(points, key=lambda point: point.y)
+        where = "the embeddings" if far.x == 0 else f"block {far.x:.0f}"
+        yield Sentence("note", f"The weights moved most in {where}: by {far.y:.1%} of their norm.")
+
+
+def _other_data(run: Run) -> Iterator[Sentence]:
+    home = run.numbers("metrics")["metrics"][run.headline]
+    for name in run.content["parts"]:
+        if not name.startswith("ood: "):
+            continue
+        numbers = run.numbers(name)
+        if "metrics" not in numbers:
+            continue
+        metric = numbers["metrics"][run.headline]
+        if before := numbers.get("metrics_before"):
+            yield Sentence(
+                "note",
+                f"Trained further on {numbers['rows_trained_on']} rows of "
+                f"{name.removeprefix('ood: ').partition(' after ')[0]}, {run.headline} on its "
+                f"other {numbers['rows']} rows goes from {before[run.headline]['value']:.3f} to "
+                f"{metric['value']:.3f}.",
+            )
+            continue
+        worse = metric["high"] is not None and metric["high"] < home["value"]
+        yield Sentence(
+            "fragile" if worse else "good",
+            f"On {name.removeprefix('ood: ')} {run.headline} is {metric['value']:.3f} "
+            f"({numbers['rows']} rows; best constant answer {numbers['trivial_baseline']:.3f}).",
+        )
+
+
+def _cost(run: Run) -> Iterator[Sentence]:
+    seconds = sum(part["seconds"] for part in run.content["parts"].values())
+    text = f"This evaluation took {seconds:.0f} s"
+    training = run.content["training"]
+    cost = training and training.get("cost")
+    if cost:
+        text += f", training {cost['train_seconds']:.0f} s"
+        if cost["ratio_to_plain"] is not None:
+            text += f", a step {cost['ratio_to_plain']:.2f} times a plain one"
+    yield Sentence("cost", f"{text}.")

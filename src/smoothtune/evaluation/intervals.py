@@ -1,0 +1,120 @@
+"""How far a number on a sample of examples may be from that on all examples."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from datasets import Dataset
+from numpy.typing import ArrayLike
+from scipy.stats import DegenerateDataWarning, bootstrap
+
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.presets import kind_of
+
+Metrics = Callable[..., dict[str, float]]
+
+
+class Interval(NamedTuple):
+    """A confidence interval."""
+
+    low: float
+    high: float
+
+
+def bootstrap_intervals(
+    metrics: Metrics,
+    *arrays: ArrayLike,
+    confidence_level: float = 0.95,
+    n_resamples: int = 1000,
+    method: Literal["percentile", "bca"] = "percentile",
+    seed: int = 0,
+) -> dict[str, Interval]:
+    """Intervals of all metrics from the same resamples of the examples.
+
+    It covers the choice of the evaluated examples, not the seed of the training run. For a paired
+    comparison let `metrics` return the difference of two models on the same rows.
+
+    Args:
+        metrics: arrays -> number by name.
+        *arrays: each with one row for every example, (N, ...); resampled together.
+        confidence_level: 0 to 1.
+        n_resamples: number of resamples.
+        method: "bca" corrects bias and skew and calls `metrics` N times more.
+        seed: of the resampling.
+
+    Returns:
+        Interval by name; low = high where a metric is the same in every resample.
+
+    Raises:
+        ValueError: there are fewer than two examples.
+    """
+    columns = [np.asarray(array) for array in arrays]
+    names = list(metrics(*columns))
+
+    def values(rows: np.ndarray) -> np.ndarray:
+        found = metrics(*(column[rows.astype(int)] for column in columns))
+        return np.array([found[name] for name in names])
+
+    if len(columns[0]) < 2:
+        raise ValueError("a bootstrap interval needs at least two examples")
+    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
+        warnings.simplefilter("ignore", DegenerateDataWarning)
+        result = bootstrap(
+            (np.arange(len(columns[0])),),
+            values,
+            vectorized=False,
+            confidence_level=confidence_level,
+            n_resamples=n_resamples,
+            method=method,
+            rng=np.random.default_rng(seed),
+        )
+    low, high = np.atleast_1d(result.confidence_interval.low, result.confidence_interval.high)
+    point = values(np.arange(len(columns[0])))  # where all resamples agree, BCa has no value
+    low, high = np.where(np.isnan(low), point, low), np.where(np.isnan(high), point, high)
+    return {
+        name: Interval(float(below), float(above))
+        for name, below, above in zip(names, low, high, strict=True)
+    }
+
+
+def scores_with_intervals(
+    task: Task, predictions: np.ndarray, rows: Dataset, *, num_resamples: int = 1000, seed: int = 0
+) -> dict[str, Any]:
+    """The task's metrics, and `roc_auc` for two classes, each with a 95 % bootstrap interval.
+
+    Examples are resampled, so windows of one question stay together.
+
+    Args:
+        task: the task.
+        predictions: (N, W) of `Predictor.predict`.
+        rows: the rows, with labels.
+        num_resamples: of the bootstrap.
+        seed: of the resampling.
+
+    Returns:
+        `metrics`: value, low and high by name; `rows`; `trivial_baseline` of the headline metric.
+        With a single row low and high are None.
+    """
+    kind = kind_of(task)
+    evidence = kind.evidence(task, predictions, rows)
+    measures = partial(kind.detailed_scores, task)
+    values = measures(evidence)
+    intervals = {}
+    if len(evidence) > 1:
+        intervals = bootstrap_intervals(measures, evidence, n_resamples=num_resamples, seed=seed)
+    return {
+        "metrics": {
+            name: {"value": value} | _bounds(intervals.get(name)) for name, value in values.items()
+        },
+        "rows": len(evidence),
+        "trivial_baseline": kind.baseline(task, rows),
+    }
+
+
+def _bounds(interval: tuple[float, float] | None) -> dict[str, float | None]:
+    low, high = interval or (None, None)
+    return {"low": low, "high": high}

@@ -1,0 +1,1 @@
+"""Curves, plots and pages, as evaluations and studies show them."""

@@ -1,0 +1,64 @@
+"""src/smoothtune/report/page.py."""
+
+from __future__ import annotations
+
+import html
+import re
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a title."""
+
+    head: list[str]
+    rows: list[list[str]]
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot with what is needed to read it without seeing it."""
+
+    title: str
+    caption: str
+    svg: Markup
+    file: str
+    data: Table | None
+
+
+def render(template: str, content: dict[str, Any]) -> str:
+    """A page from a template of this package; what is put into HTML is escaped.
+
+    Args:
+        template: its name, ending in .html.jinja or .md.jinja.
+        content: values by name.
+    """
+    environment = Environment(
+        loader=PackageLoader("smoothtune"),
+        undefined=StrictUndefined,
+        autoescape=template.endswith(".html.jinja"),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["text"] = markdown_text
+    return environment.get_template(template).render(content)
+
+
+def markdown_text(value: object) -> str:
+    """One line of text without any meaning to Markdown or HTML."""
+    line = html.escape(" ".join(str(value).split()), quote=False)
+    return re.sub(r"([\\`*_{}\[\]|#!~$])", r"\\\1", line)
+
+
+Verdict = Literal["good", "fragile", "cost", "note"]
+
+
+class Sentence(NamedTuple):
+    """Something that was found."""
+
+    verdict: Verdict
+    text: str

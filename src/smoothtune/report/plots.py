@@ -1,0 +1,169 @@
+"""Curves as SVG, several runs over one another, drawn by matplotlib without a display."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from smoothtune.errors import PlotsMissing
+from smoothtune.report.curves import Curve, Point
+
+# Okabe and Ito's colours, which colour-blind readers tell apart; without the yellow, which is too
+# light for lines. Lines differ in dashes and markers too, so the plot can be read without colours.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", "-.", ":")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+REFERENCE = "perfect"  # a line that belongs to no run
+BARS_WIDTH, LINE, MARGIN = 6.4, 0.32, 1.1  # inches: width, height of a method, height of the rest
+WIDTH, HEIGHT, LEGEND_LINE = 5.6, 3.4, 0.19  # inches
+MANY = 30  # points from which markers would hide the line
+METADATA = ("Creator", "Date", "Format", "Type")  # left out
+STYLE: dict[Any, Any] = {
+    "svg.fonttype": "path",  # looks the same everywhere
+    "axes.formatter.use_mathtext": False,
+    "svg.hashsalt": "smoothtune",  # the same curve gives the same bytes
+    "text.parse_math": False,  # names from outside may hold dollar signs
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#dddddd",
+}
+
+
+def draw(curves: Mapping[str, Curve]) -> str:
+    """One plot.
+
+    Args:
+        curves: the same diagnostic of one or several runs, by the run's name, which the legend
+            shows when there are several.
+
+    Returns:
+        An SVG document.
+
+    Raises:
+        PlotsMissing: matplotlib is not installed.
+    """
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        message = 'plots need matplotlib: pip install "smoothtune[report]"'
+        raise PlotsMissing(message) from error
+    with matplotlib.rc_context(STYLE):
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        FigureCanvasSVG(figure)
+        axes = figure.subplots()
+        lines = _draw_lines(axes, curves)
+        first = next(iter(curves.values()))
+        axes.set_xlabel(first.x_label)
+        axes.set_ylabel(first.y_label)
+        _scale(axes, first)
+        if lines > 1:
+            figure.set_figheight(HEIGHT + LEGEND_LINE * lines)
+            figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(METADATA))
+    return text.getvalue()
+
+
+def _draw_lines(axes: Any, curves: Mapping[str, Curve]) -> int:
+    """Draw every line once, and how many there are."""
+    count = 0
+    for run, (name, curve) in enumerate(curves.items()):
+        series = [item for item in curve.series.items() if item[0] != REFERENCE]
+        for number, (line, points) in enumerate(series):
+            style = run if len(curves) > 1 else number
+            parts = [_short(name)] * (len(curves) > 1) + [line] * (len(series) > 1)
+            _draw_line(
+                axes,
+                points,
+                COLOURS[style % len(COLOURS)],
+                DASHES[number % len(DASHES)],
+                MARKERS[style % len(MARKERS)],
+                " · ".join(parts) or line,
+            )
+            count += 1
+    for points in _references(curves):
+        axes.plot([p.x for p in points], [p.y for p in points], color="#888888", linewidth=1)
+    return count
+
+
+def _scale(axes: Any, curve: Curve) -> None:
+    """Whole numbers where x counts layers or components, and tick labels without offsets."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+
+    if all(float(point.x).is_integer() for points in curve.series.values() for point in points):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if curve.log_y:
+        values = [point.y for points in curve.series.values() for point in points]
+        wide = max(values) > 1e4 * min(value for value in values if value > 0)
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.ticklabel_format(axis="y", useOffset=False)
+
+
+def _references(curves: Mapping[str, Curve]) -> list[list[Point]]:
+    series = next(iter(curves.values())).series
+    return [series[REFERENCE]] if REFERENCE in series else []
+
+
+def _draw_line(
+    axes: Any, points: list[Point], colour: str, dashes: str, marker: str, label: str
+) -> None:
+    x, y = [point.x for point in points], [point.y for point in points]
+    axes.plot(
+        x,
+        y,
+        color=colour,
+        linestyle=dashes,
+        marker=marker if len(points) < MANY else None,
+        markersize=4,
+        label=label,
+    )
+    banded = [point for point in points if point.low is not None and point.high is not None]
+    if banded:
+        axes.fill_between(
+            [point.x for point in banded],
+            [point.low for point in banded],
+            [point.high for point in banded],
+            color=colour,
+            alpha=0.15,
+            linewidth=0,
+        )
+
+
+def _short(name: str, limit: int = 48) -> str:
+    return name if len(name) <= limit else f"{name[: limit - 1]}…"
+
+
+def plot(height: float, paint: Callable[[Any], None]) -> str:
+    """An SVG of one pair of axes."""
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.figure import Figure as Canvas
+    except ImportError as error:
+        message = 'plots need matplotlib: pip install "smoothtune[report]"'
+        raise PlotsMissing(message) from error
+    with matplotlib.rc_context(STYLE):
+        figure = Canvas(figsize=(BARS_WIDTH, height), layout="constrained")
+        FigureCanvasSVG(figure)
+        paint(figure.subplots())
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(METADATA))
+    return text.getvalue()
+
+
+def csv(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(head)
+    table.writerows(rows)
+    return text.getvalue()

@@ -1,0 +1,1 @@
+"""One run: from a RunConfig to a fine-tuned model folder."""

@@ -1,0 +1,110 @@
+"""What a run needs before its first step: data, model and task, checked and reported."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from datasets import Dataset
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from smoothtune.config.run import RunConfig
+from smoothtune.console import say
+from smoothtune.errors import ConfigError, Problem
+from smoothtune.models.load import Base, load_base, load_classifier, start_at_mean
+from smoothtune.models.lora import add_lora
+from smoothtune.tasks.base import Description, Task
+from smoothtune.tasks.prepare import Prepared, prepare, prepare_unlabeled
+from smoothtune.tasks.presets import described
+
+
+@dataclass
+class Loaded:
+    """What is loaded and checked before the first step."""
+
+    config: RunConfig
+    prepared: Prepared
+    unlabeled: tuple[Dataset, str] | None
+    """Rows and their fingerprint."""
+    base: Base
+    model: PreTrainedModel
+    console: Console
+
+    @property
+    def task(self) -> Task:
+        """As it was found in the data."""
+        return self.prepared.task
+
+
+def task_of(config: RunConfig) -> Task:
+    """The task a configuration names or describes.
+
+    Raises:
+        ConfigError: the columns do not describe a task.
+    """
+    said = Description(
+        config.task,
+        config.text_columns,
+        config.label_column,
+        config.choice_columns,
+        config.spans(),
+    )
+    try:
+        return described(said, config.task_type)
+    except ValueError as error:
+        raise ConfigError([Problem("", "text_columns", str(error))]) from error
+
+
+def load(config: RunConfig, console: Console) -> Loaded:
+    """Load data and model, and print what was checked.
+
+    Raises:
+        ConfigError: the columns do not describe a task.
+        ModelError: the model cannot be loaded.
+        DataError: the data cannot be trained on.
+    """
+    task = task_of(config)
+    base = load_base(config.model, trust_remote_code=config.trust_remote_code)
+    prepared = prepare(
+        config.data or task.hub_id or "",
+        task,
+        base.tokenizer,
+        max_train_samples=config.max_train_samples,
+        max_eval_samples=config.max_eval_samples,
+        max_seq_length=config.max_seq_length,
+        seed=config.seed,
+        vocab_size=base.config.get_text_config().vocab_size,
+        num_proc=config.preprocessing_num_workers,
+    )
+    unlabeled = None
+    if config.unlabeled is not None:
+        unlabeled = prepare_unlabeled(
+            config.unlabeled,
+            prepared.task,
+            base.tokenizer,
+            max_samples=config.max_unlabeled_samples,
+            max_seq_length=config.max_seq_length,
+            seed=config.seed,
+            vocab_size=base.config.get_text_config().vocab_size,
+        )
+    say(console, f"task {prepared.task.name}, data {config.data or task.hub_id}")
+    if console.is_terminal:
+        console.print(prepared.report)
+    else:
+        say(console, str(prepared.report))
+    if unlabeled is not None:
+        say(console, f"unlabeled: {len(unlabeled[0])} rows of {config.unlabeled}")
+    model, new_weights = load_classifier(base, prepared.task, seed=config.seed)
+    size = sum(weight.numel() for weight in model.parameters())
+    new = ", ".join(new_weights) or "none"
+    say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")
+    if prepared.task.regression and config.regression_bias == "mean":
+        scores = prepared.train["labels"][:]
+        if start_at_mean(model, new_weights, scores):
+            say(console, f"the new head starts at the mean score, {statistics.fmean(scores):.4g}")
+    if config.lora is not None:
+        model = add_lora(model, config.lora, prepared.task.task_type, new_weights, seed=config.seed)
+        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        say(console, f"lora: {trained} of the model's weights are trained")
+    return Loaded(config, prepared, unlabeled, base, model, console)

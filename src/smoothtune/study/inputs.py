@@ -1,0 +1,125 @@
+"""src/smoothtune/study/inputs.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from smoothtune.config.run import RunConfig
+from smoothtune.data.demo_sentences import sentiment
+from smoothtune.data.sources import load_splits
+from smoothtune.errors import ConfigError, DataError, Problem
+from smoothtune.files import cache_folder, write_atomic
+from smoothtune.models.load import load_base, weights_fingerprint
+from smoothtune.run.inputs import task_of
+from smoothtune.study.config import DEMO
+from smoothtune.tasks.labels import check_splits, infer_labels
+from smoothtune.tasks.prepare import prepare
+
+
+def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None:
+    """Write ``train.parquet`` and ``validation.parquet``, both from the rows that a run trains on.
+
+    Args:
+        source: the data.
+        run: says which rows, by its seed and `max_train_samples`.
+        share: part of them that becomes the validation split.
+        folder: where to write.
+
+    Raises:
+        DataError: there are too few rows.
+        ConfigError: the task is of another kind than classification or regression.
+    """
+    task, base = task_of(run), load_base(run.model, trust_remote_code=run.trust_remote_code)
+    if task.task_type != "text-classification":
+        message = f"lists of values to choose from do not work with {task.task_type} yet"
+        raise ConfigError([Problem("", "task", message)])
+    prepared = prepare(
+        source,
+        task,
+        base.tokenizer,
+        max_train_samples=run.max_train_samples,
+        max_eval_samples=1,
+        seed=run.seed,
+    )
+    rows = load_splits(source, task)["train"]
+    order = np.random.default_rng(run.seed).permutation(prepared.train["example_id"][:])
+    held_out = round(share * len(order))
+    if held_out < 1 or held_out == len(order):
+        raise DataError(f"{source}: {len(order)} training rows are too few to choose settings on")
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, chosen in (("train", order[held_out:]), ("validation", order[:held_out])):
+        partial = folder / f".{name}.partial"
+        rows.select(chosen, keep_in_memory=True).to_parquet(str(partial))
+        partial.replace(folder / f"{name}.parquet")
+
+
+def data_fingerprint(source: str, run: RunConfig) -> str:
+    """Sha256, in hex, of the columns that a task reads, in all splits, whatever the file format.
+
+    Raises:
+        DataError: the source cannot be read or does not fit the task.
+    """
+    source = _demo_folder() if source == DEMO else source
+    task = task_of(run)
+    splits = load_splits(source, task)
+    if task.task_type == "text-classification":
+        task = infer_labels(task, splits["train"], source)
+        used = {"train", "validation", task.validation_split} & set(splits)
+        check_splits({name: splits[name] for name in used}, task, source)
+    columns = (*task.text_columns, *task.choice_columns, task.label_column)
+    digest = hashlib.sha256()
+    for name in sorted(set(splits) - {"test"}):
+        for column in columns:
+            if column in splits[name].column_names:
+                content = json.dumps([name, column, splits[name][column][:]], default=str)
+                digest.update(content.encode())
+    return digest.hexdigest()
+
+
+def _unlabeled(source: str, run: RunConfig) -> str:
+    task, digest = task_of(run), hashlib.sha256()
+    for name, split in sorted(load_splits(source, task).items()):
+        for column in task.text_columns:
+            digest.update(json.dumps([name, column, split[column][:]]).encode())
+    return digest.hexdigest()
+
+
+def _at_hand(run: RunConfig) -> str | None:
+    return _demo_folder() if run.data == DEMO else run.data
+
+
+def _demo_folder() -> str:
+    """The generated sentences as files in the user's cache."""
+    folder = cache_folder() / DEMO
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in zip(("train", "validation"), sentiment(), strict=True):
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+        if not (folder / f"{name}.jsonl").exists():
+            write_atomic(folder / f"{name}.jsonl", text)
+    return str(folder)
+
+
+def _base_weights(run: RunConfig) -> str:
+    base = load_base(run.model, trust_remote_code=run.trust_remote_code)
+    return weights_fingerprint(base.source)
+
+
+def _parameters(model: str) -> int:
+    """Parameters of a base model, from its configuration alone."""
+    import torch
+    from transformers import AutoModel
+
+    base = load_base(model)
+    with torch.device("meta"):
+        return int(AutoModel.from_config(base.config).num_parameters())
+
+
+def _once(known: dict[str, str], key: str, make: Callable[[], str]) -> str:
+    if key not in known:
+        known[key] = make()
+    return known[key]

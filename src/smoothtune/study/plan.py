@@ -1,0 +1,198 @@
+"""From a study to its cells, and how settings are chosen without looking at the development set.
+
+Where an entry has several settings, each is trained on a part of the training rows and compared on
+the rest of them, for every task, model and size. The best one is then trained with all seeds and
+meets the development set once. Cells of one seed share training rows, their order and the initial
+head, whatever the method, so comparisons are paired by seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from smoothtune.config.run import RunConfig
+from smoothtune.files import cache_folder
+from smoothtune.run.inputs import task_of
+from smoothtune.study.config import Condition, Study
+from smoothtune.study.entries import Entry
+from smoothtune.study.inputs import (
+    _at_hand,
+    _base_weights,
+    _once,
+    _parameters,
+    _unlabeled,
+    data_fingerprint,
+    write_parts,
+)
+from smoothtune.study.records import Cell, Extras, Fingerprints, Records, identity
+from smoothtune.study.records import digest as digest_of
+
+SELECTION = "selection"
+Key = tuple[int, int]
+"""Numbers of a condition and an entry."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Settings of an entry under a condition, and the one that is used."""
+
+    condition: Condition
+    entry: Entry
+    tried: int
+    setting: int | None
+    """Number of the best setting; None while it is not known, or none could be trained."""
+    scores: dict[str, float | None]
+    """Mean headline score on held-out training rows, by setting."""
+
+
+class Plan:
+    """The cells of a study; what they read is fingerprinted once.
+
+    Args:
+        study: the study.
+        folder: the study's output folder, for parts of training data; None to plan only.
+    """
+
+    def __init__(self, study: Study, folder: Path | None) -> None:
+        self.study, self.folder = study, folder
+        config = study.config
+        self.extras = Extras(tuple(sorted(set(config.evaluate))), config.noise_curve)
+        self._data: dict[str, str] = {}
+        self._weights: dict[str, str] = {}
+
+    def selection(self) -> dict[Key, dict[int, list[Cell]]]:
+        """Cells that choose, by condition and entry, then by setting."""
+        found: dict[Key, dict[int, list[Cell]]] = {}
+        for (c, e), settings in self._settings().items():
+            if len(settings) > 1:
+                found[c, e] = {s: self._selection_cells(c, e, s) for s in settings}
+        return found
+
+    def selection_cells(self) -> list[Cell]:
+        """All cells that choose."""
+        groups = self.selection().values()
+        return [cell for group in groups for cells in group.values() for cell in cells]
+
+    def choices(self, records: Records) -> dict[Key, Choice]:
+        """The chosen settings, as far as the records say."""
+        found = {}
+        for key, by_setting in self.selection().items():
+            condition, entry = self.study.conditions[key[0]], self.study.entries[key[1]]
+            means = {s: _mean_score(cells, records) for s, cells in by_setting.items()}
+            known = {s: mean for s, mean in means.items() if mean is not None}
+            complete = all(
+                records.read(cell.id) or records.failure(cell.id)
+                for cells in by_setting.values()
+                for cell in cells
+            )
+            best = max(known, key=lambda s: known[s]) if known and complete else None
+            scores = {entry.settings[s].describe(): mean for s, mean in means.items()}
+            found[key] = Choice(condition, entry, len(by_setting), best, scores)
+        return found
+
+    def final(self, choices: Mapping[Key, Choice]) -> list[Cell]:
+        """Cells that are reported, for which the setting is known; first seed first."""
+        cells = []
+        for seed in self.study.config.seeds:
+            for (c, e), settings in self._settings().items():
+                chosen = choices[c, e].setting if (c, e) in choices else settings[0]
+                if chosen is not None:
+                    run = self.study.runs[c, e, chosen].model_copy(update={"seed": seed})
+                    cells.append(self._cell(c, e, chosen, run, self.extras, selection=False))
+        return cells
+
+    def _settings(self) -> dict[Key, list[int]]:
+        """Numbers of the settings to try, for every condition and entry."""
+        found: dict[Key, list[int]] = {}
+        for c, e, s in self.study.runs:
+            found.setdefault((c, e), []).append(s)
+        most = self.study.config.max_settings
+        for key, settings in found.items():
+            if most is not None and len(settings) > most:
+                draw = np.random.default_rng(0)
+                chosen = draw.choice(len(settings), most, replace=False)
+                found[key] = [settings[index] for index in sorted(chosen)]
+        return found
+
+    def _selection_cells(self, c: int, e: int, s: int) -> list[Cell]:
+        cells = []
+        for seed in self.study.selection_seeds:
+            run = self.study.runs[c, e, s].model_copy(update={"seed": seed})
+            part = self._part_of_training_rows(run)
+            run = run.model_copy(update={"data": str(part), "max_train_samples": None})
+            cells.append(self._cell(c, e, s, run, Extras(), selection=True))
+        return cells
+
+    def _cell(
+        self, c: int, e: int, s: int, run: RunConfig, extras: Extras, *, selection: bool
+    ) -> Cell:
+        condition, entry = self.study.conditions[c], self.study.entries[e]
+        run = run.model_copy(update={"data": _at_hand(run), "output_dir": "unset"})
+        known = identity(run, extras, self.fingerprints(run))
+        return Cell(
+            label=entry.label,
+            setting=entry.settings[s].describe(),
+            task=condition.task,
+            model=condition.model,
+            max_train_samples=condition.max_train_samples,
+            seed=run.seed,
+            selection=selection,
+            config=run,
+            extras=extras,
+            changes=entry.settings[s].changes,
+            id=digest_of(known)[:16],
+            identity=known,
+        )
+
+    # --- what runs read ----------------------------------------------------------------------
+
+    def fingerprints(self, run: RunConfig) -> Fingerprints:
+        """Of the data and the base weights of a run.
+
+        Raises:
+            DataError, ModelError: they are not at hand, or cannot be used.
+        """
+        source = run.data or task_of(run).hub_id or ""
+        data = _once(self._data, f"{run.task} {source}", lambda: data_fingerprint(source, run))
+        weights = _once(self._weights, run.model, lambda: _base_weights(run))
+        extra = None
+        if run.unlabeled is not None:
+            place = run.unlabeled
+            extra = _once(self._data, f"unlabeled {place}", lambda: _unlabeled(place, run))
+        return Fingerprints(data, weights, extra)
+
+    def weight_bytes(self) -> int:
+        """Size of the largest model's weights in float32, by its configuration's count."""
+        models = {condition.fields["model"] for condition in self.study.conditions}
+        sizes = [_parameters(model) for model in models]
+        return 4 * max(sizes, default=0)
+
+    def _part_of_training_rows(self, run: RunConfig) -> Path:
+        """A folder with two parts of the rows that a run trains on: to train, and to compare on."""
+        source = _at_hand(run) or task_of(run).hub_id or ""
+        share = self.study.config.selection_share
+        key = [self.fingerprints(run).data, run.seed, run.max_train_samples, share]
+        name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
+        folder = (self.folder or cache_folder()) / SELECTION / name
+        if not (folder / "validation.parquet").exists():
+            write_parts(source, run, share, folder)
+        return folder
+
+
+def _mean_score(cells: list[Cell], records: Records) -> float | None:
+    """Mean headline score; None unless every run gave one."""
+    scores: list[float] = []
+    for cell in cells:
+        record: dict[str, Any] = records.read(cell.id) or {}
+        if record.get("status") != "done":
+            return None
+        result = record["result"]
+        scores.append(result["metrics"][result["headline"]])
+    return float(np.mean(scores))

@@ -1,0 +1,168 @@
+"""Cells: single runs of a study, known by what decides their result, and the records they leave."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from smoothtune.config.run import RunConfig
+from smoothtune.files import write_json
+
+CELLS, FAILURES, LOG = "cells", "failures", "log.jsonl"
+
+Status = Literal["done", "nan", "killed", "out of memory", "error"]
+"""How a run ended. "done" and "nan" are results and stay; the others are tried again."""
+RESULTS: tuple[Status, ...] = ("done", "nan")
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What is measured on a trained model beside its scores."""
+
+    evaluate: tuple[str, ...] = ()
+    """Parts of `smoothtune evaluate`."""
+    noise_curve: bool = False
+
+
+@dataclass(frozen=True)
+class Fingerprints:
+    """What a run reads, by content."""
+
+    data: str
+    base_weights: str
+    unlabeled: str | None = None
+
+
+def identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> dict[str, Any]:
+    """What decides the result of a run: data and weights by content, not by where they lie.
+
+    Args:
+        config: the run.
+        extras: what is measured on the model.
+        prints: of data and base weights.
+
+    Returns:
+        Plain data; two runs with the same are the same run.
+    """
+    fields = config.identity()
+    for place in ("data", "unlabeled", "model", "task"):
+        fields.pop(place, None)
+    found: dict[str, Any] = {
+        "config": fields,
+        "data": prints.data,
+        "base_weights": prints.base_weights,
+        "method_versions": config.method_versions(),
+    }
+    if prints.unlabeled is not None:
+        found["unlabeled"] = prints.unlabeled
+    if extras != Extras():
+        found["extras"] = {"evaluate": sorted(extras.evaluate), "noise_curve": extras.noise_curve}
+    return found
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run."""
+
+    label: str
+    """Of the study's entry."""
+    setting: str
+    """The setting of the entry, in one line."""
+    task: str
+    model: str
+    max_train_samples: int | None
+    seed: int
+    selection: bool
+    """Whether it serves to choose a setting, and is evaluated on training data."""
+    config: RunConfig
+    extras: Extras
+    changes: dict[str, Any]
+    """Fields of the run that the setting changes."""
+    id: str
+    """First 16 digits of the sha256 of `identity`."""
+    identity: dict[str, Any]
+
+    @property
+    def title(self) -> str:
+        """For people: ``sst2 lnsr seed 0``."""
+        size = f" {self.max_train_samples} examples" if self.max_train_samples else ""
+        stage = f", choosing: {self.setting}" if self.selection else ""
+        return f"{self.task}{size} {self.label} seed {self.seed}{stage}"
+
+
+def digest(value: Any) -> str:
+    """Sha256, in hex, of plain data, whatever the order of its keys."""
+    text = json.dumps(value, sort_keys=True, ensure_ascii=True, allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class Records:
+    """The files that cells leave in a study's folder; each is written whole or not at all."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def write(self, cell: Cell, content: dict[str, Any]) -> None:
+        """Write a finished cell, and forget how it failed before."""
+        record = {"id": cell.id, "identity": cell.identity, **content}
+        (self.folder / CELLS).mkdir(exist_ok=True)
+        path = self.folder / CELLS / f"{cell.id}.json"
+        write_json(path, record | {"sha256": digest(record)})
+        (self.folder / FAILURES / f"{cell.id}.json").unlink(missing_ok=True)
+
+    def read(self, cell_id: str) -> dict[str, Any] | None:
+        """The record of a finished cell; None if there is none, or it does not verify."""
+        record = _read(self.folder / CELLS / f"{cell_id}.json")
+        if record is None:
+            return None
+        content = {key: value for key, value in record.items() if key != "sha256"}
+        whole = record.get("sha256") == digest(content)
+        own = digest(record.get("identity"))[:16] == cell_id == record.get("id")
+        return record if whole and own else None
+
+    def fail(self, cell: Cell, status: str, message: str) -> None:
+        """Write how a cell failed."""
+        (self.folder / FAILURES).mkdir(exist_ok=True)
+        failure = {"id": cell.id, "title": cell.title, "status": status, "message": message}
+        write_json(self.folder / FAILURES / f"{cell.id}.json", failure)
+
+    def failure(self, cell_id: str) -> dict[str, Any] | None:
+        """How a cell failed, if it did."""
+        return _read(self.folder / FAILURES / f"{cell_id}.json")
+
+    def note(self, event: str, cell_id: str) -> None:
+        """Append a line to the log: a cell was started, or ended."""
+        line = {"time": round(time.time(), 3), "event": event, "cell": cell_id, "pid": os.getpid()}
+        with (self.folder / LOG).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    def log(self) -> list[dict[str, Any]]:
+        """All lines of the log that are whole."""
+        lines = []
+        try:
+            text = (self.folder / LOG).read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        for line in text.splitlines():
+            try:
+                lines.append(json.loads(line))
+            except ValueError:
+                continue
+        return lines
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """A JSON object; None for a file that is missing or damaged."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+STUDY = "study.json"

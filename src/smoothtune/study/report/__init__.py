@@ -1,0 +1,1 @@
+"""What a finished study says: tables, statistics, plots, findings."""
