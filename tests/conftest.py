@@ -3,12 +3,15 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import datasets
 import pytest
 import torch
 
 
 @pytest.fixture(autouse=True)
-def _one_thread_and_own_cache(monkeypatch, tmp_path_factory):
+def _one_thread_and_own_caches(monkeypatch, tmp_path_factory):
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    monkeypatch.setenv("SMOOTHTUNE_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    folder = tmp_path_factory.getbasetemp()
+    monkeypatch.setenv("SMOOTHTUNE_CACHE", str(folder / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "datasets")

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hub_server import make_tokenizer
+from helpers.hub_server import make_tokenizer
 from smoothtune.data.sources import load_splits
 from smoothtune.tasks.labels import check_splits
 from smoothtune.tasks.metrics import trivial_baseline

@@ -7,8 +7,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from causal import LANGUAGE_TESTED, language_weights_after, lora_weights_after  # noqa: E402
-from training import leave  # noqa: E402
+from helpers.causal import LANGUAGE_TESTED, language_weights_after, lora_weights_after  # noqa: E402
+from helpers.training import leave  # noqa: E402
 
 torch.set_num_threads(1)
 output = sys.argv[1]

@@ -8,10 +8,10 @@ from torch.distributed.fsdp import fully_shard
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from helpers.training import FSDP_TESTED, Rows, collate, leave  # noqa: E402
 from smoothtune import METHODS, Objective
 from smoothtune.core.architecture import blocks  # noqa: E402
 from smoothtune.testing import fixed_draws, tiny_model
-from training import FSDP_TESTED, Rows, collate, leave  # noqa: E402
 
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")

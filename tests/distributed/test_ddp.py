@@ -1,22 +1,12 @@
 """Two gloo processes give what one process gives."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 import torch
 
+from helpers.processes import on_two_processes
+from helpers.training import FSDP_TESTED, METHODS_TESTED, Rows, collate, weights_after
 from smoothtune import LNSR, METHODS, Jacobian, Objective
 from smoothtune.testing import fixed_draws, tiny_model
-from training import FSDP_TESTED, METHODS_TESTED, Rows, collate, weights_after
-
-
-def on_two_processes(worker, *arguments):
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += [Path(__file__).parent / worker, *arguments]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 0, result.stderr[-3000:]
 
 
 @pytest.mark.parametrize(("per_device", "accumulation"), [(16, 1), (4, 4)])

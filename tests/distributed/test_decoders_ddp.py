@@ -2,9 +2,8 @@
 
 import pytest
 import torch
-from test_ddp import on_two_processes
 
-from causal import (
+from helpers.causal import (
     LANGUAGE_TESTED,
     Texts,
     language_weights_after,
@@ -12,9 +11,10 @@ from causal import (
     tiny_language_model,
     tiny_lora,
 )
+from helpers.processes import on_two_processes
+from helpers.training import FSDP_TESTED, Rows, collate
 from smoothtune import METHODS, Objective
 from smoothtune.testing import fixed_draws
-from training import FSDP_TESTED, Rows, collate
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from training import leave, weights_after  # noqa: E402
+from helpers.training import leave, weights_after  # noqa: E402
 
 torch.set_num_threads(1)
 output, per_device, accumulation, *methods = sys.argv[1:]

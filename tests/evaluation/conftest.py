@@ -5,15 +5,15 @@ from pathlib import Path
 import pytest
 import torch
 from datasets import Dataset
-from linear_network import LinearNetwork
 from rich.console import Console
 
+from helpers.linear_network import LinearNetwork
+from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.config.run import load_config
 from smoothtune.evaluation import Predictor
 from smoothtune.models.load import load_base
 from smoothtune.run.train import train
 from smoothtune.tasks.text_classification import custom_task
-from tiny_folder import tiny_bert, tiny_data
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from linear_network import rotation
 
+from helpers.linear_network import rotation
 from smoothtune.evaluation import (
     corrupt_tokens,
     drop_words,

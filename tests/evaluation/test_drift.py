@@ -5,8 +5,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from linear_network import rotation
 
+from helpers.linear_network import rotation
 from smoothtune.evaluation import linear_cka, representation_drift, weight_drift
 from smoothtune.testing import tiny_model
 

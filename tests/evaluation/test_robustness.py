@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 import torch
-from linear_network import rotation
 
+from helpers.linear_network import rotation
 from smoothtune.evaluation import attack_curve, noise_curve
 from smoothtune.evaluation.robustness import _attacks, _noise
 from smoothtune.functional.noise import EmbeddingNoise, relative_norm

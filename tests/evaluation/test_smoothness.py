@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from linear_network import WIDTH, rotation
 
+from helpers.linear_network import WIDTH, rotation
 from smoothtune.core import rng
 from smoothtune.evaluation import derivative_norms, noise_attenuation, noise_spectrum
 from smoothtune.testing import fixed_draws

@@ -11,6 +11,7 @@ import torch
 from datasets import ClassLabel, Dataset
 from typer.testing import CliRunner
 
+from helpers.tiny_folder import WORDS
 from smoothtune.cli import app
 from smoothtune.errors import ConfigError, DataError
 from smoothtune.evaluation.predictor import load_predictor
@@ -23,7 +24,6 @@ from smoothtune.evaluation.transfer import (
 )
 from smoothtune.models.load import load_base
 from smoothtune.tasks.text_classification import custom_task
-from tiny_folder import WORDS
 
 TASK = custom_task("text", label_names=("poor", "fine"))
 

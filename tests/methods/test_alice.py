@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from adversary import compare, embeddings, predict, rms, rows, setting, slope
-from conformance import Tiny, assert_conforms, batch, draws, fed
-from literal import MODELS, cross_entropy, kl, probabilities, squared_error
+from helpers.adversary import compare, embeddings, predict, rms, rows, setting, slope
+from helpers.conformance import Tiny, assert_conforms, batch, draws, fed
+from helpers.literal import MODELS, cross_entropy, kl, probabilities, squared_error
 from smoothtune import ALICE, SMART, Objective, Pass
 from smoothtune.core import rng
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model

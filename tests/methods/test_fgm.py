@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from adversary import compare, embeddings, length, predict, rows, setting
-from literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
+from helpers.adversary import compare, embeddings, length, predict, rows, setting
+from helpers.literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
 from smoothtune import FGM, Objective
 from smoothtune.testing import tiny_batch, tiny_model
 

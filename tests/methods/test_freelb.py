@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from adversary import compare, embeddings, into_l2, length, predict, rms, rows, setting
-from conformance import Tiny, assert_conforms, batch, draws, fed, tiny_bert
-from literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
+from helpers.adversary import compare, embeddings, into_l2, length, predict, rms, rows, setting
+from helpers.conformance import Tiny, assert_conforms, batch, draws, fed, tiny_bert
+from helpers.literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
 from smoothtune import FreeLB, Objective, Pass
 from smoothtune.core import rng
 from smoothtune.testing import tiny_batch, tiny_model

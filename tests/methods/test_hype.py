@@ -5,8 +5,8 @@ from contextlib import ExitStack
 import pytest
 import torch
 
-from conformance import fed
-from literal import MODELS, gradient, span_batch, tiny_span_model
+from helpers.conformance import fed
+from helpers.literal import MODELS, gradient, span_batch, tiny_span_model
 from smoothtune import HyPe, Objective
 from smoothtune.testing import tiny_batch, tiny_model
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
-from conformance import assert_conforms, batch, draws, fed, tiny_bert
+from helpers.conformance import assert_conforms, batch, draws, fed, tiny_bert
 from smoothtune import JacHess, Objective
 from smoothtune.core.higher_order import CompositeLayerNorm
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import BertForQuestionAnswering
 
-from conformance import Tiny, assert_conforms, batch, draws, fed, tiny_bert
+from helpers.conformance import Tiny, assert_conforms, batch, draws, fed, tiny_bert
 from smoothtune import Jacobian, Objective
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
 

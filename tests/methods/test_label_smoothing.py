@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import BertConfig, BertForTokenClassification
 
-from literal import MODELS, gradient, probabilities, span_batch, tiny_span_model
+from helpers.literal import MODELS, gradient, probabilities, span_batch, tiny_span_model
 from smoothtune import LabelSmoothing, Objective
 from smoothtune.testing import tiny_batch, tiny_model
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from transformers import get_linear_schedule_with_warmup
 
+from helpers.training import Rows, arguments
 from smoothtune import LLRD, Objective, SmoothTrainer
 from smoothtune.testing import tiny_batch, tiny_model
-from training import Rows, arguments
 
 
 def rates(model, optimizer):

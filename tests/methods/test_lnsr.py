@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from conformance import fed
+from helpers.conformance import fed
 from smoothtune import LNSR, Noise, Objective, Pass
 from smoothtune.functional.noise import gaussian, rescale
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model

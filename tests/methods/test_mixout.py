@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from conformance import CASES, fed
+from helpers.conformance import CASES, fed
 from smoothtune import Mixout, Objective
 from smoothtune.testing import tiny_batch, tiny_model
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from conformance import CASES, assert_conforms, batch, draws, fed, tiny_bert
-from literal import MODELS, added, gradient, span_batch, tiny_span_model
+from helpers.conformance import CASES, assert_conforms, batch, draws, fed, tiny_bert
+from helpers.literal import MODELS, added, gradient, span_batch, tiny_span_model
 from smoothtune import NEFTune, Objective
 from smoothtune.testing import tiny_batch, tiny_model
 

@@ -3,8 +3,18 @@
 import pytest
 import torch
 
-from adversary import compare, embeddings, into_l2, length, predict, rms, rows, setting, slope
-from literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
+from helpers.adversary import (
+    compare,
+    embeddings,
+    into_l2,
+    length,
+    predict,
+    rms,
+    rows,
+    setting,
+    slope,
+)
+from helpers.literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
 from smoothtune import PGD, Objective
 from smoothtune.core import rng
 from smoothtune.testing import tiny_batch

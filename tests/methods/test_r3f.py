@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from conformance import Tiny, assert_conforms, batch, draws, fed
+from helpers.conformance import Tiny, assert_conforms, batch, draws, fed
 from smoothtune import R3F, R4F, Objective, Pass
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 

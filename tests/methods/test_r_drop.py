@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from conformance import CASES
-from literal import (
+from helpers.conformance import CASES
+from helpers.literal import (
     MODELS,
     cross_entropy,
     gradient,

@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from adversary import compare, predict, rows, setting
-from conformance import CASES, Tiny, batch
-from literal import MODELS, cross_entropy, squared_error
+from helpers.adversary import compare, predict, rows, setting
+from helpers.conformance import CASES, Tiny, batch
+from helpers.literal import MODELS, cross_entropy, squared_error
+from helpers.training import Rows, arguments
 from smoothtune import LNSR, SAM, Objective, SmoothTrainer
 from smoothtune.testing import tiny_batch, tiny_model
-from training import Rows, arguments
 
 
 @pytest.mark.parametrize("adaptive", [False, True])

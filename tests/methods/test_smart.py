@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from adversary import compare, embeddings, predict, rms, rows, setting, slope
-from conformance import CASES, Tiny, assert_conforms, batch, draws, fed
-from literal import (
+from helpers.adversary import compare, embeddings, predict, rms, rows, setting, slope
+from helpers.conformance import CASES, Tiny, assert_conforms, batch, draws, fed
+from helpers.literal import (
     MODELS,
     cross_entropy,
     kl,

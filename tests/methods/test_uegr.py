@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from literal import (
+from helpers.literal import (
     MODELS,
     added,
     cross_entropy,

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from adversary import compare, embeddings, length, predict, rows, setting, slope
-from literal import (
+from helpers.adversary import compare, embeddings, length, predict, rows, setting, slope
+from helpers.literal import (
     MODELS,
     cross_entropy,
     kl,

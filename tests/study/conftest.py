@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tiny_folder import tiny_bert, tiny_data
+from helpers.tiny_folder import tiny_bert, tiny_data
 
 COMMON = """
 task: quality

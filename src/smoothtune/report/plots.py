@@ -156,12 +156,14 @@ def plot(height: float, paint: Callable[[Any], None]) -> str:
         figure = Canvas(figsize=(BARS_WIDTH, height), layout="constrained")
         FigureCanvasSVG(figure)
         paint(figure.subplots())
-        text = io.StringIO()
+        """Rows under their head, as CSV."""
+    text = io.StringIO()
         figure.savefig(text, format="svg", metadata=dict.fromkeys(METADATA))
     return text.getvalue()
 
 
-def csv(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def csv_text(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """Rows under their head, as CSV."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(head)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smoothtune.report.curves import Curve, Point, metric_label
-from smoothtune.report.plots import COLOURS, LINE, MARGIN, MARKERS, csv, draw, plot
+from smoothtune.report.plots import COLOURS, LINE, MARGIN, MARKERS, csv_text, draw, plot
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import Records
 from smoothtune.study.report.comparison import Row, condition_of
@@ -97,7 +97,7 @@ def _distribution(rows: Sequence[Row]) -> Figure:
         f"Scores of all seeds: {condition_title(condition)}",
         "Every point is a seed; box: quartiles; line: median; whiskers: 1.5 times the box at most.",
         plot(MARGIN + LINE * len(groups), paint),
-        csv(["method", "seed", "score"], [(r.method, r.seed, r.score) for r in rows]),
+        csv_text(["method", "seed", "score"], [(r.method, r.seed, r.score) for r in rows]),
     )
 
 
@@ -125,7 +125,7 @@ def _differences(compared: Sequence[Mapping[str, Any]]) -> Figure:
         f"Difference from plain: {condition_title(condition)}",
         "Mean over seeds with its 95 % bootstrap interval.",
         plot(MARGIN + LINE * len(values), paint),
-        csv(["method", "difference", "low", "high"], values),
+        csv_text(["method", "difference", "low", "high"], values),
     )
 
 
@@ -155,7 +155,7 @@ def _costs(rows: Sequence[Row]) -> Figure:
         f"Score against cost: {condition_title(condition)}",
         "Mean score over seeds. Times are comparable where all cells ran on one kind of machine.",
         plot(max(3.4, MARGIN + 0.2 * len(values)), paint),
-        csv(["method", "train_seconds", "score"], values),
+        csv_text(["method", "train_seconds", "score"], values),
     )
 
 

@@ -1,0 +1,216 @@
+"""Every cell of the support table: equal to one float32 process, or refused.
+
+DDP and FSDP2 cells run on two processes in tests/distributed.
+"""
+
+import re
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+
+from smoothtune import (
+    CWGNC,
+    L2SP,
+    LNSR,
+    METHODS,
+    SAM,
+    SMART,
+    UEGR,
+    JacHess,
+    Jacobian,
+    Mixout,
+    Objective,
+)
+from smoothtune.core.support import ENVIRONMENTS, KINDS, REFUSED, kinds, support_table
+from smoothtune.testing import all_in_float64, fixed_draws, has_right_gradient, tiny_batch
+from smoothtune.testing import tiny_model as plain_tiny_model
+
+REPRESENTATIVES = {
+    "perturbs": [lambda: LNSR(reduce="token_sum"), lambda: SMART(weight=5.0, mu=0)],
+    "finite differences": [lambda: JacHess(c=1.0, estimator="finite_difference")],
+    "differentiates twice": [lambda: Jacobian(weight=1.0, estimator="projected")],
+    "stands in for weights": [lambda: Mixout(p=0.5)],
+    "needs whole weights": [lambda: L2SP(beta=1.0)],
+    "edits updates": [lambda: CWGNC(max_norm=0.05)],
+    "changes dropout": [lambda: UEGR(keep=1.0)],
+    "climbs in weights": [lambda: SAM(rho=0.5)],
+}
+CASES = [(kind, make) for kind in KINDS for make in REPRESENTATIVES[kind]]
+IDS = [f"{kind}-{i}" for i, (kind, _) in enumerate(CASES)]
+
+
+def gradient(make, environment=None, dtype=torch.float32):
+    """Flat gradient of one step on tiny BERT, as the optimizer sees it, in an environment."""
+    model = plain_tiny_model("bert", dropout=0.1, dtype=dtype)
+    batch, around = tiny_batch(), nullcontext()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", enabled=environment == "fp16 and scaler")
+    if environment == "16-bit weights":
+        model.to(torch.bfloat16)
+    elif environment in ("activation checkpointing", "reentrant checkpointing"):
+        model.activation_checkpointing_enable(
+            {"use_reentrant": environment == "reentrant checkpointing"}
+        )
+    elif environment in ("bf16 autocast", "fp16 and scaler"):
+        half = torch.bfloat16 if environment == "bf16 autocast" else torch.float16
+        around = torch.autocast("cpu", dtype=half)
+    called = torch.compile(model, backend="eager") if environment == "torch.compile" else model
+    objective = Objective(make()).bind(called, optimizer)
+    seen = []
+    optimizer.register_step_pre_hook(
+        lambda *_: seen.append(
+            torch.cat(
+                [
+                    torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
+                    for p in model.parameters()
+                ]
+            )
+        )
+    )
+    torch.manual_seed(3)
+    try:
+        with fixed_draws():  # the backward recomputes blocks, so it must draw the same
+            with around:
+                loss = objective(called, batch)
+            scaler.scale(loss).backward()
+        scaler.step(optimizer)
+    finally:
+        objective.detach()
+        torch.compiler.reset()
+    return seen[0].float()
+
+
+def cells(environment, supported):
+    return pytest.mark.parametrize(
+        ("kind", "make"),
+        [
+            pytest.param(kind, make, id=label)
+            for (kind, make), label in zip(CASES, IDS, strict=True)
+            if (environment not in REFUSED[kind]) == supported
+        ],
+    )
+
+
+def test_representatives_are_of_their_kind():
+    for kind, make in CASES:
+        assert kind in kinds(make())
+
+
+EXACT = ["activation checkpointing", "reentrant checkpointing", "torch.compile"]
+ROUNDED = ["bf16 autocast", "fp16 and scaler", "16-bit weights"]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # reentrant checkpointing: inputs need no grad
+@pytest.mark.parametrize("environment", [*EXACT, *ROUNDED])
+@pytest.mark.parametrize(("kind", "make"), CASES, ids=IDS)
+def test_cell(kind, make, environment):
+    if environment in REFUSED[kind]:
+        with pytest.raises(ValueError, match=re.escape(REFUSED[kind][environment])):
+            gradient(make, environment)
+        return
+    expected, found = gradient(make), gradient(make, environment)
+    if environment in EXACT:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    else:
+        assert torch.cosine_similarity(found, expected, 0) > 0.99
+        assert found.norm().item() == pytest.approx(expected.norm().item(), rel=0.1)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("environment", [*EXACT, *ROUNDED])
+@pytest.mark.parametrize("name", ["r_drop", "label_smoothing"])
+def test_methods_of_no_kind_work_everywhere(name, environment):
+    assert not kinds(METHODS[name]())
+    expected, found = gradient(METHODS[name]), gradient(METHODS[name], environment)
+    if environment in EXACT:
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    else:
+        assert torch.cosine_similarity(found, expected, 0) > 0.99
+
+
+@pytest.mark.parametrize(("kind", "make"), CASES, ids=IDS)
+def test_attention_implementation_does_not_matter(kind, make):
+    results = []
+    for implementation in ("eager", "sdpa"):
+        model = plain_tiny_model("bert")
+        model.set_attn_implementation(implementation)
+        objective = Objective(make()).attach(model)
+        with fixed_draws(), all_in_float64():
+            loss = objective(model, tiny_batch())
+        results.append(
+            torch.autograd.grad(loss, model.bert.encoder.layer[0].output.dense.bias)[0]
+            if kind != "stands in for weights"
+            else loss
+        )
+        objective.detach()
+        assert model.config._attn_implementation == implementation
+    torch.testing.assert_close(*results, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's own
+@pytest.mark.parametrize(("kind", "make"), CASES, ids=IDS)
+def test_lora(kind, make, monkeypatch):
+    """Adapters alone are trained, through frozen weights, with the right gradient."""
+
+    def adapted(architecture, **changes):
+        model = plain_tiny_model(architecture, **changes)
+        config = LoraConfig(
+            task_type="SEQ_CLS", r=2, lora_alpha=4, target_modules=["query", "value"]
+        )
+        model = get_peft_model(model, config).to(torch.float64).train()
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.data.copy_(0.1 * torch.randn_like(parameter))
+        return model
+
+    monkeypatch.setattr("smoothtune.testing.tiny.tiny_model", adapted)
+    has_right_gradient(make, "bert")
+    model = adapted("bert")
+    objective = Objective(make()).attach(model)
+    with fixed_draws():
+        objective(model, tiny_batch()).backward()
+    trained = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
+    assert any("lora_A" in name for name in trained)
+    assert all("lora" in name or "classifier" in name for name in trained)
+
+
+def test_documented_table_is_the_one_in_the_code():
+    page = Path(__file__).parents[2] / "docs" / "support.md"
+    assert support_table() in page.read_text()
+
+
+def test_every_refusal_is_of_a_known_environment():
+    assert all(set(row) <= set(ENVIRONMENTS) for row in REFUSED.values())
+
+
+@pytest.mark.parametrize(("model_type", "message"), [("xlnet", "XLNet"), ("t5", "encoder-decoder")])
+def test_models_that_cannot_be_perturbed_are_refused(model_type, message):
+    model = plain_tiny_model("bert")
+    model.config.model_type = model_type
+    model.config.is_encoder_decoder = model_type == "t5"
+    with pytest.raises(ValueError, match=message):
+        Objective(LNSR()).attach(model)
+    Objective(L2SP()).attach(model)
+
+
+def test_a_compiled_model_stays_compiled():
+    ran = []
+
+    def backend(graph, inputs):
+        def compiled(*args):
+            ran.append(len(inputs))
+            return graph.forward(*args)
+
+        return compiled
+
+    model = plain_tiny_model("bert", dropout=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    objective = Objective(L2SP()).bind(model, optimizer)
+    try:
+        objective(torch.compile(model, backend=backend), tiny_batch())
+    finally:
+        torch.compiler.reset()
+    assert ran

@@ -1,0 +1,257 @@
+"""`smoothtune evaluate`, end to end."""
+
+import csv
+import io
+import json
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+from transformers import (
+    AutoModelForSequenceClassification,
+    BertConfig,
+    BertForSequenceClassification,
+    GPT2Config,
+    GPT2ForSequenceClassification,
+)
+from typer.testing import CliRunner, Result
+
+from helpers.tiny_folder import tiny_gpt2
+from smoothtune.cli import app
+from smoothtune.console import Bar
+from smoothtune.evaluation import parts
+from smoothtune.evaluation.run import read_predictions
+from smoothtune.models.load import load_base
+
+CURVES = {
+    "metrics": [],
+    "calibration": ["reliability"],
+    "robustness": ["gaussian", "in_manifold", "fgm", "pgd"],
+    "corruption": ["tokens", "typos", "dropped_words", "swapped_words"],
+    "smoothness": ["jacobian", "hessian", "attenuation", "spectrum"],
+    "drift": ["cosine", "distance", "cka"],
+    "ood: train rows": [],
+}
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, ["evaluate", *map(str, arguments), "--num-resamples", "20"])
+
+
+def content_of(folder: Path) -> dict:
+    return json.loads((folder / "evaluation.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def everything(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    out = tmp_path_factory.mktemp("out") / "all"
+    other = f"train rows={tiny_folder / 'data' / 'train.csv'}"
+    found = call(tiny_folder / "tuned", "--all", "--ood", other, "--output-dir", out)
+    assert found.exit_code == 0, found.output
+    return out, found.stdout
+
+
+def test_every_part_has_its_numbers_tables_and_plots(everything: tuple[Path, str]) -> None:
+    folder, said = everything
+    found = content_of(folder)["parts"]
+    assert {name: list(part["curves"]) for name, part in found.items()} == CURVES
+    assert [part["skipped"] for part in found.values()] == [""] * len(CURVES)
+    for name, curves in CURVES.items():
+        assert f"{name}: done in" in said
+        for curve in curves:
+            with (folder / f"{name}_{curve}.csv").open() as file:
+                rows = list(csv.reader(file))
+            written = found[name]["curves"][curve]
+            assert rows[0][1:3] == [written["x_label"], written["y_label"]]
+            assert len(rows) == 1 + sum(map(len, written["series"].values())) > 2
+            assert ElementTree.parse(folder / f"{name}_{curve}.svg").getroot().tag.endswith("svg")
+
+
+def test_metrics_are_those_of_training(everything: tuple[Path, str], tiny_folder: Path) -> None:
+    found = content_of(everything[0])["parts"]["metrics"]["numbers"]
+    trained = json.loads((tiny_folder / "tuned" / "result.json").read_text())
+    assert {name: found["metrics"][name]["value"] for name in trained["metrics"]} == pytest.approx(
+        trained["metrics"], rel=1e-5
+    )
+    assert found["train_metrics"] == pytest.approx(trained["train_metrics"], rel=1e-5)
+    assert found["generalization_gap"] == pytest.approx(trained["generalization_gap"])
+    for metric in found["metrics"].values():
+        assert metric["low"] <= metric["value"] <= metric["high"]
+
+
+def test_other_data_is_scored_whole(everything: tuple[Path, str]) -> None:
+    parts_found = content_of(everything[0])["parts"]
+    other = parts_found["ood: train rows"]["numbers"]
+    train = parts_found["metrics"]["numbers"]["train_metrics"]
+    assert other["rows"] + other["repeated_rows_left_out"] == 24
+    if not other["repeated_rows_left_out"]:
+        assert other["metrics"]["accuracy"]["value"] == pytest.approx(train["accuracy"])
+
+
+def test_predictions_are_kept(everything: tuple[Path, str]) -> None:
+    ids, found = read_predictions(everything[0])
+    labels, logits = found[:, 0], found[:, 1:]
+    accuracy = content_of(everything[0])["parts"]["metrics"]["numbers"]["metrics"]["accuracy"]
+    assert ids.tolist() == list(range(24))
+    assert (logits.argmax(1) == labels).mean() == pytest.approx(accuracy["value"])
+
+
+def test_the_same_seed_gives_the_same_numbers(
+    everything: tuple[Path, str], tiny_folder: Path, tmp_path: Path
+) -> None:
+    wanted = ["--robustness", "--corruption", "--smoothness", "--calibration"]
+    assert call(tiny_folder / "tuned", *wanted, "--output-dir", tmp_path).exit_code == 0
+    first, again = content_of(everything[0])["parts"], content_of(tmp_path)["parts"]
+    for name in ("metrics", "robustness", "corruption", "smoothness", "calibration"):
+        assert again[name] | {"seconds": 0} == first[name] | {"seconds": 0}
+        for path in everything[0].glob(f"{name}_*.svg"):
+            assert path.read_bytes() == (tmp_path / path.name).read_bytes()
+
+
+def test_finished_parts_are_kept_when_a_later_one_fails(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [tiny_folder / "tuned", "--calibration", "--drift", "--output-dir", tmp_path]
+    with monkeypatch.context() as patch:
+        patch.setitem(parts.PART, "drift", lambda subject: 1 / 0)
+        assert isinstance(call(*arguments).exception, ZeroDivisionError)
+    kept = content_of(tmp_path)["parts"]
+    assert list(kept) == ["metrics", "calibration"]
+    again = call(*arguments)
+    assert again.exit_code == 0, again.output
+    assert "calibration: done before, kept" in again.stdout
+    found = content_of(tmp_path)["parts"]
+    assert list(found) == ["metrics", "calibration", "drift"]
+    assert found["calibration"] == kept["calibration"]
+
+
+def test_another_evaluation_is_not_replaced_unasked(tiny_folder: Path, tmp_path: Path) -> None:
+    arguments = [tiny_folder / "tuned", "--output-dir", tmp_path]
+    assert call(*arguments, "--calibration").exit_code == 0
+    (tmp_path / "notes.txt").write_text("mine")
+    refused = call(*arguments, "--seed", 7)
+    assert refused.exit_code == 2
+    assert "seed 42, here 7" in refused.stderr
+    assert content_of(tmp_path)["settings"]["seed"] == 42
+    assert (tmp_path / "calibration_reliability.svg").exists()
+    assert call(*arguments, "--seed", 7, "--overwrite-output-dir").exit_code == 0
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "evaluation.json",
+        "predictions.csv",
+        "notes.txt",
+    }
+    assert content_of(tmp_path)["settings"]["seed"] == 7
+
+
+def test_a_folder_with_other_files_is_left_alone(tiny_folder: Path) -> None:
+    found = call(tiny_folder / "tuned", "--output-dir", tiny_folder / "tuned")
+    assert found.exit_code == 2
+    assert "holds other files" in found.stderr
+    assert not (tiny_folder / "tuned" / "evaluation.json").exists()
+
+
+def test_changed_weights_are_noticed(tiny_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_folder / "tuned", tmp_path / "tuned")
+    arguments = [tmp_path / "tuned", "--output-dir", tmp_path / "out"]
+    assert call(*arguments).exit_code == 0
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "tuned")
+    model.classifier.bias.data.add_(1)
+    model.save_pretrained(tmp_path / "tuned")
+    refused = call(*arguments)
+    assert refused.exit_code == 2
+    assert "other weights or data" in refused.stderr
+
+
+def test_damaged_weights_are_named(tiny_folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "tuned"
+    shutil.copytree(tiny_folder / "tuned", copy)
+    weights = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    found = call(copy, "--output-dir", tmp_path / "out")
+    assert found.exit_code == 2
+    assert f"the weights of {copy} cannot be loaded" in found.stderr
+
+
+def test_progress_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = io.StringIO()
+    monkeypatch.setattr("smoothtune.console.SECONDS_BETWEEN_LINES", 0.0)
+    with Bar(Console(file=text)) as bar:
+        bar.part = "robustness"
+        bar.start("Gaussian noise", 2)
+        bar.advance()
+        bar.advance()
+    lines = text.getvalue().splitlines()
+    assert [line.split(" batches")[0] for line in lines if line] == [
+        "robustness: Gaussian noise 1/2",
+        "robustness: Gaussian noise 2/2",
+    ]
+    assert lines[-1].endswith(", 0 s left")
+
+
+def foreign(folder: Path, tiny_folder: Path, kind: str) -> list[object]:
+    """A model that this library did not train, and the options it needs."""
+    torch.manual_seed(2)
+    if kind == "decoder":
+        tiny_gpt2(folder)
+        config = GPT2Config.from_pretrained(folder, num_labels=2)
+        GPT2ForSequenceClassification(config).save_pretrained(folder)
+        data = tiny_folder / "data"
+    else:
+        config = BertConfig.from_pretrained(tiny_folder / "model", num_labels=1)
+        BertForSequenceClassification(config).save_pretrained(folder)
+        load_base(str(tiny_folder / "model")).tokenizer.save_pretrained(folder)
+        data = folder / "scores.csv"
+        with data.open("w", newline="") as file:
+            draws = np.random.default_rng(0).normal(size=40)
+            words = [f"{'good' if draw > 0 else 'bad'} film {i}" for i, draw in enumerate(draws)]
+            csv.writer(file).writerows([("text", "label"), *zip(words, draws, strict=True)])
+    return [folder, "--task", "x", "--text-column", "text", "--data", data]
+
+
+@pytest.mark.parametrize("kind", ["decoder", "regression"])
+def test_models_of_others(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
+    arguments = foreign(tmp_path / "model", tiny_folder, kind)
+    model, out = tmp_path / "model", tmp_path / "out"
+    found = call(*arguments, "--all", "--base-model", model, "--output-dir", out)
+    assert found.exit_code == 0, found.output
+    parts_found = content_of(out)["parts"]
+    skipped = {name for name, part in parts_found.items() if part["skipped"]}
+    assert skipped == ({"calibration"} if kind == "regression" else set())
+    headline = "pearson" if kind == "regression" else "accuracy"
+    clean = parts_found["robustness"]["curves"]["gaussian"]["numbers"]["clean"]
+    value = parts_found["metrics"]["numbers"]["metrics"][headline]["value"]
+    assert clean == pytest.approx(value)
+
+
+def test_another_architecture_is_no_base_model(tiny_folder: Path, tmp_path: Path) -> None:
+    other = tiny_gpt2(tmp_path / "other")
+    out = tmp_path / "out"
+    found = call(tiny_folder / "tuned", "--drift", "--base-model", other, "--output-dir", out)
+    assert found.exit_code == 2
+    assert "no weights in common" in found.stderr
+    assert list(content_of(out)["parts"]) == ["metrics"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["model", "--task", "rtee"], "unknown task 'rtee'; did you mean 'rte'?"),
+        (["model"], "--task: name the task"),
+        (["tuned", "--batch-size", 0], "--batch-size: must be at least 1, not 0"),
+        (["tuned", "--ood", "imdb"], "'imdb' is not NAME=DATA"),
+        (["tuned", "--ood", "../x=y.csv"], "'../x=y.csv' is not NAME=DATA"),
+        (["model", "--task", "sst2", "--data", "data"], "sentence"),
+    ],
+)
+def test_what_is_wrong_is_said(
+    arguments: list, message: str, tiny_folder: Path, tmp_path: Path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tiny_folder)
+    found = call(*arguments, "--output-dir", tmp_path / "out")
+    assert found.exit_code in (2, 3)
+    assert message in found.stderr
+    assert "Traceback" not in found.output

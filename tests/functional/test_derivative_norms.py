@@ -1,0 +1,252 @@
+"""Estimators of Jacobian and Hessian norms against the exact values."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd.functional import hessian, jacobian
+from torch.func import functional_call
+
+from helpers.conformance import fed
+from smoothtune.core.higher_order import CompositeLayerNorm
+from smoothtune.functional.derivative_norms import (
+    differences,
+    directional,
+    exact,
+    finite_difference,
+    per_layer,
+    probe_like,
+    projected,
+)
+
+DOUBLE = torch.float64
+WEIGHTS = torch.tensor([0.7, 1.9], dtype=DOUBLE)
+
+
+class Toy(nn.Module):
+    """Two layers of two and three outputs on an input of 2 x 2 numbers, LayerNorm included."""
+
+    def __init__(self, norm=CompositeLayerNorm):
+        super().__init__()
+        torch.manual_seed(2)
+        self.first = nn.Linear(4, 2, dtype=DOUBLE)
+        self.norm = norm(3, dtype=DOUBLE)
+        self.second = nn.Linear(2, 3, dtype=DOUBLE)
+
+    def forward(self, x):
+        one = torch.tanh(self.first(x.flatten(1)))
+        return [one, torch.sin(2 * self.norm(self.second(one)))]
+
+
+def point(copies):
+    generator = torch.Generator().manual_seed(4)
+    return torch.randn(1, 2, 2, dtype=DOUBLE, generator=generator).repeat(copies, 1, 1)
+
+
+def true_norms(model, x):
+    """Weighted squared norms at one point, one output at a time."""
+    slopes = curvature = 0.0
+    for layer, weight in enumerate(WEIGHTS.tolist()):
+        for i in range(model(x)[layer].shape[1]):
+
+            def output(one, layer=layer, i=i):
+                return model(one[None])[layer][0, i]
+
+            slopes += weight * jacobian(output, x[0]).square().sum().item()
+            curvature += weight * hessian(output, x[0]).square().sum().item()
+    return slopes, curvature
+
+
+def estimate(name, model, x, **settings):
+    settings = {"hessian": True} | settings
+    if name == "finite_difference":
+        return finite_difference(lambda d: model(x + d), x, WEIGHTS, **{"step": 1e-4} | settings)
+    if name == "forward_difference":
+        return finite_difference(
+            lambda d: model(x + d), x, WEIGHTS, centre=model(x), **{"step": 1e-3} | settings
+        )
+    leaf = torch.zeros_like(x, requires_grad=True)
+    function = {"projected": projected, "per_layer": per_layer, "directional": directional}
+    return function[name](model(x + leaf), leaf, WEIGHTS, **settings)
+
+
+DIFFERENCES = ["finite_difference", "forward_difference"]
+ESTIMATORS = ["per_layer", "projected", "directional", *DIFFERENCES]
+
+
+def test_exact_equals_torch():
+    model, x = Toy(), point(1)
+    leaf = torch.zeros_like(x, requires_grad=True)
+    found = exact(model(x + leaf), leaf, WEIGHTS, hessian=True)
+    expected = true_norms(model, x)
+    assert found.jacobian.item() == pytest.approx(expected[0], rel=1e-10)
+    assert found.hessian.item() == pytest.approx(expected[1], rel=1e-10)
+
+
+@pytest.mark.parametrize("probe", ["rademacher", "gaussian", "sphere"])
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_unbiased_at_three_standard_errors(name, probe):
+    model, x = Toy(), point(50 if name == "per_layer" else 20_000)
+    settings = {"dims": 40} if name == "per_layer" else {}
+    rounds = 25 if name == "per_layer" else 1  # one draw of dimensions serves the whole batch
+    runs = [estimate(name, model, x, probe=probe, **settings) for _ in range(rounds)]
+    for parts, expected in zip(zip(*runs, strict=True), true_norms(model, x), strict=True):
+        draws = torch.stack(parts).mean(1) if rounds > 1 else parts[0]
+        error = (draws.std() / math.sqrt(len(draws))).item()
+        assert abs(draws.mean().item() - expected) < 3 * error + 1e-6 * expected
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_gradient_is_unbiased(name):
+    """The mean gradient of many draws equals the gradient of the exact norms."""
+    model, copies = Toy(), 4_000
+    weight = model.first.weight
+    leaf = torch.zeros_like(point(1), requires_grad=True)
+    parts = exact(model(point(1) + leaf), leaf, WEIGHTS, hessian=True)
+    expected = torch.autograd.grad(sum(part.sum() for part in parts), weight)[0]
+    draws = []
+    for _ in range(20):
+        size = copies if name != "per_layer" else 50
+        settings = {"dims": 20} if name == "per_layer" else {}
+        found = estimate(name, model, point(size), **settings)
+        draws.append(torch.autograd.grad(sum(part.mean() for part in found), weight)[0])
+    mean, error = torch.stack(draws).mean(0), torch.stack(draws).std(0) / math.sqrt(20)
+    assert ((mean - expected).abs() < 4 * error + 1e-5 * expected.abs()).all()
+    assert torch.linalg.vector_norm(expected) > 1
+
+
+@pytest.mark.parametrize("hessian", [False, True])
+@pytest.mark.parametrize("name", ["exact", *ESTIMATORS])
+def test_parameter_gradient_equals_finite_differences(name, hessian):
+    model, x = Toy(), point(2)
+    weights = list(model.parameters())
+    directions = [torch.randn_like(weight) for weight in weights]
+
+    def value():
+        torch.manual_seed(6)  # the same probes
+        if name == "exact":
+            leaf = torch.zeros_like(x, requires_grad=True)
+            parts = exact(model(x + leaf), leaf, WEIGHTS, hessian=hessian)
+        else:
+            step = {"step": 0.01} if name in DIFFERENCES else {}
+            parts = estimate(name, model, x, hessian=hessian, **step)
+        return parts.hessian.sum() if hessian else parts.jacobian.sum()
+
+    gradients = torch.autograd.grad(value(), weights, allow_unused=True)
+    slope = sum((g * d).sum() for g, d in zip(gradients, directions, strict=True) if g is not None)
+    moved, h = [], 1e-5
+    for sign in (1, -1):
+        with torch.no_grad():
+            for weight, d in zip(weights, directions, strict=True):
+                weight.add_(sign * h * d)
+        moved.append(value().item())
+        with torch.no_grad():
+            for weight, d in zip(weights, directions, strict=True):
+                weight.sub_(sign * h * d)
+    assert slope.item() == pytest.approx((moved[0] - moved[1]) / (2 * h), rel=1e-6)
+
+
+def test_stock_layer_norm_is_wrong_at_third_order():
+    """Why the composite exists: same value, another gradient. Fails when PyTorch mends it."""
+    gradients = []
+    for norm in (nn.LayerNorm, CompositeLayerNorm):
+        model, x = Toy(norm), point(1)
+        leaf = torch.zeros_like(x, requires_grad=True)
+        found = exact(model(x + leaf), leaf, WEIGHTS, hessian=True).hessian.sum()
+        assert found.item() == pytest.approx(true_norms(Toy(), x)[1], rel=1e-9)
+        gradients.append(torch.autograd.grad(found, model.first.weight)[0])
+    assert torch.linalg.vector_norm(gradients[0] - gradients[1]) > 0.01 * gradients[1].norm()
+
+
+def quadratic(x, a, matrices):
+    """z_k = a_k . x + 1/2 x^T A_k x."""
+    flat = x.flatten(1)
+    return flat @ a.T + 0.5 * torch.einsum("bi,kij,bj->bk", flat, matrices, flat)
+
+
+def test_finite_difference_is_exact_on_quadratics():
+    """One probe of any step gives what the derivatives give: (u^T A w)^2 and the mean of two."""
+    a, half = torch.randn(3, 4, dtype=DOUBLE), torch.randn(3, 4, 4, dtype=DOUBLE)
+    matrices, x = half + half.mT, torch.randn(1, 2, 2, dtype=DOUBLE)
+    u, w = (torch.randn(1, 2, 2, dtype=DOUBLE) for _ in range(2))
+    with fed(u, w):
+        found = differences(
+            lambda d: [quadratic(x + d, a, matrices)], x, hessian=True, step=0.5, probe="gaussian"
+        )
+    rows = a + torch.einsum("kij,j->ki", matrices, x.flatten())
+    jacobian = ((rows @ u.flatten()).square() + (rows @ w.flatten()).square()).sum() / 2
+    mixed = torch.einsum("i,kij,j->k", u.flatten(), matrices, w.flatten()).square().sum()
+    assert found.jacobian.item() == pytest.approx(jacobian.item(), rel=1e-10)
+    assert found.hessian.item() == pytest.approx(mixed.item(), rel=1e-10)
+
+
+def test_forward_difference_of_opposite_probes_errs_by_the_square_of_the_step():
+    """One draw errs by O(h), its mean with the opposite one by O(h^2)."""
+    model, x = Toy(), point(1)
+    u, w = (torch.randn(1, 2, 2, dtype=DOUBLE) for _ in range(2))
+
+    def draw(step, sign, centre):
+        with fed(sign * u, sign * w):
+            found = differences(
+                lambda d: model(x + d), x, hessian=True, step=step, probe="gaussian", centre=centre
+            )
+        return torch.cat([part.flatten() for part in found])
+
+    truth = draw(1e-4, 1, None)
+    single, mean = [], []
+    for step in (0.02, 0.01):
+        draws = draw(step, 1, model(x)), draw(step, -1, model(x))
+        single.append((draws[0] - truth).norm().item())
+        mean.append(((draws[0] + draws[1]) / 2 - truth).norm().item())
+    assert single[0] / single[1] == pytest.approx(2, rel=0.2)
+    assert mean[0] / mean[1] == pytest.approx(4, rel=0.2)
+
+
+def test_linear_map_has_no_curvature():
+    x = torch.zeros(3, 4, dtype=DOUBLE, requires_grad=True)
+    weight = torch.randn(2, 4, dtype=DOUBLE)
+    found = exact([x @ weight.T], x, torch.ones(1, dtype=DOUBLE), hessian=True)
+    torch.testing.assert_close(found.jacobian, weight.square().sum().expand(3))
+    assert found.hessian.abs().max() == 0
+
+
+@pytest.mark.parametrize("kind", ["rademacher", "gaussian", "sphere"])
+def test_probes_have_identity_covariance(kind):
+    draws = probe_like(torch.zeros(40_000, 3, dtype=DOUBLE), kind)
+    covariance = draws.T @ draws / len(draws)
+    torch.testing.assert_close(covariance, torch.eye(3, dtype=DOUBLE), rtol=0, atol=0.03)
+    if kind == "sphere":
+        torch.testing.assert_close(draws.square().sum(1), torch.full((40_000,), 3.0, dtype=DOUBLE))
+
+
+def test_float32_error_at_the_default_step():
+    """Per draw: below 1 % of the Jacobian norm and 5 % of the Hessian norm, at h = 0.01 rms."""
+    model, x = Toy(), point(200)
+    step = 0.01 * x.square().mean().sqrt().item()
+    results = []
+    for dtype, h in ((torch.float32, step), (DOUBLE, 1e-4)):
+        torch.manual_seed(8)
+        signs = [torch.randint(0, 2, x.shape) * 2.0 - 1 for _ in range(2)]
+        moved = functional_dtype(model, dtype)
+        with fed(*(sign.to(dtype) for sign in signs)):
+            results.append(
+                finite_difference(
+                    lambda d, moved=moved, dtype=dtype: moved(x.to(dtype) + d),
+                    x.to(dtype),
+                    WEIGHTS.to(dtype),
+                    hessian=True,
+                    step=h,
+                    probe="gaussian",
+                )
+            )
+    single, truth = results
+    for name, limit in (("jacobian", 0.01), ("hessian", 0.05)):
+        found, expected = getattr(single, name).double(), getattr(truth, name)
+        assert ((found - expected).norm() / expected.norm()).item() < limit
+
+
+def functional_dtype(model, dtype):
+    """The model computing in another type."""
+    weights = {name: p.to(dtype) for name, p in model.named_parameters()}
+    return lambda x: functional_call(model, weights, (x,))

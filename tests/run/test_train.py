@@ -1,0 +1,328 @@
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from filelock import FileLock
+from rich.console import Console
+from safetensors.torch import load_file
+
+from helpers.tiny_folder import tiny_bert, tiny_data
+from smoothtune import METHODS, NonFiniteLoss
+from smoothtune.config.run import RunConfig
+from smoothtune.errors import ConfigError, DataError, OutputError, Stopped
+from smoothtune.models.load import load_base
+from smoothtune.run.callbacks import ProgressCallback
+from smoothtune.run.output import newest_checkpoint
+from smoothtune.run.train import train
+
+LOADS_ALONE = """
+import sys
+sys.modules["smoothtune"] = None
+from transformers import AutoModel, AutoModelForSequenceClassification, pipeline
+AutoModel.from_pretrained(sys.argv[1])
+AutoModelForSequenceClassification.from_pretrained(sys.argv[1])
+print(pipeline("text-classification", model=sys.argv[1])("a good film")[0]["label"])
+"""
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    tiny_bert(folder / "model")
+    tiny_data(folder / "data")
+    return folder
+
+
+@pytest.fixture
+def settings(inputs: Path, tmp_path: Path) -> dict:
+    return {
+        "task": "quality",
+        "data": str(inputs / "data"),
+        "text_columns": ["text"],
+        "model": str(inputs / "model"),
+        "methods": {"lnsr": {"weight": 0.5}, "l2_sp": {}},
+        "output_dir": str(tmp_path / "out"),
+        "num_train_epochs": 2.0,
+        "logging_steps": 2,
+        "cost_steps": 1,
+        "learning_rate": 1e-2,
+        "seed": 7,
+    }
+
+
+def quiet_train(config: RunConfig, **options) -> dict:
+    with open(os.devnull, "w") as nothing:
+        return train(config, console=Console(file=nothing), **options)
+
+
+def weights(config: RunConfig) -> dict[str, torch.Tensor]:
+    return load_file(Path(config.output_dir) / "model.safetensors")
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[k], second[k]) for k in first)
+
+
+def test_result_and_model_folder(settings: dict, inputs: Path) -> None:
+    config = RunConfig(**settings)
+    returned = quiet_train(config)
+    folder = Path(config.output_dir)
+    result = json.loads((folder / "result.json").read_text())
+    assert {key: result[key] for key in returned} == returned
+    assert (result["task"], result["seed"], result["model"]) == ("quality", 7, settings["model"])
+    assert result["methods"]["lnsr"]["weight"] == 0.5
+    assert result["methods"]["lnsr"]["noise"] == "standard"
+    assert result["config"]["learning_rate"] == 1e-2
+    assert result["cost"]["steps"] == 6
+    assert result["cost"]["ratio_to_plain"] > 0
+    assert result["cost"]["peak_rss_bytes"] > 50e6
+    assert result["trivial_baseline"] == 0.5
+    gap = result["train_metrics"]["accuracy"] - result["metrics"]["accuracy"]
+    assert result["generalization_gap"] == pytest.approx(gap)
+    content = (inputs / "model" / "model.safetensors").read_bytes()
+    assert result["fingerprints"]["base_weights"] == hashlib.sha256(content).hexdigest()
+    assert result["versions"]["torch"] == torch.__version__
+    logged = {key for entry in result["log_history"] for key in entry}
+    assert {"loss", "loss/task", "loss/lnsr", "loss/l2_sp", "eval_accuracy"} <= logged
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "README.md",
+        "config.json",
+        "model.safetensors",
+        "result.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ]
+
+
+@pytest.mark.parametrize("strategy", ["group_by_length", "random"])
+def test_predictions_meet_the_labels_of_their_own_rows(settings: dict, strategy: str) -> None:
+    """The trainer's loss pairs them within batches, metrics after putting rows in order."""
+    result = quiet_train(RunConfig(**settings | {"train_sampling_strategy": strategy}))
+    evaluations = [entry for entry in result["log_history"] if "eval_nll" in entry]
+    assert len(evaluations) == 2
+    for entry in evaluations:
+        assert entry["eval_nll"] == pytest.approx(entry["eval_loss"], rel=1e-5)
+    assert evaluations[-1]["eval_nll"] == pytest.approx(result["metrics"]["nll"], rel=1e-5)
+
+
+def test_folder_loads_without_smoothtune(settings: dict) -> None:
+    config = RunConfig(**settings | {"max_steps": 1, "methods": {"mixout": {}}})
+    quiet_train(config)
+    finished = subprocess.run(
+        [sys.executable, "-c", LOADS_ALONE, config.output_dir],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert finished.stdout.split()[-1] in ("fine", "poor")
+
+
+def test_it_learns(settings: dict) -> None:
+    result = quiet_train(
+        RunConfig(**settings | {"num_train_epochs": 20.0, "methods": {"lnsr": {}}})
+    )
+    assert result["metrics"]["accuracy"] > 0.9
+
+
+def test_model_card_tells_the_run_and_escapes(settings: dict) -> None:
+    name = "<script>alert(1)</script> | [x](y) `z`"
+    quiet_train(RunConfig(**settings | {"task": name, "max_steps": 1}))
+    card = (Path(settings["output_dir"]) / "README.md").read_text()
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert "Noise Stability Regularization" in card
+    assert "| learning\\_rate | 0.01 |" in card
+    assert "<script>" not in card
+    assert "alert(1)&lt;/script&gt; \\| \\[x\\](y) \\`z\\`" in card
+
+
+def test_measuring_the_cost_changes_nothing(settings: dict, tmp_path: Path) -> None:
+    measured = RunConfig(**settings)
+    unmeasured = RunConfig(**settings | {"cost_steps": 0, "output_dir": str(tmp_path / "other")})
+    assert quiet_train(measured)["cost"]["ratio_to_plain"] is not None
+    assert quiet_train(unmeasured)["cost"]["ratio_to_plain"] is None
+    assert same(weights(measured), weights(unmeasured))
+
+
+def test_seed_decides(settings: dict, tmp_path: Path) -> None:
+    first = RunConfig(**settings | {"max_steps": 1})
+    other = first.model_copy(update={"seed": 8, "output_dir": str(tmp_path / "other")})
+    quiet_train(first)
+    quiet_train(other)
+    assert not same(weights(first), weights(other))
+
+
+def test_done_run_is_not_repeated(settings: dict) -> None:
+    config = RunConfig(**settings | {"max_steps": 1})
+    result = quiet_train(config)
+    file = Path(config.output_dir) / "model.safetensors"
+    before = file.stat().st_mtime_ns
+    assert quiet_train(config)["cost"] == result["cost"]
+    assert file.stat().st_mtime_ns == before
+
+
+def test_run_of_an_older_method_is_not_taken_for_this_one(
+    settings: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = RunConfig(**settings | {"max_steps": 1})
+    quiet_train(config)
+    monkeypatch.setattr(METHODS["lnsr"], "version", 99)
+    with pytest.raises(OutputError, match="versions of methods .*'lnsr': 1.*, here .*'lnsr': 99"):
+        quiet_train(config)
+
+
+def test_different_run_is_refused_unless_asked(settings: dict) -> None:
+    quiet_train(RunConfig(**settings | {"max_steps": 1}))
+    other = RunConfig(**settings | {"max_steps": 2})
+    with pytest.raises(OutputError, match="holds a different run .max_steps 1, here 2"):
+        quiet_train(other)
+    asked = other.model_copy(update={"overwrite_output_dir": True})
+    assert quiet_train(asked)["cost"]["steps"] == 2
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_folder_with_other_files_is_never_written(settings: dict, overwrite: bool) -> None:
+    folder = Path(settings["output_dir"])
+    folder.mkdir()
+    (folder / "thesis.tex").write_text("all my work")
+    with pytest.raises(OutputError, match=r"holds other files \(thesis.tex\)"):
+        quiet_train(RunConfig(**settings | {"overwrite_output_dir": overwrite}))
+    assert [path.name for path in folder.iterdir()] == ["thesis.tex"]
+
+
+def test_two_processes_on_one_folder(settings: dict) -> None:
+    folder = Path(settings["output_dir"])
+    folder.mkdir()
+    with (
+        FileLock(folder / ".lock"),
+        pytest.raises(OutputError, match="being written by another process"),
+    ):
+        quiet_train(RunConfig(**settings))
+
+
+def test_several_processes_are_refused(settings: dict, monkeypatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="docs/distributed.md"):
+        quiet_train(RunConfig(**settings))
+
+
+@pytest.mark.parametrize("strategy", ["group_by_length", "random"])
+def test_signal_leaves_a_checkpoint_and_the_resumed_run_is_the_same(
+    settings: dict, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings | {"train_sampling_strategy": strategy}
+    whole = RunConfig(**settings | {"output_dir": str(tmp_path / "whole")})
+    quiet_train(whole)
+    config = RunConfig(**settings)
+    moved = ProgressCallback.on_step_end
+
+    def stop_at_4(self, args, state, control, **others):
+        moved(self, args, state, control, **others)
+        if state.global_step == 4:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressCallback, "on_step_end", stop_at_4)
+        with pytest.raises(Stopped, match="after step 4 of 6"):
+            quiet_train(config)
+    folder = Path(config.output_dir)
+    assert not (folder / "result.json").exists()
+    assert not (folder / "model.safetensors").exists()
+    assert newest_checkpoint(folder).name == "checkpoint-4"
+    with pytest.raises(OutputError, match="--resume-from-checkpoint"):
+        quiet_train(config)
+    result = quiet_train(config, resume=True)
+    assert result["cost"]["steps"] == 6
+    assert same(weights(config), weights(whole))
+    assert not (folder / "checkpoints").exists()
+
+
+def test_nothing_to_resume(settings: dict) -> None:
+    with pytest.raises(OutputError, match="no checkpoint to resume from"):
+        quiet_train(RunConfig(**settings), resume=True)
+
+
+def test_not_finite_loss_leaves_no_model(settings: dict) -> None:
+    config = RunConfig(**settings | {"learning_rate": 1e38})
+    with pytest.raises(NonFiniteLoss, match=r"update 2, examples \[\d+, "):
+        quiet_train(config)
+    assert not list(Path(config.output_dir).glob("**/*.safetensors"))
+    assert not (Path(config.output_dir) / "result.json").exists()
+    quiet_train(config.model_copy(update={"learning_rate": 1e-3}))  # nothing was lost: go on
+
+
+def test_method_that_does_not_fit_the_model(settings: dict) -> None:
+    config = RunConfig(**settings | {"methods": {"lnsr": {"layer_weights": [1.0] * 5}}})
+    with pytest.raises(ConfigError, match="layer_weights has 5 entries"):
+        quiet_train(config)
+
+
+def test_bad_label_names_the_row_before_the_first_step(settings: dict, tmp_path: Path) -> None:
+    (tmp_path / "train.csv").write_text("text,label\na good film,fine\na bad film,\na film,poor\n")
+    config = RunConfig(**settings | {"data": str(tmp_path / "train.csv")})
+    with pytest.raises(DataError, match="row 1, column 'label'"):
+        quiet_train(config)
+
+
+def test_regression(settings: dict, tmp_path: Path) -> None:
+    rows = "".join(f"good film {i} {'very ' * (i % 4)},{i % 4}.5\n" for i in range(24))
+    (tmp_path / "train.csv").write_text("text,label\n" + rows)
+    config = RunConfig(**settings | {"data": str(tmp_path / "train.csv"), "max_steps": 2})
+    result = quiet_train(config)
+    assert set(result["metrics"]) == {"pearson", "spearman"}
+    assert result["brier"] is None
+    saved = json.loads((Path(config.output_dir) / "config.json").read_text())
+    assert saved["problem_type"] == "regression"
+    biases = {}
+    for start in ("mean", "zero"):
+        barely = {"max_steps": 1, "learning_rate": 1e-9, "regression_bias": start}
+        folder = tmp_path / start
+        quiet_train(RunConfig(**config.model_dump() | barely | {"output_dir": str(folder)}))
+        biases[start] = load_file(folder / "model.safetensors")["classifier.bias"].item()
+    assert biases["zero"] == pytest.approx(0, abs=1e-6)
+    assert biases["mean"] == pytest.approx(2, abs=0.5)  # of a seeded part of the rows
+
+
+def test_what_is_printed(settings: dict, capsys: pytest.CaptureFixture) -> None:
+    train(RunConfig(**settings | {"methods": {"cwgnc": {}}}), console=Console(file=sys.stdout))
+    printed = capsys.readouterr().out
+    for part in (
+        "train: rows 24; labels fine 12, poor 12; tokens min ",
+        "new weights: classifier.bias, classifier.weight",
+        "a step with cwgnc costs ",
+        "attention: sdpa (",
+        "max_grad_norm is 0: cwgnc is the gradient clip",
+        "cwgnc step 6/6 evaluation: ",
+        "loss/task ",
+        "validation: accuracy 0.",
+    ):
+        assert part in printed
+
+
+GLUE = os.environ.get("SMOOTHTUNE_DATA")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not GLUE, reason="SMOOTHTUNE_DATA is not set")
+@pytest.mark.parametrize("methods", [{"plain": {}}, {"lnsr": {"noise": "in_manifold"}}])
+def test_sst2_with_minilm(methods: dict, tmp_path: Path) -> None:
+    assert load_base("minilm").tokenizer.model_max_length == 512
+    config = RunConfig(
+        task="sst2",
+        data=f"{GLUE}/sst2",
+        methods=methods,
+        max_train_samples=1000,
+        max_eval_samples=400,
+        num_train_epochs=2,
+        per_device_train_batch_size=16,
+        learning_rate=1e-4,
+        output_dir=str(tmp_path / "out"),
+    )
+    result = quiet_train(config)
+    assert result["metrics"]["accuracy"] > result["trivial_baseline"] + 0.15

@@ -1,0 +1,218 @@
+"""sentence-transformers' trainer for embedding models with regularizers."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+
+from helpers.literal import added, gradient
+from helpers.tiny_folder import WORDS, tiny_bert
+from smoothtune import LNSR, METHODS, R3F, Jacobian, Objective, regularize
+from smoothtune.core.support import NO_EMBEDDING
+from smoothtune.testing import fixed_draws
+from smoothtune.trainer.sentence_transformers import EmbeddingTask, stacked
+
+pytest.importorskip(
+    "sentence_transformers",
+    reason="sentence-transformers is not installed: pip install 'smoothtune[embeddings]'",
+)
+from sentence_transformers import SentenceTransformer  # noqa: E402
+from sentence_transformers import SentenceTransformerTrainer as Trainer  # noqa: E402
+from sentence_transformers import SentenceTransformerTrainingArguments as Arguments  # noqa: E402
+from sentence_transformers.sentence_transformer import losses, modules  # noqa: E402
+
+LOSSES = {  # columns of texts, whether there are labels, the loss
+    "MultipleNegativesRankingLoss": (2, None),
+    "TripletLoss": (3, None),
+    "CosineSimilarityLoss": (2, "score"),
+    "CoSENTLoss": (2, "score"),
+    "AnglELoss": (2, "score"),
+    "ContrastiveLoss": (2, "class"),
+    "OnlineContrastiveLoss": (2, "class"),
+}
+NO_HEAD = {"r4f": "use r3f", "reinit": "no transformers model"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tiny_bert(tmp_path_factory.mktemp("model"))
+
+
+def embedder(folder, dtype=torch.float64):
+    words = modules.Transformer(str(folder))
+    model = SentenceTransformer(
+        modules=[words, modules.Pooling(16), modules.Normalize()], device="cpu"
+    )
+    return model.to(dtype)
+
+
+def pairs(columns=2, labels=None, count=8):
+    names = ["anchor", "positive", "negative"][:columns]
+    rows = []
+    for i in range(count):
+        texts = [" ".join(WORDS[(i + 3 * c) % 10 :][: 2 + (i + c) % 4]) for c in range(columns)]
+        row = dict(zip(names, texts, strict=True))
+        if labels:
+            row["label"] = i / count if labels == "score" else i % 2
+        rows.append(row)
+    return Dataset.from_list(rows)
+
+
+def trainer_of(folder, output_dir, loss="MultipleNegativesRankingLoss", *, model=None, **changes):
+    columns, labels = LOSSES.get(loss, (2, None))
+    model = model or embedder(folder)
+    settings = {
+        "output_dir": str(output_dir),
+        "max_steps": 2,
+        "per_device_train_batch_size": 8,
+        "use_cpu": True,
+        "report_to": "none",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "learning_rate": 1e-2,
+    }
+    return Trainer(
+        model=model,
+        args=Arguments(**settings | changes),
+        train_dataset=pairs(columns, labels),
+        loss=getattr(losses, loss)(model),
+    )
+
+
+def batch_of(trainer):
+    return next(iter(trainer.get_train_dataloader()))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_loss_and_gradient_are_the_trainers_own(loss, folder, tmp_path):
+    trainer = trainer_of(folder, tmp_path, loss)
+    trainer.model.eval()  # without dropout, whose masks are drawn in another order
+    inputs = batch_of(trainer)
+    expected = trainer.compute_loss(trainer.model, dict(inputs))
+    task = EmbeddingTask(trainer, inputs)
+    found, outputs = task(trainer.model, task.batch)
+    assert len(outputs["sentence_embedding"]) == 8 * LOSSES[loss][0]
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        gradient(found, [trainer.model]), gradient(expected, [trainer.model]), rtol=1e-7, atol=1e-10
+    )
+    assert trainer.loss.model is trainer.model
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if n not in {*NO_EMBEDDING, *NO_HEAD}])
+def test_every_method_trains_and_logs_its_terms(name, folder, tmp_path):
+    trainer = trainer_of(folder, tmp_path)
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    if METHODS[name].clips_gradients:
+        trainer.args.max_grad_norm = 0
+    regularize(trainer, METHODS[name]()).train()
+    logs = trainer.state.log_history[0]
+    assert (f"loss/{name}" in logs) == METHODS[name]().has_loss
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+    moved = zip(before, trainer.model.parameters(), strict=True)
+    assert any(not torch.equal(old, new) for old, new in moved)
+    assert trainer.state.log_history[1]["loss"] > 0
+
+
+def test_divergence_is_the_squared_distance_of_the_embeddings(folder, tmp_path):
+    trainer = trainer_of(folder, tmp_path)
+    model = trainer.model.eval()
+    task = EmbeddingTask(trainer, batch_of(trainer))
+    texts = {key: value for key, value in task.batch.items() if key != "labels"}
+    objective = Objective(R3F(noise="normal", sigma=0.1)).attach(model)
+    with fixed_draws():
+        objective(model, task.batch, task)
+        noise = 0.1 * fixed(texts)
+        with added(model.transformers_model, noise * texts["attention_mask"][..., None]):
+            noisy = model(dict(texts))["sentence_embedding"]
+        clean = model(dict(texts))["sentence_embedding"]
+    expected = (noisy - clean).square().sum(-1).mean()
+    assert expected > 1e-6
+    torch.testing.assert_close(objective.terms["loss/r3f"], expected.detach())
+    cosine = F.cosine_similarity(noisy, clean)  # of unit vectors
+    torch.testing.assert_close(expected, 2 * (1 - cosine).mean())
+
+
+def fixed(texts):
+    from smoothtune.core import rng
+
+    return rng.normal_like(torch.zeros(*texts["input_ids"].shape, 16, dtype=torch.float64))
+
+
+def test_hidden_states_are_those_of_the_transformer(folder, tmp_path):
+    trainer = trainer_of(folder, tmp_path)
+    task = EmbeddingTask(trainer, batch_of(trainer))
+    objective = Objective(LNSR(noise="in_manifold", k=3)).attach(trainer.model)
+    objective(trainer.model, task.batch, task).backward()
+    assert objective.terms["loss/lnsr"] > 0
+    assert trainer.model.transformers_model.embeddings.word_embeddings.weight.grad.any()
+
+
+def test_second_derivatives_switch_attention_and_back(folder, tmp_path):
+    trainer = trainer_of(folder, tmp_path)
+    config = trainer.model.transformers_model.config
+    objective = Objective(Jacobian()).attach(trainer.model)
+    assert config._attn_implementation == "eager"
+    objective.detach()
+    assert config._attn_implementation == "sdpa"
+
+
+def test_accumulation_gives_the_mean_of_the_batches(folder, tmp_path):
+    """In-batch negatives differ, so only a loss without them can be equal: cosine similarity."""
+    weights = []
+    for size in (8, 2):
+        trainer = trainer_of(
+            folder,
+            tmp_path,
+            "CosineSimilarityLoss",
+            per_device_train_batch_size=size,
+            gradient_accumulation_steps=8 // size,
+            max_steps=1,
+            optim="sgd",
+        )
+        trainer.model.transformers_model.config.hidden_dropout_prob = 0
+        for module in trainer.model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        with fixed_draws():
+            regularize(trainer, R3F(noise="normal", sigma=0.1)).train()
+        weights.append([p.detach().clone() for p in trainer.model.parameters()])
+    for whole, parts in zip(*weights, strict=True):
+        torch.testing.assert_close(whole, parts, rtol=0, atol=1e-7)
+
+
+def test_losses_that_run_the_model_in_parts_are_refused(folder, tmp_path):
+    model = embedder(folder)
+    trainer = trainer_of(folder, tmp_path, model=model)
+    trainer.loss = losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=2)
+    with pytest.raises(ValueError, match="exactly once for every column"):
+        regularize(trainer, LNSR()).train()
+    assert trainer.loss.model is model
+
+
+@pytest.mark.parametrize("form", NO_EMBEDDING)
+def test_what_has_no_meaning_is_refused(form, folder):
+    name, *option = form.split()
+    method = METHODS[name](**dict(pair.split("=") for pair in option))
+    with pytest.raises(ValueError, match="an embedding has none"):
+        Objective(method).attach(embedder(folder))
+
+
+@pytest.mark.parametrize("name", NO_HEAD)
+def test_methods_about_the_head_say_so(name, folder):
+    with pytest.raises(ValueError, match=NO_HEAD[name]):
+        Objective(METHODS[name]()).attach(embedder(folder))
+
+
+def test_columns_are_padded_to_one_length():
+    short = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.ones(1, 2)}
+    long = {"input_ids": torch.tensor([[7, 8, 9]]), "attention_mask": torch.ones(1, 3)}
+    found = stacked([short, long])
+    assert found["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9]]
+    assert found["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
+    left = {"input_ids": short["input_ids"], "attention_mask": torch.tensor([[0, 1]])}
+    with pytest.raises(ValueError, match="padded on the left"):
+        stacked([left, long])
+    with pytest.raises(ValueError, match="pixel_values"):
+        stacked([short | {"pixel_values": torch.ones(1)}])

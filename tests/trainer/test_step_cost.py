@@ -1,0 +1,59 @@
+"""What a step costs."""
+
+import sys
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from helpers.tiny_folder import tiny_bert
+from smoothtune import LNSR, Mixout
+from smoothtune.cli import app
+from smoothtune.testing import tiny_model
+from smoothtune.trainer.step_cost import StepCost, measure_step_cost, random_batches
+
+
+def test_ratio_is_the_median_of_the_rounds():
+    cost = StepCost(plain=[1.0, 2.0, 4.0], methods=[3.0, 4.0, 4.0])
+    assert cost.ratios == [3.0, 2.0, 1.0]
+    assert cost.ratio == 2.0
+    assert (cost.plain_seconds, cost.seconds) == (2.0, 4.0)
+
+
+def test_measuring_changes_nothing():
+    model = tiny_model("bert", dropout=0.1, dtype=torch.float32)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    batches = random_batches(model, 3, 4, 6)
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    cost = measure_step_cost(model, [LNSR(), Mixout()], batches)
+    assert len(cost.plain) == len(cost.methods) == 3
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+def test_memory_of_a_second_pass_is_seen():
+    model = tiny_model("bert", dtype=torch.float32)
+    batches = random_batches(model, 2, 512, 30)
+    cost = measure_step_cost(model, [LNSR()], batches, memory=True)
+    assert cost.methods_memory > 1.3 * cost.plain_memory
+
+
+def test_price_list_on_the_command_line(tmp_path):
+    tiny_bert(tmp_path / "model")
+    result = CliRunner().invoke(
+        app,
+        ["cost", "--method", "lnsr:layer=1", "--method", "cwgnc", "--rounds", "2"]
+        + ["--model", str(tmp_path / "model"), "--batch", "2", "--length", "8"],
+    )
+    assert result.exit_code == 0, result.output
+    rows = [line.split("\t") for line in result.output.splitlines() if "\t" in line]
+    assert [row[0] for row in rows] == ["lnsr:layer=1", "cwgnc"]
+    assert all(float(row[1]) > 0 for row in rows)
+
+
+def test_price_of_an_unknown_method_is_a_usage_error():
+    result = CliRunner().invoke(app, ["cost", "--method", "lnrs"])
+    assert result.exit_code == 2
+    assert "did you mean 'lnsr'" in result.output

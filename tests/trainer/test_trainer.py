@@ -1,0 +1,299 @@
+"""SmoothTrainer and regularize: exact scaling, logs, resume, refusals."""
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import Trainer
+
+from helpers.training import METHODS_TESTED, Rows, arguments, weights_after
+from smoothtune import CWGNC, L2SP, LNSR, R3F, R4F, Mixout, NonFiniteLoss, SmoothTrainer, regularize
+from smoothtune.testing import tiny_model
+from smoothtune.trainer.trainer import STATE_FILE
+
+
+def plain_collator(rows):
+    keys = [key for key in rows[0] if key != "example_id"]
+    return {key: torch.stack([row[key] for row in rows]) for key in keys}
+
+
+def difference(a, b):
+    return max((a[name] - b[name]).abs().max().item() for name in a)
+
+
+def test_without_methods_it_is_the_stock_trainer_bit_for_bit(tmp_path):
+    states = []
+    for cls in (Trainer, SmoothTrainer):
+        model = tiny_model("bert", dropout=0.2)
+        trainer = cls(
+            model=model,
+            args=arguments(
+                tmp_path,
+                max_steps=3,
+                per_device_train_batch_size=8,
+                optim="adamw_torch",
+                max_grad_norm=1.0,
+                train_sampling_strategy="random",
+            ),
+            train_dataset=Rows(),
+            data_collator=plain_collator,
+        )
+        trainer.train()
+        states.append(model.state_dict())
+    assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
+
+
+@pytest.mark.parametrize("architecture", ["bert", "roberta", "deberta", "llama"])
+@pytest.mark.parametrize("method", METHODS_TESTED)
+def test_accumulation_equals_one_big_batch(tmp_path, method, architecture):
+    whole = weights_after(tmp_path, method, architecture, max_steps=2)
+    parts = weights_after(
+        tmp_path,
+        method,
+        architecture,
+        max_steps=2,
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=4,
+    )
+    start = tiny_model(architecture).state_dict()
+    assert difference(whole, start) > 1e-3
+    assert difference(whole, parts) < 1e-6
+
+
+def test_a_stock_trainer_would_fail_that_test(tmp_path):
+    """The reason for the exact scaling: transformers multiplies this head's gradient by 4."""
+    moved = []
+    for steps in (1, 4):
+        model = tiny_model("bert")
+        before = {k: v.clone() for k, v in model.state_dict().items()}
+        args = arguments(
+            tmp_path, per_device_train_batch_size=32 // steps, gradient_accumulation_steps=steps
+        )
+        Trainer(model=model, args=args, train_dataset=Rows(), data_collator=plain_collator).train()
+        moved.append(difference(model.state_dict(), before))
+    assert moved[1] == pytest.approx(4 * moved[0], rel=0.2)
+
+
+class WeightedTrainer(Trainer):
+    """A trainer as users write them: its own loss."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        weight = torch.tensor([1.0, 5.0, 0.2], dtype=outputs.logits.dtype)
+        loss = nn.functional.cross_entropy(outputs.logits, labels, weight=weight)
+        return (loss, outputs) if return_outputs else loss
+
+
+def test_an_existing_trainer_keeps_its_own_loss(tmp_path):
+    def trainer():
+        return WeightedTrainer(
+            model=tiny_model("bert"),
+            args=arguments(tmp_path),
+            train_dataset=Rows(),
+            data_collator=plain_collator,
+        )
+
+    plain, ours = trainer(), regularize(trainer(), LNSR(), L2SP())
+    expected = plain.compute_loss(plain.model, plain_collator([Rows()[i] for i in range(32)]))
+    ours.train()
+    logs = ours.state.log_history[0]
+    assert logs["loss/task"] == pytest.approx(expected.item())
+    assert logs["loss"] == pytest.approx(
+        logs["loss/task"] + logs["loss/lnsr"] + logs["loss/l2_sp"], rel=1e-3
+    )
+    assert logs["lnsr/delta_ratio"] == pytest.approx(0.05)
+    assert type(ours) is WeightedTrainer
+
+
+@pytest.mark.parametrize("kind", ["label_smoothing", "compute_loss_func"])
+def test_other_ways_to_set_the_loss_are_exact_under_accumulation(tmp_path, kind):
+    def moved(steps):
+        model = tiny_model("bert")
+        extra = {"label_smoothing_factor": 0.1} if kind == "label_smoothing" else {}
+        args = arguments(
+            tmp_path,
+            per_device_train_batch_size=32 // steps,
+            gradient_accumulation_steps=steps,
+            **extra,
+        )
+        func = None
+        if kind == "compute_loss_func":
+            func = lambda outputs, labels, num_items_in_batch=None: nn.functional.cross_entropy(  # noqa: E731
+                outputs.logits, labels, label_smoothing=0.3
+            )
+        SmoothTrainer(
+            model=model,
+            args=args,
+            train_dataset=Rows(),
+            compute_loss_func=func,
+            regularizers=[L2SP()],
+        ).train()
+        return model.state_dict()
+
+    assert difference(moved(1), moved(4)) < 1e-6
+    assert difference(moved(1), weights_after(tmp_path, "plain")) > 1e-6
+
+
+def test_logged_terms_are_means_since_the_last_log(tmp_path):
+    trainer = SmoothTrainer(
+        model=tiny_model("bert", dropout=0.1),
+        args=arguments(
+            tmp_path,
+            max_steps=4,
+            logging_steps=2,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+        ),
+        train_dataset=Rows(),
+        regularizers=[R3F(sigma=0.1)],
+    )
+    seen = []
+    binding = next(c for c in trainer.callback_handler.callbacks if hasattr(c, "objective"))
+    count = binding._count
+    binding._count = lambda terms: (seen.append(terms["loss/r3f"].item()), count(terms))
+    trainer.train()
+    logged = [entry["loss/r3f"] for entry in trainer.state.log_history if "loss/r3f" in entry]
+    assert logged == pytest.approx([sum(seen[:4]) / 4, sum(seen[4:]) / 4], rel=1e-5)
+
+
+def test_evaluation_is_not_regularized(tmp_path):
+    trainer = SmoothTrainer(
+        model=tiny_model("bert"),
+        args=arguments(tmp_path),
+        eval_dataset=Rows(),
+        regularizers=[L2SP(beta=1e6)],
+    )
+    plain = Trainer(
+        model=tiny_model("bert"),
+        args=arguments(tmp_path),
+        eval_dataset=Rows(),
+        data_collator=plain_collator,
+    )
+    assert trainer.evaluate()["eval_loss"] == pytest.approx(plain.evaluate()["eval_loss"])
+
+
+@pytest.mark.parametrize(
+    "methods",
+    [
+        lambda: [LNSR(), L2SP(alpha=1.0), Mixout(p=0.5), R3F(sigma=0.1)],
+        lambda: [R4F(sigma=0.1)],
+    ],
+)
+def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, methods):
+    def trainer(**changes):
+        args = arguments(
+            tmp_path,
+            max_steps=6,
+            per_device_train_batch_size=8,
+            optim="adamw_torch",
+            learning_rate=0.01,
+            save_strategy="steps",
+            save_steps=3,
+            **changes,
+        )
+        return SmoothTrainer(
+            model=tiny_model("bert", dropout=0.1),
+            args=args,
+            train_dataset=Rows(64),
+            regularizers=methods(),
+        )
+
+    whole = trainer()
+    whole.train()
+    checkpoint = tmp_path / "checkpoint-3"
+    assert (checkpoint / STATE_FILE).exists()
+    assert set(load_file(checkpoint / "model.safetensors")) == set(tiny_model("bert").state_dict())
+    resumed = trainer(seed=42)
+    with torch.no_grad():  # nothing may depend on the weights the model was made with
+        for parameter in resumed.model.parameters():
+            parameter.add_(0.01)
+    resumed.train(resume_from_checkpoint=str(checkpoint))
+    assert difference(whole.model.state_dict(), resumed.model.state_dict()) == 0
+
+
+def test_a_checkpoint_without_method_state_is_refused(tmp_path):
+    args = arguments(tmp_path, save_strategy="steps", save_steps=1, max_steps=1)
+    Trainer(
+        model=tiny_model("bert"), args=args, train_dataset=Rows(), data_collator=plain_collator
+    ).train()
+    ours = SmoothTrainer(
+        model=tiny_model("bert"), args=args, train_dataset=Rows(), regularizers=[LNSR()]
+    )
+    with pytest.raises(FileNotFoundError, match="smoothtune.safetensors is missing"):
+        ours.train(resume_from_checkpoint=True)
+
+
+def test_training_stops_in_the_step_that_is_not_finite(tmp_path):
+    data = Rows()
+    trainer = SmoothTrainer(
+        model=tiny_model("bert"),
+        train_dataset=data,
+        regularizers=[LNSR()],
+        args=arguments(tmp_path, max_steps=5, per_device_train_batch_size=4),
+    )
+    poison = data.ids[9, 0].item()  # in the third batch, and in none before
+    assert (data.ids[:8] != poison).all()
+    trainer.model.get_input_embeddings().weight.data[poison] = torch.nan
+    with pytest.raises(NonFiniteLoss, match=r"update 3, examples \[108, 109, 110, 111\]"):
+        trainer.train()
+    rest = [p for n, p in trainer.model.named_parameters() if "word_embeddings" not in n]
+    assert all(torch.isfinite(p).all() for p in rest)
+    assert trainer.state.global_step == 2
+
+
+def test_an_optimizer_made_by_the_user_is_hooked_once(tmp_path):
+    model = tiny_model("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trainer = SmoothTrainer(
+        model=model,
+        args=arguments(tmp_path, max_steps=2),
+        optimizers=(optimizer, None),
+        train_dataset=Rows(),
+        regularizers=[CWGNC(max_norm=1e-3)],
+    )
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    trainer.train()
+    trainer.train()
+    assert trainer.objective.step == 4
+    for name, weight in model.named_parameters():
+        assert (weight - before[name]).norm() <= 4 * 0.1 * 1e-3 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "methods", "message"),
+    [
+        ({"max_grad_norm": 1.0}, [CWGNC()], "set max_grad_norm=0"),
+        ({"torch_compile": True}, [LNSR()], "torch_compile=False"),
+        ({"auto_find_batch_size": True}, [LNSR()], "turn it off"),
+        (
+            {
+                "activation_checkpointing": True,
+                "activation_checkpointing_kwargs": {"use_reentrant": True},
+            },
+            [LNSR()],
+            "use_reentrant",
+        ),
+    ],
+)
+def test_what_is_not_verified_is_refused_with_what_to_change(tmp_path, changes, methods, message):
+    with pytest.raises(ValueError, match=message):
+        SmoothTrainer(
+            model=tiny_model("bert"),
+            args=arguments(tmp_path, **changes),
+            train_dataset=Rows(),
+            regularizers=methods,
+        )
+
+
+def test_16_bit_weights_are_refused_where_they_swallow_perturbations(tmp_path):
+    model = tiny_model("bert", dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="bf16=True"):
+        SmoothTrainer(model=model, args=arguments(tmp_path), regularizers=[R3F()])
+    SmoothTrainer(model=model, args=arguments(tmp_path), regularizers=[L2SP()])
+
+
+def test_regularizing_twice_is_refused(tmp_path):
+    trainer = SmoothTrainer(model=tiny_model("bert"), args=arguments(tmp_path))
+    with pytest.raises(ValueError, match="one call"):
+        regularize(trainer, LNSR())

@@ -1,0 +1,195 @@
+"""TRL's SFTTrainer with regularizers: packing, completions, LoRA."""
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from helpers.tiny_folder import tiny_tokenizer
+from smoothtune import L2SP, LNSR, METHODS, R3F, UEGR, regularize
+from smoothtune.core.support import NO_NEXT_TOKEN
+from smoothtune.testing import all_in_float64, fixed_draws
+from smoothtune.trainer.trl import sft_problems, unpacked
+
+trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'smoothtune[trl]'")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning"),  # TRL's own
+    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
+]
+STEEP = {"noise_ratio": 0.5, "reduce": "token_sum"}
+
+
+def tokenizer():
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tiny_tokenizer(["<|pad|>", "<|end|>"]),
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+    )
+
+
+def tiny_llama(dtype=torch.float32):
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=12,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
+    return LlamaForCausalLM(config).to(dtype)
+
+
+def conversations():
+    """Sixteen prompts and completions of different lengths."""
+    return Dataset.from_list(
+        [
+            {"prompt": "the film was " + "very " * (i % 4), "completion": "good " * (1 + i % 3)}
+            for i in range(16)
+        ]
+    )
+
+
+def sft_trainer(output_dir, *, model=None, peft_config=None, **changes):
+    settings = {
+        "output_dir": str(output_dir),
+        "max_steps": 1,
+        "per_device_train_batch_size": 16,
+        "max_length": 32,
+        "gradient_checkpointing": False,
+        "bf16": False,
+        "use_cpu": True,
+        "report_to": "none",
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "disable_tqdm": True,
+        "max_grad_norm": 0,
+    }
+    return trl.SFTTrainer(
+        model=model or tiny_llama(),
+        args=trl.SFTConfig(**settings | changes),
+        train_dataset=conversations(),
+        processing_class=tokenizer(),
+        peft_config=peft_config,
+    )
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if name not in NO_NEXT_TOKEN])
+def test_every_method_logs_its_terms(name, tmp_path):
+    trainer = regularize(sft_trainer(tmp_path), METHODS[name](), *([R3F()] * (name == "plain")))
+    trainer.train()
+    logs = trainer.state.log_history[0]
+    terms = {key for key in logs if key.startswith("loss/")}
+    assert logs["loss"] == pytest.approx(sum(logs[key] for key in terms), rel=1e-4)
+    method = METHODS[name]
+    assert (f"loss/{name}" in terms) == method().has_loss
+    assert ("loss/task" in terms) != method.replaces_task_loss
+
+
+def first_terms(tmp_path, **settings):
+    """Logged terms of one update over all conversations."""
+    trainer = sft_trainer(tmp_path, model=tiny_llama(torch.float64), **settings)
+    methods = [LNSR(**STEEP), R3F(noise="normal", sigma=0.3), METHODS["smart"](mu=0.0)]
+    regularize(trainer, *methods)
+    with fixed_draws(), all_in_float64():
+        trainer.train()
+    logs = trainer.state.log_history[0]
+    return {key: value for key, value in logs.items() if key.startswith("loss/")}
+
+
+@pytest.mark.parametrize(
+    "settings", [{"packing": True}, {"padding_free": True, "max_length": None}], ids=str
+)
+def test_packed_conversations_give_the_terms_of_separate_ones(settings, tmp_path):
+    apart, packed = first_terms(tmp_path), first_terms(tmp_path, **settings)
+    assert set(apart) == {"loss/lnsr", "loss/r3f", "loss/smart", "loss/task"}
+    assert min(apart.values()) > 1e-4
+    for name, value in apart.items():
+        assert packed[name] == pytest.approx(value, rel=1e-5), name
+
+
+def test_task_loss_is_that_of_an_sft_trainer_without_methods(tmp_path):
+    plain = sft_trainer(tmp_path)
+    plain.train()
+    ours = regularize(sft_trainer(tmp_path), LNSR(weight=1e-12))
+    ours.train()
+    expected = plain.state.log_history[0]["loss"]
+    assert ours.state.log_history[0]["loss/task"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_only_completions_are_labels(tmp_path):
+    trainer = regularize(sft_trainer(tmp_path), R3F())
+    batch = next(iter(trainer.get_train_dataloader()))
+    given, _ = trainer.compute_loss.__self__.batch_and_task(batch, None)
+    prompts = given["attention_mask"].sum() - (given["labels"] != -100).sum()
+    assert prompts == sum(3 + i % 4 for i in range(16))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_lora_through_peft_config(checkpointing, tmp_path):
+    lora = LoraConfig(task_type="CAUSAL_LM", r=2, target_modules=["q_proj", "v_proj"])
+    trainer = sft_trainer(
+        tmp_path, peft_config=lora, gradient_checkpointing=checkpointing, max_steps=2
+    )
+    before = {name: p.detach().clone() for name, p in trainer.model.named_parameters()}
+    regularize(trainer, LNSR(**STEEP), L2SP()).train()
+    moved = {
+        name for name, p in trainer.model.named_parameters() if not torch.equal(p, before[name])
+    }
+    assert moved
+    assert all("lora" in name for name in moved)
+    assert trainer.state.log_history[0]["loss/lnsr"] > 0
+
+
+def test_evaluation_is_trls_own(tmp_path):
+    trainer = sft_trainer(tmp_path)
+    trainer.eval_dataset = trainer.train_dataset
+    expected = trainer.evaluate()
+    found = regularize(trainer, LNSR()).evaluate()
+    for name in ("eval_loss", "eval_mean_token_accuracy"):
+        assert found[name] == pytest.approx(expected[name])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"packing": True, "packing_strategy": "wrapped"}, "attend to one another"),
+        ({"loss_type": "dft"}, "use 'nll'"),
+    ],
+)
+def test_what_is_not_verified_is_refused(settings, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        regularize(sft_trainer(tmp_path, **settings), LNSR())
+
+
+def test_checkpointing_is_refused_where_methods_change_dropout(tmp_path):
+    with pytest.raises(ValueError, match="turn checkpointing off"):
+        regularize(sft_trainer(tmp_path, gradient_checkpointing=True), UEGR())
+
+
+def test_other_trainers_of_trl_are_refused():
+    kind = type("DPOTrainer", (), {"__module__": "trl.trainer.dpo_trainer", "args": None})
+    assert "DPOTrainer runs the model several times" in sft_problems(kind())[0]
+    assert sft_problems(object.__new__(type("Mine", (), {"args": None}))) == []
+
+
+def test_unpacked_documents():
+    packed = {
+        "input_ids": torch.tensor([[5, 6, 7, 8, 9]]),
+        "labels": torch.tensor([[-100, 6, 7, -100, 9]]),
+        "position_ids": torch.tensor([[0, 1, 2, 0, 1]]),
+        "cu_seq_lens_q": torch.tensor([0, 3, 5]),
+    }
+    found = unpacked(packed)
+    assert set(found) == {"input_ids", "attention_mask", "labels"}
+    assert found["input_ids"].tolist() == [[5, 6, 7], [8, 9, 0]]
+    assert found["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
+    assert found["labels"].tolist() == [[-100, 6, 7], [-100, 9, -100]]
+    padded = {"input_ids": packed["input_ids"], "attention_mask": torch.ones(1, 5)}
+    assert unpacked(padded) == padded

@@ -1,0 +1,108 @@
+"""Unlabeled batches between labeled ones."""
+
+import pytest
+import torch
+
+from helpers.training import Rows, arguments
+from smoothtune import JacHess, SmoothTrainer
+from smoothtune.testing import tiny_model
+from smoothtune.trainer.unlabeled import AlternatingBatches
+
+
+def kinds(sampler, labeled):
+    return ["L" if batch[0] < labeled else "U" for batch in sampler]
+
+
+@pytest.mark.parametrize(
+    ("alternate", "group", "expected"),
+    [("step", 1, "LULULULU"), ("step", 2, "LLUULLUU"), ("epoch", 1, "LLLLUUUU")],
+)
+def test_order_of_batches(alternate, group, expected):
+    sampler = AlternatingBatches(16, 40, 4, alternate, group, seed=3)
+    assert "".join(kinds(sampler, 16)) == expected
+    assert len(sampler) == len(expected)
+
+
+def test_labeled_rows_come_once_and_unlabeled_ones_before_any_comes_again():
+    sampler = AlternatingBatches(12, 30, 4, "step", 1, seed=0)
+    rows = [row for batch in sampler for row in batch]
+    labeled, unlabeled = [r for r in rows if r < 12], [r for r in rows if r >= 12]
+    assert sorted(labeled) == list(range(12))
+    assert len(set(unlabeled)) == len(unlabeled) == 12
+    assert set(unlabeled) <= set(range(12, 42))
+
+
+def test_few_unlabeled_rows_are_drawn_again_and_the_last_update_is_full():
+    sampler = AlternatingBatches(10, 3, 4, "step", 1, seed=0)
+    batches = list(sampler)
+    assert [len(batch) for batch in batches] == [4] * 6
+    assert {r for batch in batches[1::2] for r in batch} == {10, 11, 12}
+    assert {r for batch in batches[::2] for r in batch} == set(range(10))
+
+
+def test_epochs_and_seeds_differ_and_repeat():
+    def order(seed, epoch):
+        sampler = AlternatingBatches(16, 16, 4, "step", 1, seed)
+        sampler.set_epoch(epoch)
+        return list(sampler)
+
+    assert order(0, 0) == order(0, 0)
+    assert order(0, 0) != order(0, 1)
+    assert order(0, 0) != order(1, 0)
+
+
+def test_dual_mode_trains_on_both_and_takes_labels_of_none(tmp_path):
+    class Poisoned(Rows):
+        """Labels that would raise if anything looked at them."""
+
+        def __getitem__(self, i):
+            return super().__getitem__(i) | {"labels": torch.tensor(999)}
+
+    trainer = SmoothTrainer(
+        model=tiny_model("bert"),
+        args=arguments(tmp_path, max_steps=6, per_device_train_batch_size=4, logging_steps=1),
+        train_dataset=Rows(16),
+        regularizers=[JacHess(c=0.01, smoothness=[1.0, 1.0], on="unlabeled")],
+        unlabeled_dataset=Poisoned(40, seed=9),
+    )
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert ["loss/task" in entry for entry in logs] == [True, False] * 3
+    assert ["loss/jachess" in entry for entry in logs] == [False, True] * 3
+    assert trainer.state.epoch == pytest.approx(6 / 8)
+
+
+def test_resuming_within_an_epoch_goes_on_where_it_stopped(tmp_path):
+    def trainer():
+        args = arguments(
+            tmp_path,
+            max_steps=6,
+            per_device_train_batch_size=4,
+            save_strategy="steps",
+            save_steps=3,
+        )
+        return SmoothTrainer(
+            model=tiny_model("bert", dropout=0.1),
+            args=args,
+            train_dataset=Rows(16),
+            regularizers=[JacHess(c=0.01)],
+            unlabeled_dataset=Rows(40, seed=9),
+        )
+
+    whole, resumed = trainer(), trainer()
+    whole.train()
+    resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_data_without_a_length_is_refused(tmp_path):
+    trainer = SmoothTrainer(
+        model=tiny_model("bert"),
+        args=arguments(tmp_path),
+        train_dataset=Rows(),
+        regularizers=[JacHess()],
+        unlabeled_dataset=iter([]),
+    )
+    with pytest.raises(ValueError, match="map-style"):
+        trainer.get_train_dataloader()
