@@ -156,8 +156,7 @@ def plot(height: float, paint: Callable[[Any], None]) -> str:
         figure = Canvas(figsize=(BARS_WIDTH, height), layout="constrained")
         FigureCanvasSVG(figure)
         paint(figure.subplots())
-        """Rows under their head, as CSV."""
-    text = io.StringIO()
+        text = io.StringIO()
         figure.savefig(text, format="svg", metadata=dict.fromkeys(METADATA))
     return text.getvalue()
 
