@@ -59,11 +59,11 @@ def profile(model, regularizers, batches):
 
 def inner_pass(model, batches):
     """Medians of a forward and of the backward to the word embeddings alone, in seconds."""
-    from smoothtune import Pass
+    from smoothtune import ForwardPass
 
     parts = {"forward": [], "backward": []}
     for batch in [batches[0], *batches]:
-        run = Pass(model.train(), batch, differentiable=True, hidden_states=False)
+        run = ForwardPass(model.train(), batch, differentiable=True, hidden_states=False)
         marks = [time.perf_counter()]
         loss = run.loss
         marks.append(time.perf_counter())

@@ -48,7 +48,7 @@ def rte_batches(base, data, count, size, length):
 
 def draw(model, batch, fields, draws):
     """(relative sd of the penalty, of its gradient, seconds of one draw)."""
-    from smoothtune import JacHess, Pass
+    from smoothtune import ForwardPass, JacHess
     from smoothtune.core.higher_order import HigherDerivatives
 
     layers = model.config.num_hidden_layers
@@ -60,7 +60,7 @@ def draw(model, batch, fields, draws):
     for seed in range(draws):
         torch.manual_seed(seed)
         start = time.process_time()
-        penalty = method.loss(Pass(model, batch, differentiable=True))
+        penalty = method.loss(ForwardPass(model, batch, differentiable=True))
         gradients = torch.autograd.grad(penalty, weights, allow_unused=True)
         seconds.append(time.process_time() - start)
         g = torch.cat([x.flatten() for x in gradients if x is not None])

@@ -5,7 +5,7 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune import Objective, Pass, Regularizer
+from smoothtune import ForwardPass, Objective, Regularizer
 from smoothtune.core import rng
 from smoothtune.core.hooks import Point
 from smoothtune.core.regularizer import STRICT, Positive
@@ -25,7 +25,7 @@ class StableScores(Regularizer):
         """The perturbation enters at the word embeddings."""
         return ("word",)
 
-    def loss(self, clean: Pass) -> Tensor:
+    def loss(self, clean: ForwardPass) -> Tensor:
         """E ||f(x + delta) - f(x)||^2, a mean over examples."""
         x = clean.embeddings()
         draws = rng.uniform_like(x)  # in [-1, 1], from the method's own generator

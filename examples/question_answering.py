@@ -38,9 +38,9 @@ model = BertForQuestionAnswering(
 
 # In place of these sentences: your data in the form of SQuAD.
 places = ["box", "desk", "bag"]
-colours = ["red", "green", "blue", "big", "old"]
+colors = ["red", "green", "blue", "big", "old"]
 contexts = [
-    f"{colours[i % 5]} {colours[i % 3]} key is in the {colours[i % 4]} {places[i % 3]} it is the"
+    f"{colors[i % 5]} {colors[i % 3]} key is in the {colors[i % 4]} {places[i % 3]} it is the"
     for i in range(128)
 ]
 answers = [places[i % 3] for i in range(128)]

@@ -39,9 +39,9 @@ with tempfile.TemporaryDirectory() as folder:
             disable_tqdm=True,
             use_cpu=True,
         ),
-        # The penalty on unlabeled batches, the task loss on labeled ones. on="both", the default,
-        # takes the penalty on both kinds. c, its strength, is the learning rate unless given.
-        regularizers=[JacHess(on="unlabeled", c=1e-5)],
+        # The penalty on unlabeled batches, the task loss on labeled ones. batches="both", which is
+        # the default, takes the penalty on both kinds. c, its strength, is the learning rate unless given.
+        regularizers=[JacHess(batches="unlabeled", c=1e-5)],
         train_dataset=labeled,
         unlabeled_dataset=unlabeled,
         alternate="step",  # the kinds take turns; "epoch": first all labeled updates of an epoch

@@ -188,10 +188,10 @@ def test_forbidden_patterns_match_what_they_mean():
 
 
 def test_repository_speaks_of_itself_alone():
-    offences = [
+    offenses = [
         f"{path.relative_to(ROOT)}: {words}"
         for path in repository_files()
         if str(path.relative_to(ROOT)) != MAY_NAME_THE_DATA_FOLDER
         and (words := forbidden_in(path.read_text("utf-8", errors="replace")))
     ]
-    assert not offences
+    assert not offenses

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from smoothtune.core.forward import Pass
+    from smoothtune.core.forward import ForwardPass
     from smoothtune.core.objective import Objective
     from smoothtune.core.regularizer import Regularizer
     from smoothtune.errors import NonFiniteLoss
@@ -73,7 +73,7 @@ __all__ = [
     "Noise",
     "NonFiniteLoss",
     "Objective",
-    "Pass",
+    "ForwardPass",
     "Plain",
     "Regularizer",
     "SmoothTrainer",
@@ -85,7 +85,7 @@ __version__ = "0.1.0"
 _PLACES = {  # the others are methods
     "NonFiniteLoss": "smoothtune.core.objective",
     "Objective": "smoothtune.core.objective",
-    "Pass": "smoothtune.core.forward",
+    "ForwardPass": "smoothtune.core.forward",
     "Regularizer": "smoothtune.core.regularizer",
     "SmoothTrainer": "smoothtune.trainer.trainer",
     "regularize": "smoothtune.trainer.trainer",

@@ -99,5 +99,5 @@ def quiet() -> Iterator[None]:
 
 
 def say(console: Console, text: str) -> None:
-    """Print one plain line: no markup, no colours, no wrapping outside a terminal."""
+    """Print one plain line: no markup, no colors, no wrapping outside a terminal."""
     console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)

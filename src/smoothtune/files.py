@@ -18,7 +18,7 @@ from smoothtune.errors import OutputError
 
 
 def cache_folder() -> Path:
-    """Where neighbour tables are kept: SMOOTHTUNE_CACHE, else smoothtune in the user's cache."""
+    """Where neighbor tables are kept: SMOOTHTUNE_CACHE, else smoothtune in the user's cache."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(os.environ.get("SMOOTHTUNE_CACHE") or Path(base) / "smoothtune")
 

@@ -15,7 +15,7 @@ from helpers.causal import (
 )
 from helpers.literal import added, gradient, kl, probabilities
 from helpers.training import arguments
-from smoothtune import METHODS, Jacobian, Objective, Pass
+from smoothtune import METHODS, ForwardPass, Jacobian, Objective
 from smoothtune.core import causal_lm
 from smoothtune.core.architecture import is_next_token_model
 from smoothtune.core.causal_lm import by_example, next_token_task, predicting
@@ -72,14 +72,14 @@ def literal_loss(model, batch):
 
 @pytest.fixture
 def perturbations(monkeypatch):
-    """Every perturbation that methods give to `Pass.at`."""
-    seen, original = [], Pass.at
+    """Every perturbation that methods give to `ForwardPass.at`."""
+    seen, original = [], ForwardPass.at
 
     def at(self, delta=None, *args, **kwargs):
         seen.append(delta)
         return original(self, delta, *args, **kwargs)
 
-    monkeypatch.setattr(Pass, "at", at)
+    monkeypatch.setattr(ForwardPass, "at", at)
     return seen
 
 
@@ -93,7 +93,7 @@ def test_equals_the_mean_over_label_tokens(name, architecture, perturbations):
     objective = Objective(method).attach(model)
     with fixed_draws(), all_in_float64():
         term = method.loss(
-            Pass(
+            ForwardPass(
                 model,
                 batch,
                 task=next_token_task,
@@ -150,7 +150,7 @@ def test_r_drop_is_the_mean_of_two_losses_and_their_divergence(architecture):
             masks.append(torch.get_rng_state())
             label_rows(model, batch)
         torch.manual_seed(4)
-        clean = Pass(model, batch, task=next_token_task)
+        clean = ForwardPass(model, batch, task=next_token_task)
         clean.logits  # noqa: B018 - the second pass draws after the first
         term = METHODS["r_drop"](alpha=2.0).loss(clean)
         runs = []
@@ -321,8 +321,8 @@ def test_full_logits_of_a_loss_of_your_own_are_narrowed_to_label_tokens():
         outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
         return outputs.logits.square().mean(), outputs
 
-    own = Pass(model, batch, task=squared)
-    stock = Pass(model, batch, task=next_token_task)
+    own = ForwardPass(model, batch, task=squared)
+    stock = ForwardPass(model, batch, task=next_token_task)
     noise = 0.1 * torch.randn(4, 6, 8, dtype=torch.float64)
     torch.testing.assert_close(
         divergence(own, own.at(noise)), divergence(stock, stock.at(noise)), rtol=1e-12, atol=0

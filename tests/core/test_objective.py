@@ -77,7 +77,7 @@ def test_every_applies_the_term_less_often_and_as_strongly():
 
 def test_terms_may_be_restricted_to_batches_without_labels():
     model = tiny_model("bert")
-    objective = Objective(LNSR(on="unlabeled")).attach(model)
+    objective = Objective(LNSR(batches="unlabeled")).attach(model)
     labeled = tiny_batch()
     unlabeled = {k: v for k, v in labeled.items() if k != "labels"}
     objective(model, labeled)
@@ -85,7 +85,7 @@ def test_terms_may_be_restricted_to_batches_without_labels():
     objective(model, unlabeled)
     assert set(objective.terms) == {"loss", "loss/lnsr", "lnsr/delta_ratio"}
     with pytest.raises(ValueError, match="no labels"):
-        Objective(LNSR(on="labeled")).attach(tiny_model("bert"))(model, unlabeled)
+        Objective(LNSR(batches="labeled")).attach(tiny_model("bert"))(model, unlabeled)
 
 
 def test_two_methods_cannot_replace_the_task_loss():
@@ -97,7 +97,7 @@ def test_attaching_twice_and_acting_unattached_are_errors():
     model = tiny_model("bert")
     objective = Objective(CWGNC())
     with pytest.raises(RuntimeError, match="attach the objective"):
-        objective.gradients()
+        objective.before_step()
     objective.attach(model)
     with pytest.raises(RuntimeError, match="attached already"):
         objective.attach(model)
@@ -152,5 +152,5 @@ def test_plain_modules_with_other_inputs_work_where_nothing_is_perturbed():
     objective = Objective(L2SP(), Mixout(), CWGNC()).attach(model)
     loss = objective(model, {"x": torch.randn(4, 3), "labels": torch.randn(4)})
     loss.backward()
-    objective.gradients()
+    objective.before_step()
     assert model.linear.parametrizations.weight.original.grad.norm() <= 1 + 1e-6

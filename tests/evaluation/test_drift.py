@@ -43,11 +43,11 @@ def test_models_without_common_weights_are_refused():
 
 
 @given(st.integers(0, 1000), st.integers(3, 30))
-def test_cka_is_the_normalised_hsic_of_gram_matrices(seed, count):
+def test_cka_is_the_normalized_hsic_of_gram_matrices(seed, count):
     rng = np.random.default_rng(seed)
     x, y = rng.normal(size=(count, 4)), rng.normal(size=(count, 6))
-    centre = np.eye(count) - 1 / count
-    k, m = centre @ x @ x.T @ centre, centre @ y @ y.T @ centre
+    center = np.eye(count) - 1 / count
+    k, m = center @ x @ x.T @ center, center @ y @ y.T @ center
     expected = np.trace(k @ m) / np.sqrt(np.trace(k @ k) * np.trace(m @ m))
     assert linear_cka(x, y) == pytest.approx(expected)
     turn = np.linalg.qr(rng.normal(size=(4, 4))).Q

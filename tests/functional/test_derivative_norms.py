@@ -64,7 +64,7 @@ def estimate(name, model, x, **settings):
         return finite_difference(lambda d: model(x + d), x, WEIGHTS, **{"step": 1e-4} | settings)
     if name == "forward_difference":
         return finite_difference(
-            lambda d: model(x + d), x, WEIGHTS, centre=model(x), **{"step": 1e-3} | settings
+            lambda d: model(x + d), x, WEIGHTS, center=model(x), **{"step": 1e-3} | settings
         )
     leaf = torch.zeros_like(x, requires_grad=True)
     function = {"projected": projected, "per_layer": per_layer, "directional": directional}
@@ -186,10 +186,10 @@ def test_forward_difference_of_opposite_probes_errs_by_the_square_of_the_step():
     model, x = Toy(), point(1)
     u, w = (torch.randn(1, 2, 2, dtype=DOUBLE) for _ in range(2))
 
-    def draw(step, sign, centre):
+    def draw(step, sign, center):
         with fed(sign * u, sign * w):
             found = differences(
-                lambda d: model(x + d), x, hessian=True, step=step, probe="gaussian", centre=centre
+                lambda d: model(x + d), x, hessian=True, step=step, probe="gaussian", center=center
             )
         return torch.cat([part.flatten() for part in found])
 

@@ -6,7 +6,7 @@ import torch
 from helpers.adversary import compare, embeddings, predict, rms, rows, setting, slope
 from helpers.conformance import Tiny, assert_conforms, batch, draws, fed
 from helpers.literal import MODELS, cross_entropy, kl, probabilities, squared_error
-from smoothtune import ALICE, SMART, Objective, Pass
+from smoothtune import ALICE, SMART, ForwardPass, Objective
 from smoothtune.core import rng
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
@@ -59,7 +59,7 @@ def test_equals_public_code():
     method = ALICE(compat="vat-pytorch")
     method.attach(model)
     with fed(*draws("alice_vat_pytorch")):
-        term = method.loss(Pass(model, batch(), hidden_states=False))
+        term = method.loss(ForwardPass(model, batch(), hidden_states=False))
     term.backward()
     assert_conforms("alice_vat_pytorch", term, model)
 
@@ -81,5 +81,5 @@ def test_alpha_zero_is_adversarial_training():
         method = ALICE(alpha=alpha)
         with fixed_draws():
             Objective(method).attach(model)(model, tiny_batch())
-            found[alpha] = method.loss(Pass(model, tiny_batch(), hidden_states=False))
+            found[alpha] = method.loss(ForwardPass(model, tiny_batch(), hidden_states=False))
     assert found[0.0] < found[1.0]

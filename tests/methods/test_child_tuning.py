@@ -39,8 +39,8 @@ def test_f_draws_a_new_mask_in_every_update_and_is_unbiased():
     parameter, total, masks = model.get_parameter(weight), 0, []
     for _ in range(600):
         parameter.grad = plain[weight].clone()
-        objective.gradients()
-        objective.updated()
+        objective.before_step()
+        objective.after_step()
         kept = parameter.grad != 0
         torch.testing.assert_close(parameter.grad[kept], plain[weight][kept] / 0.3)
         total = total + parameter.grad

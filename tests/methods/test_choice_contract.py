@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import BertForMultipleChoice
 
-from smoothtune import LNSR, METHODS, R3F, Objective, Pass, testing
+from smoothtune import LNSR, METHODS, R3F, ForwardPass, Objective, testing
 from smoothtune.core import rng
 from smoothtune.core.support import NO_CHOICES
 from smoothtune.functional.divergences import symmetric_kl
@@ -66,7 +66,7 @@ def test_what_is_not_right_is_refused(name):
 
 def test_a_pass_sees_every_sequence():
     model, batch = choice_model(), choice_batch()
-    clean = Pass(model, batch)
+    clean = ForwardPass(model, batch)
     flat = batch["input_ids"].view(4 * CHOICES, -1)
     states = model.bert(flat, batch["attention_mask"].view_as(flat), output_hidden_states=True)
     torch.testing.assert_close(clean.hidden_states, states.hidden_states)
@@ -80,7 +80,7 @@ def test_a_pass_sees_every_sequence():
 
 def test_a_perturbation_moves_its_own_choice_alone():
     model, batch = choice_model(), choice_batch()
-    clean = Pass(model, batch)
+    clean = ForwardPass(model, batch)
     delta = clean.zeros()
     delta[CHOICES + 1, 0, 0] = 0.5  # choice 1 of example 1
     moved = (clean.at(delta).logits - clean.logits).abs() > 1e-9
@@ -115,7 +115,7 @@ def test_lnsr_is_the_mean_over_all_sequences():
     values = []
     with fixed.fixed_draws():
         for net, inputs in ((model, batch), (model.bert, flat)):
-            objective = Objective(LNSR(on="both")).attach(net)
+            objective = Objective(LNSR(batches="both")).attach(net)
             objective(net, inputs)
             values.append(objective.terms["loss/lnsr"])
             objective.detach()

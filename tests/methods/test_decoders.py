@@ -16,7 +16,7 @@ from transformers import (
 )
 
 from helpers.tiny_folder import DECODERS, END, tiny_decoder, tiny_pairs
-from smoothtune import METHODS, Pass
+from smoothtune import METHODS, ForwardPass
 from smoothtune.config.run import RunConfig
 from smoothtune.data.tokenizing import tokenize
 from smoothtune.errors import ModelError
@@ -103,7 +103,7 @@ def test_the_head_reads_the_last_real_token(trained, left):
         real = padded["attention_mask"][row].bool()
         alone = model(input_ids=padded["input_ids"][row, real][None]).logits[0]
         torch.testing.assert_close(together[row], alone, rtol=1e-4, atol=1e-5)
-    run = Pass(model, padded)
+    run = ForwardPass(model, padded)
     pooled = run.pooled(padded["input_ids"][..., None].float())
     last = [9 if left else length for length in lengths]
     expected = [padded["input_ids"][row, end - 1].item() for row, end in enumerate(last)]
@@ -116,7 +116,9 @@ def test_texts_that_hold_the_padding_token_are_read_to_their_end(family, folders
     base = load_base(str(folders / family))
     assert base.tokenizer.padding_side == "right"
     model = AutoModelForSequenceClassification.from_pretrained(folders / family, pad_token_id=0)
-    run = Pass(model, {"input_ids": torch.tensor([[3, 4, 0]]), "attention_mask": torch.ones(1, 3)})
+    run = ForwardPass(
+        model, {"input_ids": torch.tensor([[3, 4, 0]]), "attention_mask": torch.ones(1, 3)}
+    )
     assert run.pooled(torch.arange(3.0).view(1, 3, 1)).item() == 2
 
 

@@ -6,7 +6,7 @@ import torch
 from helpers.adversary import compare, embeddings, into_l2, length, predict, rms, rows, setting
 from helpers.conformance import Tiny, assert_conforms, batch, draws, fed, tiny_bert
 from helpers.literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
-from smoothtune import FreeLB, Objective, Pass
+from smoothtune import ForwardPass, FreeLB, Objective
 from smoothtune.core import rng
 from smoothtune.testing import tiny_batch, tiny_model
 
@@ -78,14 +78,14 @@ def test_equals_released_code(case, make, fields, draw_size):
 def perturbations(method, calls=1):
     """What the method adds in its passes."""
     model, found = tiny_model("bert"), []
-    original = Pass.at
+    original = ForwardPass.at
 
     def at(self, delta, *args, **kwargs):
         found.append(delta.detach())
         return original(self, delta, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pass, "at", at)
+        patch.setattr(ForwardPass, "at", at)
         objective = Objective(method)
         for _ in range(calls):
             objective(model, tiny_batch())

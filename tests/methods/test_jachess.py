@@ -270,7 +270,7 @@ def test_learning_rate_is_c():
 
 def test_dual_mode_leaves_labeled_batches_alone():
     model = tiny_model("bert")
-    objective = Objective(JacHess(c=1.0, on="unlabeled")).attach(model)
+    objective = Objective(JacHess(c=1.0, batches="unlabeled")).attach(model)
     objective(model, tiny_batch())
     assert "loss/jachess" not in objective.terms
     value = objective(model, unlabeled())

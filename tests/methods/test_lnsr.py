@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from helpers.conformance import fed
-from smoothtune import LNSR, Noise, Objective, Pass
+from smoothtune import LNSR, ForwardPass, Noise, Objective
 from smoothtune.functional.noise import gaussian, rescale
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
@@ -65,14 +65,14 @@ class TestClosedForms:
     def mean(self, model, method, draws):
         """Monte-Carlo mean of R with its standard error, one draw per example."""
         with torch.no_grad():
-            run = Pass(model, ids(draws), points=method.points())
+            run = ForwardPass(model, ids(draws), points=method.points())
             h = run.hidden_states
             delta = method._noise.draw(run)
             values = sum(
                 (a - b).square().sum(-1).flatten()
                 for a, b in zip(h[1:], run.at(delta, 0).hidden_states[1:], strict=True)
             )
-            whole = method.loss(Pass(model, ids(draws), points=method.points()))
+            whole = method.loss(ForwardPass(model, ids(draws), points=method.points()))
         error = values.std() / math.sqrt(draws)
         assert abs(whole - values.mean()) < 6 * error  # `loss` averages what we measured
         return values.mean().item(), error.item()
@@ -179,7 +179,7 @@ def test_equation_and_its_gradient(architecture, fields, point, weights):
     method = LNSR(**fields)
     method.attach(model)
     with fixed_draws():
-        run = Pass(model, inputs, points=method.points())
+        run = ForwardPass(model, inputs, points=method.points())
         value = method.loss(run)
         delta = method._noise.draw(run)
     assert delta.norm() > 0
@@ -203,7 +203,7 @@ class TestDropout:
         for dropout, vanishes in [("shared", True), ("independent", False), ("off", None)]:
             method = LNSR(dropout=dropout)
             with fed(zero):
-                value = method.loss(Pass(model, tiny_batch(), points=method.points())).item()
+                value = method.loss(ForwardPass(model, tiny_batch(), points=method.points())).item()
             if vanishes is not None:
                 assert (value == 0) == vanishes
 
@@ -211,7 +211,7 @@ class TestDropout:
         model = tiny_model("bert", dropout=0.3).eval()
         method = LNSR(dropout="independent")
         with fed(torch.zeros(4, 6, 8, dtype=torch.float64)):
-            assert method.loss(Pass(model, tiny_batch(), points=method.points())).item() == 0
+            assert method.loss(ForwardPass(model, tiny_batch(), points=method.points())).item() == 0
 
 
 def test_detach_clean_sends_gradient_through_the_noisy_pass_only():
@@ -220,7 +220,7 @@ def test_detach_clean_sends_gradient_through_the_noisy_pass_only():
     values, gradients = [], []
     for method in (both, one):
         with fixed_draws():
-            values.append(method.loss(Pass(model, inputs, points=method.points())))
+            values.append(method.loss(ForwardPass(model, inputs, points=method.points())))
         gradients.append(
             torch.autograd.grad(values[-1], model.bert.encoder.layer[0].output.dense.weight)[0]
         )
@@ -233,7 +233,7 @@ def test_pooled_compares_the_token_the_head_reads():
         model, inputs = tiny_model(architecture), tiny_batch()
         method = LNSR(tokens="pooled", layer_weights=[0, 1])
         with fixed_draws():
-            run = Pass(model, inputs, points=method.points())
+            run = ForwardPass(model, inputs, points=method.points())
             value = method.loss(run)
             noisy = run.at(method._noise.draw(run), 0)
         last, other = run.hidden_states[-1], noisy.hidden_states[-1]
@@ -260,7 +260,7 @@ class TestNoiseAblation:
         method = Noise(**fields)
         with fixed_draws():
             total = Objective(method)(model, inputs)
-            run = Pass(model, inputs, points=method.points())
+            run = ForwardPass(model, inputs, points=method.points())
             delta = method._noise.draw(run)
         point = method.points()[0]
         if point == "word":

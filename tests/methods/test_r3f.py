@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from helpers.conformance import Tiny, assert_conforms, batch, draws, fed
-from smoothtune import R3F, R4F, Objective, Pass
+from smoothtune import R3F, R4F, ForwardPass, Objective
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
 
@@ -41,7 +41,7 @@ def test_is_the_symmetric_kl_of_the_paper(architecture):
     model = tiny_model(architecture)
     inputs = tiny_batch()
     with fixed_draws():
-        run = Pass(model, inputs)
+        run = ForwardPass(model, inputs)
         term = R3F(noise="normal", sigma=0.1).loss(run)
         z = run.at(None).zeros()
         with fixed_draws():
@@ -66,14 +66,14 @@ def test_is_the_symmetric_kl_of_the_paper(architecture):
 
 def test_no_noise_no_penalty_without_dropout():
     model = tiny_model("bert", dropout=0.3).eval()
-    assert R3F(sigma=1e-300).loss(Pass(model, tiny_batch())).item() == 0
+    assert R3F(sigma=1e-300).loss(ForwardPass(model, tiny_batch())).item() == 0
 
 
 def test_small_noise_gives_the_fisher_quadratic_form():
     """SymKL = z'Gz to second order, G = J'(diag p - pp')J."""
     model = tiny_model("bert")
     inputs = tiny_batch(rows=slice(0, 1))
-    run = Pass(model, inputs, differentiable=True)
+    run = ForwardPass(model, inputs, differentiable=True)
     p = run.logits[0].softmax(-1)
     z = 1e-4 * torch.randn(1, 6, 8, dtype=torch.float64)
     jz = torch.stack(
@@ -84,7 +84,7 @@ def test_small_noise_gives_the_fisher_quadratic_form():
     )
     expected = (p * jz.square()).sum() - (p * jz).sum().square()
     with fed(z / 1e-4):
-        term = R3F(noise="normal", sigma=1e-4).loss(Pass(model, inputs))
+        term = R3F(noise="normal", sigma=1e-4).loss(ForwardPass(model, inputs))
     assert term.item() == pytest.approx(expected.item(), rel=1e-3)
 
 
@@ -93,7 +93,7 @@ def test_regression_uses_the_squared_difference_and_trains():
     inputs = tiny_batch(num_labels=1)
     z = 0.1 * torch.randn(4, 6, 8, dtype=torch.float64)
     with fed(z / 0.1):
-        run = Pass(model, inputs)
+        run = ForwardPass(model, inputs)
         term = R3F(noise="normal", sigma=0.1).loss(run)
     masked = z * inputs["attention_mask"][..., None]
     noisy = run.at(masked).logits

@@ -14,7 +14,7 @@ from helpers.literal import (
     squared_error,
     tiny_span_model,
 )
-from smoothtune import Objective, Pass, SiFT
+from smoothtune import ForwardPass, Objective, SiFT
 from smoothtune.core import rng
 from smoothtune.core.architecture import embedding_norm
 from smoothtune.testing import ARCHITECTURES, fixed_draws, tiny_batch, tiny_model
@@ -28,7 +28,7 @@ PLACES = {
 
 
 def predict(model, ids, delta, place):
-    """(C,) logits with x -> mean + std * (normalised x + delta) in front of `place`."""
+    """(C,) logits with x -> mean + std * (normalized x + delta) in front of `place`."""
 
     def disturb(module, args):
         tokens = []
@@ -102,7 +102,9 @@ def test_does_not_depend_on_the_size_of_the_embeddings():
 def test_equals_released_code(case, eta):
     model, (draw,) = Tiny(), draws(case)
     with fed(draw / 0.01):  # recorded with its deviation
-        term = SiFT(compat="deberta", eta=eta).loss(Pass(model, batch(), hidden_states=False))
+        term = SiFT(compat="deberta", eta=eta).loss(
+            ForwardPass(model, batch(), hidden_states=False)
+        )
     term.backward()
     assert_conforms(case, term, model)
 

@@ -14,7 +14,7 @@ from helpers.literal import (
     squared_error,
     tiny_span_model,
 )
-from smoothtune import SMART, Objective, Pass
+from smoothtune import SMART, ForwardPass, Objective
 from smoothtune.core import rng
 from smoothtune.functional.divergences import kl as library_kl
 from smoothtune.functional.divergences import symmetric_kl_detached
@@ -81,7 +81,7 @@ def test_proximal_term_vanishes_at_the_teacher():
     model = tiny_model("bert", dropout=0.2)
     method = SMART(lambda_s=0)
     method.attach(model)
-    term = method.loss(Pass(model, tiny_batch(), hidden_states=False))
+    term = method.loss(ForwardPass(model, tiny_batch(), hidden_states=False))
     assert term == 0
     for gradient in torch.autograd.grad(term, list(model.parameters())):
         assert gradient.abs().max() < 1e-12
@@ -118,21 +118,21 @@ def test_frozen_weights_are_not_copied():
 def test_stays_in_the_ball_and_beats_noise(norm):
     model, data = tiny_model("bert"), tiny_batch()
     found = {}
-    original = Pass.at
+    original = ForwardPass.at
 
     def at(self, delta=None, *args, **kwargs):
         found["delta"] = delta.detach()
         return original(self, delta, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pass, "at", at)
+        patch.setattr(ForwardPass, "at", at)
         objective = Objective(SMART(mu=0, norm=norm, scale="absolute", epsilon=0.2, eta=9.0))
         term = objective.attach(model)(model, data) - model(**data).loss
     delta = found["delta"]
     size = delta.abs().amax((1, 2)) if norm == "linf" else delta.flatten(1).norm(dim=1)
     torch.testing.assert_close(size, torch.full_like(size, 0.2))
     assert not delta[~data["attention_mask"].bool()].any()
-    clean = Pass(model, data, hidden_states=False)
+    clean = ForwardPass(model, data, hidden_states=False)
     noise = []
     for seed in range(5):
         torch.manual_seed(seed)
@@ -168,7 +168,7 @@ def test_equals_released_code(case, fields, num_labels):
     method = SMART(compat="mt-dnn", **fields)
     method.attach(model)
     with fed(*draws(case)):
-        term = method.weight * method.loss(Pass(model, data, hidden_states=False))
+        term = method.weight * method.loss(ForwardPass(model, data, hidden_states=False))
     term.backward()
     assert_conforms(case, term, model)
 
@@ -211,7 +211,7 @@ def test_criterion_of_the_released_code():
         method = SMART(compat="mt-dnn", eta=1.0, sigma=1e-3, criterion=criterion)
         method.attach(model)
         with fed(*draws("smart_mtdnn_big_noise")):
-            values[criterion] = method.loss(Pass(model, data, hidden_states=False)).item()
+            values[criterion] = method.loss(ForwardPass(model, data, hidden_states=False)).item()
     assert 0 < values["js"] < values["sym_kl"]
     with pytest.raises(ValueError, match="compat"):
         SMART(criterion="js")

@@ -17,7 +17,7 @@ from helpers.literal import (
     squared_error,
     tiny_span_model,
 )
-from smoothtune import UEGR, Objective, Pass
+from smoothtune import UEGR, ForwardPass, Objective
 from smoothtune.core import rng
 from smoothtune.core.dropout import sites
 from smoothtune.methods.uegr import even_rates, jensen_shannon, squared_deviation
@@ -148,7 +148,7 @@ def test_without_ensemble_and_mask_it_is_adversarial_training(architecture):
 def test_attack_has_its_norm_raises_the_loss_and_spares_padding(attack, fields):
     model, batch = tiny_model("bert"), tiny_batch()
     method = UEGR(attack=attack, eps=0.05, eps_mode="absolute", **fields)
-    clean = Pass(model, batch, differentiable=True)
+    clean = ForwardPass(model, batch, differentiable=True)
     delta = method._adversary(clean)
     norms = torch.linalg.vector_norm(delta, dim=(1, 2))
     assert (norms <= 0.05 + 1e-9).all()
@@ -163,7 +163,7 @@ def test_attack_has_its_norm_raises_the_loss_and_spares_padding(attack, fields):
 def test_pgd_takes_projected_steps():
     model, batch = tiny_model("bert"), tiny_batch()
     method = UEGR(attack="pgd", attack_steps=3, eps=0.4, step_size=0.3, eps_mode="absolute")
-    delta = method._adversary(Pass(model, batch, differentiable=True))
+    delta = method._adversary(ForwardPass(model, batch, differentiable=True))
     expected = torch.zeros(4, 6, 8, dtype=torch.float64)
     for _ in range(3):
         leaf = expected.clone().requires_grad_()
@@ -257,7 +257,7 @@ def test_adaptive_rates_follow_the_divergence_within_the_range(target):
     objective = Objective(method).attach(model)
     objective(model, tiny_batch())
     js_value = objective.terms["uegr/js"].item()
-    objective.updated()
+    objective.after_step()
     factor = 1 + 0.5 * (target - js_value)
     expected = [min(max(rate * factor, 0.1), 0.3) for rate in (0.1, 0.3)]
     assert objective.state_dict()["uegr/rates"].tolist() == pytest.approx(expected)

@@ -94,8 +94,8 @@ def test_random_mask_is_unbiased():
     edited = []
     for _ in range(rounds):
         parameter.grad = plain.clone()
-        objective.gradients()
-        objective.updated()
+        objective.before_step()
+        objective.after_step()
         edited.append(parameter.grad / plain)
     edited = torch.stack(edited)
     kept = (edited != 0).double().mean(0)

@@ -15,7 +15,7 @@ from helpers.literal import (
     squared_error,
     tiny_span_model,
 )
-from smoothtune import VAT, Objective, Pass
+from smoothtune import VAT, ForwardPass, Objective
 from smoothtune.core import rng
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
@@ -68,15 +68,15 @@ class LinearSoftmax(nn.Module):
 
 def test_iteration_finds_the_top_eigenvector_of_the_fisher_metric():
     model, found = LinearSoftmax(), {}
-    clean = Pass(model, {"input_ids": torch.tensor([[1]])}, hidden_states=False)
-    original = Pass.at
+    clean = ForwardPass(model, {"input_ids": torch.tensor([[1]])}, hidden_states=False)
+    original = ForwardPass.at
 
     def at(self, delta, *args, **kwargs):
         found["r"] = delta.detach()[0, 0]
         return original(self, delta, *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pass, "at", at)
+        patch.setattr(ForwardPass, "at", at)
         method = VAT(scale="absolute", epsilon=1e-3, xi=1e-4, num_steps=30)
         value = method.loss(clean)
     p = clean.logits.softmax(-1)[0].detach()
@@ -102,14 +102,14 @@ def test_direction_survives_float32():
     model, found = tiny_model("bert", dtype=torch.float32), []
     exact = tiny_model("bert")
     exact.load_state_dict(model.state_dict())
-    original = Pass.at
+    original = ForwardPass.at
 
     def at(self, delta, *args, **kwargs):
         found.append(delta.detach().double().flatten())
         return original(self, delta, *args, **kwargs)
 
     with fixed_draws(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Pass, "at", at)
+        patch.setattr(ForwardPass, "at", at)
         for each in (model, exact):
             Objective(VAT()).attach(each)(each, tiny_batch())
     assert torch.cosine_similarity(found[1], found[3], dim=0) > 0.999

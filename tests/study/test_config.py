@@ -109,11 +109,11 @@ methods:
 seeds: [0, 0]
 per_device_eval_batch_size: 0
 seed: 3
-colour: red
+color: red
 """)
     text = problems(file)
     assert f"{file}:20: seed: write seeds" in text
-    assert f"{file}:21: colour: unknown field 'colour'" in text
+    assert f"{file}:21: color: unknown field 'color'" in text
     assert f"{file}:18: seeds: holds a seed twice" in text
     assert f"{file}:16: methods[3]: 'mixout' stands twice; give one of them a label" in text
     assert f"{file}:13: methods.lnsrr: unknown method 'lnsrr'; did you mean 'lnsr'?" in text

@@ -62,7 +62,7 @@ def test_dual_mode_trains_on_both_and_takes_labels_of_none(tmp_path):
         model=tiny_model("bert"),
         args=arguments(tmp_path, max_steps=6, per_device_train_batch_size=4, logging_steps=1),
         train_dataset=Rows(16),
-        regularizers=[JacHess(c=0.01, smoothness=[1.0, 1.0], on="unlabeled")],
+        regularizers=[JacHess(c=0.01, smoothness=[1.0, 1.0], batches="unlabeled")],
         unlabeled_dataset=Poisoned(40, seed=9),
     )
     trainer.train()

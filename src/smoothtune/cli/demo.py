@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from smoothtune.config.run import RunConfig
 from smoothtune.console import quiet, say
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.data.demo_sentences import LABEL_NOISE, Row, sentiment
 from smoothtune.functional.noise import gaussian
 from smoothtune.run.train import train
@@ -103,7 +103,7 @@ def noisy_accuracy(folder: Path, rows: list[Row], ratio: float) -> float:
             chunk = rows[start : start + 64]
             texts = [row["sentence"] for row in chunk]
             batch = dict(tokenizer(texts, padding=True, return_tensors="pt"))
-            clean = Pass(model, batch, points=["word"])
+            clean = ForwardPass(model, batch, points=["word"])
             noise = gaussian(clean.embeddings("word"), clean.mask, ratio)
             predicted = clean.at(noise, "word").logits.argmax(-1).tolist()
             names = [model.config.id2label[index] for index in predicted]

@@ -45,7 +45,7 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def output_console() -> Console:
-    """Where all goes; numbers are not coloured."""
+    """Where all goes; numbers are not colored."""
     return Console(highlight=False)
 
 

@@ -35,7 +35,7 @@ def device_of(batch: Batch) -> torch.device:
     return next(value.device for value in batch.values() if isinstance(value, Tensor))
 
 
-class Pass:
+class ForwardPass:
     """One evaluation of the model at E(x) + delta, run when first looked at.
 
     `clean.at(delta)` is f(x + delta) on the same batch. Differentiate with respect to
@@ -74,7 +74,7 @@ class Pass:
         rate: Rate | None = None,
         detach: bool = False,
         start: rng.State | None = None,
-        origin: Pass | None = None,
+        origin: ForwardPass | None = None,
         draws: Draws | None = None,
     ):
         self.model, self.batch, self.task = model, batch, task
@@ -186,7 +186,7 @@ class Pass:
         dropout: Dropout = "independent",
         rate: Rate | None = None,
         detach: bool = False,
-    ) -> Pass:
+    ) -> ForwardPass:
         """The same batch at another perturbation.
 
         Args:
@@ -196,7 +196,7 @@ class Pass:
             rate: dropout rates in [0, 1), one for all or by kind; see `smoothtune.core.dropout`.
             detach: no gradient reaches the layers below the point.
         """
-        return Pass(
+        return ForwardPass(
             self.model,
             self.batch,
             task=self.task,

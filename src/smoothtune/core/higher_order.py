@@ -26,8 +26,8 @@ class CompositeLayerNorm(nn.LayerNorm):
         """(x - mean) / sqrt(var + eps), then the affine map."""
         dims = tuple(range(-len(self.normalized_shape), 0))
         x = input.to(torch.promote_types(input.dtype, torch.float32))
-        centred = x - x.mean(dims, keepdim=True)
-        normed = centred * torch.rsqrt(centred.square().mean(dims, keepdim=True) + self.eps)
+        centered = x - x.mean(dims, keepdim=True)
+        normed = centered * torch.rsqrt(centered.square().mean(dims, keepdim=True) + self.eps)
         if self.weight is not None:
             normed = normed * self.weight
         if self.bias is not None:

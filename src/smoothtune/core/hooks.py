@@ -1,10 +1,10 @@
 """Where a perturbation enters a model, and what is seen there.
 
 A *point* is ``"word"``, the output of the word-embedding layer, or an integer b, the input of
-transformer block b; 0 is what Hugging Face calls ``hidden_states[0]``. At ``"normalised"``, the
+transformer block b; 0 is what Hugging Face calls ``hidden_states[0]``. At ``"normalized"``, the
 input x of the LayerNorm that closes the embeddings, a perturbation counts in units of each token's
 standard deviation: LN(x + std(x) delta) = LN((x - mean(x)) / std(x) + delta). Models that do not
-normalise their embeddings (pre-norm decoders) have it at the input of block 0. `input_ids` are
+normalize their embeddings (pre-norm decoders) have it at the input of block 0. `input_ids` are
 always kept: models that are given `inputs_embeds` instead pool the wrong token and number positions
 wrongly.
 Hooks live only for the time of one forward, so a model is left as it was found.
@@ -29,7 +29,7 @@ from smoothtune.core.architecture import (
     word_embeddings,
 )
 
-Point = Literal["word", "normalised"] | int
+Point = Literal["word", "normalized"] | int
 Layer = Literal["word"] | Annotated[int, Field(ge=0)]  # a point, as a field of a method
 
 
@@ -45,7 +45,7 @@ def module_at(model: nn.Module, point: Point) -> nn.Module:
     """
     if point == "word":
         return word_embeddings(model)
-    if point == "normalised":
+    if point == "normalized":
         return embedding_norm(model)
     layers = blocks(model)
     if point >= len(layers):
@@ -58,7 +58,7 @@ def module_at(model: nn.Module, point: Point) -> nn.Module:
 def width_at(model: nn.Module, point: Point) -> tuple[int, torch.dtype]:
     """Number of features at a point, and the type a perturbation has there (at least float32)."""
     table, config = embedding_table(model), getattr(transformer(model), "config", None)
-    norm = embedding_norm(model) if point == "normalised" else None
+    norm = embedding_norm(model) if point == "normalized" else None
     if isinstance(norm, nn.LayerNorm):
         width = norm.normalized_shape[-1]
     else:
@@ -103,7 +103,7 @@ class Tap:
                 f"a perturbation of shape {tuple(self.delta.shape)} does not fit what passes point "
                 f"{self.point!r}, {tuple(x.shape)}"
             )
-        scale = token_std(x) if self.point == "normalised" else 1
+        scale = token_std(x) if self.point == "normalized" else 1
         return x + scale * self.delta.to(x.dtype)
 
     def after(self, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
@@ -179,7 +179,7 @@ def tapped(
 
 def depth(point: Point) -> int:
     """Order of the points from the bottom up."""
-    return {"word": -2, "normalised": -1}[point] if isinstance(point, str) else point
+    return {"word": -2, "normalized": -1}[point] if isinstance(point, str) else point
 
 
 def _record(layers: nn.ModuleList, states: list[Tensor]) -> Iterator:

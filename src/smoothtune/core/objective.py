@@ -13,7 +13,7 @@ from smoothtune.core import rng
 from smoothtune.core.architecture import is_next_token_model, unwrap
 from smoothtune.core.causal_lm import next_token_task
 from smoothtune.core.dropout import Draws
-from smoothtune.core.forward import Batch, Pass, Task, device_of, model_task
+from smoothtune.core.forward import Batch, ForwardPass, Task, device_of, model_task
 from smoothtune.core.higher_order import HigherDerivatives
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.support import check, is_compiled
@@ -85,8 +85,8 @@ class Objective:
         for regularizer in self.regularizers.values():
             regularizer.bind_optimizer(self.model, optimizer)
         self._handles = [
-            optimizer.register_step_pre_hook(lambda *_: self.gradients()),
-            optimizer.register_step_post_hook(lambda *_: self.updated()),
+            optimizer.register_step_pre_hook(lambda *_: self.before_step()),
+            optimizer.register_step_post_hook(lambda *_: self.after_step()),
         ]
         return self
 
@@ -147,18 +147,18 @@ class Objective:
             raise self._non_finite(losses, example_ids)
         return total
 
-    def gradients(self) -> None:
+    def before_step(self) -> None:
         """Let the methods edit the gradients; just before an update."""
         device = next(self.model.parameters()).device
         for name, regularizer in self.regularizers.items():
             with rng.stream(device, self.seed, f"{name}/gradients", self.step, every_process=True):
-                regularizer.gradients(self.model)
+                regularizer.before_step(self.model)
 
-    def updated(self) -> None:
+    def after_step(self) -> None:
         """Let the methods see the new weights; just after an update."""
         self.step += 1
         for regularizer in self.regularizers.values():
-            regularizer.updated(self.model)
+            regularizer.after_step(self.model)
 
     # --- state -------------------------------------------------------------------------------
 
@@ -198,10 +198,10 @@ class Objective:
             check(self.regularizers, model, device)
             self._checked.add((id(model), precision))
 
-    def _clean_pass(self, model: nn.Module, batch: dict[str, Any], task: Task) -> Pass:
+    def _clean_pass(self, model: nn.Module, batch: dict[str, Any], task: Task) -> ForwardPass:
         methods = self.regularizers.values()
         points = {point: None for r in methods for point in r.points()}
-        return Pass(
+        return ForwardPass(
             model,
             batch,
             task=task,
@@ -217,13 +217,13 @@ class Objective:
         passes = any(regularizer.has_loss for regularizer in self.regularizers.values())
         return Draws() if passes and device.type == "cpu" and not is_compiled(model) else None
 
-    def _losses(self, clean: Pass) -> Iterator[tuple[str, Tensor]]:
+    def _losses(self, clean: ForwardPass) -> Iterator[tuple[str, Tensor]]:
         for name, regularizer in self.regularizers.items():
             if not regularizer.has_loss:
                 continue
             regularizer.diagnostics.clear()
             kind = "labeled" if clean.labeled else "unlabeled"
-            if self.step % regularizer.every or regularizer.on not in (kind, "both"):
+            if self.step % regularizer.every or regularizer.batches not in (kind, "both"):
                 continue
             with rng.stream(clean.device, self.seed, name, self.calls):
                 term = regularizer.loss(clean)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from smoothtune.core.architecture import is_causal, is_next_token_model, unwrap
 from smoothtune.core.causal_lm import label_logits, num_items
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 
 
 class Head(NamedTuple):
@@ -21,7 +21,7 @@ class Head(NamedTuple):
     share: Tensor | float = 1.0  # of this batch's mean among the batches of one update
 
 
-def heads(run: Pass) -> list[Head]:
+def heads(run: ForwardPass) -> list[Head]:
     """The predictions a pass makes, in one shape for all tasks.
 
     Sequence classification and regression give one head with N = 1, multi-label classification N
@@ -86,7 +86,7 @@ def head_mean(x: Tensor, head: Head) -> Tensor:
     return head.share * masked_mean(x, head.mask).mean()
 
 
-def prediction_mean(run: Pass, sums: Tensor) -> Tensor:
+def prediction_mean(run: ForwardPass, sums: Tensor) -> Tensor:
     """() mean of what was summed over each example's predictions (B,).
 
     It is the mean over examples; in causal language models the mean over label tokens, each of

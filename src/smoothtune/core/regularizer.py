@@ -10,7 +10,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 
 STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
@@ -24,9 +24,9 @@ Probability = Annotated[float, Field(ge=0, le=1)]
 class Regularizer:
     """Base of all methods; a subclass implements the moments it needs.
 
-    The moments of one update, in order: `loss` (before backward), `gradients` (after backward and
-    the loop's own clipping, just before the update), `updated` (after it). `attach` comes once, on
-    the pre-trained model; `detach` undoes it. Methods do not see one another: terms are summed.
+    The moments of one update, in order: `loss` (before backward), `before_step` (after backward and
+    the loop's own clipping, just before the update), `after_step` (after it). `attach` comes once,
+    on the pre-trained model; `detach` undoes it. Methods do not see one another: terms are summed.
     """
 
     name: ClassVar[str]
@@ -52,7 +52,7 @@ class Regularizer:
     """Factor of the loss term; 0 turns the method off."""
     every: Annotated[int, Field(ge=1)] = 1
     """Apply the loss term in every k-th update, k times as strong: same expected gradient."""
-    on: Literal["labeled", "unlabeled", "both"] = "both"
+    batches: Literal["labeled", "unlabeled", "both"] = "both"
     """Batches the loss term is taken on; a batch without labels has no task loss."""
 
     def __post_init__(self):
@@ -105,13 +105,13 @@ class Regularizer:
     def detach(self, model: nn.Module) -> None:
         """Leave the model as `attach` found it, apart from what training changed."""
 
-    def loss(self, clean: Pass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor | None:
         """() the term to add, a mean over the batch's examples; None if it does not apply."""
 
-    def gradients(self, model: nn.Module) -> None:
+    def before_step(self, model: nn.Module) -> None:
         """Edit the gradients of the unwrapped model, unscaled and reduced over processes."""
 
-    def updated(self, model: nn.Module) -> None:
+    def after_step(self, model: nn.Module) -> None:
         """Look at, or correct, the updated weights of the unwrapped model."""
 
     def state_dict(self) -> dict[str, Tensor]:

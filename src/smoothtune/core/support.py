@@ -128,7 +128,7 @@ def kinds(regularizer: Regularizer) -> set[Kind]:
         "differentiates twice": regularizer.second_order,
         "stands in for weights": regularizer.substitutes_weights,
         "needs whole weights": regularizer.needs_whole_weights,
-        "edits updates": cls.gradients is not Regularizer.gradients,
+        "edits updates": cls.before_step is not Regularizer.before_step,
         "changes dropout": regularizer.changes_dropout,
         "climbs in weights": regularizer.climbs_in_weights,
     }

@@ -64,7 +64,7 @@ def corrupt_tokens(
 def typos(text: str, rate: float, rng: np.random.Generator) -> str:
     """One typing error each in a share of the words with two letters or more.
 
-    Two neighbouring characters change places, or one is doubled, left out, or exchanged for
+    Two neighboring characters change places, or one is doubled, left out, or exchanged for
     another letter, each with a chance of 1/4; swapping two equal ones is drawn again.
     """
     words = text.split()

@@ -83,7 +83,7 @@ def _names(model: nn.Module) -> dict[int, dict[str, nn.Parameter]]:
 
 
 def linear_cka(x: np.ndarray, y: np.ndarray) -> float:
-    """||Y'X||_F^2 / (||X'X||_F ||Y'Y||_F) of centred columns, 0 to 1; 1 is the same up to rotation.
+    """||Y'X||_F^2 / (||X'X||_F ||Y'Y||_F) of centered columns, in [0, 1]; 1: equal up to rotation.
 
     Args:
         x: (N, D) representations of N examples.

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from smoothtune.console import quiet
 from smoothtune.core import rng
-from smoothtune.core.forward import Batch, Pass, evaluating
+from smoothtune.core.forward import Batch, ForwardPass, evaluating
 from smoothtune.core.hooks import Point
 from smoothtune.errors import LoraError, ModelError
 from smoothtune.models.load import Base
@@ -119,9 +119,9 @@ class Predictor:
         points: tuple[Point, ...] = ("word",),
         hidden_states: bool = True,
         differentiable: bool = False,
-    ) -> Pass:
-        """The unperturbed pass over a batch, without dropout; the arguments are those of `Pass`."""
-        return Pass(
+    ) -> ForwardPass:
+        """The unperturbed pass over a batch, without dropout; arguments as of `ForwardPass`."""
+        return ForwardPass(
             self.model,
             batch,
             task=self.read,
@@ -140,7 +140,9 @@ class Predictor:
         """(N, W) zeros, to be filled with predictions."""
         return np.zeros((len(rows), self.kind.width(self.task, rows)))
 
-    def fill(self, predictions: np.ndarray, run: Pass, rows: Dataset, chosen: np.ndarray) -> None:
+    def fill(
+        self, predictions: np.ndarray, run: ForwardPass, rows: Dataset, chosen: np.ndarray
+    ) -> None:
         """Write what a pass predicts.
 
         Args:
@@ -155,7 +157,7 @@ class Predictor:
         predictions[chosen, : found.shape[1]] = found
 
     def predict(
-        self, rows: Dataset, perturb: Callable[[Pass, int], Tensor | None] | None = None
+        self, rows: Dataset, perturb: Callable[[ForwardPass, int], Tensor | None] | None = None
     ) -> np.ndarray:
         """Predictions for all rows.
 

@@ -3,7 +3,7 @@
 Sizes are relative to the embeddings: 0.1 is a perturbation with a tenth of their norm. Noise adds
 sigma * rms(x) * N(0, 1) to every entry, where rms runs over the real tokens of an example (JacHess
 eq. 6 with a unit that fits every model); in-manifold noise is that of
-`smoothtune.functional.neighbours`. Attacks have the norm ratio * ||x||, of every token and of the
+`smoothtune.functional.neighbors`. Attacks have the norm ratio * ||x||, of every token and of the
 example.
 """
 
@@ -18,9 +18,9 @@ from datasets import Dataset
 from torch import Tensor
 
 from smoothtune.core.architecture import embedding_table
-from smoothtune.core.forward import Pass, evaluating
+from smoothtune.core.forward import ForwardPass, evaluating
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.functional.adversarial import Ascent, normalise, task_loss, unit
+from smoothtune.functional.adversarial import Ascent, normalize, task_loss, unit
 from smoothtune.functional.adversarial import gradient_at as loss_gradient
 from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian
 from smoothtune.report.curves import Curve, Point, area, metric_label, spread
@@ -47,10 +47,10 @@ def noise_curve(
     Args:
         predictor: the model.
         rows: tokenized examples with labels.
-        kind: "standard": Gaussian; "in_manifold": in the span of the nearest neighbours.
+        kind: "standard": Gaussian; "in_manifold": in the span of the nearest neighbors.
         levels: sizes relative to the embeddings, rising from 0.
         num_draws: draws for every level above 0.
-        k: neighbours of in-manifold noise; at most one less than the vocabulary has words.
+        k: neighbors of in-manifold noise; at most one less than the vocabulary has words.
 
     Returns:
         Mean over the draws, with the least and greatest, and the `area` under it.
@@ -78,7 +78,7 @@ def noise_curve(
     return _curve(predictor, title, NOISE_LABEL, points, f"range of {num_draws} draws")
 
 
-def _noise(clean: Pass, noise: EmbeddingNoise) -> Tensor:
+def _noise(clean: ForwardPass, noise: EmbeddingNoise) -> Tensor:
     """(B, T, D) a draw as large as the embeddings."""
     if noise.kind == "in_manifold":
         return noise.draw(clean)
@@ -99,7 +99,7 @@ def attack_curve(
     Args:
         predictor: the model.
         rows: tokenized examples with labels.
-        attack: "fgm": one step along the normalised gradient (Miyato, Dai, Goodfellow 2017);
+        attack: "fgm": one step along the normalized gradient (Miyato, Dai, Goodfellow 2017);
             "pgd": several steps, projected onto the l2 ball (Madry et al. 2018).
         levels: epsilon / ||x|| of an example, rising from 0.
         num_steps: steps of pgd, 2.5 epsilon / num_steps long.
@@ -147,7 +147,7 @@ def _attacks(
         ]
     gradient = loss_gradient(clean, task_loss(clean), "word")
     size = unit(clean, "word", "l2", "example", "relative")
-    return [level * size * normalise(gradient, "l2", "example") for level in levels]
+    return [level * size * normalize(gradient, "l2", "example") for level in levels]
 
 
 def _curve(predictor: Predictor, title: str, x_label: str, points: list[Point], band: str) -> Curve:

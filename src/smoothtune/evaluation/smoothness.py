@@ -15,7 +15,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from smoothtune.core.architecture import blocks, embedding_table
-from smoothtune.core.forward import Batch, Pass, evaluating
+from smoothtune.core.forward import Batch, ForwardPass, evaluating
 from smoothtune.core.predictions import masked_mean
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.derivative_norms import differences
@@ -57,7 +57,7 @@ def derivative_norms(
         for number, (_, batch) in enumerate(predictor.batches(rows)):
             clean = predictor.clean(batch)
 
-            def function(delta: Tensor, clean: Pass = clean) -> list[Tensor]:
+            def function(delta: Tensor, clean: ForwardPass = clean) -> list[Tensor]:
                 return _representations(clean.at(delta * clean.mask[..., None], dropout="off"))
 
             drawn = []
@@ -74,7 +74,7 @@ def derivative_norms(
     return {"jacobian": _curve("Jacobian", jacobian), "hessian": _curve("Hessian", hessian)}
 
 
-def _representations(run: Pass) -> list[Tensor]:
+def _representations(run: ForwardPass) -> list[Tensor]:
     """The pooled token after every block (B, D), and the logits (B, C)."""
     return [*(run.pooled(hidden) for hidden in run.hidden_states[1:]), run.logits]
 
@@ -193,11 +193,11 @@ def noise_spectrum(
         predictor: the model.
         rows: tokenized examples.
         num_vectors: noise vectors, one for every token, at most.
-        k: neighbours of in-manifold noise.
+        k: neighbors of in-manifold noise.
 
     Returns:
         Eigenvalues of the covariance of the vectors, sorted and divided by their sum. `numbers`
-        hold the effective rank, exp of the entropy of the shares. Tokens have different neighbours,
+        hold the effective rank, exp of the entropy of the shares. Tokens have different neighbors,
         so the rank is far above k.
     """
     k = min(k, len(embedding_table(predictor.model)) - 1)

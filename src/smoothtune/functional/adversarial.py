@@ -19,14 +19,14 @@ import torch
 from torch import Tensor
 
 from smoothtune.core import rng
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Layer, Point
 from smoothtune.functional.noise import relative_norm
 
 Norm = Literal["l2", "linf"]
 Per = Literal["token", "example"]
 Scale = Literal["relative", "absolute"]
-Inner = Callable[[Pass], Tensor]
+Inner = Callable[[ForwardPass], Tensor]
 
 
 def norm_of(x: Tensor, norm: Norm, per: Per) -> Tensor:
@@ -40,10 +40,10 @@ def norm_of(x: Tensor, norm: Norm, per: Per) -> Tensor:
     return torch.linalg.vector_norm(x, order, dim=dims, keepdim=True)
 
 
-def normalise(gradient: Tensor, norm: Norm, per: Per) -> Tensor:
+def normalize(gradient: Tensor, norm: Norm, per: Per) -> Tensor:
     """G / ||g||; a zero gradient stays zero.
 
-    >>> normalise(torch.tensor([[[3.0, -4.0], [0.0, 12.0]]]), "linf", "token")
+    >>> normalize(torch.tensor([[[3.0, -4.0], [0.0, 12.0]]]), "linf", "token")
     tensor([[[ 0.7500, -1.0000],
              [ 0.0000,  1.0000]]])
     """
@@ -70,7 +70,7 @@ def project(delta: Tensor, radius: Tensor | float, norm: Norm, per: Per) -> Tens
     return delta * (bound / found).clamp(max=1)
 
 
-def unit(clean: Pass, point: Point, norm: Norm, per: Per, scale: Scale) -> Tensor:
+def unit(clean: ForwardPass, point: Point, norm: Norm, per: Per, scale: Scale) -> Tensor:
     """What sizes count in: ||x||_2 (l2) or rms(x) (linf) of tokens or examples; 1 if absolute.
 
     Returns:
@@ -102,13 +102,15 @@ def uniform_start(draws: Tensor, mask: Tensor, radius: Tensor, norm: Norm) -> Te
     return draws * keep * radius
 
 
-def task_loss(run: Pass) -> Tensor:
+def task_loss(run: ForwardPass) -> Tensor:
     """() the loss of a pass over a batch with labels."""
     assert run.loss is not None
     return run.loss
 
 
-def gradient_at(run: Pass, loss: Tensor, point: Point, *, keep_graph: bool = False) -> Tensor:
+def gradient_at(
+    run: ForwardPass, loss: Tensor, point: Point, *, keep_graph: bool = False
+) -> Tensor:
     """(B, T, D) gradient of B * loss at the perturbation of a pass, zero on padding.
 
     `loss` is a mean over examples; times B, an example's gradient does not depend on the batch.
@@ -121,7 +123,7 @@ def gradient_at(run: Pass, loss: Tensor, point: Point, *, keep_graph: bool = Fal
 
 
 def ascend(
-    clean: Pass,
+    clean: ForwardPass,
     start: Tensor,
     inner: Inner,
     update: Callable[[Tensor, Tensor], Tensor],
@@ -165,7 +167,7 @@ class Searching(Protocol):
 
 @dataclass(frozen=True)
 class Ascent:
-    """Normalised gradient ascent from Gaussian noise, projected onto a ball.
+    """Normalized gradient ascent from Gaussian noise, projected onto a ball.
 
     delta_0 ~ N(0, (sigma rms)^2), delta <- Project(delta + step_size * u * g / ||g||, epsilon * u),
     where u is `unit` (and rms is 1 for absolute sizes).
@@ -196,13 +198,13 @@ class Ascent:
             method.dropout,
         )
 
-    def search(self, clean: Pass, inner: Inner) -> tuple[Tensor, Tensor]:
+    def search(self, clean: ForwardPass, inner: Inner) -> tuple[Tensor, Tensor]:
         """The perturbation that `inner` dislikes most, and the last gradient."""
         u = unit(clean, self.point, self.norm, self.per, self.scale)
         rms = unit(clean, self.point, "linf", self.per, self.scale)
 
         def update(delta: Tensor, gradient: Tensor) -> Tensor:
-            step = self.step_size * u * normalise(gradient, self.norm, self.per)
+            step = self.step_size * u * normalize(gradient, self.norm, self.per)
             return project(delta + step, self.epsilon * u, self.norm, self.per)
 
         return ascend(

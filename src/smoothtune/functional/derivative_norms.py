@@ -229,7 +229,7 @@ def finite_difference(
     step: float,
     probes: int = 1,
     probe: Probe = "rademacher",
-    centre: Outputs | None = None,
+    center: Outputs | None = None,
 ) -> Estimate:
     """`directional` by symmetric differences: two forward passes, four with the Hessian.
 
@@ -237,7 +237,7 @@ def finite_difference(
     u^T H w = (f++ - f+- - f-+ + f--) / 4h^2, and ||J||^2 = E (||a||^2 + ||b||^2) / 4 from
     a = (f++ - f--) / 2h = J(u+w) and b = (f+- - f-+) / 2h = J(u-w).
     Unbiased as `directional` up to O(h^2); both are exact for quadratic f.
-    From a `centre` f already known, forward differences need one pass, three with the Hessian:
+    From a `center` f already known, forward differences need one pass, three with the Hessian:
     J u = [f(x+hu) - f] / h,  u^T H w = (f(x+hu+hw) - f(x+hu) - f(x+hw) + f) / h^2. A draw errs by
     O(h), their mean by O(h^2), as the error is odd in (u, w); H is exact for quadratic f.
     Rounding adds an error of about eps |f| / (2 h^2 |u^T H w|): in float32 take h = 0.01 times the
@@ -259,10 +259,10 @@ def finite_difference(
         step: h, in units of x.
         probes: independent draws averaged.
         probe: distribution of u and w.
-        centre: function(0), for forward differences.
+        center: function(0), for forward differences.
     """
     estimates = [
-        differences(function, x, hessian=hessian, step=step, probe=probe, centre=centre)
+        differences(function, x, hessian=hessian, step=step, probe=probe, center=center)
         for _ in range(probes)
     ]
     jacobian, curvature = (torch.stack(parts).mean(0) for parts in zip(*estimates, strict=True))
@@ -276,18 +276,18 @@ def differences(
     hessian: bool,
     step: float,
     probe: Probe = "rademacher",
-    centre: Outputs | None = None,
+    center: Outputs | None = None,
 ) -> Estimate:
     """`finite_difference` of one probe and every layer for itself: two tensors (L, B)."""
     u = step * probe_like(x, probe)
     if not hessian:
-        other, distance = (function(-u), 2 * step) if centre is None else (centre, step)
+        other, distance = (function(-u), 2 * step) if center is None else (center, step)
         along = _combine([function(u), other], [1, -1], distance)
         jacobian = _squared_norms(along)
         return Estimate(jacobian, torch.zeros_like(jacobian))
     w = step * probe_like(x, probe)
-    if centre is not None:
-        points = [function(u + w), function(u), function(w), centre]
+    if center is not None:
+        points = [function(u + w), function(u), function(w), center]
         sides = _combine(points, [0, 1, 0, -1], step), _combine(points, [0, 0, 1, -1], step)
         mixed = _combine(points, [1, -1, -1, 1], step**2)
         return Estimate(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from smoothtune.core.causal_lm import in_chunks
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import head_mean, heads
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
@@ -58,7 +58,7 @@ def squared_error(p: Tensor, q: Tensor) -> Tensor:
 
 
 def divergence(
-    p: Pass, q: Pass, measure: Divergence = symmetric_kl, *, detach_p: bool = False
+    p: ForwardPass, q: ForwardPass, measure: Divergence = symmetric_kl, *, detach_p: bool = False
 ) -> Tensor:
     """() divergence of two passes over the same batch: a mean over examples (or label tokens).
 

@@ -7,7 +7,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 
 
 class Teacher:
@@ -31,7 +31,7 @@ class Teacher:
         ]
         self.model.requires_grad_(False)
 
-    def run(self, clean: Pass, dropout: Dropout) -> Pass:
+    def run(self, clean: ForwardPass, dropout: Dropout) -> ForwardPass:
         """The teacher's predictions on the batch of a pass, without graph.
 
         Args:
@@ -39,7 +39,7 @@ class Teacher:
             dropout: masks "independent" of the student's, "shared" with them, or "off".
         """
         clean.outputs  # noqa: B018 - the masks to share are known once it has run
-        run = Pass(
+        run = ForwardPass(
             self.model.to(clean.device).train(),
             clean.batch,
             task=clean.task,

@@ -17,14 +17,14 @@ from smoothtune.core.architecture import (
     word_embeddings,
 )
 from smoothtune.core.causal_lm import by_example, label_logits
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import heads
 from smoothtune.functional import derivative_norms
 from smoothtune.functional.derivative_norms import Estimate, Probe
 
 EstimatorName = Literal["exact", "per_layer", "projected", "directional", "finite_difference"]
 Difference = Literal["symmetric", "forward"]
-Reader = Callable[[Pass], list[Tensor]]  # L outputs (B, d_l) of a pass
+Reader = Callable[[ForwardPass], list[Tensor]]  # L outputs (B, d_l) of a pass
 
 ROWS = 4096  # word embeddings looked at to learn their size
 
@@ -77,7 +77,7 @@ class InputDerivatives:
         """Take it back."""
         self.rms = state["rms"].item()
 
-    def estimate(self, clean: Pass, read: Reader, weights: Tensor) -> Estimate:
+    def estimate(self, clean: ForwardPass, read: Reader, weights: Tensor) -> Estimate:
         """J and H of every example, (B,) each, summed over the outputs with their weights.
 
         Args:
@@ -93,7 +93,7 @@ class InputDerivatives:
                 return read(clean.at(delta * clean.mask[..., None], dropout="shared"))
 
             with torch.autocast(x.device.type, enabled=False):
-                centre = read(clean) if self.difference == "forward" else None
+                center = read(clean) if self.difference == "forward" else None
                 return derivative_norms.finite_difference(
                     function,
                     x,
@@ -102,7 +102,7 @@ class InputDerivatives:
                     step=self.absolute_step,
                     probes=self.probes,
                     probe=self.probe,
-                    centre=centre,
+                    center=center,
                 )
         outputs = [z.to(x.dtype) for z in read(clean)]
         leaf = clean.delta()
@@ -132,12 +132,12 @@ class InputDerivatives:
         return self.step * self.unit
 
     @torch.no_grad()
-    def jacobian_norms(self, clean: Pass, read: Reader, probes: int) -> Tensor:
+    def jacobian_norms(self, clean: ForwardPass, read: Reader, probes: int) -> Tensor:
         """(L,) root of the batch mean of ||J_l||^2, in evaluation mode, by forward passes."""
 
         def function(delta: Tensor) -> list[Tensor]:
             return read(
-                Pass(
+                ForwardPass(
                     unwrap(clean.model),
                     clean.batch,
                     task=clean.task,
@@ -156,7 +156,7 @@ class InputDerivatives:
         return torch.stack(squares).mean(0).sqrt()
 
 
-def scores(run: Pass) -> Tensor:
+def scores(run: ForwardPass) -> Tensor:
     """(B, N) all numbers that an example's prediction consists of; zero where they do not count."""
     outputs = run.outputs
     if "start_logits" in outputs:

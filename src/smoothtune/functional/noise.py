@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import embedding_table, unwrap
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Layer
-from smoothtune.functional.neighbours import Neighbours, in_manifold
+from smoothtune.functional.neighbors import Neighbors, in_manifold
 
 NoiseKind = Literal["standard", "in_manifold"]
 Scale = Literal["token", "sequence", "none"]
@@ -76,26 +76,26 @@ class EmbeddingNoise:
         in_manifold = self.kind == "in_manifold"
         self.point: Layer = self.layer if self.layer is not None else "word" if in_manifold else 0
         self.norm_ratio = self.ratio if self.ratio is not None else 0.10 if in_manifold else 0.05
-        self.neighbours: Neighbours | None = None
+        self.neighbors: Neighbors | None = None
 
     def attach(self, model: nn.Module) -> None:
-        """Remember the pre-trained embeddings, whose neighbours count."""
+        """Remember the pre-trained embeddings, whose neighbors count."""
         if self.kind == "in_manifold":
-            self.neighbours = Neighbours(embedding_table(model), self.k)
+            self.neighbors = Neighbors(embedding_table(model), self.k)
 
     def detach(self) -> None:
-        """Keep the neighbours found for later runs."""
-        if self.neighbours is not None:
-            self.neighbours.save()
-            self.neighbours = None
+        """Keep the neighbors found for later runs."""
+        if self.neighbors is not None:
+            self.neighbors.save()
+            self.neighbors = None
 
-    def draw(self, clean: Pass) -> Tensor:
+    def draw(self, clean: ForwardPass) -> Tensor:
         """(B, T, D) one draw, zero on padding, for the point `self.point`."""
         x, mask = clean.embeddings(self.point), clean.mask
         if self.kind == "standard":
             return gaussian(x, mask, self.norm_ratio, self.scale)
         table = embedding_table(unwrap(clean.model))
-        if self.neighbours is None:
-            self.neighbours = Neighbours(table, self.k)
-        draws = in_manifold(clean.input_ids, table, self.neighbours, self.orthonormal)
+        if self.neighbors is None:
+            self.neighbors = Neighbors(table, self.k)
+        draws = in_manifold(clean.input_ids, table, self.neighbors, self.orthonormal)
         return rescale(draws, x, mask, self.norm_ratio, self.scale)

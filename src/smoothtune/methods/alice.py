@@ -30,7 +30,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core import rng
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
 from smoothtune.functional.adversarial import (
@@ -91,7 +91,7 @@ class ALICE(Regularizer):
         """The one point where the perturbations enter."""
         return (self.layer,)
 
-    def loss(self, clean: Pass) -> Tensor:
+    def loss(self, clean: ForwardPass) -> Tensor:
         """R_gold + alpha R_virtual."""
         terms = []
         if self.alpha or not clean.labeled:
@@ -100,18 +100,18 @@ class ALICE(Regularizer):
             terms.append(self._worst(clean, self._gold))
         return torch.stack(terms).sum()
 
-    def _virtual(self, clean: Pass) -> Inner:
+    def _virtual(self, clean: ForwardPass) -> Inner:
         if self.compat:
             return lambda run: divergence(clean, run, kl)
         return lambda run: divergence(clean, run)
 
-    def _gold(self, run: Pass) -> Tensor:
+    def _gold(self, run: ForwardPass) -> Tensor:
         if not self.compat:
             return task_loss(run)
         classes = run.logits.shape[-1]
         return kl(F.one_hot(run.batch["labels"], classes).to(run.logits.dtype), run.logits).mean()
 
-    def _worst(self, clean: Pass, inner: Inner) -> Tensor:
+    def _worst(self, clean: ForwardPass, inner: Inner) -> Tensor:
         """The maximum of `inner`; diagnostics are those of the last search, the gold one."""
         search = self._ascent.search if not self.compat else self._vat_pytorch_search
         delta, gradient = search(clean, inner)
@@ -119,7 +119,7 @@ class ALICE(Regularizer):
         self.diagnostics |= diagnostics(delta, gradient, x, clean.mask)
         return inner(clean.at(delta, self.layer, dropout=self.dropout))
 
-    def _vat_pytorch_search(self, clean: Pass, inner: Inner) -> tuple[Tensor, Tensor]:
+    def _vat_pytorch_search(self, clean: ForwardPass, inner: Inner) -> tuple[Tensor, Tensor]:
         """The public search; its gradient is that of a mean over the batch."""
         search = self._ascent
         return ascend(

@@ -29,7 +29,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional.adversarial import Ascent, Norm, Per, Scale, diagnostics, given
@@ -96,7 +96,7 @@ class ALUM(Regularizer):
         """Begin the curriculum."""
         self._updates = 0
 
-    def loss(self, clean: Pass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor | None:
         """The divergence times its ramp; None in the plain part of the curriculum."""
         share = ramp(self._updates, self.ramp_start, self.ramp_steps)
         if not share:
@@ -108,7 +108,7 @@ class ALUM(Regularizer):
         measure = symmetric_kl_detached if self.detach_targets else symmetric_kl
         return share * divergence(clean, noisy, measure)
 
-    def updated(self, model: nn.Module) -> None:
+    def after_step(self, model: nn.Module) -> None:
         """Go on in the curriculum."""
         self._updates += 1
 

@@ -70,7 +70,7 @@ class ChildTuning(Regularizer):
         """Forget masks and sums."""
         self.attach(model)
 
-    def gradients(self, model: nn.Module) -> None:
+    def before_step(self, model: nn.Module) -> None:
         """Mask the gradients."""
         found = {name: p for name, p, _ in trainable(model) if p.grad is not None}
         if self.mode == "F":
@@ -105,7 +105,7 @@ class ChildTuning(Regularizer):
         self._fisher = {}
         return True
 
-    def updated(self, model: nn.Module) -> None:
+    def after_step(self, model: nn.Module) -> None:
         """Put masked weights back."""
         if self._held is not None:
             self._held.finish(dict(model.named_parameters()))

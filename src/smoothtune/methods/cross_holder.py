@@ -33,7 +33,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.predictions import Head, heads
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
@@ -41,21 +41,21 @@ from smoothtune.functional.derivative_norms import Estimate, Probe, gradient, sq
 from smoothtune.functional.input_derivatives import EstimatorName, InputDerivatives
 
 
-def centred_scores(run: Pass) -> Tensor:
+def centered_scores(run: ForwardPass) -> Tensor:
     """(B, N) scores less their mean over the K classes, times sqrt(2 / K).
 
     Its squared derivatives, summed, are 1/K^2 sum_{i,j} of those of f_i - f_j.
     """
     if "start_logits" in run.outputs:
         spans = torch.stack([run.outputs["start_logits"], run.outputs["end_logits"]], 1)
-        return _centre(spans, run.mask[:, None]).flatten(1)
+        return _center(spans, run.mask[:, None]).flatten(1)
     (head,) = heads(run)
     if head.logits.shape[-1] == 1:
         return (head.logits * head.mask[..., None]).flatten(1)
-    return _centre(head.logits, head.mask[..., None].expand_as(head.logits)).flatten(1)
+    return _center(head.logits, head.mask[..., None].expand_as(head.logits)).flatten(1)
 
 
-def _centre(logits: Tensor, mask: Tensor) -> Tensor:
+def _center(logits: Tensor, mask: Tensor) -> Tensor:
     classes = mask.sum(-1, keepdim=True).clamp(min=1).to(logits.dtype)
     mean = (logits * mask).sum(-1, keepdim=True) / classes
     return (logits - mean) * mask * (2 / classes).sqrt()
@@ -134,7 +134,7 @@ class CrossHolder(Regularizer):
         """Learn the size of the pre-trained embeddings."""
         self._derivatives.attach(model)
 
-    def loss(self, clean: Pass) -> Tensor:
+    def loss(self, clean: ForwardPass) -> Tensor:
         """Omega, a mean over examples.
 
         Raises:
@@ -142,7 +142,7 @@ class CrossHolder(Regularizer):
         """
         if self.norm == "fro" and self.pairs == "all":
             estimate = self._derivatives.estimate(
-                clean, lambda run: [centred_scores(run)], torch.ones(1)
+                clean, lambda run: [centered_scores(run)], torch.ones(1)
             )
             return self._omega(estimate)
         pairs, factor = self._pairs(_single_head(clean))
@@ -163,8 +163,8 @@ class CrossHolder(Regularizer):
         both = torch.combinations(torch.arange(classes, device=logits.device))
         return [(i.expand(batch), j.expand(batch)) for i, j in both], 2 / classes**2
 
-    def _pair_term(self, clean: Pass, i: Tensor, j: Tensor | None) -> Tensor:
-        def difference(run: Pass) -> Tensor:
+    def _pair_term(self, clean: ForwardPass, i: Tensor, j: Tensor | None) -> Tensor:
+        def difference(run: ForwardPass) -> Tensor:
             logits = _single_head(run).logits[:, 0]
             score = logits.gather(1, i[:, None])
             return score if j is None else score - logits.gather(1, j[:, None])
@@ -192,7 +192,7 @@ class CrossHolder(Regularizer):
         self._derivatives.load_state_dict(state)
 
 
-def _single_head(run: Pass) -> Head:
+def _single_head(run: ForwardPass) -> Head:
     found = heads(run)
     if len(found) > 1 or found[0].logits.shape[1] > 1:
         raise ValueError(

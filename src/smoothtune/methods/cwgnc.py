@@ -49,7 +49,7 @@ class CWGNC(Regularizer):
     max_norm: Positive = 1.0
     """c, the largest gradient norm of a component. Paper: grid 0.01, 0.05, 0.1, 0.5, 1, 5."""
 
-    def gradients(self, model: nn.Module) -> None:
+    def before_step(self, model: nn.Module) -> None:
         """Clip every component."""
         found = [weight.grad for weight in model.parameters() if weight.grad is not None]
         self.diagnostics["clipped"] = clip_each(found, self.max_norm)

@@ -19,7 +19,7 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer
 from smoothtune.functional.derivative_norms import gradient, squared_norm
@@ -44,7 +44,7 @@ class DoubleBackprop(Regularizer):
         """Derivatives are taken at the word embeddings."""
         return ("word",)
 
-    def loss(self, clean: Pass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor | None:
         """1/2 ||dL/dx||^2, a mean over examples; None without labels."""
         if clean.loss is None:
             return None

@@ -7,7 +7,7 @@ Equation: total = L(f(x), y) + weight * L(f(x + r), y),   r = epsilon g / ||g||_
     g = grad_x L(f(x), y), over all tokens of an example.
 
 Departures:
-    * The paper normalises the embeddings; here epsilon is relative to ||x|| instead, and
+    * The paper normalizes the embeddings; here epsilon is relative to ||x|| instead, and
       RECONSTRUCTED. `scale="absolute"` has 1, usual in public code on transformers.
     * Public code disturbs the embedding matrix, found by its name, so all places of a token in a
       batch move alike, and nothing happens where no name fits. The equation, and this, disturb the
@@ -23,14 +23,14 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional.adversarial import (
     Scale,
     diagnostics,
     gradient_at,
-    normalise,
+    normalize,
     task_loss,
     unit,
 )
@@ -47,7 +47,7 @@ class FGM(Regularizer):
     differentiates: ClassVar[bool] = True
 
     epsilon: Positive | None = None
-    """epsilon, l2 norm of r. Paper: 5, normalised embeddings; default 0.01 (relative), 1
+    """epsilon, l2 norm of r. Paper: 5, normalized embeddings; default 0.01 (relative), 1
     (absolute)."""
     scale: Scale = "relative"
     """Whether epsilon is a multiple of the embedding's norm."""
@@ -64,13 +64,13 @@ class FGM(Regularizer):
         """The one point where the perturbation enters."""
         return (self.layer,)
 
-    def loss(self, clean: Pass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss at x + r; None without labels."""
         if not clean.labeled:
             return None
         gradient = gradient_at(clean, task_loss(clean), self.layer, keep_graph=True)
         radius = self._epsilon * unit(clean, self.layer, "l2", "example", self.scale)
-        r = radius * normalise(gradient, "l2", "example")
+        r = radius * normalize(gradient, "l2", "example")
         x = clean.embeddings(self.layer)
         self.diagnostics |= diagnostics(r, gradient, x, clean.mask)
         return clean.at(r, self.layer, dropout=self.dropout).loss

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
 from smoothtune.functional.adversarial import (
@@ -35,7 +35,7 @@ from smoothtune.functional.adversarial import (
     Scale,
     diagnostics,
     given,
-    normalise,
+    normalize,
     project,
     task_loss,
     uniform_start,
@@ -87,7 +87,7 @@ class FreeLB(Regularizer):
         """The one point where the perturbation enters."""
         return (self.layer,)
 
-    def loss(self, clean: Pass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor | None:
         """Mean task loss of K steps; no clean forward is run. None without labels."""
         if not clean.labeled:
             return None
@@ -99,7 +99,7 @@ class FreeLB(Regularizer):
         for _ in range(self.adv_steps - 1):
             run = clean.at(delta.requires_grad_(), self.layer, dropout=self.dropout)
             gradient = losses.add(task_loss(run), run.delta(self.layer)) * clean.mask[..., None]
-            delta = delta.detach() + lr * u * normalise(gradient, self.norm, "example")
+            delta = delta.detach() + lr * u * normalize(gradient, self.norm, "example")
             delta = project(delta, radius * u, self.norm, "example") if radius else delta
             self.diagnostics |= diagnostics(delta, gradient, x, clean.mask)
         last = task_loss(clean.at(delta, self.layer, dropout=self.dropout))

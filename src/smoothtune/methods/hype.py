@@ -22,7 +22,7 @@ from torch import Tensor
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import blocks, unwrap
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional.noise import relative_norm
@@ -53,7 +53,7 @@ class HyPe(Regularizer):
         z = rng.uniform_like(like)
         return self.sigma * ((z + 1) / 2 if self.compat == "official" else z)
 
-    def loss(self, clean: Pass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss of the noisy forward; the clean one runs only up to the first block."""
         if not clean.labeled:
             return None

@@ -24,7 +24,7 @@ Departures:
       own. z_l is the output of a block: before the final norm of decoders, where the code's last
       layer is after it.
     * Tasks without a pooled token (extractive QA) take one random real token (RECONSTRUCTED).
-    * Dual mode (penalty alone on unlabeled text) is `on="unlabeled"` and batches without labels.
+    * Dual mode (penalty alone on unlabeled text): `batches="unlabeled"`, and batches without labels.
     * Regression and classification are alike: the penalty does not look at the head.
 """
 
@@ -40,7 +40,7 @@ from torch import Tensor, nn
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import is_next_token_model, unwrap
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
 from smoothtune.functional.derivative_norms import Probe
@@ -165,7 +165,7 @@ class JacHess(Regularizer):
             groups = optimizer.param_groups
             self._c = max(float(group.get("initial_lr", group["lr"])) for group in groups)
 
-    def loss(self, clean: Pass) -> Tensor:
+    def loss(self, clean: ForwardPass) -> Tensor:
         """Equation 4."""
         if self.factors == "logits":
             weights = torch.ones(1)
@@ -175,7 +175,7 @@ class JacHess(Regularizer):
             positions = self._positions(clean)
             rows = torch.arange(len(positions), device=clean.device)
 
-            def read(run: Pass) -> list[Tensor]:
+            def read(run: ForwardPass) -> list[Tensor]:
                 return [hidden[rows, positions] for hidden in run.hidden_states[1:]]
 
             if self._norms is None:
@@ -193,7 +193,7 @@ class JacHess(Regularizer):
         self.diagnostics |= {"jacobian": jacobian, "hessian": hessian}
         return self._c * (jacobian + self.hessian_weight * hessian)
 
-    def _positions(self, clean: Pass) -> Tensor:
+    def _positions(self, clean: ForwardPass) -> Tensor:
         """(B,) the token of every example whose state is z_l."""
         several = "start_logits" in clean.outputs or is_next_token_model(unwrap(clean.model))
         drawn = self.token == "random" or (self.token == "auto" and several)

@@ -19,7 +19,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.predictions import prediction_mean
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
@@ -70,7 +70,7 @@ class Jacobian(Regularizer):
         """Learn the size of the pre-trained embeddings."""
         self._derivatives.attach(model)
 
-    def loss(self, clean: Pass) -> Tensor:
+    def loss(self, clean: ForwardPass) -> Tensor:
         """1/2 ||J||_F^2, a mean over examples (or label tokens)."""
         estimate = self._derivatives.estimate(clean, lambda run: [scores(run)], torch.ones(1))
         return 0.5 * prediction_mean(clean, estimate.jacobian)

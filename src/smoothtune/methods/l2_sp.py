@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.architecture import trainable, unwrap
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer
 
 
@@ -80,7 +80,7 @@ class L2SP(Regularizer):
         """Forget them."""
         self._anchors, self._names = {}, {}
 
-    def loss(self, clean: Pass) -> Tensor:
+    def loss(self, clean: ForwardPass) -> Tensor:
         """alpha/2 ||w_S - w_S^0||^2 + beta/2 ||w_N||^2."""
         weights: list[tuple[Tensor, Tensor]] = []
         heads: list[Tensor] = []

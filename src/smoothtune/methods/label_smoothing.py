@@ -26,7 +26,7 @@ from torch import Tensor
 
 from smoothtune.core.architecture import is_next_token_model, unwrap
 from smoothtune.core.causal_lm import targets
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, head_mean, heads
 from smoothtune.core.regularizer import STRICT, Regularizer
 
@@ -61,7 +61,7 @@ class LabelSmoothing(Regularizer):
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """s, the probability spread evenly over all classes. Paper: 0.1."""
 
-    def loss(self, clean: Pass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor | None:
         """Smoothed cross entropy, a mean over heads and examples.
 
         Raises:

@@ -9,7 +9,7 @@ Equation: total = L(f(x), y) + R with
     where x^b is the input of layer b and f^{b,r} maps it to the output of layer r.
     standard:     eps ~ N(0, I), rescaled to ||eps|| = 0.05 ||x||            (TNNLS III-E.1)
     in_manifold:  eps = sum_j eps_j d_j, d_j the Gram-Schmidt basis of the differences to the
-                  k nearest neighbours in the word-embedding space           (TNNLS III-B.2)
+                  k nearest neighbors in the word-embedding space           (TNNLS III-B.2)
 
 Departures: no official code is public; what the papers leave open is RECONSTRUCTED here.
     * What the squared norm runs over is not stated. `reduce="mean"` averages over features and real
@@ -23,7 +23,7 @@ Departures: no official code is public; what the papers leave open is RECONSTRUC
     * The magnitude of in-manifold noise is called noise scale, magnitude and mix ratio; here it is
       `noise_ratio` = ||eps|| / ||x||. Paper values: RTE 0.10, MRPC 0.12, CoLA 0.15, STS-B 0.20.
     * The text asks for an orthogonal basis, Claim 2 needs an orthonormal one: `orthonormal=True`.
-    * Neighbours are those of the pre-trained embeddings (L2, the token itself left out); their
+    * Neighbors are those of the pre-trained embeddings (L2, the token itself left out); their
       differences are taken in the present embeddings.
     * Both passes carry gradient, as in Algorithm 1; `detach_clean=True` follows the prose, which
       calls the clean output a virtual label.
@@ -40,7 +40,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.architecture import blocks
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.predictions import masked_mean
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
@@ -64,7 +64,7 @@ class LNSR(Regularizer):
     """lambda_r for the outputs of blocks b..L-1 (0-based). NAACL: all 1 (the default); TNNLS
     searches 0.2-1."""
     k: Annotated[int, Field(ge=1)] = 10
-    """Nearest neighbours of in-manifold noise. Paper: 10."""
+    """Nearest neighbors of in-manifold noise. Paper: 10."""
     orthonormal: bool = True
     """Basis vectors of length 1. Paper: text says orthogonal, Claim 2 needs orthonormal."""
     scale: Scale = "token"
@@ -109,10 +109,10 @@ class LNSR(Regularizer):
         self._noise.attach(model)
 
     def detach(self, model: nn.Module) -> None:
-        """Keep the neighbours found for later runs."""
+        """Keep the neighbors found for later runs."""
         self._noise.detach()
 
-    def loss(self, clean: Pass) -> Tensor:
+    def loss(self, clean: ForwardPass) -> Tensor:
         """R of eq. 11."""
         point, above = self._noise.point, slice(self._first + 1, None)
         hidden = clean.hidden_states[above]
@@ -127,7 +127,7 @@ class LNSR(Regularizer):
         self.diagnostics["delta_ratio"] = relative_norm(delta, clean.embeddings(point), clean.mask)
         return torch.stack(terms).sum()
 
-    def distance(self, h: Tensor, h_: Tensor, clean: Pass) -> Tensor:
+    def distance(self, h: Tensor, h_: Tensor, clean: ForwardPass) -> Tensor:
         """() squared distance of two hidden states (B, T, D), a mean over examples."""
         squares = (h - h_).square()
         if self.tokens == "pooled":

@@ -10,7 +10,7 @@ Equation: total = L(f(x + z), y),  z = alpha / sqrt(T D) * U(-1, 1)
 Departures:
     * T is the true length, as in the authors' experiments. transformers
       (`neftune_noise_alpha`) takes the length of the padded batch, so that the noise of an example
-      depends on its neighbours: `compat="transformers"`. That switch of the Trainer does the same;
+      depends on its neighbors: `compat="transformers"`. That switch of the Trainer does the same;
       this method is for plain loops, for logging, and for composition with others.
     * The paper tunes decoders on instructions; nothing in it is bound to them.
 """
@@ -24,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core import rng
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional.noise import relative_norm
@@ -62,7 +62,7 @@ class NEFTune(Regularizer):
         """Noise enters at the word embeddings."""
         return ("word",)
 
-    def loss(self, clean: Pass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss of the noisy forward; the clean one is not run."""
         if not clean.labeled:
             return None

@@ -18,7 +18,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, Scale, relative_norm
@@ -38,7 +38,7 @@ class Noise(Regularizer):
     layer: Layer | None = None
     """Where noise enters, "word" or a block number from 0. Default: 0, in-manifold "word"."""
     k: Annotated[int, Field(ge=1)] = 10
-    """Nearest neighbours of in-manifold noise. Paper: 10."""
+    """Nearest neighbors of in-manifold noise. Paper: 10."""
     orthonormal: bool = True
     """Basis vectors of length 1. Paper: text says orthogonal, Claim 2 needs orthonormal."""
     scale: Scale = "token"
@@ -64,10 +64,10 @@ class Noise(Regularizer):
         self._noise.attach(model)
 
     def detach(self, model: nn.Module) -> None:
-        """Keep the neighbours found for later runs."""
+        """Keep the neighbors found for later runs."""
         self._noise.detach()
 
-    def loss(self, clean: Pass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss of the noisy forward; the clean one runs only up to the embeddings."""
         if not clean.labeled:
             return None

@@ -27,7 +27,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core import rng
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional.adversarial import (
@@ -36,7 +36,7 @@ from smoothtune.functional.adversarial import (
     ascend,
     diagnostics,
     given,
-    normalise,
+    normalize,
     project,
     task_loss,
     uniform_start,
@@ -78,7 +78,7 @@ class PGD(Regularizer):
         """The one point where the perturbation enters."""
         return (self.layer,)
 
-    def loss(self, clean: Pass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss at the worst case; no clean forward is run. None without labels."""
         if not clean.labeled:
             return None
@@ -87,7 +87,7 @@ class PGD(Regularizer):
 
         def update(delta: Tensor, gradient: Tensor) -> Tensor:
             linf = self.norm == "linf"
-            step = gradient.sign() if linf else normalise(gradient, "l2", "example")
+            step = gradient.sign() if linf else normalize(gradient, "l2", "example")
             return project(delta + step_size * step, radius, self.norm, "example")
 
         draws = rng.uniform_like(clean.zeros(self.layer))

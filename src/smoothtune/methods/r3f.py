@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import embedding_table, head_modules, is_next_token_model
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.predictions import heads
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
@@ -56,7 +56,7 @@ class R3F(Regularizer):
         """Noise enters at the word embeddings."""
         return ("word",)
 
-    def loss(self, clean: Pass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor | None:
         """Symmetric KL; the squared difference for regression."""
         if self.compat and heads(clean)[0].regression:
             return None

@@ -25,7 +25,7 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer
 from smoothtune.functional.divergences import divergence, symmetric_kl
 
@@ -45,7 +45,7 @@ class RDrop(Regularizer):
     alpha: NonNegative = 1.0
     """Weight of the divergence. Released BERT model: 1."""
 
-    def loss(self, clean: Pass) -> Tensor:
+    def loss(self, clean: ForwardPass) -> Tensor:
         """Mean task loss of two passes and their divergence; without labels the divergence."""
         second = clean.at()
         apart = divergence(clean, second, half_symmetric_kl)

@@ -27,7 +27,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.architecture import unwrap
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional import divergences
 from smoothtune.functional.adversarial import task_loss
@@ -50,7 +50,7 @@ class SAM(Regularizer):
     dropout: Dropout = "shared"
     """Dropout masks of the second pass relative to the first."""
 
-    def loss(self, clean: Pass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor | None:
         """L(w + e), with its gradient; None without labels.
 
         Raises:
@@ -70,7 +70,7 @@ class SAM(Regularizer):
             gradients = torch.autograd.grad(loss, weights, allow_unused=True)
         return known(loss.detach(), gradients, weights)
 
-    def _climb(self, clean: Pass, weights: Sequence[Tensor]) -> list[Tensor]:
+    def _climb(self, clean: ForwardPass, weights: Sequence[Tensor]) -> list[Tensor]:
         """e, for every weight."""
         found = torch.autograd.grad(
             task_loss(clean), weights, retain_graph=True, materialize_grads=True

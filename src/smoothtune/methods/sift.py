@@ -10,11 +10,11 @@ Equation: total = L(f(x), y) + weight * R,
     (MNLI) and 3 (extra small models).
 
 Departures:
-    * Step and radius are RECONSTRUCTED in units of the normalised embedding, whose rms is 1. The
+    * Step and radius are RECONSTRUCTED in units of the normalized embedding, whose rms is 1. The
       released step 1e-4 is 1 % of its initial noise 1e-2 and nothing is projected, so its
       perturbation is noise: cosine 0.004 with the gradient.
     * The perturbation std(x) delta is added to x, which is the same after the LayerNorm; models
-      that do not normalise their embeddings (pre-norm decoders) get it at the input of block 0.
+      that do not normalize their embeddings (pre-norm decoders) get it at the input of block 0.
       The released code inserts a second LayerNorm, also for evaluation.
     * The released outer loss is the sum of two cross entropies with constant targets: a symmetric
       KL plus both entropies, never 0, with about half the gradient, none of it into the embeddings
@@ -33,7 +33,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core import rng
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Point, token_std
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional.adversarial import Ascent, Inner, Norm, Per, ascend, diagnostics, given
@@ -41,7 +41,7 @@ from smoothtune.functional.divergences import divergence, symmetric_kl
 
 # sigma, eta, epsilon
 DEFAULTS = {"paper": (0.01, 2.0, 0.02), "deberta": (0.01, 1e-4, float("inf"))}
-POINT: Point = "normalised"
+POINT: Point = "normalized"
 
 
 def cross_entropies(p: Tensor, q: Tensor) -> Tensor:
@@ -51,13 +51,13 @@ def cross_entropies(p: Tensor, q: Tensor) -> Tensor:
 
 
 def deberta_step(delta: Tensor, gradient: Tensor, step_size: float) -> Tensor:
-    """Released update: a step normalised by the largest entry of each token, not projected."""
+    """Released update: a step normalized by the largest entry of each token, not projected."""
     return delta + step_size * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
 
 
 @dataclass(config=STRICT, kw_only=True)
 class SiFT(Regularizer):
-    """Predictions must not change under the worst small perturbation of normalised embeddings."""
+    """Predictions must not change under the worst small perturbation of normalized embeddings."""
 
     name: ClassVar[str] = "sift"
     version: ClassVar[int] = 2
@@ -71,7 +71,7 @@ class SiFT(Regularizer):
     num_steps: Annotated[int, Field(ge=1)] = 1
     """Ascent steps. Released code: 1."""
     norm: Norm = "linf"
-    """Norm of the ball. Released code: normalises by infinity."""
+    """Norm of the ball. Released code: normalizes by infinity."""
     per: Per = "token"
     """What norms run over. Released code: token."""
     dropout: Dropout = "shared"
@@ -100,7 +100,7 @@ class SiFT(Regularizer):
         """The input of the embeddings' LayerNorm."""
         return (POINT,)
 
-    def loss(self, clean: Pass) -> Tensor:
+    def loss(self, clean: ForwardPass) -> Tensor:
         """R at the perturbation found."""
         compat = self.compat == "deberta"
         measure = cross_entropies if compat else symmetric_kl
@@ -108,11 +108,11 @@ class SiFT(Regularizer):
         delta, gradient = search(clean, lambda run: divergence(clean, run, measure))
         noisy = clean.at(delta, POINT, dropout=self.dropout, detach=compat)
         x = clean.embeddings(POINT)
-        normalised = (x - x.mean(-1, keepdim=True)) / token_std(x)
-        self.diagnostics |= diagnostics(delta, gradient, normalised, clean.mask)
+        normalized = (x - x.mean(-1, keepdim=True)) / token_std(x)
+        self.diagnostics |= diagnostics(delta, gradient, normalized, clean.mask)
         return divergence(clean, noisy, measure)
 
-    def deberta_search(self, clean: Pass, inner: Inner) -> tuple[Tensor, Tensor]:
+    def deberta_search(self, clean: ForwardPass, inner: Inner) -> tuple[Tensor, Tensor]:
         """The released search, from noise cut off at two deviations."""
         sigma, step_size = self._ascent.sigma, self._ascent.step_size
         start = (sigma * rng.normal_like(clean.zeros(POINT))).clamp(-2 * sigma, 2 * sigma)

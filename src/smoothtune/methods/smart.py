@@ -37,7 +37,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.predictions import heads
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Probability, Regularizer
@@ -79,19 +79,19 @@ def mt_dnn_js(p: Tensor, q: Tensor) -> Tensor:
     return (mean * (2 * mean.log() - log_p - log_q)).sum(-1)
 
 
-def all_pairs(clean: Pass, noisy: Pass) -> Tensor:
+def all_pairs(clean: ForwardPass, noisy: ForwardPass) -> Tensor:
     """(B, B) mt-dnn's regression error: squared differences of every two examples' scores."""
     return (clean.logits.view(-1, 1) - noisy.logits.view(1, -1)).square()
 
 
-def mt_dnn_inner(clean: Pass, noisy: Pass) -> Tensor:
+def mt_dnn_inner(clean: ForwardPass, noisy: ForwardPass) -> Tensor:
     """() what mt-dnn climbs: a sum over examples or pairs, here by B as `gradient_at` undoes it."""
     if heads(clean)[0].regression:
         return all_pairs(clean, noisy).sum() / len(clean.mask)
     return divergence(clean, noisy, stable_kl)
 
 
-def mt_dnn_outer(clean: Pass, noisy: Pass, measure: Divergence) -> Tensor:
+def mt_dnn_outer(clean: ForwardPass, noisy: ForwardPass, measure: Divergence) -> Tensor:
     """() mt-dnn's term: a divergence with detached targets, mean squared error of all pairs."""
     if heads(clean)[0].regression:
         return all_pairs(clean, noisy).mean()
@@ -180,7 +180,7 @@ class SMART(Regularizer):
         """Drop the teacher."""
         self._teacher = None
 
-    def loss(self, clean: Pass) -> Tensor:
+    def loss(self, clean: ForwardPass) -> Tensor:
         """lambda_s R_s + mu D."""
         terms = []
         if self.lambda_s:
@@ -189,7 +189,7 @@ class SMART(Regularizer):
             terms.append(self._mu * self.proximal(clean))
         return torch.stack(terms).sum()
 
-    def smoothness(self, clean: Pass) -> Tensor:
+    def smoothness(self, clean: ForwardPass) -> Tensor:
         """R_s at the perturbation found."""
         if self.compat == "mt-dnn":
             delta, gradient = self.mt_dnn_search(clean)
@@ -202,10 +202,10 @@ class SMART(Regularizer):
         self.diagnostics |= diagnostics(delta, gradient, x, clean.mask)
         return term
 
-    def _at(self, clean: Pass, delta: Tensor) -> Pass:
+    def _at(self, clean: ForwardPass, delta: Tensor) -> ForwardPass:
         return clean.at(delta, self.layer, dropout=self.dropout)
 
-    def mt_dnn_search(self, clean: Pass) -> tuple[Tensor, Tensor]:
+    def mt_dnn_search(self, clean: ForwardPass) -> tuple[Tensor, Tensor]:
         """The released search, and its last gradient."""
         search = self._ascent
         return ascend(
@@ -218,13 +218,13 @@ class SMART(Regularizer):
             dropout=self.dropout,
         )
 
-    def proximal(self, clean: Pass) -> Tensor:
+    def proximal(self, clean: ForwardPass) -> Tensor:
         """D: divergence from the teacher on the clean input."""
         if self._teacher is None:
             raise RuntimeError("attach smart to the model first: its proximal term needs a teacher")
         return divergence(clean, self._teacher.run(clean, self.dropout))
 
-    def updated(self, model: nn.Module) -> None:
+    def after_step(self, model: nn.Module) -> None:
         """w~ <- beta w~ + (1 - beta) w."""
         self._updates += 1
         if self._teacher is not None:

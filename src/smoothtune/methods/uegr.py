@@ -41,7 +41,7 @@ from torch import Tensor, nn
 from smoothtune.core import rng
 from smoothtune.core.architecture import trainable
 from smoothtune.core.dropout import DropoutKind, Rate
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.predictions import head_mean, heads
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Probability, Regularizer
@@ -49,7 +49,7 @@ from smoothtune.functional.adversarial import (
     ascend,
     diagnostics,
     gradient_at,
-    normalise,
+    normalize,
     project,
     unit,
 )
@@ -86,7 +86,7 @@ def squared_deviation(scores: Tensor) -> Tensor:
     return (scores - scores.mean(0)).square().sum(-1).mean(0)
 
 
-def ensemble_divergence(passes: Sequence[Pass]) -> Tensor:
+def ensemble_divergence(passes: Sequence[ForwardPass]) -> Tensor:
     """() divergence of several passes over one batch: a mean over heads and examples."""
     values = []
     for group in zip(*map(heads, passes), strict=True):
@@ -227,7 +227,7 @@ class UEGR(Regularizer):
 
     # --- forward stage -----------------------------------------------------------------------
 
-    def loss(self, clean: Pass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor | None:
         """The total: gamma L_adv + alpha L_JS + beta L."""
         if not clean.labeled:
             return None
@@ -247,7 +247,7 @@ class UEGR(Regularizer):
         total = total + self.alpha * apart
         return total + self.beta * _loss(clean) if self.beta else total
 
-    def _adversary(self, clean: Pass) -> Tensor:
+    def _adversary(self, clean: ForwardPass) -> Tensor:
         """(B, T, D) the attack."""
         point, pgd = self.attack_point, self.attack == "pgd"
         u = unit(clean, point, "l2", "example", self.eps_mode)
@@ -256,14 +256,14 @@ class UEGR(Regularizer):
         )
 
         def update(delta: Tensor, gradient: Tensor) -> Tensor:
-            step = length * u * normalise(gradient, "l2", "example")
+            step = length * u * normalize(gradient, "l2", "example")
             return project(delta + step, self.eps * u, "l2", "example")
 
         delta = clean.zeros(point)
         if pgd and self.random_start:
             noise = rng.normal_like(delta) * clean.mask[..., None]
             share = (rng.uniform_like(delta[:, :1, :1]) + 1) / 2
-            delta = share * self.eps * u * normalise(noise, "l2", "example")
+            delta = share * self.eps * u * normalize(noise, "l2", "example")
         elif self.attack_dropout == "model":  # the clean pass has the first gradient already
             gradient = gradient_at(clean, _loss(clean), point, keep_graph=True)
             delta, steps = update(delta, gradient), steps - 1
@@ -297,7 +297,7 @@ class UEGR(Regularizer):
 
     # --- backward stage ----------------------------------------------------------------------
 
-    def gradients(self, model: nn.Module) -> None:
+    def before_step(self, model: nn.Module) -> None:
         """Choose the weights to update, and mask the gradient or remember the weights."""
         since = self._step - self.start_step
         if self.keep == 1 or since < 0:
@@ -332,7 +332,7 @@ class UEGR(Regularizer):
         keep = (rng.uniform_like(salient) < 2 * probability - 1).to(salient.dtype)
         return keep if self.rescale == "never" else keep / probability
 
-    def updated(self, model: nn.Module) -> None:
+    def after_step(self, model: nn.Module) -> None:
         """Put masked weights back."""
         self._step += 1
         if self._divergences:
@@ -363,6 +363,6 @@ class UEGR(Regularizer):
         }
 
 
-def _loss(run: Pass) -> Tensor:
+def _loss(run: ForwardPass) -> Tensor:
     assert run.loss is not None
     return run.loss

@@ -25,10 +25,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core import rng
-from smoothtune.core.forward import Dropout, Pass
+from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
-from smoothtune.functional.adversarial import Scale, ascend, diagnostics, normalise, unit
+from smoothtune.functional.adversarial import Scale, ascend, diagnostics, normalize, unit
 from smoothtune.functional.divergences import divergence, kl
 
 DEFAULTS = {"relative": 0.02, "absolute": 8.0}
@@ -62,25 +62,25 @@ class VAT(Regularizer):
         """The one point where the perturbation enters."""
         return (self.layer,)
 
-    def loss(self, clean: Pass) -> Tensor:
+    def loss(self, clean: ForwardPass) -> Tensor:
         """KL(p || p(.|x + r)), also on batches without labels."""
         probe = self.xi * unit(clean, self.layer, "l2", "example", "relative")
         draws = rng.normal_like(clean.zeros(self.layer)) * clean.mask[..., None]
 
-        def target(run: Pass) -> Tensor:
+        def target(run: ForwardPass) -> Tensor:
             return divergence(clean, run, kl, detach_p=True)
 
         found, gradient = ascend(
             clean,
-            probe * normalise(draws, "l2", "example"),
+            probe * normalize(draws, "l2", "example"),
             target,
-            lambda _, g: probe * normalise(g, "l2", "example"),
+            lambda _, g: probe * normalize(g, "l2", "example"),
             point=self.layer,
             num_steps=self.num_steps,
             dropout=self.dropout,
         )
         radius = self._epsilon * unit(clean, self.layer, "l2", "example", self.scale)
-        r = radius * normalise(found, "l2", "example")
+        r = radius * normalize(found, "l2", "example")
         x = clean.embeddings(self.layer)
         self.diagnostics |= diagnostics(r, gradient, x, clean.mask)
         return target(clean.at(r, self.layer, dropout=self.dropout))

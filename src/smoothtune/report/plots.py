@@ -10,9 +10,9 @@ from typing import Any
 from smoothtune.errors import PlotsMissing
 from smoothtune.report.curves import Curve, Point
 
-# Okabe and Ito's colours, which colour-blind readers tell apart; without the yellow, which is too
-# light for lines. Lines differ in dashes and markers too, so the plot can be read without colours.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's colors, which color-blind readers tell apart; without the yellow, which is too
+# light for lines. Lines differ in dashes and markers too, so the plot can be read without colors.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 REFERENCE = "perfect"  # a line that belongs to no run
@@ -81,7 +81,7 @@ def _draw_lines(axes: Any, curves: Mapping[str, Curve]) -> int:
             _draw_line(
                 axes,
                 points,
-                COLOURS[style % len(COLOURS)],
+                COLORS[style % len(COLORS)],
                 DASHES[number % len(DASHES)],
                 MARKERS[style % len(MARKERS)],
                 " · ".join(parts) or line,
@@ -115,13 +115,13 @@ def _references(curves: Mapping[str, Curve]) -> list[list[Point]]:
 
 
 def _draw_line(
-    axes: Any, points: list[Point], colour: str, dashes: str, marker: str, label: str
+    axes: Any, points: list[Point], color: str, dashes: str, marker: str, label: str
 ) -> None:
     x, y = [point.x for point in points], [point.y for point in points]
     axes.plot(
         x,
         y,
-        color=colour,
+        color=color,
         linestyle=dashes,
         marker=marker if len(points) < MANY else None,
         markersize=4,
@@ -133,7 +133,7 @@ def _draw_line(
             [point.x for point in banded],
             [point.low for point in banded],
             [point.high for point in banded],
-            color=colour,
+            color=color,
             alpha=0.15,
             linewidth=0,
         )

@@ -209,7 +209,7 @@ def _gradient(
         objective.load_state_dict(state)
     objective(model, batch).backward()
     if not raw:
-        objective.gradients()
+        objective.before_step()
     flat = [
         torch.zeros_like(p).flatten() if p.grad is None else p.grad.flatten()
         for p in model.parameters()

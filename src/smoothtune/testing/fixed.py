@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from smoothtune.core import rng
-from smoothtune.core.forward import Pass
+from smoothtune.core.forward import ForwardPass
 from smoothtune.functional import divergences
 
 _ATTENTION = F.scaled_dot_product_attention
@@ -74,14 +74,14 @@ def all_in_float64() -> Iterator[None]:
 
 @contextmanager
 def frozen_perturbations(recorded: list[Any], *, replay: bool) -> Iterator[None]:
-    """Record perturbations of `Pass.at` and targets of divergences, or use those recorded again.
+    """Record perturbations of `ForwardPass.at` and targets of divergences, or use recorded ones.
 
     Methods treat them as constants although they depend on the weights; finite differences must do
     so too.
     """
-    original, stored = Pass.at, iter(recorded)
+    original, stored = ForwardPass.at, iter(recorded)
 
-    def at(self: Pass, delta: Any = None, *args: Any, **kwargs: Any) -> Pass:
+    def at(self: ForwardPass, delta: Any = None, *args: Any, **kwargs: Any) -> ForwardPass:
         if not replay:
             recorded.append(tree_map(_leaf, delta))
         delta = next(stored) if replay else delta
@@ -93,7 +93,10 @@ def frozen_perturbations(recorded: list[Any], *, replay: bool) -> Iterator[None]
         recorded.append(x.detach())
         return recorded[-1]
 
-    with mock.patch.object(Pass, "at", at), mock.patch.object(divergences, "constant", constant):
+    with (
+        mock.patch.object(ForwardPass, "at", at),
+        mock.patch.object(divergences, "constant", constant),
+    ):
         yield
 
 

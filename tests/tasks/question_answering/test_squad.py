@@ -31,7 +31,7 @@ def test_edge_cases(prediction, answer, exact, f1):
     assert token_f1(answer, prediction) == pytest.approx(f1)
 
 
-def test_normalisation():
+def test_normalization():
     assert normalize_answer("  An apple, a DAY & the doctor\n") == "apple day doctor"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from smoothtune.report.curves import Curve, Point, metric_label
-from smoothtune.report.plots import COLOURS, LINE, MARGIN, MARKERS, csv_text, draw, plot
+from smoothtune.report.plots import COLORS, LINE, MARGIN, MARKERS, csv_text, draw, plot
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import Records
 from smoothtune.study.report.comparison import Row, condition_of
@@ -81,13 +81,13 @@ def _distribution(rows: Sequence[Row]) -> Figure:
             scores,
             orientation="horizontal",
             showfliers=False,
-            medianprops={"color": COLOURS[1]},
+            medianprops={"color": COLORS[1]},
             tick_labels=list(groups),
         )
         draws = np.random.default_rng(0)
         for number, values in enumerate(scores, start=1):
             heights = number + draws.uniform(-0.15, 0.15, len(values))
-            axes.plot(values, heights, "o", color=COLOURS[0], markersize=4, alpha=0.7)
+            axes.plot(values, heights, "o", color=COLORS[0], markersize=4, alpha=0.7)
         axes.invert_yaxis()
         axes.set_xlabel(metric_label(rows[0].metric or ""))
 
@@ -112,8 +112,8 @@ def _differences(compared: Sequence[Mapping[str, Any]]) -> Figure:
     def paint(axes: Any) -> None:
         for number, (_, value, low, high) in enumerate(values):
             line = [POINTS * low, POINTS * high]
-            axes.plot(line, [number, number], color=COLOURS[0], linewidth=2)
-            axes.plot(POINTS * value, number, "o", color=COLOURS[0], markersize=6)
+            axes.plot(line, [number, number], color=COLORS[0], linewidth=2)
+            axes.plot(POINTS * value, number, "o", color=COLORS[0], markersize=6)
         axes.axvline(0, color="#888888", linewidth=1)
         axes.set_yticks(range(len(values)), [value[0] for value in values])
         axes.set_ylim(len(values) - 0.5, -0.5)
@@ -142,8 +142,8 @@ def _costs(rows: Sequence[Row]) -> Figure:
 
     def paint(axes: Any) -> None:
         for number, (name, seconds, score) in enumerate(values):
-            colour, marker = COLOURS[number % len(COLOURS)], MARKERS[number // len(COLOURS)]
-            axes.plot(seconds, score, marker, color=colour, linestyle="none", label=name)
+            color, marker = COLORS[number % len(COLORS)], MARKERS[number // len(COLORS)]
+            axes.plot(seconds, score, marker, color=color, linestyle="none", label=name)
         axes.set_xlabel("training time, seconds (median)")
         axes.set_ylabel(metric_label(rows[0].metric or ""))
         axes.set_xlim(left=0)

@@ -29,7 +29,7 @@ def exact_match(prediction: str, answer: str) -> float:
 
 
 def token_f1(prediction: str, answer: str) -> float:
-    """F1 of the bags of normalised words, 0 to 1.
+    """F1 of the bags of normalized words, 0 to 1.
 
     Where one of them has no words, as "no answer" or the answer "the", it is 1 if both have none,
     else 0, as in the script of SQuAD 2.0; that of 1.1, where no answer is empty, gives 0 for both.

@@ -1,7 +1,7 @@
-"""Noise inside the span of a token's nearest neighbours in the word-embedding space.
+"""Noise inside the span of a token's nearest neighbors in the word-embedding space.
 
 LNSR (TNNLS 2023), section III-B.2: epsilon = sum_j epsilon_j d_j with epsilon_j ~ N(0, 1), where
-d_j is the Gram-Schmidt basis of the differences x_j - x to the k nearest neighbours x_j of token x.
+d_j is the Gram-Schmidt basis of the differences x_j - x to the k nearest neighbors x_j of token x.
 
 The basis is never formed: with D the differences as columns and D'D = R'R (Cholesky),
 Gram-Schmidt's basis is D R^-1, so the noise is D (R^-1 z) for z ~ N(0, I): two small products per
@@ -43,8 +43,8 @@ def nearest(ids: Tensor, table: Tensor, k: int, chunk: int = 512) -> Tensor:
     return torch.cat(found) if found else ids.new_empty(0, k)
 
 
-class Neighbours:
-    """Nearest neighbours in an embedding table: found when first needed, kept on disk.
+class Neighbors:
+    """Nearest neighbors in an embedding table: found when first needed, kept on disk.
 
     The file is named by the hash of the table, so it serves every later run on the same model.
     """
@@ -56,10 +56,10 @@ class Neighbours:
             ValueError: the table has no k other rows.
         """
         if k >= len(table):
-            raise ValueError(f"k={k} neighbours need more than {k} tokens; there are {len(table)}")
+            raise ValueError(f"k={k} neighbors need more than {k} tokens; there are {len(table)}")
         self.table = table.detach().float().clone()
         digest = hashlib.sha256(self.table.cpu().numpy().tobytes()).hexdigest()
-        self.path = (folder or cache_folder()) / "neighbours" / f"{digest[:32]}-k{k}.safetensors"
+        self.path = (folder or cache_folder()) / "neighbors" / f"{digest[:32]}-k{k}.safetensors"
         if self.path.exists():
             self.ids = load_file(self.path)["ids"].to(table.device)
         else:
@@ -67,7 +67,7 @@ class Neighbours:
         self._unsaved = 0
 
     def of(self, ids: Tensor) -> Tensor:
-        """(..., k) neighbours of the tokens `ids` (...)."""
+        """(..., k) neighbors of the tokens `ids` (...)."""
         unknown = ids.unique()
         unknown = unknown[self.ids[unknown, 0] == UNKNOWN]
         if len(unknown):
@@ -90,19 +90,19 @@ class Neighbours:
         self._unsaved = 0
 
 
-def in_manifold(ids: Tensor, table: Tensor, neighbours: Neighbours, normalize: bool) -> Tensor:
-    """(B, T, D) draws in the span of x_j - x over the neighbours j of every token.
+def in_manifold(ids: Tensor, table: Tensor, neighbors: Neighbors, normalize: bool) -> Tensor:
+    """(B, T, D) draws in the span of x_j - x over the neighbors j of every token.
 
     Args:
         ids: (B, T) token ids.
         table: (V, D) the embedding matrix as it is now.
-        neighbours: which rows are neighbours.
+        neighbors: which rows are neighbors.
         normalize: basis vectors of length 1, so that the draw is isotropic in the span; otherwise
-            orthogonal only, as printed, which favours near neighbours' directions by their length.
+            orthogonal only, as printed, which favors near neighbors' directions by their length.
     """
     tokens, where = ids.unique(return_inverse=True)
     wide = table.detach().to(torch.promote_types(table.dtype, torch.float32))
-    differences = wide[neighbours.of(tokens)] - wide[tokens][:, None]  # (U, k, D)
+    differences = wide[neighbors.of(tokens)] - wide[tokens][:, None]  # (U, k, D)
     gram = differences @ differences.mT
     jitter = 1e-6 * gram.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)
     identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
@@ -112,6 +112,6 @@ def in_manifold(ids: Tensor, table: Tensor, neighbours: Neighbours, normalize: b
         z = z * lower.diagonal(dim1=-2, dim2=-1)[..., None]
     y = torch.linalg.solve_triangular(lower.mT, z, upper=True).flatten(0, 1).squeeze(-1)
     # sum_j y_j (x_j - x), without a (B, T, k, D) tensor
-    bags = neighbours.of(ids).flatten(0, 1)  # (B T, k)
+    bags = neighbors.of(ids).flatten(0, 1)  # (B T, k)
     mixed = F.embedding_bag(bags, wide, per_sample_weights=y, mode="sum")
     return (mixed - y.sum(1, keepdim=True) * wide[ids.flatten()]).unflatten(0, ids.shape)

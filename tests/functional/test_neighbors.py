@@ -1,10 +1,10 @@
-"""Neighbours and noise in their span."""
+"""Neighbors and noise in their span."""
 
 import pytest
 import torch
 
 from helpers.conformance import fed
-from smoothtune.functional.neighbours import Neighbours, in_manifold, nearest
+from smoothtune.functional.neighbors import Neighbors, in_manifold, nearest
 
 
 def brute_force(table, token, k):
@@ -12,13 +12,13 @@ def brute_force(table, token, k):
     return [j for d, j in sorted(distance) if d > 0][:k]
 
 
-def test_neighbours_equal_brute_force():
+def test_neighbors_equal_brute_force():
     table = torch.randn(60, 7)
     found = nearest(torch.arange(60), table, 4, chunk=13)
     assert found.tolist() == [brute_force(table.double(), i, 4) for i in range(60)]
 
 
-def test_duplicates_and_the_token_itself_are_no_neighbours():
+def test_duplicates_and_the_token_itself_are_no_neighbors():
     table = torch.randn(20, 5)
     table[7] = table[3]
     found = nearest(torch.tensor([3, 7]), table, 5)
@@ -29,22 +29,22 @@ def test_duplicates_and_the_token_itself_are_no_neighbours():
 @pytest.mark.parametrize("normalize", [True, False])
 def test_noise_lies_in_the_span_and_equals_gram_schmidt(tmp_path, normalize):
     table = torch.randn(30, 12, dtype=torch.float64)
-    neighbours = Neighbours(table, 4, tmp_path)
+    neighbors = Neighbors(table, 4, tmp_path)
     ids = torch.tensor([[3, 9, 3], [0, 1, 2]])
     z = torch.randn(2, 3, 4, dtype=torch.float64)
     with fed(z):
-        noise = in_manifold(ids, table, neighbours, normalize)
+        noise = in_manifold(ids, table, neighbors, normalize)
     for i in range(2):
         for t in range(3):
             basis = []
-            for j in neighbours.of(ids[i, t]).tolist():  # classical Gram-Schmidt
+            for j in neighbors.of(ids[i, t]).tolist():  # classical Gram-Schmidt
                 d = table[j] - table[ids[i, t]]
                 for b in basis:
                     d = d - (d @ b) / (b @ b) * b
                 basis.append(d / d.norm() if normalize else d)
             expected = sum(e * b for e, b in zip(z[i, t], basis, strict=True))
             torch.testing.assert_close(noise[i, t], expected, rtol=1e-4, atol=1e-5)
-            space = torch.stack([table[j] - table[ids[i, t]] for j in neighbours.of(ids[i, t])]).T
+            space = torch.stack([table[j] - table[ids[i, t]] for j in neighbors.of(ids[i, t])]).T
             fit = space @ torch.linalg.lstsq(space, noise[i, t, :, None]).solution
             assert (noise[i, t] - fit[:, 0]).norm() < 1e-6 * noise[i, t].norm()
 
@@ -52,36 +52,36 @@ def test_noise_lies_in_the_span_and_equals_gram_schmidt(tmp_path, normalize):
 def test_orthonormal_noise_is_isotropic_in_the_span(tmp_path):
     torch.manual_seed(0)
     table = torch.randn(30, 12, dtype=torch.float64)
-    neighbours = Neighbours(table, 4, tmp_path)
-    noise = in_manifold(torch.full((1, 40000), 5), table, neighbours, True)[0]
+    neighbors = Neighbors(table, 4, tmp_path)
+    noise = in_manifold(torch.full((1, 40000), 5), table, neighbors, True)[0]
     spectrum = torch.linalg.svdvals(noise) / 40000**0.5
     torch.testing.assert_close(spectrum[:4], torch.ones(4).double(), rtol=0.03, atol=0)
     assert spectrum[4] < 1e-6
 
 
-def test_found_neighbours_are_kept_on_disk(tmp_path, monkeypatch):
+def test_found_neighbors_are_kept_on_disk(tmp_path, monkeypatch):
     table = torch.randn(50, 6)
-    first = Neighbours(table, 3, tmp_path)
+    first = Neighbors(table, 3, tmp_path)
     expected = first.of(torch.tensor([4, 8]))
     first.save()
     monkeypatch.setattr(
-        "smoothtune.functional.neighbours.nearest", None
+        "smoothtune.functional.neighbors.nearest", None
     )  # nothing is left to look up
-    again = Neighbours(table.clone(), 3, tmp_path)
+    again = Neighbors(table.clone(), 3, tmp_path)
     assert torch.equal(again.of(torch.tensor([4, 8])), expected)
-    changed = Neighbours(table + 1e-3, 3, tmp_path)
+    changed = Neighbors(table + 1e-3, 3, tmp_path)
     with pytest.raises(TypeError):
         changed.of(torch.tensor([4]))
 
 
-def test_later_changes_of_the_table_do_not_move_neighbours(tmp_path):
+def test_later_changes_of_the_table_do_not_move_neighbors(tmp_path):
     table = torch.randn(20, 4)
-    neighbours = Neighbours(table, 3, tmp_path)
+    neighbors = Neighbors(table, 3, tmp_path)
     before = nearest(torch.tensor([2]), table, 3)
     table.add_(torch.randn_like(table))
-    assert torch.equal(neighbours.of(torch.tensor([2])), before)
+    assert torch.equal(neighbors.of(torch.tensor([2])), before)
 
 
-def test_more_neighbours_than_tokens_are_refused(tmp_path):
+def test_more_neighbors_than_tokens_are_refused(tmp_path):
     with pytest.raises(ValueError, match="more than 5 tokens"):
-        Neighbours(torch.randn(5, 3), 5, tmp_path)
+        Neighbors(torch.randn(5, 3), 5, tmp_path)
