@@ -24,7 +24,7 @@ Departures:
       own. z_l is the output of a block: before the final norm of decoders, where the code's last
       layer is after it.
     * Tasks without a pooled token (extractive QA) take one random real token (RECONSTRUCTED).
-    * Dual mode (penalty alone on unlabeled text): `batches="unlabeled"`, batches without labels.
+    * Dual mode, the penalty alone on unlabeled text: `batches="unlabeled"`, rows without labels.
     * Regression and classification are alike: the penalty does not look at the head.
 """
 
