@@ -40,7 +40,8 @@ with tempfile.TemporaryDirectory() as folder:
             use_cpu=True,
         ),
         # The penalty on unlabeled batches, the task loss on labeled ones. batches="both", which is
-        # the default, takes the penalty on both kinds. c, its strength, is the learning rate unless given.
+        # the default, takes the penalty on both kinds. c is its strength, the learning rate unless
+        # given.
         regularizers=[JacHess(batches="unlabeled", c=1e-5)],
         train_dataset=labeled,
         unlabeled_dataset=unlabeled,
