@@ -29,9 +29,10 @@ test-slow: $(STAMP) ## Run the tests that take minutes or need the real MiniLM
 
 check: lint types test examples ## All that a change must pass: style, types, tests, examples
 
-lint: $(STAMP) ## Check style and formatting
+lint: $(STAMP) ## Check style, formatting and which folder imports which
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
 
 types: $(STAMP) ## Check the types
 	$(BIN)/mypy
