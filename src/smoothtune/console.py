@@ -1,4 +1,4 @@
-"""What is printed: progress of long parts, and the quiet of libraries."""
+"""What is printed: lines, the progress of long parts, and the quiet of libraries."""
 
 from __future__ import annotations
 
@@ -8,27 +8,36 @@ from contextlib import contextmanager
 
 import datasets
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as RichProgress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers.utils import logging
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
+def say(console: Console, text: str) -> None:
+    """Print one plain line: no markup, no colors, no wrapping outside a terminal."""
+    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar that counts and tells the time left, shown in a terminal only."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
 class Bar:
-    """A bar in a terminal; elsewhere a line every ten seconds at most."""
+    """Progress in batches: a bar in a terminal, elsewhere a line every ten seconds at most."""
 
     def __init__(self, console: Console) -> None:
         self.console, self.part = console, ""
-        self.bar = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
+        self.bar = progress_bar(console)
         self.title, self.total, self.done = "", 0, 0
         self.began = self.said = time.monotonic()
 
@@ -81,23 +90,13 @@ def progress_bars(*, shown: bool) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Keep progress bars of transformers and datasets, and warnings, off the terminal."""
-    import datasets
-
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    of_datasets = datasets.are_progress_bars_disabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
-    datasets.disable_progress_bars()
     try:
-        yield
+        with progress_bars(shown=False):
+            yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:
             logging.enable_progress_bar()
-        if not of_datasets:
-            datasets.enable_progress_bars()
-
-
-def say(console: Console, text: str) -> None:
-    """Print one plain line: no markup, no colors, no wrapping outside a terminal."""
-    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)

@@ -1,58 +1,10 @@
-"""Every error a user can meet, and the words they share."""
+"""Every error a user can meet, and the sentences they share."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
-from typing import NamedTuple
-
-
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """``unknown method 'lsnr'; did you mean 'lnsr'? Known: ...``."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else "."
-    return f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}"
-
-
-class DataError(ValueError):
-    """Data that cannot be trained on; the message lists what is wrong, one problem per line."""
-
-
-class PlotsMissing(ImportError):
-    """Matplotlib is not installed."""
-
-
-class ConfigError(ValueError):
-    """A configuration that cannot be used; ``problems`` holds everything that is wrong with it."""
-
-    def __init__(self, problems: list[Problem]) -> None:
-        super().__init__("\n".join(map(str, problems)))
-        self.problems = problems
-
-
-class LoraError(ConfigError):
-    """Adapters that cannot be made or read; the message says what to do."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__([Problem("", "lora", message)])
-
-
-class ModelError(ValueError):
-    """A model that cannot be loaded; the message says why and what to do."""
-
-
-class NonFiniteLoss(FloatingPointError):
-    """A term of the objective is NaN or infinite; nothing has been updated with it."""
-
-
-class OutputError(ValueError):
-    """An output folder that this run must not write; the message says how to go on."""
-
-
-class Stopped(Exception):
-    """The run was stopped by a signal and left a checkpoint."""
-
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 Location = tuple[str | int, ...]
 
@@ -70,7 +22,63 @@ class Problem(NamedTuple):
         return ": ".join(part for part in self if part)
 
 
+class ConfigError(ValueError):
+    """A configuration that cannot be used; ``problems`` holds everything that is wrong with it."""
+
+    def __init__(self, problems: list[Problem]) -> None:
+        super().__init__("\n".join(map(str, problems)))
+        self.problems = problems
+
+
+class LoraError(ConfigError):
+    """Adapters that cannot be made or read; the message says what to do."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__([Problem("", "lora", message)])
+
+
+class DataError(ValueError):
+    """Data that cannot be trained on; the message lists what is wrong, one problem per line."""
+
+
+class ModelError(ValueError):
+    """A model that cannot be loaded; the message says why and what to do."""
+
+
+class OutputError(ValueError):
+    """An output folder that this run must not write; the message says how to go on."""
+
+
+class PlotsMissing(ImportError):
+    """Matplotlib is not installed."""
+
+
+class NonFiniteLoss(FloatingPointError):
+    """A term of the objective is NaN or infinite; nothing has been updated with it."""
+
+
+class Stopped(Exception):
+    """The run was stopped by a signal and left a checkpoint."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> str:
+    """``unknown method 'lsnr'; did you mean 'lnsr'? Known: ...``."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}"
+
+
 def dotted(location: Location) -> str:
     """``("methods", "lnsr", "layers", 0)`` as ``methods.lnsr.layers[0]``."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
     return text.removeprefix(".")
+
+
+def changed_fields(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """The fields of `here` that a record has otherwise, as ``seed 1, here 2``; empty if none."""
+    return "; ".join(
+        f"{name} {there.get(name)!r}, here {value!r}"
+        for name, value in here.items()
+        if there.get(name) != value
+    )

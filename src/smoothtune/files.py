@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
@@ -15,19 +15,6 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from smoothtune.errors import OutputError
-
-
-def cache_folder() -> Path:
-    """Where neighbor tables are kept: SMOOTHTUNE_CACHE, else smoothtune in the user's cache."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("SMOOTHTUNE_CACHE") or Path(base) / "smoothtune")
-
-
-def sha256(path: Path) -> str:
-    """Hexadecimal sha256 of a file."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
 
 RESULT = "result.json"
 LOCK = ".lock"
@@ -55,11 +42,21 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 
 
-def versions() -> dict[str, str]:
-    """Versions of what decides a result."""
-    packages = ("smoothtune", "torch", "transformers", "datasets", "numpy")
-    found = {name: version(name) for name in packages}
-    return {"python": platform.python_version(), "platform": platform.platform()} | found
+def read_json(path: Path) -> dict[str, Any] | None:
+    """Read a JSON object; None without the file.
+
+    Raises:
+        OutputError: the file is damaged, or holds something else.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        raise OutputError(f"{path} cannot be read: {error}; choose another output_dir") from error
+    if not isinstance(value, dict):
+        raise OutputError(f"{path} holds no JSON object; choose another output_dir")
+    return value
 
 
 @contextmanager
@@ -82,3 +79,54 @@ def owned(folder: Path) -> Iterator[Path]:
     finally:
         lock.release()
         (folder / LOCK).unlink(missing_ok=True)
+
+
+def is_owned(folder: Path) -> bool:
+    """True while a process is within `owned` of this folder."""
+    if not (folder / LOCK).exists():
+        return False
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        return True
+    lock.release()
+    return False
+
+
+def refuse_other_files(folder: Path, missing: str, ours: Collection[str] = ()) -> None:
+    """Refuse to write into a folder of something else.
+
+    Args:
+        folder: an owned folder.
+        missing: what would have made its files ours, for the message.
+        ours: names of files that may be there.
+
+    Raises:
+        OutputError: it holds other files.
+    """
+    others = sorted({path.name for path in folder.iterdir()} - {LOCK, *ours})
+    if others:
+        raise OutputError(
+            f"{folder} holds other files ({', '.join(others[:5])}) and no {missing}; "
+            "choose another output_dir"
+        )
+
+
+def sha256(path: Path) -> str:
+    """Hexadecimal sha256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def versions() -> dict[str, str]:
+    """Versions of what decides a result."""
+    packages = ("smoothtune", "torch", "transformers", "datasets", "numpy")
+    installed = {name: version(name) for name in packages}
+    return {"python": platform.python_version(), "platform": platform.platform()} | installed
+
+
+def cache_folder() -> Path:
+    """Where neighbor tables are kept: SMOOTHTUNE_CACHE, else smoothtune in the user's cache."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(os.environ.get("SMOOTHTUNE_CACHE") or Path(base) / "smoothtune")

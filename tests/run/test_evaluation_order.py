@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 from datasets import Dataset
 
-from smoothtune.run.train import _evaluate
+from smoothtune.run.trainer import evaluate
 from smoothtune.tasks.presets import TASKS
 
 
@@ -17,7 +17,7 @@ def test_predictions_come_back_in_the_order_of_the_rows():
         seen.extend(given["length"][:])
         return SimpleNamespace(predictions=np.eye(2)[given["labels"][:]])
 
-    metrics, logits = _evaluate(SimpleNamespace(predict=predict), TASKS["sst2"], rows)
+    metrics, logits = evaluate(SimpleNamespace(predict=predict), TASKS["sst2"], rows)
     assert seen == sorted(lengths)
     assert metrics["accuracy"] == 1
     np.testing.assert_array_equal(logits, np.eye(2)[labels])

@@ -2,9 +2,7 @@
 
 from smoothtune.evaluation.calibration import (
     Reliability,
-    brier,
     fit_temperature,
-    nll,
     reliability,
     split_for_temperature,
 )
@@ -25,6 +23,7 @@ from smoothtune.evaluation.settings import Settings
 from smoothtune.evaluation.smoothness import derivative_norms, noise_attenuation, noise_spectrum
 from smoothtune.report.curves import Curve, Point, area
 from smoothtune.report.plots import draw
+from smoothtune.tasks.metrics import brier, nll
 from smoothtune.tasks.question_answering.squad import (
     exact_match,
     normalize_answer,

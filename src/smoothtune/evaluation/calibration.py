@@ -16,33 +16,16 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
-from scipy.special import log_softmax, softmax
+from scipy.special import softmax
 from scipy.stats import binomtest
-from sklearn.metrics import brier_score_loss
 from sklearn.model_selection import train_test_split
 
 from smoothtune.report.curves import Curve, Point
+from smoothtune.tasks.metrics import brier, nll
 
 Bins = Literal["width", "mass"]
 
 LARGEST_LOG_TEMPERATURE = 5.0
-
-
-def brier(logits: ArrayLike, labels: ArrayLike) -> float:
-    """Mean over examples of sum_c (1[y = c] - p_c)^2, as Brier (1950) defined it, 0 to 2.
-
-    For two classes this is twice the number that is usual there.
-    """
-    probabilities = softmax(np.asarray(logits, np.float64), axis=1)
-    classes = np.arange(probabilities.shape[1])
-    return float(brier_score_loss(labels, probabilities, labels=classes, scale_by_half=False))
-
-
-def nll(logits: ArrayLike, labels: ArrayLike) -> float:
-    """Mean negative log-likelihood in nats, from 0."""
-    gold = np.asarray(labels)
-    likelihoods = log_softmax(np.asarray(logits, np.float64), axis=1)[range(len(gold)), gold]
-    return abs(float(likelihoods.mean()))  # abs: never -0.0
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,18 @@ import numpy as np
 from rich.console import Console
 
 from smoothtune.console import Bar, quiet, say
-from smoothtune.errors import OutputError, PlotsMissing
+from smoothtune.errors import OutputError, PlotsMissing, changed_fields
 from smoothtune.evaluation.parts import PART, Found, Subject, further_data, other_data
 from smoothtune.evaluation.predictor import load_predictor
 from smoothtune.evaluation.settings import Settings, resolve, task_of, training_record
-from smoothtune.files import LOCK, owned, versions, write_atomic, write_json
+from smoothtune.files import (
+    owned,
+    read_json,
+    refuse_other_files,
+    versions,
+    write_atomic,
+    write_json,
+)
 from smoothtune.models.load import load_base, weights_fingerprint
 from smoothtune.report.plots import draw
 from smoothtune.tasks.prepare import prepare
@@ -206,15 +213,9 @@ def read_evaluation(folder: Path) -> dict[str, Any] | None:
     Raises:
         OutputError: the file is damaged, or is something else.
     """
-    path = folder / EVALUATION
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        raise OutputError(f"{path} cannot be read: {error}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("parts"), dict):
-        raise OutputError(f"{path} is no evaluation of smoothtune")
+    content = read_json(folder / EVALUATION)
+    if content is not None and not isinstance(content.get("parts"), dict):
+        raise OutputError(f"{folder / EVALUATION} is no evaluation of smoothtune")
     return content
 
 
@@ -234,24 +235,13 @@ def _kept(folder: Path, settings: Settings) -> dict[str, Any] | None:
     if settings.overwrite_output_dir and content is not None:
         _remove(folder, content)
         return None
-    others = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
     if content is None:
-        if others:
-            raise OutputError(
-                f"{folder} holds other files ({', '.join(others[:5])}) and no evaluation; "
-                "choose another output_dir"
-            )
+        refuse_other_files(folder, "evaluation")
         return None
     here = json.loads(json.dumps(settings.identity()))
-    there = content["settings"]
-    different = [
-        f"{name} {there.get(name)!r}, here {value!r}"
-        for name, value in here.items()
-        if there.get(name) != value
-    ]
-    if different:
+    if changed := changed_fields(content["settings"], here):
         raise OutputError(
-            f"{folder} holds another evaluation ({'; '.join(different)}); choose another "
+            f"{folder} holds another evaluation ({changed}); choose another "
             "output_dir or replace it with --overwrite-output-dir"
         )
     return content

@@ -1,8 +1,9 @@
-"""src/smoothtune/report/page.py."""
+"""Pages from templates, with tables, plots and sentences."""
 
 from __future__ import annotations
 
 import html
+import json
 import re
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -44,7 +45,7 @@ def render(template: str, content: dict[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["text"] = markdown_text
+    environment.filters |= {"text": markdown_text, "json": json.dumps, "value": markdown_value}
     return environment.get_template(template).render(content)
 
 
@@ -52,6 +53,11 @@ def markdown_text(value: object) -> str:
     """One line of text without any meaning to Markdown or HTML."""
     line = html.escape(" ".join(str(value).split()), quote=False)
     return re.sub(r"([\\`*_{}\[\]|#!~$])", r"\\\1", line)
+
+
+def markdown_value(value: object) -> str:
+    """`markdown_text`, of a float to four decimals."""
+    return f"{value:.4f}" if isinstance(value, float) else markdown_text(value)
 
 
 Verdict = Literal["good", "fragile", "cost", "note"]

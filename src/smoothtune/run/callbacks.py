@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import signal
-import time
 from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
-from smoothtune.console import say
+from smoothtune.console import progress_bar, say
 
 QUIET = {"epoch", "step", "total_flos", "train_runtime", "train_samples_per_second"}
 QUIET |= {"train_steps_per_second", "train_loss"}
@@ -23,22 +21,12 @@ class ProgressCallback(TrainerCallback):
 
     def __init__(self, console: Console, title: str, *, log_losses: bool = True) -> None:
         self.console, self.title, self.log_losses = console, title, log_losses
-        self.bar = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-        self.start = 0.0
+        self.bar = progress_bar(console)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Open the bar."""
-        self.start = time.perf_counter()
         self.row = self.bar.add_task(self.title, total=state.max_steps, completed=state.global_step)
         self.bar.start()
 
@@ -79,37 +67,36 @@ class ProgressCallback(TrainerCallback):
         self.bar.stop()
 
 
-class StopOnSignal(TrainerCallback):
-    """After SIGINT or SIGTERM: finish the step, write a checkpoint, stop.
-
-    A context manager; a second signal does what it always did.
-    """
+class Signals:
+    """Remembers SIGINT and SIGTERM within a ``with``; a second one does what it always did."""
 
     received: int | None = None
     """The signal, once one came."""
 
-    def __enter__(self) -> StopOnSignal:
-        self.previous = {
-            number: signal.signal(number, self._receive)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
+    def __enter__(self) -> Signals:
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        self.previous = {number: signal.signal(number, self._receive) for number in numbers}
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._restore()
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.received = number
-        self._restore()
+        self.__exit__()
 
-    def _restore(self) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
+
+class StopOnSignal(TrainerCallback):
+    """After a signal: finish the step, write a checkpoint, stop."""
+
+    def __init__(self, signals: Signals) -> None:
+        self.signals = signals
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
         """Ask the loop for a checkpoint and the end."""
-        if self.received is not None:
+        if self.signals.received is not None:
             control.should_save = True
             control.should_training_stop = True

@@ -1,4 +1,4 @@
-"""What a run needs before its first step: data, model and task, checked and reported."""
+"""What a run needs before its first step: task, data and model, checked and reported."""
 
 from __future__ import annotations
 
@@ -19,17 +19,14 @@ from smoothtune.tasks.prepare import Prepared, prepare, prepare_unlabeled
 from smoothtune.tasks.presets import described
 
 
-@dataclass
-class Loaded:
-    """What is loaded and checked before the first step."""
+@dataclass(frozen=True)
+class Inputs:
+    """What a run reads."""
 
-    config: RunConfig
+    base: Base
     prepared: Prepared
     unlabeled: tuple[Dataset, str] | None
     """Rows and their fingerprint."""
-    base: Base
-    model: PreTrainedModel
-    console: Console
 
     @property
     def task(self) -> Task:
@@ -56,8 +53,8 @@ def task_of(config: RunConfig) -> Task:
         raise ConfigError([Problem("", "text_columns", str(error))]) from error
 
 
-def load(config: RunConfig, console: Console) -> Loaded:
-    """Load data and model, and print what was checked.
+def read_inputs(config: RunConfig, console: Console) -> Inputs:
+    """Read and check the data, and open the base model; prints what was found.
 
     Raises:
         ConfigError: the columns do not describe a task.
@@ -95,16 +92,27 @@ def load(config: RunConfig, console: Console) -> Loaded:
         say(console, str(prepared.report))
     if unlabeled is not None:
         say(console, f"unlabeled: {len(unlabeled[0])} rows of {config.unlabeled}")
-    model, new_weights = load_classifier(base, prepared.task, seed=config.seed)
+    return Inputs(base, prepared, unlabeled)
+
+
+def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTrainedModel:
+    """The base model with the task's head and, if asked for, adapters; prints its size.
+
+    Raises:
+        LoraError: adapters do not fit the model.
+        ModelError: the weights cannot be loaded.
+    """
+    task = inputs.task
+    model, new_weights = load_classifier(inputs.base, task, seed=config.seed)
     size = sum(weight.numel() for weight in model.parameters())
     new = ", ".join(new_weights) or "none"
     say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")
-    if prepared.task.regression and config.regression_bias == "mean":
-        scores = prepared.train["labels"][:]
+    if task.regression and config.regression_bias == "mean":
+        scores = inputs.prepared.train["labels"][:]
         if start_at_mean(model, new_weights, scores):
             say(console, f"the new head starts at the mean score, {statistics.fmean(scores):.4g}")
     if config.lora is not None:
-        model = add_lora(model, config.lora, prepared.task.task_type, new_weights, seed=config.seed)
+        model = add_lora(model, config.lora, task.task_type, new_weights, seed=config.seed)
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
         say(console, f"lora: {trained} of the model's weights are trained")
-    return Loaded(config, prepared, unlabeled, base, model, console)
+    return model

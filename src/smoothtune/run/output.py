@@ -7,7 +7,6 @@ with ``result.json`` is complete.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -16,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from smoothtune.config.run import RunConfig
-from smoothtune.errors import OutputError
-from smoothtune.files import LOCK, RESULT, owned, write_json
+from smoothtune.errors import OutputError, changed_fields
+from smoothtune.files import RESULT, owned, read_json, refuse_other_files, write_json
 
 STARTED = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -26,8 +25,8 @@ STAGING = ".unfinished"
 
 def finished_result(config: RunConfig) -> dict[str, Any] | None:
     """The result of this very run, if it is done and not to be replaced."""
-    result = _read(Path(config.output_dir) / RESULT)
-    if result is None or config.overwrite_output_dir or differences(result, config):
+    result = read_json(Path(config.output_dir) / RESULT)
+    if result is None or config.overwrite_output_dir or _changed(result, config):
         return None
     return result
 
@@ -57,9 +56,9 @@ def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """The checkpoint of the latest step in an output folder."""
-    found = [path for path in folder.glob(f"{CHECKPOINTS}/checkpoint-*/trainer_state.json")]
-    steps = [path.parent for path in found if path.parent.name.split("-")[-1].isdecimal()]
-    return max(steps, key=lambda path: int(path.name.split("-")[-1]), default=None)
+    whole = [path.parent for path in folder.glob(f"{CHECKPOINTS}/checkpoint-*/trainer_state.json")]
+    steps = {int(number): path for path in whole if (number := path.name.split("-")[1]).isdecimal()}
+    return steps[max(steps)] if steps else None
 
 
 def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> None:
@@ -72,7 +71,7 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
     """
     staging = folder / STAGING
     names = sorted(path.name for path in staging.iterdir())
-    replaced = _read(folder / RESULT) or {}
+    replaced = read_json(folder / RESULT) or {}
     (folder / RESULT).unlink(missing_ok=True)
     for name in set(replaced.get("files", [])) - set(names):
         (folder / Path(name).name).unlink(missing_ok=True)
@@ -87,26 +86,10 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
 
 
-def differences(record: Mapping[str, Any], config: RunConfig) -> list[str]:
-    """Fields in which a recorded run differs from a configuration, as ``seed 1, here 2``."""
-    there, here = dict(record.get("config", {})), config.identity()
-    there["versions of methods"] = record.get("method_versions")
-    here["versions of methods"] = config.method_versions()
-    return [
-        f"{key} {there.get(key)!r}, here {value!r}"
-        for key, value in here.items()
-        if there.get(key) != value
-    ]
-
-
 def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
-    record = _read(folder / RESULT) or _read(folder / STARTED)
-    others = sorted(path.name for path in folder.iterdir() if path.name != LOCK)
-    if record is None and others:
-        raise OutputError(
-            f"{folder} holds other files ({', '.join(others[:5])}) and no run of smoothtune; "
-            "choose another output_dir"
-        )
+    record = read_json(folder / RESULT) or read_json(folder / STARTED)
+    if record is None:
+        refuse_other_files(folder, "run of smoothtune")
     shutil.rmtree(folder / STAGING, ignore_errors=True)
     if config.overwrite_output_dir and not resume:
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
@@ -116,9 +99,9 @@ def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
         raise OutputError(f"{folder} holds no checkpoint to resume from")
     if not checkpoint and not (folder / RESULT).exists():
         return  # a run that failed early left nothing to lose
-    if record and (different := differences(record, config)):
+    if record and (changed := _changed(record, config)):
         raise OutputError(
-            f"{folder} holds a different run ({'; '.join(different)}); choose another output_dir "
+            f"{folder} holds a different run ({changed}); choose another output_dir "
             "or replace that run with overwrite_output_dir"
         )
     if checkpoint and not resume:
@@ -128,14 +111,8 @@ def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
         )
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """A JSON record of ours; None without the file."""
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (ValueError, OSError) as error:
-        raise OutputError(f"{path} cannot be read: {error}; choose another output_dir") from error
-    if not isinstance(record, dict):
-        raise OutputError(f"{path} is no record of a run; choose another output_dir")
-    return record
+def _changed(record: Mapping[str, Any], config: RunConfig) -> str:
+    """Fields in which a recorded run differs from a configuration; empty if it is this run."""
+    there = dict(record.get("config", {})) | {"versions of methods": record.get("method_versions")}
+    here = config.identity() | {"versions of methods": config.method_versions()}
+    return changed_fields(there, here)

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 from smoothtune.config.run import RunConfig
-from smoothtune.files import write_json
+from smoothtune.errors import OutputError
+from smoothtune.files import read_json, write_json
 
-CELLS, FAILURES, LOG = "cells", "failures", "log.jsonl"
+STUDY, CELLS, FAILURES, LOG = "study.json", "cells", "failures", "log.jsonl"
 
 Status = Literal["done", "nan", "killed", "out of memory", "error"]
 """How a run ended. "done" and "nan" are results and stay; the others are tried again."""
@@ -159,10 +160,6 @@ class Records:
 def _read(path: Path) -> dict[str, Any] | None:
     """A JSON object; None for a file that is missing or damaged."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path)
+    except OutputError:
         return None
-    return value if isinstance(value, dict) else None
-
-
-STUDY = "study.json"

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import shutil
-import signal
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from rich.console import Console
 
 from smoothtune.console import say
-from smoothtune.errors import OutputError, Stopped
-from smoothtune.files import LOCK, owned, versions, write_json
+from smoothtune.errors import Stopped
+from smoothtune.files import owned, refuse_other_files, versions, write_json
+from smoothtune.run.callbacks import Signals
 from smoothtune.study.config import Study
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.plan import SELECTION, Choice, Key, Plan
@@ -61,7 +60,7 @@ def run_study(
     from smoothtune.study.report.page import write_study_report
 
     console = console or Console()
-    with _claimed(Path(output_dir)) as folder, _Signals() as signals:
+    with _claimed(Path(output_dir)) as folder, Signals() as signals:
         plan, records = Plan(study, folder), Records(folder)
         shutil.rmtree(folder / WORK, ignore_errors=True)
         say(console, f"{study.name}: reading data and weights")
@@ -100,7 +99,7 @@ def _execute(
     pool: Pool,
     records: Records,
     console: Console,
-    signals: _Signals,
+    signals: Signals,
 ) -> None:
     """Run cells until all have ended, or a signal comes."""
     waiting, attempts = deque(missing), dict.fromkeys((cell.id for cell in missing), 0)
@@ -175,33 +174,10 @@ def _tell_ignored(console: Console, folder: Path, plan: Plan, cells: list[Cell])
         say(console, f"{len(others)} finished cells are not in this study any more: left alone")
 
 
-class _Signals:
-    """Remembers SIGINT and SIGTERM within a ``with``; a second one does what it always did."""
-
-    received: int | None = None
-
-    def __enter__(self) -> _Signals:
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        self.previous = {number: signal.signal(number, self._receive) for number in numbers}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
-        self.__exit__()
-
-
 @contextmanager
 def _claimed(folder: Path) -> Iterator[Path]:
     """Own a study's folder."""
     with owned(folder):
-        others = {path.name for path in folder.iterdir()} - {LOCK, WORK, SELECTION}
-        if others and not {STUDY, CELLS} & others:
-            raise OutputError(
-                f"{folder} holds other files ({', '.join(sorted(others)[:5])}) and no study; "
-                "choose another output_dir"
-            )
+        if not ((folder / STUDY).exists() or (folder / CELLS).exists()):
+            refuse_other_files(folder, "study", (WORK, SELECTION))
         yield folder

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from filelock import FileLock, Timeout
 from rich.console import Console, Group
 from rich.live import Live as RichLive
 from rich.table import Table
@@ -18,11 +16,11 @@ from rich.text import Text
 
 from smoothtune.console import say
 from smoothtune.errors import DataError, ModelError, OutputError
-from smoothtune.files import LOCK
+from smoothtune.files import is_owned, read_json
 from smoothtune.study.config import Study
 from smoothtune.study.plan import Plan
 from smoothtune.study.pool import Ended, default_jobs
-from smoothtune.study.records import CELLS, STUDY, Cell, Records
+from smoothtune.study.records import STUDY, Cell, Records
 
 REFRESH_SECONDS = 1.0
 
@@ -123,16 +121,13 @@ def show_status(folder: Path, console: Console) -> dict[str, int]:
     Raises:
         OutputError: there is no study.
     """
-    try:
-        study: dict[str, Any] = json.loads((folder / STUDY).read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise OutputError(f"{folder} holds no study: {error}") from error
+    study = read_json(folder / STUDY)
+    if study is None:
+        raise OutputError(f"{folder} holds no study")
     records = Records(folder)
-    last: dict[str, str] = {}
-    for line in records.log():
-        last[line["cell"]] = line["event"]
+    last = {line["cell"]: line["event"] for line in records.log()}
     states: dict[str, list[str]] = {"done": [], "running": [], "failed": [], "open": []}
-    at_work = _at_work(folder)
+    at_work = is_owned(folder)
     for cell in study["cells"]:
         failure = records.failure(cell["id"])
         if records.read(cell["id"]):
@@ -152,19 +147,6 @@ def show_status(folder: Path, console: Console) -> dict[str, int]:
     if not at_work and counts["done"] < total:
         say(console, "nobody is at work on it; the same command goes on")
     return counts
-
-
-def _at_work(folder: Path) -> bool:
-    """Whether a process holds the study's lock."""
-    if not (folder / LOCK).exists():
-        return False
-    lock = FileLock(folder / LOCK)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        return True
-    lock.release()
-    return False
 
 
 def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: Console) -> None:
@@ -195,28 +177,27 @@ def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: 
     except (DataError, ModelError) as error:
         say(console, f"  what is done cannot be told: {error}")
         return
-    known = [cell for cell in cells if folder is not None and records.read(cell.id)]
+    read = {cell.id: records.read(cell.id) for cell in cells} if folder else {}
+    done = {cell_id: record for cell_id, record in read.items() if record}
     for cell in cells:
-        say(console, f"  {'done' if cell in known else 'to do'}: {cell.id} {cell.title}")
-    missing = [cell for cell in cells if cell not in known]
-    say(console, f"  {len(known)} of {len(cells)} known runs are done; {at_once} at once")
-    if seconds := _seconds(missing, known, records):
+        say(console, f"  {'done' if cell.id in done else 'to do'}: {cell.id} {cell.title}")
+    say(console, f"  {len(done)} of {len(cells)} known runs are done; {at_once} at once")
+    if seconds := _seconds_left(cells, done):
         say(console, f"  about {timedelta(seconds=round(seconds / at_once))} left")
 
 
-def _seconds(missing: Sequence[Cell], known: Sequence[Cell], records: Records) -> float | None:
-    """Time of the missing cells one after another; None where nothing like them is done."""
+def _seconds_left(cells: Sequence[Cell], done: Mapping[str, dict[str, Any]]) -> float | None:
+    """Time of the other cells one after another; None where nothing like them is done."""
     times: dict[tuple[str, ...], list[float]] = {}
-    for cell in known:
-        text = (records.folder / CELLS / f"{cell.id}.json").read_text(encoding="utf-8")
-        result = json.loads(text).get("result")
-        if result:
-            cost = result["cost"]
-            taken = cost["train_seconds"] + cost["evaluation_seconds"]
+    for cell in cells:
+        if result := done.get(cell.id, {}).get("result"):
+            taken = result["cost"]["train_seconds"] + result["cost"]["evaluation_seconds"]
             for key in ((cell.task, cell.label), (cell.task,)):
                 times.setdefault(key, []).append(taken)
     total = 0.0
-    for cell in missing:
+    for cell in cells:
+        if cell.id in done:
+            continue
         like = times.get((cell.task, cell.label)) or times.get((cell.task,))
         if like is None:
             return None

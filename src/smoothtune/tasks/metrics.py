@@ -17,9 +17,8 @@ def compute_metrics(task: Task, predictions: ArrayLike, labels: ArrayLike) -> di
     """Scores predictions by the task's metrics and, for classes, by `brier` and `nll`.
 
     Ranges: accuracy and f1 (of class 1 when there are two classes, else the unweighted mean over
-    classes) 0 to 1; matthews_correlation, pearson and spearman -1 to 1; brier, the mean over
-    examples of sum_c (1[y = c] - p_c)^2 as Brier (1950) defined it, 0 to 2, twice the usual
-    number for two classes; nll, the mean negative log-likelihood in nats, from 0.
+    classes) 0 to 1; matthews_correlation, pearson and spearman -1 to 1; brier 0 to 2, and nll, in
+    nats, from 0: see the functions of these names.
 
     A correlation with a constant is undefined, and so is one of fewer than two examples: both are
     given as 0.0, because a predictor that does not tell examples apart explains nothing.
@@ -58,7 +57,7 @@ def compute_metrics(task: Task, predictions: ArrayLike, labels: ArrayLike) -> di
         "matthews_correlation": matthews_corrcoef,
     }
     scores = {name: float(measures[name](gold, classes)) for name in task.metrics}
-    return scores | _probabilistic(predicted, gold)
+    return scores | {"brier": brier(predicted, gold), "nll": nll(predicted, gold)}
 
 
 def trivial_baseline(task: Task, labels: ArrayLike) -> float:
@@ -81,13 +80,21 @@ def trivial_baseline(task: Task, labels: ArrayLike) -> float:
     return compute_metrics(task, constant, gold)[task.metrics[0]]
 
 
-def _probabilistic(logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
-    log_probabilities = log_softmax(logits, axis=1)
-    brier = brier_score_loss(
-        gold, np.exp(log_probabilities), labels=np.arange(logits.shape[1]), scale_by_half=False
-    )
-    nll = -log_probabilities[np.arange(len(gold)), gold].mean()
-    return {"brier": float(brier), "nll": float(nll)}
+def brier(logits: ArrayLike, labels: ArrayLike) -> float:
+    """Mean over examples of sum_c (1[y = c] - p_c)^2, as Brier (1950) defined it, 0 to 2.
+
+    For two classes this is twice the number that is usual there.
+    """
+    probabilities = np.exp(log_softmax(np.asarray(logits, np.float64), axis=1))
+    classes = np.arange(probabilities.shape[1])
+    return float(brier_score_loss(labels, probabilities, labels=classes, scale_by_half=False))
+
+
+def nll(logits: ArrayLike, labels: ArrayLike) -> float:
+    """Mean negative log-likelihood in nats, from 0."""
+    gold = np.asarray(labels)
+    likelihoods = log_softmax(np.asarray(logits, np.float64), axis=1)[np.arange(len(gold)), gold]
+    return abs(float(likelihoods.mean()))  # abs: never -0.0
 
 
 _CORRELATIONS = {"pearson": pearsonr, "spearman": spearmanr}

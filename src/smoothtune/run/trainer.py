@@ -1,0 +1,125 @@
+"""The trainer of a run, and how it evaluates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+from rich.console import Console
+from torch.utils.data import Sampler, SequentialSampler
+from transformers import EvalPrediction, PreTrainedModel, PrinterCallback
+
+from smoothtune.config.draft import clipping_methods
+from smoothtune.config.run import RunConfig
+from smoothtune.console import say
+from smoothtune.core.objective import Objective
+from smoothtune.data.sampler import LengthGroupedSampler
+from smoothtune.errors import ConfigError, Problem
+from smoothtune.run.inputs import Inputs
+from smoothtune.run.training_arguments import training_arguments
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.presets import kind_of
+from smoothtune.trainer.trainer import SmoothTrainer
+
+
+class RunTrainer(SmoothTrainer):
+    """Groups by length in an order that a resumed run finds again."""
+
+    objective: Objective
+
+    def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
+        if self.args.train_sampling_strategy != "group_by_length":
+            return super()._get_train_sampler(train_dataset)
+        dataset: Any = self.train_dataset if train_dataset is None else train_dataset
+        size = self.args.train_batch_size * self.args.gradient_accumulation_steps
+        return LengthGroupedSampler(dataset["length"][:], size, self.args.seed)
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
+        return SequentialSampler(eval_dataset)  # transformers' would group it by length, shuffled
+
+
+def build_trainer(
+    config: RunConfig, inputs: Inputs, model: PreTrainedModel, folder: Path, console: Console
+) -> RunTrainer:
+    """The trainer of a run; prints the attention implementation it chose, and why.
+
+    Args:
+        config: the run.
+        inputs: its data and tokenizer.
+        model: what is trained.
+        folder: for checkpoints.
+        console: where to print.
+
+    Raises:
+        ConfigError: the methods do not fit the model or the trainer.
+    """
+    task, validation, tokenizer = inputs.task, inputs.prepared.validation, inputs.base.tokenizer
+    kind = kind_of(task)
+
+    def metrics(evaluation: EvalPrediction) -> dict[str, float]:
+        return score(task, evaluation.predictions, validation)[0]
+
+    regularizers = config.regularizers()
+    loaded_with = model.config._attn_implementation
+    with as_config_error():
+        trainer = RunTrainer(
+            model=model,
+            args=training_arguments(config, folder, kind.label_inputs),
+            regularizers=regularizers,
+            unlabeled_dataset=inputs.unlabeled and inputs.unlabeled[0],
+            alternate=config.alternate,
+            train_dataset=inputs.prepared.train,
+            eval_dataset=shortest_first(validation),
+            data_collator=kind.collator(tokenizer),
+            processing_class=tokenizer,
+            compute_metrics=metrics,
+        )
+    trainer.remove_callback(PrinterCallback)
+    attention = model.config._attn_implementation
+    if attention != loaded_with:
+        second = [regularizer.name for regularizer in regularizers if regularizer.second_order]
+        why = f"{' and '.join(second)} needs second derivatives, which {loaded_with} has not"
+    else:
+        why = "transformers' choice for this model; no method needs another"
+    say(console, f"attention: {attention} ({why})")
+    if clips := clipping_methods(config.methods):
+        say(console, f"max_grad_norm is 0: {clips[0]} is the gradient clip")
+    return trainer
+
+
+@contextmanager
+def as_config_error() -> Iterator[None]:
+    """Report a method that does not fit the model or the trainer as an error of configuration."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError([Problem("", "methods", str(error))]) from error
+
+
+def evaluate(trainer: RunTrainer, task: Task, rows: Dataset) -> tuple[dict[str, float], np.ndarray]:
+    """Metrics and predictions of rows, each prediction at the place of its row."""
+    trainer.compute_metrics = None  # it looks at the validation rows
+    return score(task, trainer.predict(shortest_first(rows)).predictions, rows)
+
+
+def shortest_first(rows: Dataset) -> Dataset:
+    """The rows in the order in which they are evaluated, so that little is padded."""
+    return rows.select(_by_length(rows), keep_in_memory=True)
+
+
+def score(task: Task, outputs: Any, rows: Dataset) -> tuple[dict[str, float], np.ndarray]:
+    """Metrics and predictions of rows, from the model's outputs for `shortest_first` of them."""
+    kind, own_order = kind_of(task), np.argsort(_by_length(rows))
+    arrays = outputs if isinstance(outputs, tuple) else (outputs,)
+    named = zip(kind.outputs, arrays, strict=False)  # some models give more than are named
+    ordered = {name: array[own_order] for name, array in named}
+    predictions = kind.predictions(task, ordered, rows)
+    return kind.scores(task, kind.evidence(task, predictions, rows)), predictions
+
+
+def _by_length(rows: Dataset) -> np.ndarray:
+    return np.argsort(rows["length"][:], kind="stable")
