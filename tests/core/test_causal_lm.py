@@ -1,5 +1,7 @@
 """Methods on causal language models, against slow references and through the contract."""
 
+from functools import partial
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -205,17 +207,17 @@ def test_random_projection_is_unbiased_over_label_tokens():
 
 @pytest.mark.parametrize("name", SUPPORTED)
 @pytest.mark.parametrize(("clause", "architecture"), CONTRACT)
-def test_contract(clause, architecture, name, monkeypatch):
-    monkeypatch.setattr(
-        "smoothtune.testing.tiny.tiny_model",
-        lambda *args, **changes: tiny_language_model(*args, tied=False, **changes),
-    )
-    monkeypatch.setattr("smoothtune.testing.tiny.tiny_batch", language_batch)
+def test_contract(clause, architecture, name):
     fields = {
         "jachess": {"c": 0.1, "token": "pooled"},
         "jacobian": {"weight": 1.0, "probe": "rademacher"},
     }
-    clause(lambda: METHODS[name](**fields.get(name, {})), architecture)
+    clause(
+        lambda: METHODS[name](**fields.get(name, {})),
+        architecture,
+        make_model=partial(tiny_language_model, tied=False),
+        make_batch=language_batch,
+    )
 
 
 @pytest.mark.parametrize("form", NO_NEXT_TOKEN)

@@ -25,8 +25,13 @@ from smoothtune import (
     Objective,
 )
 from smoothtune.core.support import ENVIRONMENTS, KINDS, REFUSED, kinds, support_table
-from smoothtune.testing import all_in_float64, fixed_draws, has_right_gradient, tiny_batch
-from smoothtune.testing import tiny_model as plain_tiny_model
+from smoothtune.testing import (
+    all_in_float64,
+    fixed_draws,
+    has_right_gradient,
+    tiny_batch,
+    tiny_model,
+)
 
 REPRESENTATIVES = {
     "perturbs": [lambda: LNSR(reduce="token_sum"), lambda: SMART(weight=5.0, mu=0)],
@@ -44,7 +49,7 @@ IDS = [f"{kind}-{i}" for i, (kind, _) in enumerate(CASES)]
 
 def gradient(make, environment=None, dtype=torch.float32):
     """Flat gradient of one step on tiny BERT, as the optimizer sees it, in an environment."""
-    model = plain_tiny_model("bert", dropout=0.1, dtype=dtype)
+    model = tiny_model("bert", dropout=0.1, dtype=dtype)
     batch, around = tiny_batch(), nullcontext()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     scaler = torch.amp.GradScaler("cpu", enabled=environment == "fp16 and scaler")
@@ -135,7 +140,7 @@ def test_methods_of_no_kind_work_everywhere(name, environment):
 def test_attention_implementation_does_not_matter(kind, make):
     results = []
     for implementation in ("eager", "sdpa"):
-        model = plain_tiny_model("bert")
+        model = tiny_model("bert")
         model.set_attn_implementation(implementation)
         objective = Objective(make()).attach(model)
         with fixed_draws(), all_in_float64():
@@ -152,11 +157,11 @@ def test_attention_implementation_does_not_matter(kind, make):
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's own
 @pytest.mark.parametrize(("kind", "make"), CASES, ids=IDS)
-def test_lora(kind, make, monkeypatch):
+def test_lora(kind, make):
     """Adapters alone are trained, through frozen weights, with the right gradient."""
 
     def adapted(architecture, **changes):
-        model = plain_tiny_model(architecture, **changes)
+        model = tiny_model(architecture, **changes)
         config = LoraConfig(
             task_type="SEQ_CLS", r=2, lora_alpha=4, target_modules=["query", "value"]
         )
@@ -166,8 +171,7 @@ def test_lora(kind, make, monkeypatch):
                 parameter.data.copy_(0.1 * torch.randn_like(parameter))
         return model
 
-    monkeypatch.setattr("smoothtune.testing.tiny.tiny_model", adapted)
-    has_right_gradient(make, "bert")
+    has_right_gradient(make, "bert", make_model=adapted)
     model = adapted("bert")
     objective = Objective(make()).attach(model)
     with fixed_draws():
@@ -188,7 +192,7 @@ def test_every_refusal_is_of_a_known_environment():
 
 @pytest.mark.parametrize(("model_type", "message"), [("xlnet", "XLNet"), ("t5", "encoder-decoder")])
 def test_models_that_cannot_be_perturbed_are_refused(model_type, message):
-    model = plain_tiny_model("bert")
+    model = tiny_model("bert")
     model.config.model_type = model_type
     model.config.is_encoder_decoder = model_type == "t5"
     with pytest.raises(ValueError, match=message):
@@ -206,7 +210,7 @@ def test_a_compiled_model_stays_compiled():
 
         return compiled
 
-    model = plain_tiny_model("bert", dropout=0.1)
+    model = tiny_model("bert", dropout=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     objective = Objective(L2SP()).bind(model, optimizer)
     try:

@@ -7,25 +7,17 @@ from helpers.training import Rows, arguments
 from smoothtune import METHODS, SmoothTrainer
 from smoothtune.models.lora import LoraSettings, add_lora
 from smoothtune.testing import ARCHITECTURES, VOCABULARY, fixed_draws, tiny_batch, tiny_model
-from smoothtune.testing.tiny import DROPOUT_FIELDS
+from smoothtune.testing.tiny import random_model
 
 LANGUAGE_MODELS = ["llama", "opt", "gpt2"]
 
 
-def tiny_language_model(architecture, *, dropout=0.0, dtype=torch.float64, tied=None, **_):
+def tiny_language_model(architecture, *, dropout=0.0, dtype=torch.float64, tied=None):
     """A random two-layer causal language model in training mode."""
     config = ARCHITECTURES[architecture]()
-    for name in DROPOUT_FIELDS:
-        if hasattr(config, name):
-            setattr(config, name, dropout)
-    config.use_cache = False
     if tied is not None:
         config.tie_word_embeddings = tied
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config).to(dtype)
-    for parameter in model.parameters():
-        parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return model.train()
+    return random_model(AutoModelForCausalLM.from_config, config, dropout, dtype)
 
 
 def language_batch(*, rows=slice(None), **changes):

@@ -51,7 +51,7 @@ class Tiny(nn.Module):
         return SequenceClassifierOutput(loss=loss, logits=logits)
 
 
-def tiny_bert():
+def recorded_bert():
     """BertForSequenceClassification with the recorded deterministic weights, in training mode."""
     config = BertConfig(**RECORDED["tinybert_config"], attn_implementation="eager")
     model = BertForSequenceClassification(config).train()

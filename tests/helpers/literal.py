@@ -1,12 +1,15 @@
 """Slow, literal pieces of the equations, one number at a time, for tests to compare with.
 
-Nothing here calls the library. Values are float64 tensors, so that they can be differentiated.
+No equation here calls the library. Values are float64 tensors, so that they can be differentiated.
 """
 
 from contextlib import contextmanager
 
 import torch
-from transformers import BertConfig, BertForQuestionAnswering
+from transformers import BertForQuestionAnswering
+
+from smoothtune.testing import ARCHITECTURES
+from smoothtune.testing.tiny import random_model
 
 MODELS = ["bert", "deberta", "opt", "llama"]
 
@@ -64,22 +67,7 @@ def gradient(value, models):
 
 def tiny_span_model(dropout=0.0):
     """A random two-layer BERT for extractive question answering in float64, in training mode."""
-    config = BertConfig(
-        vocab_size=40,
-        hidden_size=8,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=16,
-        max_position_embeddings=32,
-        pad_token_id=1,
-        hidden_dropout_prob=dropout,
-        attention_probs_dropout_prob=dropout,
-    )
-    torch.manual_seed(0)
-    model = BertForQuestionAnswering(config).double()
-    for parameter in model.parameters():
-        parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return model.train()
+    return random_model(BertForQuestionAnswering, ARCHITECTURES["bert"](), dropout)
 
 
 def span_batch(batch):

@@ -4,11 +4,12 @@ import pytest
 import torch
 from transformers import BertForMultipleChoice
 
-from smoothtune import LNSR, METHODS, R3F, ForwardPass, Objective, testing
+from smoothtune import LNSR, METHODS, R3F, ForwardPass, Objective
 from smoothtune.core import rng
 from smoothtune.core.support import NO_CHOICES
 from smoothtune.functional.divergences import symmetric_kl
 from smoothtune.testing import ARCHITECTURES, PAD, VOCABULARY, contract, fixed
+from smoothtune.testing.tiny import random_model
 
 CHOICES = 3
 CLAUSES = (
@@ -18,17 +19,12 @@ CLAUSES = (
 )
 
 
-def choice_model(architecture="bert", *, num_labels=3, dropout=0.0, dtype=torch.float64):
-    config = ARCHITECTURES[architecture]()
-    config.hidden_dropout_prob = config.attention_probs_dropout_prob = dropout
-    torch.manual_seed(0)
-    model = BertForMultipleChoice(config).to(dtype)
-    for parameter in model.parameters():
-        parameter.data.add_(0.1 * torch.randn_like(parameter))
-    return model.train()
+def choice_model(architecture="bert", *, dropout=0.0):
+    return random_model(BertForMultipleChoice, ARCHITECTURES[architecture](), dropout)
 
 
-def choice_batch(*, padding=0, left=False, num_labels=3, rows=slice(None)):
+def choice_batch(*, padding=0, left=False, rows=slice(None)):
+    assert not left
     """Four examples with three choices of 2 to 6 tokens, padded to 6 + `padding`."""
     generator = torch.Generator().manual_seed(1)
     lengths = torch.randint(2, 6, (4 * CHOICES,), generator=generator)
@@ -45,17 +41,10 @@ def choice_batch(*, padding=0, left=False, num_labels=3, rows=slice(None)):
     return {name: tensor[rows] for name, tensor in batch.items()}
 
 
-@pytest.fixture
-def choices(monkeypatch):
-    monkeypatch.setattr(testing, "tiny_model", choice_model)
-    monkeypatch.setattr(testing, "tiny_batch", choice_batch)
-
-
 @pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
 @pytest.mark.parametrize("name", sorted(set(METHODS) - set(NO_CHOICES)))
-@pytest.mark.usefixtures("choices")
 def test_contract(name, clause):
-    clause(METHODS[name], "bert")
+    clause(METHODS[name], "bert", make_model=choice_model, make_batch=choice_batch)
 
 
 @pytest.mark.parametrize("name", sorted(NO_CHOICES))

@@ -1,6 +1,7 @@
 """Decoder classifiers of several families: padding, pooling, pairs, and the contract."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -140,18 +141,25 @@ def test_the_end_of_text_token_stands_between_the_texts_of_a_pair(folders):
     assert base.tokenizer.convert_ids_to_tokens(ids) == ["the", "film", END, "a", "plot"]
 
 
-@pytest.mark.parametrize("architecture", MORE)
-@pytest.mark.parametrize("name", CONTRACT)
-@pytest.mark.parametrize(
-    "clause",
-    [contract.has_right_gradient, contract.ignores_padding, contract.is_mean_over_examples],
-    ids=lambda clause: clause.__name__,
-)
-def test_contract_on_further_families(clause, name, architecture, monkeypatch):
+def further_model(architecture, *, dropout=0.0):
     grouped = {"num_key_value_heads": 1, "head_dim": 4, "sliding_window": 32}
     settings = (
         COMMON_CONFIG | grouped | ({"sliding_window": None} if "qwen" in architecture else {})
     )
-    monkeypatch.setitem(tiny.ARCHITECTURES, architecture, lambda: MORE[architecture](**settings))
-    monkeypatch.setattr(contract, "LEFT_PADDED", tiny.LEFT_PADDED | {architecture})
-    clause(lambda: METHODS[name](**CONTRACT[name]), architecture)
+    config = MORE[architecture](**settings, num_labels=3)
+    return tiny.random_model(AutoModelForSequenceClassification.from_config, config, dropout)
+
+
+@pytest.mark.parametrize("architecture", MORE)
+@pytest.mark.parametrize("name", CONTRACT)
+@pytest.mark.parametrize(
+    "clause",
+    [
+        contract.has_right_gradient,
+        partial(contract.ignores_padding, left_padded=MORE),
+        contract.is_mean_over_examples,
+    ],
+    ids=["has_right_gradient", "ignores_padding", "is_mean_over_examples"],
+)
+def test_contract_on_further_families(clause, name, architecture):
+    clause(lambda: METHODS[name](**CONTRACT[name]), architecture, make_model=further_model)

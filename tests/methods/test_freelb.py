@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.adversary import compare, embeddings, into_l2, length, predict, rms, rows, setting
-from helpers.conformance import Tiny, assert_conforms, batch, draws, fed, tiny_bert
+from helpers.conformance import Tiny, assert_conforms, batch, draws, fed, recorded_bert
 from helpers.literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
 from smoothtune import ForwardPass, FreeLB, Objective
 from smoothtune.core import rng
@@ -59,7 +59,7 @@ def test_equals_its_equation(architecture, num_labels, norm):
         ),
         (
             "creat_freelb",
-            tiny_bert,
+            recorded_bert,
             {"adv_steps": 2, "adv_init_mag": 0, "adv_max_norm": 0.1},
             1,
         ),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from transformers import BertForQuestionAnswering, BertForSequenceClassification
 
-from helpers.conformance import assert_conforms, batch, draws, fed, tiny_bert
+from helpers.conformance import assert_conforms, batch, draws, fed, recorded_bert
 from smoothtune import JacHess, Objective
 from smoothtune.core.higher_order import CompositeLayerNorm
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
@@ -201,7 +201,7 @@ def test_default_agrees_with_exact(architecture):
 def test_equals_the_official_jacobian_term():
     """Recorded: Gaussian probes, per layer, divided by four tokens, padding among them."""
     case = "jachess_jacobian_norm"
-    model = tiny_bert()
+    model = recorded_bert()
     method = JacHess(
         weight=0.25,
         factors="uniform",

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import BertForQuestionAnswering
 
-from helpers.conformance import Tiny, assert_conforms, batch, draws, fed, tiny_bert
+from helpers.conformance import Tiny, assert_conforms, batch, draws, fed, recorded_bert
 from smoothtune import Jacobian, Objective
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
 
@@ -53,7 +53,7 @@ def test_exact_equals_plain_loops(architecture, num_labels):
 
 @pytest.mark.parametrize("model", ["tiny", "tinybert"])
 def test_equals_the_public_code_exactly(model):
-    built = Tiny() if model == "tiny" else tiny_bert()
+    built = Tiny() if model == "tiny" else recorded_bert()
     conforms(f"jacobian_n-1_{model}", built, Jacobian(weight=1.0, n=-1))
 
 

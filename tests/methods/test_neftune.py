@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from helpers.conformance import CASES, assert_conforms, batch, draws, fed, tiny_bert
+from helpers.conformance import CASES, assert_conforms, batch, draws, fed, recorded_bert
 from helpers.literal import MODELS, added, gradient, span_batch, tiny_span_model
 from smoothtune import NEFTune, Objective
 from smoothtune.testing import tiny_batch, tiny_model
@@ -51,7 +51,7 @@ def test_spans():
 
 def test_equals_transformers():
     case = CASES["neftune_transformers"]
-    alpha, model = case["hyper"]["alpha"], tiny_bert()
+    alpha, model = case["hyper"]["alpha"], recorded_bert()
     (noise,) = draws("neftune_transformers")
     half_width = alpha / math.sqrt(4 * 8)  # padded length times features
     with fed(noise / half_width):

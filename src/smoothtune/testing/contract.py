@@ -1,8 +1,12 @@
-"""What holds for every method on every architecture: one function for each clause."""
+"""What holds for every method on every architecture: one function for each clause.
+
+A clause makes its models and batches with `make_model(architecture, dropout=...)` and
+`make_batch(padding=..., left=..., rows=...)`; `tiny_model` and `tiny_batch` show what they return.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import torch
@@ -15,60 +19,101 @@ from smoothtune.testing.fixed import all_in_float64, fixed_draws, frozen_perturb
 from smoothtune.testing.tiny import LEFT_PADDED, tiny_batch, tiny_model
 
 MakeMethod = Callable[[], Regularizer]
+MakeModel = Callable[..., nn.Module]
+MakeBatch = Callable[..., dict[str, Tensor]]
 
 
-def reaches_parameters(make: MakeMethod, architecture: str) -> None:
-    """Finite value; the gradient reaches the parameters."""
-    model = tiny_model(architecture)
-    with fixed_draws():
-        gradient = _gradient(Objective(make()), model, tiny_batch())
-    assert torch.isfinite(gradient).all()
-    assert gradient.abs().max() > 0
+def reaches_parameters(
+    make: MakeMethod,
+    architecture: str,
+    *,
+    make_model: MakeModel = tiny_model,
+    make_batch: MakeBatch = tiny_batch,
+) -> None:
+    """The gradient is finite, and a loss term has its part in it."""
+    gradients = []
+    for regularizers in [(), (make(),)]:
+        model = make_model(architecture, dropout=0.2)
+        torch.manual_seed(3)
+        gradients.append(_gradient(Objective(*regularizers), model, make_batch(), raw=True))
+        assert torch.isfinite(gradients[-1]).all()
+        assert gradients[-1].any()
+    assert not make().has_loss or not torch.equal(*gradients)
 
 
-def off_at_weight_zero(make: MakeMethod, architecture: str) -> None:
+def off_at_weight_zero(
+    make: MakeMethod,
+    architecture: str,
+    *,
+    make_model: MakeModel = tiny_model,
+    make_batch: MakeBatch = tiny_batch,
+) -> None:
     """Weight 0 is plain fine-tuning bit for bit, dropout and later draws included."""
     method = make()
     settings = method.settings() | {"weight": 0.0, "every": 1}
     results = []
     for regularizers in [(), (type(method)(**settings),)]:
-        model = tiny_model(architecture, dropout=0.2)
+        model = make_model(architecture, dropout=0.2)
         torch.manual_seed(3)
-        gradient = _gradient(Objective(*regularizers), model, tiny_batch())
+        gradient = _gradient(Objective(*regularizers), model, make_batch())
         results.append((gradient, torch.rand(1)))
     assert torch.equal(results[0][0], results[1][0])
     assert torch.equal(results[0][1], results[1][1])
 
 
-def leaves_ambient_draws(make: MakeMethod, architecture: str) -> None:
-    """A step leaves the global generators where plain fine-tuning leaves them."""
+def leaves_ambient_draws(
+    make: MakeMethod,
+    architecture: str,
+    *,
+    make_model: MakeModel = tiny_model,
+    make_batch: MakeBatch = tiny_batch,
+) -> None:
+    """A step leaves the global generators where plain fine-tuning leaves them.
+
+    A method that draws in every forward moves them by what one forward draws, and no further.
+    """
     after = []
-    for regularizers in [(), (make(),)]:
-        model = tiny_model(architecture, dropout=0.2)
-        objective = Objective(*regularizers).attach(model)
+    for acts in (False, True):
+        model, method = make_model(architecture, dropout=0.2), make()
+        objective = Objective(method)
+        if acts or method.draws_weights:
+            objective.attach(model)
         torch.manual_seed(3)
-        objective(model, tiny_batch())
+        (objective if acts else Objective())(model, make_batch())
         after.append(torch.rand(1))
         objective.detach()
-    assert torch.equal(*after) or make().draws_weights
+    assert torch.equal(*after)
 
 
-def ignores_padding(make: MakeMethod, architecture: str) -> None:
-    """More padding changes neither value nor gradient."""
-    for left in (False, True) if architecture in LEFT_PADDED else (False,):
+def ignores_padding(
+    make: MakeMethod,
+    architecture: str,
+    *,
+    make_model: MakeModel = tiny_model,
+    make_batch: MakeBatch = tiny_batch,
+    left_padded: Container[str] = LEFT_PADDED,
+) -> None:
+    """More padding changes neither value nor gradient; on the left, if the model allows it."""
+    for left in (False, True) if architecture in left_padded else (False,):
         with fixed_draws(left=left), all_in_float64():
             values = [
                 _gradient(
                     Objective(make()),
-                    tiny_model(architecture),
-                    tiny_batch(padding=padding, left=left),
+                    make_model(architecture),
+                    make_batch(padding=padding, left=left),
                 )
                 for padding in (0, 3)
             ]
         torch.testing.assert_close(*values, rtol=1e-6, atol=1e-9)
 
 
-def is_mean_over_examples(make: MakeMethod, architecture: str) -> None:
+def is_mean_over_examples(
+    make: MakeMethod,
+    architecture: str,
+    *,
+    make_model: MakeModel = tiny_model,
+    make_batch: MakeBatch = tiny_batch,
+) -> None:
     """The gradient of a batch is the mean of its halves': exact under accumulation and DDP.
 
     What a method measures on its first batch is measured once, on the whole one. A method that
@@ -78,15 +123,15 @@ def is_mean_over_examples(make: MakeMethod, architecture: str) -> None:
         assert {"DDP", "FSDP2"} <= set(REFUSED["climbs in weights"])
         return
     with fixed_draws(), all_in_float64():
-        model = tiny_model(architecture)
+        model = make_model(architecture)
         objective = Objective(make()).attach(model)
-        objective(model, tiny_batch())
+        objective(model, make_batch())
         state = objective.state_dict()
         whole, first, second = (
             _gradient(
                 Objective(make()),
-                tiny_model(architecture),
-                tiny_batch(rows=rows),
+                make_model(architecture),
+                make_batch(rows=rows),
                 raw=True,
                 state=state,
             )
@@ -95,11 +140,17 @@ def is_mean_over_examples(make: MakeMethod, architecture: str) -> None:
     torch.testing.assert_close(whole, (first + second) / 2, rtol=1e-6, atol=1e-9)
 
 
-def has_right_gradient(make: MakeMethod, architecture: str) -> None:
+def has_right_gradient(
+    make: MakeMethod,
+    architecture: str,
+    *,
+    make_model: MakeModel = tiny_model,
+    make_batch: MakeBatch = tiny_batch,
+) -> None:
     """The parameter gradient equals central finite differences in float64."""
-    model = tiny_model(architecture)
+    model = make_model(architecture)
     objective = Objective(make()).attach(model)
-    batch = tiny_batch()
+    batch = make_batch()
     recorded: list[Any] = []
     weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     torch.manual_seed(5)
@@ -124,35 +175,48 @@ def has_right_gradient(make: MakeMethod, architecture: str) -> None:
     torch.testing.assert_close(torch.as_tensor(slope), expected, rtol=1e-5, atol=1e-7)
 
 
-def leaves_no_trace(make: MakeMethod, architecture: str) -> None:
+def leaves_no_trace(
+    make: MakeMethod,
+    architecture: str,
+    *,
+    make_model: MakeModel = tiny_model,
+    make_batch: MakeBatch = tiny_batch,
+) -> None:
     """`loss` touches no gradient and no mode; `detach` leaves modules, hooks and keys as found."""
-    model = tiny_model(architecture, dropout=0.1)
+    model = make_model(architecture, dropout=0.1)
     before = _fingerprint(model)
     objective = Objective(make()).attach(model)
     attached = _fingerprint(model)
     with all_in_float64():
-        predictions = _predict(model)
-    objective(model, tiny_batch())
+        predictions = _predict(model, make_batch())
+    objective(model, make_batch())
     assert _fingerprint(model) == attached
     assert all(p.grad is None for p in model.parameters())
     objective.detach()
     assert _fingerprint(model) == before
     with all_in_float64():  # while attached, attention may be another implementation
-        torch.testing.assert_close(_predict(model), predictions, rtol=1e-9, atol=1e-12)
+        again = _predict(model, make_batch())
+    torch.testing.assert_close(again, predictions, rtol=1e-9, atol=1e-12)
 
 
-def resumes(make: MakeMethod, architecture: str) -> None:
+def resumes(
+    make: MakeMethod,
+    architecture: str,
+    *,
+    make_model: MakeModel = tiny_model,
+    make_batch: MakeBatch = tiny_batch,
+) -> None:
     """State round trip: the step after loading equals the step of the uninterrupted run."""
-    model = tiny_model(architecture, dropout=0.1)
+    model = make_model(architecture, dropout=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     objective = Objective(make()).bind(model, optimizer)
-    _step(objective, model, optimizer)
+    _step(objective, model, optimizer, make_batch())
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     state = {key: value.clone() for key, value in objective.state_dict().items()}
-    _step(objective, model, optimizer)
+    _step(objective, model, optimizer, make_batch())
     expected = {key: value.clone() for key, value in model.state_dict().items()}
 
-    other = tiny_model(architecture, dropout=0.1)
+    other = make_model(architecture, dropout=0.1)
     with torch.no_grad():  # a process that did not start from the pre-trained weights
         for parameter in other.parameters():
             parameter.add_(0.01)
@@ -160,21 +224,27 @@ def resumes(make: MakeMethod, architecture: str) -> None:
     resumed = Objective(make()).bind(other, other_optimizer)
     other.load_state_dict(weights)
     resumed.load_state_dict(state)
-    _step(resumed, other, other_optimizer)
+    _step(resumed, other, other_optimizer, make_batch())
     for key, value in other.state_dict().items():
         torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-12)
 
 
-def survives_checkpointing(make: MakeMethod, architecture: str) -> None:
+def survives_checkpointing(
+    make: MakeMethod,
+    architecture: str,
+    *,
+    make_model: MakeModel = tiny_model,
+    make_batch: MakeBatch = tiny_batch,
+) -> None:
     """Non-reentrant gradient checkpointing changes nothing, or is refused by name."""
     gradients = []
     for checkpointing in (False, True):
-        model = tiny_model(architecture, dropout=0.1)
+        model = make_model(architecture, dropout=0.1)
         if checkpointing:
             model.activation_checkpointing_enable()  # type: ignore[operator]
         torch.manual_seed(7)
         try:
-            gradients.append(_gradient(Objective(make()), model, tiny_batch()))
+            gradients.append(_gradient(Objective(make()), model, make_batch()))
         except ValueError as error:
             if not checkpointing or "activation checkpointing" not in str(error):
                 raise
@@ -218,17 +288,22 @@ def _gradient(
     return torch.cat(flat)
 
 
-def _step(objective: Objective, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _step(
+    objective: Objective,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batch: dict[str, Tensor],
+) -> None:
     torch.manual_seed(11)
-    objective(model, tiny_batch()).backward()
+    objective(model, batch).backward()
     optimizer.step()
     optimizer.zero_grad()
 
 
 @torch.no_grad()
-def _predict(model: nn.Module) -> Tensor:
+def _predict(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
     model.eval()
-    logits = model(**tiny_batch())["logits"]
+    logits = model(**batch)["logits"]
     model.train()
     return logits
 

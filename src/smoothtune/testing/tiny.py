@@ -65,13 +65,30 @@ def tiny_model(
 ) -> nn.Module:
     """A random two-layer classifier (or regressor, num_labels=1) in training mode."""
     config = ARCHITECTURES[architecture]()
+    config.num_labels = num_labels
+    return random_model(AutoModelForSequenceClassification.from_config, config, dropout, dtype)
+
+
+def random_model(
+    make: Callable[[PretrainedConfig], nn.Module],
+    config: PretrainedConfig,
+    dropout: float = 0.0,
+    dtype: torch.dtype = torch.float64,
+) -> nn.Module:
+    """A model of any class with random weights and one dropout rate, in training mode.
+
+    Args:
+        make: the class, or `from_config` of an automatic one.
+        config: is changed.
+        dropout: rate in [0, 1) of all its dropouts.
+        dtype: of its weights.
+    """
     for name in DROPOUT_FIELDS:
         if hasattr(config, name):
             setattr(config, name, dropout)
-    config.num_labels = num_labels
     config.use_cache = False
     torch.manual_seed(0)
-    model = AutoModelForSequenceClassification.from_config(config).to(dtype)
+    model = make(config).to(dtype)
     for parameter in model.parameters():  # the usual 0.02 makes everything nearly constant
         parameter.data.add_(0.1 * torch.randn_like(parameter))
     return model.train()
