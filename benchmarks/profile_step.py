@@ -65,7 +65,7 @@ def inner_pass(model, batches):
     for batch in [batches[0], *batches]:
         run = ForwardPass(model.train(), batch, differentiable=True, hidden_states=False)
         marks = [time.perf_counter()]
-        loss = run.loss
+        loss = run.run().loss
         marks.append(time.perf_counter())
         torch.autograd.grad(loss, run.delta())
         marks.append(time.perf_counter())

@@ -27,7 +27,7 @@ class StableScores(Regularizer):
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """E ||f(x + delta) - f(x)||^2, a mean over examples."""
-        x = clean.embeddings()
+        x = clean.run().embeddings()
         draws = rng.uniform_like(x)  # in [-1, 1], from the method's own generator
         delta = self.sigma * x * draws * clean.mask[..., None]
         moved = clean.at(delta, dropout="shared")

@@ -19,8 +19,8 @@ from helpers.literal import added, gradient, kl, probabilities
 from helpers.training import arguments
 from smoothtune import METHODS, ForwardPass, Jacobian, Objective
 from smoothtune.core import causal_lm
-from smoothtune.core.architecture import is_next_token_model
-from smoothtune.core.causal_lm import by_example, next_token_task, predicting
+from smoothtune.core.architecture import is_causal_lm
+from smoothtune.core.causal_lm import by_example, causal_lm_loss, predicting
 from smoothtune.core.support import NO_NEXT_TOKEN
 from smoothtune.functional.divergences import divergence, symmetric_kl
 from smoothtune.testing import (
@@ -98,7 +98,7 @@ def test_equals_the_mean_over_label_tokens(name, architecture, perturbations):
             ForwardPass(
                 model,
                 batch,
-                task=next_token_task,
+                compute_loss=causal_lm_loss,
                 points=method.points(),
                 differentiable=method.differentiates,
             )
@@ -152,8 +152,7 @@ def test_r_drop_is_the_mean_of_two_losses_and_their_divergence(architecture):
             masks.append(torch.get_rng_state())
             label_rows(model, batch)
         torch.manual_seed(4)
-        clean = ForwardPass(model, batch, task=next_token_task)
-        clean.logits  # noqa: B018 - the second pass draws after the first
+        clean = ForwardPass(model, batch, compute_loss=causal_lm_loss).run()
         term = METHODS["r_drop"](alpha=2.0).loss(clean)
         runs = []
         for state in masks:
@@ -234,8 +233,8 @@ def test_r4f_cannot_normalize_a_tied_head():
 
 
 def test_classifiers_are_no_language_models():
-    assert is_next_token_model(tiny_language_model("opt"))
-    assert not any(is_next_token_model(tiny_model(name)) for name in ("opt", "llama", "bert"))
+    assert is_causal_lm(tiny_language_model("opt"))
+    assert not any(is_causal_lm(tiny_model(name)) for name in ("opt", "llama", "bert"))
 
 
 def test_l2_sp_pulls_the_language_model_head_towards_its_pre_trained_values():
@@ -323,8 +322,8 @@ def test_full_logits_of_a_loss_of_your_own_are_narrowed_to_label_tokens():
         outputs = model(input_ids=batch["input_ids"], attention_mask=batch["attention_mask"])
         return outputs.logits.square().mean(), outputs
 
-    own = ForwardPass(model, batch, task=squared)
-    stock = ForwardPass(model, batch, task=next_token_task)
+    own = ForwardPass(model, batch, compute_loss=squared).run()
+    stock = ForwardPass(model, batch, compute_loss=causal_lm_loss).run()
     noise = 0.1 * torch.randn(4, 6, 8, dtype=torch.float64)
     torch.testing.assert_close(
         divergence(own, own.at(noise)), divergence(stock, stock.at(noise)), rtol=1e-12, atol=0

@@ -75,7 +75,7 @@ def test_a_model_without_such_dropout_is_refused():
 
 def test_a_pass_runs_at_its_rate_and_shares_masks():
     model = tiny_model("bert", dropout=0.2)
-    clean = ForwardPass(model, tiny_batch())
+    clean = ForwardPass(model, tiny_batch()).run()
     same = clean.at(dropout="shared", rate=0.2)
     higher = clean.at(dropout="shared", rate=0.5)
     assert torch.equal(clean.logits, same.logits)
@@ -87,13 +87,13 @@ def test_refused_under_activation_checkpointing():
     model = tiny_model("bert", dropout=0.2)
     model.activation_checkpointing_enable()
     with pytest.raises(ValueError, match="activation checkpointing"):
-        _ = ForwardPass(model, tiny_batch()).at(rate=0.5).logits
+        ForwardPass(model, tiny_batch()).at(rate=0.5)
     assert torch.isfinite(ForwardPass(model, tiny_batch()).at().logits).all()
 
 
 def test_a_pass_at_another_rate_does_not_reuse_the_embeddings():
     model = tiny_model("bert", dropout=0.2)
-    clean = ForwardPass(model, tiny_batch(), points=(0,))
+    clean = ForwardPass(model, tiny_batch(), points=(0,)).run()
     assert torch.isfinite(clean.logits).all()
     nothing = clean.zeros(0)
     disturbed = clean.at(nothing, 0, dropout="shared", rate=0.5)

@@ -18,14 +18,14 @@ def test_zero_delta_gives_exactly_the_clean_logits(architecture, left):
     run = ForwardPass(model, batch)
     for point in ("word", 0, 1):
         assert torch.equal(run.at(run.zeros(point), point).logits, expected)
-    assert torch.equal(ForwardPass(model, batch, differentiable=True).logits, expected)
+    assert torch.equal(ForwardPass(model, batch, differentiable=True).run().logits, expected)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_hidden_states_are_those_of_transformers(architecture):
     model, batch = tiny_model(architecture), tiny_batch()
     expected = model(**batch, output_hidden_states=True).hidden_states
-    found = ForwardPass(model, batch).hidden_states
+    found = ForwardPass(model, batch).run().hidden_states
     assert len(found) == len(expected) == 3
     for a, b in zip(found[:-1], expected[:-1], strict=True):
         assert torch.equal(a, b)
@@ -49,7 +49,7 @@ def test_delta_moves_the_input_and_only_that(architecture):
 def test_gradient_with_respect_to_the_leaf_works_for_frozen_embeddings():
     model, batch = tiny_model("bert"), tiny_batch()
     model.get_input_embeddings().weight.requires_grad_(False)
-    run = ForwardPass(model, batch, differentiable=True)
+    run = ForwardPass(model, batch, differentiable=True).run()
     (found,) = torch.autograd.grad(run.loss, run.delta())
     h = 1e-6
     for index in [(0, 1, 3), (3, 2, 0)]:
@@ -64,7 +64,7 @@ def test_gradient_with_respect_to_the_leaf_works_for_frozen_embeddings():
 
 def test_dropout_masks_are_shared_fresh_or_off():
     model, batch = tiny_model("bert", dropout=0.4), tiny_batch()
-    run = ForwardPass(model, batch)
+    run = ForwardPass(model, batch).run()
     clean = run.logits
     assert torch.equal(run.at(dropout="shared").logits, clean)
     assert not torch.equal(run.at(dropout="independent").logits, clean)
@@ -80,13 +80,15 @@ def test_embeddings_are_found_without_a_whole_forward():
     run = ForwardPass(model, batch)
     early = run.embeddings(1)
     assert not calls
-    assert torch.equal(early, run.hidden_states[1])  # same dropout masks as the forward to come
+    assert torch.equal(
+        early, run.run().hidden_states[1]
+    )  # same dropout masks as the forward to come
 
 
 def test_pooled_reads_what_the_head_reads():
     for left in (False, True):
         model, batch = tiny_model("opt"), tiny_batch(left=left, padding=1)
-        run = ForwardPass(model, batch)
+        run = ForwardPass(model, batch).run()
         hidden = model.model(batch["input_ids"], batch["attention_mask"])[0]
         torch.testing.assert_close(model.score(run.pooled(hidden)), run.logits)
 
@@ -96,7 +98,7 @@ def test_modes_come_back_after_an_exception():
     model.bert.pooler.eval()
     model.classifier.register_forward_pre_hook(lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        _ = ForwardPass(model, batch).at(dropout="off").logits
+        ForwardPass(model, batch).at(dropout="off")
     assert model.training
     assert not model.bert.pooler.training
     assert not model.get_input_embeddings()._forward_hooks
@@ -111,9 +113,9 @@ class TwoTables(nn.Module):
 def test_what_cannot_be_perturbed_is_refused():
     batch = tiny_batch()
     with pytest.raises(ValueError, match="get_input_embeddings"):
-        _ = ForwardPass(TwoTables(), batch, hidden_states=False).logits
+        ForwardPass(TwoTables(), batch, hidden_states=False).run()
     with pytest.raises(ValueError, match="there is no block 5"):
-        ForwardPass(tiny_model("bert"), batch).at(torch.zeros(1), 5).logits  # noqa: B018
+        ForwardPass(tiny_model("bert"), batch).at(torch.zeros(1), 5)
     with pytest.raises(ValueError, match="cannot be reached"):
         blocks(nn.Linear(2, 2))
     model = tiny_model("bert")
@@ -123,14 +125,14 @@ def test_what_cannot_be_perturbed_is_refused():
         return None, model(inputs_embeds=embeds)
 
     with pytest.raises(RuntimeError, match="never passed"):
-        _ = ForwardPass(model, batch, task=through_embeds).logits
+        ForwardPass(model, batch, compute_loss=through_embeds).run()
 
     with pytest.raises(RuntimeError, match="does not fit"):
-        _ = ForwardPass(model, batch).at(torch.zeros(6, 4, 8)).logits
+        ForwardPass(model, batch).at(torch.zeros(6, 4, 8))
 
     def twice(model, inputs):
         model(**inputs)
         return None, model(**inputs)
 
     with pytest.raises(RuntimeError, match="passed twice"):
-        _ = ForwardPass(model, batch, task=twice).logits
+        ForwardPass(model, batch, compute_loss=twice).run()

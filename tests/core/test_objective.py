@@ -107,7 +107,7 @@ class Broken(Regularizer):
     name = "broken"
 
     def loss(self, clean):
-        return clean.logits.sum() * torch.inf
+        return clean.run().logits.sum() * torch.inf
 
 
 @pytest.mark.parametrize("part", ["broken", "task"])

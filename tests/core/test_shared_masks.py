@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from smoothtune import LNSR, Mixout, Objective
-from smoothtune.core.dropout import Draws
+from smoothtune.core.dropout import SharedMasks
 from smoothtune.testing import tiny_model
 
 
@@ -13,7 +13,7 @@ def forward(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(F.dropout(x, 0.1), x, x, dropout_p=0.3)
 
 
-def run(x: Tensor, draws: Draws, seed: int = 1) -> Tensor:
+def run(x: Tensor, draws: SharedMasks, seed: int = 1) -> Tensor:
     torch.manual_seed(seed)
     with draws:
         return forward(x)
@@ -44,7 +44,7 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 def test_masks_are_drawn_once_and_are_those_that_would_have_been_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    x, draws = inputs(), Draws()
+    x, draws = inputs(), SharedMasks()
     expected = plain(x)
     end = torch.get_rng_state()
     drawn = count(monkeypatch)
@@ -67,7 +67,7 @@ def test_only_a_cpu_looks_for_masks() -> None:
 
 
 def test_gradients_of_all_passes_are_right() -> None:
-    x, draws = inputs(), Draws()
+    x, draws = inputs(), SharedMasks()
     first, second = run(x, draws), run(2 * x, draws)
     (found,) = torch.autograd.grad((first * second).sum(), x)
     (expected,) = torch.autograd.grad((plain(x) * plain(2 * x)).sum(), x)
@@ -75,7 +75,7 @@ def test_gradients_of_all_passes_are_right() -> None:
 
 
 def test_another_state_shape_type_or_rate_is_another_draw() -> None:
-    x, draws = inputs(), Draws()
+    x, draws = inputs(), SharedMasks()
     run(x, draws)
     assert torch.equal(run(x, draws, seed=2), plain(x, seed=2))
     assert torch.equal(run(x[:1], draws), plain(x[:1]))
@@ -100,7 +100,7 @@ def test_bernoulli_that_is_no_dropout_is_left_alone() -> None:
         mask = torch.empty_like(x).bernoulli_(0.9)
         return x * torch.ops.aten.div_.Scalar(mask, 0.5)
 
-    x, draws = inputs(), Draws()
+    x, draws = inputs(), SharedMasks()
     torch.manual_seed(1)
     with draws:
         kept = F.dropout(x, 0.1)  # its graph keeps the mask that the others find

@@ -55,7 +55,7 @@ def test_what_is_not_right_is_refused(name):
 
 def test_a_pass_sees_every_sequence():
     model, batch = choice_model(), choice_batch()
-    clean = ForwardPass(model, batch)
+    clean = ForwardPass(model, batch).run()
     flat = batch["input_ids"].view(4 * CHOICES, -1)
     states = model.bert(flat, batch["attention_mask"].view_as(flat), output_hidden_states=True)
     torch.testing.assert_close(clean.hidden_states, states.hidden_states)
@@ -69,7 +69,7 @@ def test_a_pass_sees_every_sequence():
 
 def test_a_perturbation_moves_its_own_choice_alone():
     model, batch = choice_model(), choice_batch()
-    clean = ForwardPass(model, batch)
+    clean = ForwardPass(model, batch).run()
     delta = clean.zeros()
     delta[CHOICES + 1, 0, 0] = 0.5  # choice 1 of example 1
     moved = (clean.at(delta).logits - clean.logits).abs() > 1e-9

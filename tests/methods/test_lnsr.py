@@ -65,7 +65,7 @@ class TestClosedForms:
     def mean(self, model, method, draws):
         """Monte-Carlo mean of R with its standard error, one draw per example."""
         with torch.no_grad():
-            run = ForwardPass(model, ids(draws), points=method.points())
+            run = ForwardPass(model, ids(draws), points=method.points()).run()
             h = run.hidden_states
             delta = method._noise.draw(run)
             values = sum(

@@ -73,7 +73,7 @@ def test_small_noise_gives_the_fisher_quadratic_form():
     """SymKL = z'Gz to second order, G = J'(diag p - pp')J."""
     model = tiny_model("bert")
     inputs = tiny_batch(rows=slice(0, 1))
-    run = ForwardPass(model, inputs, differentiable=True)
+    run = ForwardPass(model, inputs, differentiable=True).run()
     p = run.logits[0].softmax(-1)
     z = 1e-4 * torch.randn(1, 6, 8, dtype=torch.float64)
     jz = torch.stack(

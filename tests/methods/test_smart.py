@@ -132,7 +132,7 @@ def test_stays_in_the_ball_and_beats_noise(norm):
     size = delta.abs().amax((1, 2)) if norm == "linf" else delta.flatten(1).norm(dim=1)
     torch.testing.assert_close(size, torch.full_like(size, 0.2))
     assert not delta[~data["attention_mask"].bool()].any()
-    clean = ForwardPass(model, data, hidden_states=False)
+    clean = ForwardPass(model, data, hidden_states=False).run()
     noise = []
     for seed in range(5):
         torch.manual_seed(seed)

@@ -148,7 +148,7 @@ def test_without_ensemble_and_mask_it_is_adversarial_training(architecture):
 def test_attack_has_its_norm_raises_the_loss_and_spares_padding(attack, fields):
     model, batch = tiny_model("bert"), tiny_batch()
     method = UEGR(attack=attack, eps=0.05, eps_mode="absolute", **fields)
-    clean = ForwardPass(model, batch, differentiable=True)
+    clean = ForwardPass(model, batch, differentiable=True).run()
     delta = method._adversary(clean)
     norms = torch.linalg.vector_norm(delta, dim=(1, 2))
     assert (norms <= 0.05 + 1e-9).all()

@@ -10,7 +10,7 @@ from helpers.tiny_folder import WORDS, tiny_bert
 from smoothtune import LNSR, METHODS, R3F, Jacobian, Objective, regularize
 from smoothtune.core.support import NO_EMBEDDING
 from smoothtune.testing import fixed_draws
-from smoothtune.trainer.sentence_transformers import EmbeddingTask, stacked
+from smoothtune.trainer.sentence_transformers import EmbeddingLoss, stacked
 
 pytest.importorskip(
     "sentence_transformers",
@@ -90,7 +90,7 @@ def test_loss_and_gradient_are_the_trainers_own(loss, folder, tmp_path):
     trainer.model.eval()  # without dropout, whose masks are drawn in another order
     inputs = batch_of(trainer)
     expected = trainer.compute_loss(trainer.model, dict(inputs))
-    task = EmbeddingTask(trainer, inputs)
+    task = EmbeddingLoss(trainer, inputs)
     found, outputs = task(trainer.model, task.batch)
     assert len(outputs["sentence_embedding"]) == 8 * LOSSES[loss][0]
     torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
@@ -118,7 +118,7 @@ def test_every_method_trains_and_logs_its_terms(name, folder, tmp_path):
 def test_divergence_is_the_squared_distance_of_the_embeddings(folder, tmp_path):
     trainer = trainer_of(folder, tmp_path)
     model = trainer.model.eval()
-    task = EmbeddingTask(trainer, batch_of(trainer))
+    task = EmbeddingLoss(trainer, batch_of(trainer))
     texts = {key: value for key, value in task.batch.items() if key != "labels"}
     objective = Objective(R3F(noise="normal", sigma=0.1)).attach(model)
     with fixed_draws():
@@ -142,7 +142,7 @@ def fixed(texts):
 
 def test_hidden_states_are_those_of_the_transformer(folder, tmp_path):
     trainer = trainer_of(folder, tmp_path)
-    task = EmbeddingTask(trainer, batch_of(trainer))
+    task = EmbeddingLoss(trainer, batch_of(trainer))
     objective = Objective(LNSR(noise="in_manifold", k=3)).attach(trainer.model)
     objective(trainer.model, task.batch, task).backward()
     assert objective.terms["loss/lnsr"] > 0

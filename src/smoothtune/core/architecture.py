@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 
-def is_next_token_model(model: nn.Module) -> bool:
+def is_causal_lm(model: nn.Module) -> bool:
     """Whether an unwrapped model predicts the next token: a decoder with a language-model head."""
     head = getattr(model, "get_output_embeddings", None)
     return callable(head) and head() is not None and is_causal(model)
@@ -84,7 +84,7 @@ def is_causal(model: nn.Module) -> bool:
 
 def base_model(model: nn.Module) -> nn.Module:
     """The pre-trained part of a model: without its new head, or all of it if it has none."""
-    if is_next_token_model(model):
+    if is_causal_lm(model):
         return model
     if hasattr(model, "peft_config"):  # whose own `model` is the whole of it, head included
         model = model.get_base_model()  # type: ignore[operator]

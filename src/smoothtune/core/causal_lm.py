@@ -33,7 +33,7 @@ def predicting(batch: Mapping[str, Any]) -> Tensor:
 
 
 def targets(batch: Mapping[str, Any]) -> Tensor:
-    """(N,) the labels, in the order of the logits of `next_token_task`."""
+    """(N,) the labels, in the order of the logits of `causal_lm_loss`."""
     return batch["labels"][:, 1:][predicting(batch)]
 
 
@@ -48,7 +48,7 @@ def num_items(batch: Mapping[str, Any]) -> Tensor:
     return count.to(batch["input_ids"].device).clamp(min=1)
 
 
-def next_token_task(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
+def causal_lm_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
     """Run a causal language model with its head on the label tokens only.
 
     Args:

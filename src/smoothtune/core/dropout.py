@@ -104,7 +104,7 @@ class Mask(NamedTuple):
     after: Tensor  # state of the generator after the draw
 
 
-class Draws(TorchDispatchMode):
+class SharedMasks(TorchDispatchMode):
     """While this is entered, dropout on a CPU looks its masks up before it draws them.
 
     A draw is known by the state of the generator before it, its shape, type and probability, so a

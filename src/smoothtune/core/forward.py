@@ -5,27 +5,28 @@ Shapes, here and everywhere: B batch, T tokens, D width, C classes, L layers, K 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import is_causal, unwrap
-from smoothtune.core.dropout import Draws, Rate, dropout_rates
-from smoothtune.core.hooks import Point, PointReached, Tap, depth, tapped, width_at
+from smoothtune.core.dropout import Rate, SharedMasks, dropout_rates
+from smoothtune.core.hooks import Point, PointReached, depth, tapped, width_at
 
 Batch = Mapping[str, Any]
-Task = Callable[[nn.Module, dict[str, Any]], tuple[Tensor | None, Any]]
+ComputeLoss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor | None, Any]]
+"""(model, batch) -> (() mean loss over the batch or None, outputs)"""
 Dropout = Literal["independent", "shared", "off"]
 
 LABELS = ("labels", "start_positions", "end_positions")
 
 
-def model_task(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
-    """The task as Hugging Face models define it: `outputs.loss`, None without labels."""
+def model_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
+    """`outputs.loss` as Hugging Face models compute it, None without labels, and the outputs."""
     outputs = model(**batch)
     return outputs.get("loss"), outputs
 
@@ -35,29 +36,35 @@ def device_of(batch: Batch) -> torch.device:
     return next(value.device for value in batch.values() if isinstance(value, Tensor))
 
 
-class ForwardPass:
-    """One evaluation of the model at E(x) + delta, run when first looked at.
+class Result(NamedTuple):
+    """What a forward gave."""
 
-    `clean.at(delta)` is f(x + delta) on the same batch. Differentiate with respect to
-    `clean.delta(point)`, a leaf that is zero in the clean pass: it works for frozen embeddings
-    and is what the papers write.
+    loss: Tensor | None
+    outputs: Any
+    hidden_states: list[Tensor] | None
+    values: dict[Point, Tensor]  # (B, T, D) at every point before the perturbation, with graph
+
+
+class ForwardPass:
+    """One evaluation of the model at E(x) + delta.
+
+    `run()` computes it, once; `loss`, `outputs`, `logits` and `hidden_states` are there from then
+    on. `clean.at(delta)` computes f(x + delta) on the same batch; where it needs no clean outputs,
+    the clean pass need not run. Differentiate with respect to `clean.delta(point)`, a leaf that is
+    zero in the clean pass: it works for frozen embeddings and is what the papers write.
 
     Args:
         model: as the loop holds it, DDP and other wrappers included.
         batch: model inputs by name; perturbing needs `input_ids` (B, T), or (B, choices, T), whose
             sequences then count as B * choices examples wherever a shape says B, but in outputs.
-        task: (model, batch) -> (scalar loss or None, outputs).
+        compute_loss: (model, batch) -> (scalar loss or None, outputs).
         points: where perturbations may enter; see `smoothtune.core.hooks`.
-        deltas: (B, T, D) perturbation by point; missing points are not perturbed.
         differentiable: give every point a zero leaf, so that gradients with respect to it exist.
         hidden_states: record the hidden states.
-        dropout: "independent" masks, "shared" with the pass this one was made from, or "off".
-        rate: dropout rates of the pass, for all dropouts or by kind; None: the model's own.
-        detach: cut the graph below the points, so that the layers under them get no gradient.
+        dropout: "independent": as in any forward; "off": evaluation mode.
         start: state of the generators in which the forward begins; they are left where they were.
             Without it the forward draws from them as any forward does.
-        origin: the pass this one was made from.
-        draws: where passes with shared dropout masks keep them, so that they are drawn once.
+        shared_masks: keeps dropout masks for passes that share them.
     """
 
     def __init__(
@@ -65,61 +72,27 @@ class ForwardPass:
         model: nn.Module,
         batch: Batch,
         *,
-        task: Task = model_task,
+        compute_loss: ComputeLoss = model_loss,
         points: Sequence[Point] = ("word",),
-        deltas: Mapping[Point, Tensor] | None = None,
         differentiable: bool = False,
         hidden_states: bool = True,
         dropout: Dropout = "independent",
-        rate: Rate | None = None,
-        detach: bool = False,
         start: rng.State | None = None,
-        origin: ForwardPass | None = None,
-        draws: Draws | None = None,
+        shared_masks: SharedMasks | None = None,
     ):
-        self.model, self.batch, self.task = model, batch, task
-        self.points = tuple(points)
-        self.deltas = dict(deltas or {})
-        self.dropout, self.rate, self.detach = dropout, rate, detach
+        self.model, self.batch, self.compute_loss = model, batch, compute_loss
+        self.points, self.dropout, self.shared_masks = tuple(points), dropout, shared_masks
         self.device = device_of(batch)
-        self.draws = draws
         self.start = start  # generator state in which the forward begins; None: the current one
         self.end: rng.State | None = None  # and in which it ended
-        self._origin = origin  # the pass this one was made from
-        self._differentiable, self._wants_hidden = differentiable, hidden_states
-        self._taps: dict[Point, Tap] = {}
-        self._result: tuple[Tensor | None, Any] | None = None
-        self._hidden: list[Tensor] = []
-
-    # --- what the forward gave ---------------------------------------------------------------
-
-    @property
-    def has_run(self) -> bool:
-        """Whether the forward has been computed."""
-        return self._result is not None
-
-    @property
-    def loss(self) -> Tensor | None:
-        """() task loss, a mean over the batch; None without labels."""
-        return self._run()[0]
-
-    @property
-    def outputs(self) -> Any:
-        """What the model returned."""
-        return self._run()[1]
-
-    @property
-    def logits(self) -> Tensor:
-        """(B, C) logits or scores; (B, T, C) for token tasks."""
-        return self.outputs["logits"]
-
-    @property
-    def hidden_states(self) -> tuple[Tensor, ...]:
-        """L+1 tensors (B, T, D): the input of block 0, then the output of every block."""
-        self._run()
-        if not self._hidden:
-            raise RuntimeError("hidden states were not recorded: uses_hidden_states is False")
-        return tuple(self._hidden)
+        self._differentiable, self._records_states = differentiable, hidden_states
+        self._result: Result | None = None
+        self._values: dict[Point, Tensor] = {}  # at points, without graph
+        # what `at` makes different
+        self.deltas: dict[Point, Tensor] = {}
+        self._rate: Rate | None = None
+        self._detach = False
+        self._clean: ForwardPass | None = None  # the pass that this one perturbs
 
     # --- what the input was ------------------------------------------------------------------
 
@@ -139,17 +112,6 @@ class ForwardPass:
     def labeled(self) -> bool:
         """Whether the batch carries labels."""
         return any(name in self.batch for name in LABELS)
-
-    def embeddings(self, point: Point = "word") -> Tensor:
-        """(B, T, D) values at a point before the perturbation, without graph.
-
-        If the pass has not run yet, the model runs only up to the point.
-        """
-        if point not in self._taps or self._taps[point].seen is None:
-            self._run_to(point)
-        seen = self._taps[point].seen
-        assert seen is not None
-        return seen
 
     def delta(self, point: Point = "word") -> Tensor:
         """(B, T, D) the perturbation leaf at a point, zero in the clean pass."""
@@ -176,7 +138,36 @@ class ForwardPass:
             chosen = self.mask.int().argmax(1)
         return hidden[torch.arange(len(hidden), device=hidden.device), chosen]
 
-    # --- other passes ------------------------------------------------------------------------
+    # --- running -----------------------------------------------------------------------------
+
+    def run(self) -> Self:
+        """Compute the forward, unless it has been; the pass itself.
+
+        Raises:
+            RuntimeError: the forward passes a point never or twice, or a perturbation does not fit.
+            ValueError: the model has no such point.
+        """
+        if self._result is not None:
+            return self
+        if self._differentiable:
+            self.deltas = {point: self.zeros(point).requires_grad_() for point in self.points}
+        states: list[Tensor] | None = [] if self._records_states else None
+        hooks = tapped(
+            self.model,
+            self.points,
+            self.deltas,
+            detach=self._detach,
+            bases=self._values_below(),
+            hidden_states=states,
+        )
+        with self._conditions(), hooks as taps:
+            self._fixed_start()
+            loss, outputs = self.compute_loss(self.model, dict(self.batch))
+            self.end = rng.get_state(self.device)
+        values = {point: tap.value for point, tap in taps.items() if tap.value is not None}
+        self._result = Result(loss, outputs, states, values)
+        self._values |= {point: value.detach() for point, value in values.items()}
+        return self
 
     def at(
         self,
@@ -187,98 +178,134 @@ class ForwardPass:
         rate: Rate | None = None,
         detach: bool = False,
     ) -> ForwardPass:
-        """The same batch at another perturbation.
+        """Run the model on the same batch at another perturbation.
 
         Args:
             delta: (B, T, D), several by point, or None for an unperturbed second pass.
             point: where it enters, if it is one.
             dropout: "independent" masks, the ones "shared" with this pass, or "off".
-            rate: dropout rates in [0, 1), one for all or by kind; see `smoothtune.core.dropout`.
+            rate: dropout rates in [0, 1), one for all or by kind; None: the model's own. See
+                `smoothtune.core.dropout`.
             detach: no gradient reaches the layers below the point.
+
+        Returns:
+            The pass, which has run.
+
+        Raises:
+            RuntimeError: as `run`.
+            ValueError: as `run`; or the model has no dropout whose rate could be set.
         """
-        return ForwardPass(
+        shares = dropout == "shared"
+        other = ForwardPass(
             self.model,
             self.batch,
-            task=self.task,
+            compute_loss=self.compute_loss,
             points=self.points,
-            deltas={point: delta} if isinstance(delta, Tensor) else delta,
-            hidden_states=self._wants_hidden,
+            hidden_states=self._records_states,
             dropout=dropout,
-            rate=rate,
-            detach=detach,
-            start=self._first_state() if dropout == "shared" else None,
-            origin=self,
-            draws=self.draws,
+            start=self._fixed_start() if shares else None,
+            shared_masks=self.shared_masks if shares else None,
         )
+        other.deltas = {point: delta} if isinstance(delta, Tensor) else dict(delta or {})
+        other._rate, other._detach, other._clean = rate, detach, self
+        other.run()
+        if shares:  # this pass, should it never run, would have ended there
+            self.end = self.end or other.end
+        return other
 
-    # --- running -----------------------------------------------------------------------------
+    def embeddings(self, point: Point = "word") -> Tensor:
+        """(B, T, D) values at a point before the perturbation, without graph.
 
-    def _first_state(self) -> rng.State:
+        Before `run` this runs the model up to the point, with the dropout masks of the run to come.
+        """
+        if point not in self._values:
+            bare = unwrap(self.model)
+            self._fixed_start()
+            with (
+                torch.no_grad(),
+                self._conditions(),
+                suppress(PointReached),
+                tapped(bare, [point], {}, stop=True) as taps,
+            ):
+                self.compute_loss(bare, dict(self.batch))
+            value = taps[point].value
+            assert value is not None
+            self._values[point] = value
+        return self._values[point]
+
+    def _fixed_start(self) -> rng.State:
+        """Generator state in which the forward begins: from now on that of this moment."""
         if self.start is None:
             self.start = rng.get_state(self.device)
         return self.start
 
     @contextmanager
-    def _conditions(self, start: rng.State | None):
+    def _conditions(self) -> Iterator[None]:
         """Generators and dropout as this pass wants them."""
         with ExitStack() as stack:
-            if start is not None:
-                stack.enter_context(rng.replay(self.device, start))
+            if self.start is not None:
+                stack.enter_context(rng.replay(self.device, self.start))
             if self.dropout == "off":
                 stack.enter_context(evaluating(self.model))
-            if self.rate is not None:
-                stack.enter_context(dropout_rates(unwrap(self.model), self.rate))
-            if self.draws is not None and (self._origin is None or self.dropout == "shared"):
-                stack.enter_context(self.draws)
+            if self._rate is not None:
+                stack.enter_context(dropout_rates(unwrap(self.model), self._rate))
+            if self.shared_masks is not None:
+                stack.enter_context(self.shared_masks)
             yield
 
-    def _run(self) -> tuple[Tensor | None, Any]:
-        if self._result is None:
-            if self._differentiable:
-                for point in self.points:
-                    self.deltas.setdefault(point, self.zeros(point).requires_grad_())
-            hidden = self._hidden if self._wants_hidden else None
-            start, self.start = self.start, self._first_state()
-            taps = tapped(
-                self.model,
-                self.points,
-                self.deltas,
-                detach=self.detach,
-                bases=self._bases(),
-                hidden_states=hidden,
-            )
-            with self._conditions(start), taps as self._taps:
-                self._result = self.task(self.model, dict(self.batch))
-                self.end = rng.get_state(self.device)
-            if self._origin is not None and self.dropout == "shared":
-                self._origin.end = self._origin.end or self.end
-        return self._result
-
-    def _bases(self) -> dict[Point, Tensor]:
+    def _values_below(self) -> dict[Point, Tensor]:
         """What the clean pass computed below the lowest perturbation, if it is the same here."""
-        clean = self._origin
-        if clean is None or clean._origin is not None or not self.deltas:
+        clean = self._clean
+        if clean is None or clean._clean is not None or clean._result is None or not self.deltas:
             return {}
         lowest = min(self.deltas, key=depth)
-        tap = clean._taps.get(lowest) if clean.has_run else None
-        same_masks = self.dropout == "shared" and self.rate is None
-        same = lowest == "word" or same_masks  # no dropout acts before "word"
-        return {lowest: tap.value} if tap is not None and tap.value is not None and same else {}
+        same_masks = self.dropout == "shared" and self._rate is None
+        values = clean._result.values
+        if lowest in values and (lowest == "word" or same_masks):  # no dropout acts before "word"
+            return {lowest: values[lowest]}
+        return {}
 
-    def _run_to(self, point: Point) -> None:
-        bare = unwrap(self.model)
-        with (
-            torch.no_grad(),
-            self._conditions(self._first_state()),
-            suppress(PointReached),
-            tapped(bare, [point], {}, stop=True) as taps,
-        ):
-            self._taps = self._taps | taps
-            self.task(bare, dict(self.batch))
+    # --- what the forward gave ---------------------------------------------------------------
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the forward has been computed."""
+        return self._result is not None
+
+    @property
+    def _finished(self) -> Result:
+        if self._result is None:
+            raise RuntimeError(
+                "this pass has not run: call `run()` before its loss, outputs or hidden states"
+            )
+        return self._result
+
+    @property
+    def loss(self) -> Tensor | None:
+        """() task loss, a mean over the batch; None without labels."""
+        return self._finished.loss
+
+    @property
+    def outputs(self) -> Any:
+        """What the model returned."""
+        return self._finished.outputs
+
+    @property
+    def logits(self) -> Tensor:
+        """(B, C) logits or scores; (B, T, C) for token tasks."""
+        return self._finished.outputs["logits"]
+
+    @property
+    def hidden_states(self) -> tuple[Tensor, ...]:
+        """L+1 tensors (B, T, D): the input of block 0, then the output of every block."""
+        states = self._finished.hidden_states
+        if states is None:
+            raise RuntimeError("hidden states were not recorded: uses_hidden_states is False")
+        return tuple(states)
 
 
 @contextmanager
-def evaluating(model: nn.Module):
+def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode for the time of a pass; every module's own mode is restored."""
     training = [module for module in model.modules() if module.training]
     for module in training:

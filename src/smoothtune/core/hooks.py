@@ -34,7 +34,7 @@ Layer = Literal["word"] | Annotated[int, Field(ge=0)]  # a point, as a field of 
 
 
 class PointReached(Exception):  # noqa: N818 - it is a signal, not an error
-    """Raised on purpose to end a forward once its last point has been seen."""
+    """Raised on purpose to end a forward at a point."""
 
 
 def module_at(model: nn.Module, point: Point) -> nn.Module:
@@ -78,14 +78,12 @@ class Tap:
     backward through everything below the point, the word-embedding matrix above all.
     """
 
-    def __init__(self, point: Point, delta: Tensor | None, detach: bool, base: Tensor | None):
-        self.point, self.delta, self.detach, self.base = point, delta, detach, base
+    def __init__(
+        self, point: Point, delta: Tensor | None, base: Tensor | None, detach: bool, stop: bool
+    ):
+        self.point, self.delta, self.base = point, delta, base
+        self.detach, self.stop = detach, stop
         self.value: Tensor | None = None
-
-    @property
-    def seen(self) -> Tensor | None:
-        """The value that came in, without graph."""
-        return None if self.value is None else self.value.detach()
 
     def pass_through(self, x: Tensor) -> Tensor:
         """Return x + delta."""
@@ -95,6 +93,8 @@ class Tap:
                 "losses that run the model several times are not supported by this method."
             )
         self.value = x if self.base is None else self.base
+        if self.stop:
+            raise PointReached
         x = self.value.detach() if self.detach else self.value
         if self.delta is None:
             return x
@@ -135,10 +135,10 @@ def tapped(
         detach: cut the graph below the points.
         bases: (B, T, D) what another pass computed at a point, to be used in place of this one's.
         hidden_states: list to fill with the L+1 states (B, T, D): input of block 0, block outputs.
-        stop: end the forward with `PointReached` at the highest point.
+        stop: end the forward with `PointReached` at the first point.
 
     Yields:
-        The taps by point; `seen` holds the value before the perturbation.
+        The taps by point; `value` is what came in, before the perturbation.
 
     Raises:
         RuntimeError: a point was passed never or twice.
@@ -146,7 +146,7 @@ def tapped(
     bare = unwrap(model)
     bases = bases or {}
     taps = {
-        point: Tap(point, deltas.get(point), detach, bases.get(point))
+        point: Tap(point, deltas.get(point), bases.get(point), detach, stop)
         for point in {*points, *deltas}
     }
     with ExitStack() as hooks:
@@ -160,14 +160,6 @@ def tapped(
         if hidden_states is not None:
             for handle in _record(blocks(bare), hidden_states):
                 hooks.enter_context(handle)
-        if stop and taps:
-            last = max(taps, key=depth)
-            module = module_at(bare, last)
-            hooks.enter_context(
-                module.register_forward_hook(_stop)
-                if last == "word"
-                else module.register_forward_pre_hook(_stop)
-            )
         yield taps
     for point, tap in taps.items():
         if tap.value is None:
@@ -192,7 +184,3 @@ def _record(layers: nn.ModuleList, states: list[Tensor]) -> Iterator:
     yield layers[0].register_forward_pre_hook(first)
     for layer in layers:
         yield layer.register_forward_hook(each)
-
-
-def _stop(*args: object) -> None:
-    raise PointReached

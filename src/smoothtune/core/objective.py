@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import is_next_token_model, unwrap
-from smoothtune.core.causal_lm import next_token_task
-from smoothtune.core.dropout import Draws
-from smoothtune.core.forward import Batch, ForwardPass, Task, device_of, model_task
+from smoothtune.core.architecture import is_causal_lm, unwrap
+from smoothtune.core.causal_lm import causal_lm_loss
+from smoothtune.core.dropout import SharedMasks
+from smoothtune.core.forward import Batch, ComputeLoss, ForwardPass, device_of, model_loss
 from smoothtune.core.higher_order import HigherDerivatives
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.support import check, is_compiled
@@ -109,14 +109,16 @@ class Objective:
 
     # --- the four moments --------------------------------------------------------------------
 
-    def __call__(self, model: nn.Module, batch: Batch, task: Task | None = None) -> Tensor:
+    def __call__(
+        self, model: nn.Module, batch: Batch, compute_loss: ComputeLoss | None = None
+    ) -> Tensor:
         """The objective on one batch.
 
         Args:
             model: as the loop holds it (wrapped or not), in training mode.
             batch: model inputs; `example_id`, if there, names the rows in errors.
-            task: (model, batch) -> (scalar mean loss or None, outputs); unless given, the model's
-                own loss, which `next_token_task` computes for causal language models.
+            compute_loss: (model, batch) -> (scalar mean loss or None, outputs); unless given, the
+                model's own loss, which `causal_lm_loss` computes for causal language models.
 
         Returns:
             () the value to back-propagate.
@@ -129,14 +131,15 @@ class Objective:
         batch = dict(batch)
         self._check_once(model, device_of(batch))
         example_ids = batch.pop("example_id", None)
-        if task is None:
-            task = next_token_task if is_next_token_model(unwrap(model)) else model_task
-        clean = self._clean_pass(model, batch, task)
+        if compute_loss is None:
+            compute_loss = causal_lm_loss if is_causal_lm(unwrap(model)) else model_loss
+        clean = self._clean_pass(model, batch, compute_loss)
         losses = dict(self._losses(clean))
         replaced = any(self.regularizers[name].replaces_task_loss for name in losses)
         if clean.labeled and not replaced:
-            assert clean.loss is not None
-            losses["task"] = clean.loss
+            loss = clean.run().loss
+            assert loss is not None
+            losses["task"] = loss
         if clean.end is not None:  # the ambient generators go on where plain training would be
             rng.set_state(clean.device, clean.end)
         if not losses:
@@ -198,24 +201,26 @@ class Objective:
             check(self.regularizers, model, device)
             self._checked.add((id(model), precision))
 
-    def _clean_pass(self, model: nn.Module, batch: dict[str, Any], task: Task) -> ForwardPass:
+    def _clean_pass(
+        self, model: nn.Module, batch: dict[str, Any], compute_loss: ComputeLoss
+    ) -> ForwardPass:
         methods = self.regularizers.values()
         points = {point: None for r in methods for point in r.points()}
         return ForwardPass(
             model,
             batch,
-            task=task,
+            compute_loss=compute_loss,
             points=tuple(points),
             differentiable=any(r.differentiates for r in methods),
             hidden_states=any(r.uses_hidden_states for r in methods),
             start=rng.get_state(device_of(batch)),
-            draws=self._draws(model, device_of(batch)),
+            shared_masks=self._shared_masks(model, device_of(batch)),
         )
 
-    def _draws(self, model: nn.Module, device: torch.device) -> Draws | None:
+    def _shared_masks(self, model: nn.Module, device: torch.device) -> SharedMasks | None:
         """Where dropout masks are kept; not on accelerators, whose draws cost less than looking."""
         passes = any(regularizer.has_loss for regularizer in self.regularizers.values())
-        return Draws() if passes and device.type == "cpu" and not is_compiled(model) else None
+        return SharedMasks() if passes and device.type == "cpu" and not is_compiled(model) else None
 
     def _losses(self, clean: ForwardPass) -> Iterator[tuple[str, Tensor]]:
         for name, regularizer in self.regularizers.items():

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from smoothtune.core.architecture import is_causal, is_next_token_model, unwrap
+from smoothtune.core.architecture import is_causal, is_causal_lm, unwrap
 from smoothtune.core.causal_lm import label_logits, num_items
 from smoothtune.core.forward import ForwardPass
 
@@ -45,7 +45,7 @@ def heads(run: ForwardPass) -> list[Head]:
             Head(span.masked_fill(~run.mask, low)[:, None], _ones(span), False) for span in spans
         ]
     logits, bare = run.logits, unwrap(run.model)
-    if is_next_token_model(bare):
+    if is_causal_lm(bare):
         tokens = label_logits(logits, run.batch)[:, None]
         return [Head(tokens, _ones(tokens), False, len(tokens) / num_items(run.batch))]
     if logits.ndim == 1:  # DeBERTa flattens the scores of a regression when it is given labels
@@ -92,6 +92,6 @@ def prediction_mean(run: ForwardPass, sums: Tensor) -> Tensor:
     It is the mean over examples; in causal language models the mean over label tokens, each of
     which is a prediction.
     """
-    if is_next_token_model(unwrap(run.model)):
+    if is_causal_lm(unwrap(run.model)):
         return sums.sum() / num_items(run.batch)
     return sums.mean()

@@ -15,7 +15,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import Trainer
 
-from smoothtune.core.architecture import is_next_token_model, transformer, unwrap
+from smoothtune.core.architecture import is_causal_lm, transformer, unwrap
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.trainer.trl import sft_problems
 
@@ -204,7 +204,7 @@ def check(
     perturbing = [name for name, r in regularizers.items() if r.points()]
     bare = unwrap(model)
     for title, refused, applies in (
-        ("a causal language model", NO_NEXT_TOKEN, is_next_token_model(bare)),
+        ("a causal language model", NO_NEXT_TOKEN, is_causal_lm(bare)),
         ("an embedding model", NO_EMBEDDING, transformer(bare) is not bare),
         ("a multiple-choice model", NO_CHOICES, type(bare).__name__.endswith("ForMultipleChoice")),
     ):

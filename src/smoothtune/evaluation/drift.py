@@ -129,7 +129,7 @@ def _pooled(predictor: Predictor, rows: Dataset) -> np.ndarray:
     order: list[np.ndarray] = []
     with torch.no_grad(), evaluating(predictor.model):
         for chosen, batch in predictor.batches(rows):
-            run = predictor.clean(batch)
+            run = predictor.clean(batch).run()
             states = torch.stack([run.pooled(hidden) for hidden in run.hidden_states[1:]])
             layers.append(states.double().cpu().numpy())
             order.append(chosen)

@@ -120,11 +120,11 @@ class Predictor:
         hidden_states: bool = True,
         differentiable: bool = False,
     ) -> ForwardPass:
-        """The unperturbed pass over a batch, without dropout; arguments as of `ForwardPass`."""
+        """The unperturbed pass over a batch, not run yet, without dropout; see `ForwardPass`."""
         return ForwardPass(
             self.model,
             batch,
-            task=self.read,
+            compute_loss=self.read,
             points=points,
             hidden_states=hidden_states,
             differentiable=differentiable,
@@ -171,9 +171,11 @@ class Predictor:
         predictions = self.blank(rows)
         with torch.no_grad(), evaluating(self.model):
             for number, (chosen, batch) in enumerate(self.batches(rows)):
-                run = self.clean(batch, hidden_states=False)
-                if perturb is not None:
-                    run = run.at(perturb(run, number), dropout="off")
+                clean = self.clean(batch, hidden_states=False)
+                if perturb is None:
+                    run = clean.run()
+                else:
+                    run = clean.at(perturb(clean, number), dropout="off")
                 self.fill(predictions, run, rows, chosen)
         return predictions
 

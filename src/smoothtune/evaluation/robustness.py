@@ -68,7 +68,7 @@ def noise_curve(
                 with predictor.draws(f"robustness/{kind}", batch, draw, number):
                     delta = _noise(clean, noise)
                 for index, level in enumerate(levels):
-                    run = clean.at(level * delta, dropout="off") if level else clean
+                    run = clean.at(level * delta, dropout="off") if level else clean.run()
                     predictor.fill(found[index, draw], run, rows, chosen)
     noise.detach()
     points = [
@@ -145,7 +145,7 @@ def _attacks(
             else clean.zeros()
             for level in levels
         ]
-    gradient = loss_gradient(clean, task_loss(clean), "word")
+    gradient = loss_gradient(clean, task_loss(clean.run()), "word")
     size = unit(clean, "word", "l2", "example", "relative")
     return [level * size * normalize(gradient, "l2", "example") for level in levels]
 

@@ -164,7 +164,7 @@ def _errors(
     predictor: Predictor, batch: Batch, layer: int, ratio: float, counters: tuple[int, int]
 ) -> Tensor:
     """(depth - layer + 1, B) relative error at the point itself, then after every block above."""
-    clean = predictor.clean(batch, points=(layer,))
+    clean = predictor.clean(batch, points=(layer,)).run()
     states = clean.hidden_states[layer + 1 :]
     x, mask = clean.embeddings(layer), clean.mask
     with predictor.draws(f"attenuation/{layer}", batch, *counters):

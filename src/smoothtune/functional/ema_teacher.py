@@ -35,23 +35,22 @@ class Teacher:
         """The teacher's predictions on the batch of a pass, without graph.
 
         Args:
-            clean: the student's pass.
+            clean: the student's pass, which has run.
             dropout: masks "independent" of the student's, "shared" with them, or "off".
         """
-        clean.outputs  # noqa: B018 - the masks to share are known once it has run
-        run = ForwardPass(
+        shares = dropout == "shared"
+        own = ForwardPass(
             self.model.to(clean.device).train(),
             clean.batch,
-            task=clean.task,
+            compute_loss=clean.compute_loss,
             points=(),
             hidden_states=False,
             dropout=dropout,
-            start=clean.start if dropout == "shared" else None,
-            draws=clean.draws if dropout == "shared" else None,
+            start=clean.start if shares else None,
+            shared_masks=clean.shared_masks if shares else None,
         )
         with torch.no_grad():
-            run.outputs  # noqa: B018 - here and not later, so that there is no graph
-        return run
+            return own.run()
 
     @torch.no_grad()
     def update(self, beta: float) -> None:

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from smoothtune.core.architecture import (
     embedding_table,
-    is_next_token_model,
+    is_causal_lm,
     unwrap,
     word_embeddings,
 )
@@ -93,7 +93,7 @@ class InputDerivatives:
                 return read(clean.at(delta * clean.mask[..., None], dropout="shared"))
 
             with torch.autocast(x.device.type, enabled=False):
-                center = read(clean) if self.difference == "forward" else None
+                center = read(clean.run()) if self.difference == "forward" else None
                 return derivative_norms.finite_difference(
                     function,
                     x,
@@ -104,7 +104,7 @@ class InputDerivatives:
                     probe=self.probe,
                     center=center,
                 )
-        outputs = [z.to(x.dtype) for z in read(clean)]
+        outputs = [z.to(x.dtype) for z in read(clean.run())]
         leaf = clean.delta()
         if self.name == "exact":
             return derivative_norms.exact(outputs, leaf, weights, hessian=self.hessian)
@@ -136,15 +136,7 @@ class InputDerivatives:
         """(L,) root of the batch mean of ||J_l||^2, in evaluation mode, by forward passes."""
 
         def function(delta: Tensor) -> list[Tensor]:
-            return read(
-                ForwardPass(
-                    unwrap(clean.model),
-                    clean.batch,
-                    task=clean.task,
-                    deltas={"word": delta * clean.mask[..., None]},
-                    dropout="off",
-                )
-            )
+            return read(clean.at(delta * clean.mask[..., None], dropout="off"))
 
         with torch.autocast(clean.device.type, enabled=False):
             squares = [
@@ -162,7 +154,7 @@ def scores(run: ForwardPass) -> Tensor:
     if "start_logits" in outputs:
         spans = torch.stack([outputs["start_logits"], outputs["end_logits"]], -1)
         return (spans * run.mask[..., None]).flatten(1)
-    if is_next_token_model(unwrap(run.model)):
+    if is_causal_lm(unwrap(run.model)):
         return by_example(label_logits(run.logits, run.batch), run.batch).flatten(1)
     (head,) = heads(run)
     return (head.logits * head.mask[..., None]).flatten(1)

@@ -101,6 +101,7 @@ class ALICE(Regularizer):
         return torch.stack(terms).sum()
 
     def _virtual(self, clean: ForwardPass) -> Inner:
+        clean.run()
         if self.compat:
             return lambda run: divergence(clean, run, kl)
         return lambda run: divergence(clean, run)

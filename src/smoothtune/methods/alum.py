@@ -101,6 +101,7 @@ class ALUM(Regularizer):
         share = ramp(self._updates, self.ramp_start, self.ramp_steps)
         if not share:
             return None
+        clean.run()
         delta, gradient = self._ascent.search(clean, lambda run: divergence(clean, run))
         noisy = clean.at(delta, self.layer, dropout=self.dropout)
         x = clean.embeddings(self.layer)

@@ -145,7 +145,7 @@ class CrossHolder(Regularizer):
                 clean, lambda run: [centered_scores(run)], torch.ones(1)
             )
             return self._omega(estimate)
-        pairs, factor = self._pairs(_single_head(clean))
+        pairs, factor = self._pairs(_single_head(clean.run()))
         terms = [self._pair_term(clean, *pair) for pair in pairs]
         return factor * torch.stack(terms).sum()
 

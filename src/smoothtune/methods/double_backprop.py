@@ -46,7 +46,8 @@ class DoubleBackprop(Regularizer):
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """1/2 ||dL/dx||^2, a mean over examples; None without labels."""
-        if clean.loss is None:
+        loss = clean.run().loss
+        if loss is None:
             return None
-        row = gradient(clean.loss, clean.delta()) * len(clean.mask)
+        row = gradient(loss, clean.delta()) * len(clean.mask)
         return 0.5 * squared_norm(row).mean()

@@ -68,7 +68,7 @@ class FGM(Regularizer):
         """Task loss at x + r; None without labels."""
         if not clean.labeled:
             return None
-        gradient = gradient_at(clean, task_loss(clean), self.layer, keep_graph=True)
+        gradient = gradient_at(clean, task_loss(clean.run()), self.layer, keep_graph=True)
         radius = self._epsilon * unit(clean, self.layer, "l2", "example", self.scale)
         r = radius * normalize(gradient, "l2", "example")
         x = clean.embeddings(self.layer)

@@ -39,7 +39,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import is_next_token_model, unwrap
+from smoothtune.core.architecture import is_causal_lm, unwrap
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
@@ -170,9 +170,9 @@ class JacHess(Regularizer):
         if self.factors == "logits":
             weights = torch.ones(1)
             estimate = self._derivatives.estimate(clean, lambda run: [scores(run)], weights)
-            width = scores(clean).shape[1]
+            width = scores(clean.run()).shape[1]
         else:
-            positions = self._positions(clean)
+            positions = self._positions(clean.run())
             rows = torch.arange(len(positions), device=clean.device)
 
             def read(run: ForwardPass) -> list[Tensor]:
@@ -195,7 +195,7 @@ class JacHess(Regularizer):
 
     def _positions(self, clean: ForwardPass) -> Tensor:
         """(B,) the token of every example whose state is z_l."""
-        several = "start_logits" in clean.outputs or is_next_token_model(unwrap(clean.model))
+        several = "start_logits" in clean.outputs or is_causal_lm(unwrap(clean.model))
         drawn = self.token == "random" or (self.token == "auto" and several)
         if drawn:
             draws = rng.uniform_like(clean.mask.float())

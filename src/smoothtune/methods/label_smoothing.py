@@ -24,7 +24,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.core.architecture import is_next_token_model, unwrap
+from smoothtune.core.architecture import is_causal_lm, unwrap
 from smoothtune.core.causal_lm import targets
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, head_mean, heads
@@ -69,10 +69,10 @@ class LabelSmoothing(Regularizer):
         """
         if not clean.labeled:
             return None
-        found = heads(clean)
+        found = heads(clean.run())
         names = ["labels"] if len(found) == 1 else ["start_positions", "end_positions"]
         labels = [clean.batch[name] for name in names]
-        if is_next_token_model(unwrap(clean.model)):
+        if is_causal_lm(unwrap(clean.model)):
             labels = [targets(clean.batch)]
         return torch.stack(
             [self._loss(head, label) for head, label in zip(found, labels, strict=True)]

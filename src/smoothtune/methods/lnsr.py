@@ -115,7 +115,7 @@ class LNSR(Regularizer):
     def loss(self, clean: ForwardPass) -> Tensor:
         """R of eq. 11."""
         point, above = self._noise.point, slice(self._first + 1, None)
-        hidden = clean.hidden_states[above]
+        hidden = clean.run().hidden_states[above]
         delta = self._noise.draw(clean)
         noisy = clean.at(delta, point, dropout=self.dropout).hidden_states[above]
         terms = [

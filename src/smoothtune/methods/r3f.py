@@ -27,7 +27,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import embedding_table, head_modules, is_next_token_model
+from smoothtune.core.architecture import embedding_table, head_modules, is_causal_lm
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.predictions import heads
@@ -58,10 +58,11 @@ class R3F(Regularizer):
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Symmetric KL; the squared difference for regression."""
-        if self.compat and heads(clean)[0].regression:
+        if self.compat and heads(clean.run())[0].regression:
             return None
         draws = rng.uniform_like if self.noise == "uniform" else rng.normal_like
         z = self.sigma * draws(clean.zeros()) * clean.mask[..., None]
+        clean.run()
         noisy = clean.at(z, dropout=self.dropout, detach=self.compat == "fairseq")
         term = divergence(clean, noisy)
         self.diagnostics["delta_ratio"] = relative_norm(z, clean.embeddings(), clean.mask)
@@ -117,7 +118,7 @@ class R4F(R3F):
 
 
 def _head_layers(model: nn.Module) -> list[nn.Linear]:
-    if not is_next_token_model(model):
+    if not is_causal_lm(model):
         return [module for module in head_modules(model) if isinstance(module, nn.Linear)]
     head = model.get_output_embeddings()  # type: ignore[operator]
     if head.weight is embedding_table(model):

@@ -47,6 +47,7 @@ class RDrop(Regularizer):
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """Mean task loss of two passes and their divergence; without labels the divergence."""
+        clean.run()
         second = clean.at()
         apart = divergence(clean, second, half_symmetric_kl)
         self.diagnostics["divergence"] = apart

@@ -73,7 +73,7 @@ class SAM(Regularizer):
     def _climb(self, clean: ForwardPass, weights: Sequence[Tensor]) -> list[Tensor]:
         """e, for every weight."""
         found = torch.autograd.grad(
-            task_loss(clean), weights, retain_graph=True, materialize_grads=True
+            task_loss(clean.run()), weights, retain_graph=True, materialize_grads=True
         )
         sizes = [w.detach().abs() if self.adaptive else torch.ones_like(w) for w in weights]
         scaled = [s * g for s, g in zip(sizes, found, strict=True)]

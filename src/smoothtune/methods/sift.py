@@ -105,6 +105,7 @@ class SiFT(Regularizer):
         compat = self.compat == "deberta"
         measure = cross_entropies if compat else symmetric_kl
         search = self.deberta_search if compat else self._ascent.search
+        clean.run()
         delta, gradient = search(clean, lambda run: divergence(clean, run, measure))
         noisy = clean.at(delta, POINT, dropout=self.dropout, detach=compat)
         x = clean.embeddings(POINT)

@@ -182,6 +182,7 @@ class SMART(Regularizer):
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """lambda_s R_s + mu D."""
+        clean.run()
         terms = []
         if self.lambda_s:
             terms.append(self.lambda_s * self.smoothness(clean))

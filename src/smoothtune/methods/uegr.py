@@ -237,7 +237,7 @@ class UEGR(Regularizer):
             for k, rate in enumerate(self._dropout_rates())
         ]
         total = self.gamma * torch.stack([_loss(each) for each in passes]).mean()
-        among = [clean, *passes] if self.js_over == "adversarial+clean" else passes
+        among = [clean.run(), *passes] if self.js_over == "adversarial+clean" else passes
         apart = ensemble_divergence(among)
         self.diagnostics["js"] = apart
         if self.adaptive == "divergence":
@@ -245,7 +245,7 @@ class UEGR(Regularizer):
         if self.js_norm == "log_k" and len(among) > 1:
             apart = apart / torch.tensor(float(len(among))).log().item()
         total = total + self.alpha * apart
-        return total + self.beta * _loss(clean) if self.beta else total
+        return total + self.beta * _loss(clean.run()) if self.beta else total
 
     def _adversary(self, clean: ForwardPass) -> Tensor:
         """(B, T, D) the attack."""
@@ -265,7 +265,7 @@ class UEGR(Regularizer):
             share = (rng.uniform_like(delta[:, :1, :1]) + 1) / 2
             delta = share * self.eps * u * normalize(noise, "l2", "example")
         elif self.attack_dropout == "model":  # the clean pass has the first gradient already
-            gradient = gradient_at(clean, _loss(clean), point, keep_graph=True)
+            gradient = gradient_at(clean, _loss(clean.run()), point, keep_graph=True)
             delta, steps = update(delta, gradient), steps - 1
         if steps:
             dropout: Dropout = "off" if self.attack_dropout == "off" else "shared"

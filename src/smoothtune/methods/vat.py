@@ -64,6 +64,7 @@ class VAT(Regularizer):
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """KL(p || p(.|x + r)), also on batches without labels."""
+        clean.run()
         probe = self.xi * unit(clean, self.layer, "l2", "example", "relative")
         draws = rng.normal_like(clean.zeros(self.layer)) * clean.mask[..., None]
 

@@ -52,7 +52,7 @@ def stacked(columns: list[Column]) -> dict[str, Tensor]:
     }
 
 
-class EmbeddingTask:
+class EmbeddingLoss:
     """The trainer's loss over one batch, from one forward over the texts of all its columns."""
 
     def __init__(self, trainer: Any, inputs: dict[str, Any]):

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from smoothtune.core.architecture import is_next_token_model, unwrap
-from smoothtune.core.causal_lm import next_token_task
-from smoothtune.core.forward import Task
+from smoothtune.core.architecture import is_causal_lm, unwrap
+from smoothtune.core.causal_lm import causal_lm_loss
+from smoothtune.core.forward import ComputeLoss
 from smoothtune.core.objective import Objective
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.support import check_trainer
-from smoothtune.trainer.sentence_transformers import EmbeddingTask, is_embedding_trainer
+from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
 from smoothtune.trainer.trl import trl_trainer, unpacked
 from smoothtune.trainer.unlabeled import Alternate, alternating_loader
 
@@ -110,7 +110,7 @@ class _Binding(TrainerCallback):
         # keep the Trainer from scaling by the number of items, which some heads ignore. In
         # language models batches weigh by their label tokens, which the Trainer counts then.
         model: Any = trainer.model
-        self.next_token = is_next_token_model(unwrap(model)) and _has_stock_loss(trainer)
+        self.next_token = is_causal_lm(unwrap(model)) and _has_stock_loss(trainer)
         trainer.model_accepts_loss_kwargs = self.next_token
         trainer.loss_is_scaled_for_ga = False
         trainer.add_callback(self)
@@ -131,29 +131,29 @@ class _Binding(TrainerCallback):
         if not model.training:
             inputs = {key: value for key, value in inputs.items() if key != "example_id"}
             return self.original_compute_loss(model, inputs, return_outputs=return_outputs)
-        batch, task = self.batch_and_task(inputs, num_items_in_batch)
-        loss = self.objective(model, batch, task)
+        batch, compute_loss = self.batch_and_loss(inputs, num_items_in_batch)
+        loss = self.objective(model, batch, compute_loss)
         self._count(self.objective.terms)
         return (loss, None) if return_outputs else loss
 
-    def batch_and_task(
+    def batch_and_loss(
         self, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None
-    ) -> tuple[dict[str, Any], Task]:
+    ) -> tuple[dict[str, Any], ComputeLoss]:
         """What the objective is given, for the trainers of several libraries."""
         if is_embedding_trainer(self.trainer):
-            embedding = EmbeddingTask(self.trainer, inputs)
+            embedding = EmbeddingLoss(self.trainer, inputs)
             return embedding.batch, embedding
         if not self.next_token:
-            return inputs, self.task
+            return inputs, self.task_loss
         inputs = unpacked(inputs)
         if num_items_in_batch is not None:  # of all batches of the update, on all processes
             args = self.trainer.args
             processes = args.world_size if args.average_tokens_across_devices else 1
             batches = self.trainer.current_gradient_accumulation_steps * processes
             inputs["num_items_in_batch"] = num_items_in_batch / batches
-        return inputs, next_token_task
+        return inputs, causal_lm_loss
 
-    def task(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
+    def task_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
         """The trainer's own loss on one batch."""
         if not any(name in batch for name in self.trainer.label_names):
             return None, model(**batch)
