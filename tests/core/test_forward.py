@@ -80,9 +80,20 @@ def test_embeddings_are_found_without_a_whole_forward():
     run = ForwardPass(model, batch)
     early = run.embeddings(1)
     assert not calls
-    assert torch.equal(
-        early, run.run().hidden_states[1]
-    )  # same dropout masks as the forward to come
+    run.run()  # with the same dropout masks
+    assert torch.equal(early, run.hidden_states[1])
+
+
+def test_outputs_of_a_pass_that_has_not_run_are_refused():
+    clean = ForwardPass(tiny_model("bert"), tiny_batch())
+    state = torch.get_rng_state()
+    for name in ("loss", "outputs", "logits", "hidden_states"):
+        with pytest.raises(RuntimeError, match="call `run"):
+            getattr(clean, name)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not clean.has_run
+    assert clean.run() is clean
+    assert clean.loss is clean.run().loss  # the forward is computed once
 
 
 def test_pooled_reads_what_the_head_reads():

@@ -13,9 +13,9 @@ def forward(x: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(F.dropout(x, 0.1), x, x, dropout_p=0.3)
 
 
-def run(x: Tensor, draws: SharedMasks, seed: int = 1) -> Tensor:
+def run(x: Tensor, masks: SharedMasks, seed: int = 1) -> Tensor:
     torch.manual_seed(seed)
-    with draws:
+    with masks:
         return forward(x)
 
 
@@ -44,44 +44,44 @@ def count(monkeypatch: pytest.MonkeyPatch) -> list[torch.Size]:
 def test_masks_are_drawn_once_and_are_those_that_would_have_been_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    x, draws = inputs(), SharedMasks()
+    x, masks = inputs(), SharedMasks()
     expected = plain(x)
     end = torch.get_rng_state()
     drawn = count(monkeypatch)
     alive = []
     for _ in range(3):
-        alive.append(run(x, draws))
+        alive.append(run(x, masks))
         assert torch.equal(alive[-1], expected)
         assert torch.equal(torch.get_rng_state(), end)
         assert len(drawn) == 2
     alive.clear()  # nothing is kept that no graph needs
-    assert torch.equal(run(x, draws), expected)
+    assert torch.equal(run(x, masks), expected)
     assert len(drawn) == 4
 
 
 def test_only_a_cpu_looks_for_masks() -> None:
     model, objective = tiny_model("bert"), Objective(LNSR())
-    assert objective._draws(model, torch.device("cpu")) is not None
-    assert objective._draws(model, torch.device("cuda")) is None
-    assert Objective(Mixout())._draws(model, torch.device("cpu")) is None  # has no second pass
+    assert objective._shared_masks(model, torch.device("cpu")) is not None
+    assert objective._shared_masks(model, torch.device("cuda")) is None
+    assert Objective(Mixout())._shared_masks(model, torch.device("cpu")) is None  # has no second pass
 
 
 def test_gradients_of_all_passes_are_right() -> None:
-    x, draws = inputs(), SharedMasks()
-    first, second = run(x, draws), run(2 * x, draws)
+    x, masks = inputs(), SharedMasks()
+    first, second = run(x, masks), run(2 * x, masks)
     (found,) = torch.autograd.grad((first * second).sum(), x)
     (expected,) = torch.autograd.grad((plain(x) * plain(2 * x)).sum(), x)
     torch.testing.assert_close(found, expected)
 
 
 def test_another_state_shape_type_or_rate_is_another_draw() -> None:
-    x, draws = inputs(), SharedMasks()
-    run(x, draws)
-    assert torch.equal(run(x, draws, seed=2), plain(x, seed=2))
-    assert torch.equal(run(x[:1], draws), plain(x[:1]))
-    assert torch.equal(run(x.double(), draws), plain(x.double()))
+    x, masks = inputs(), SharedMasks()
+    run(x, masks)
+    assert torch.equal(run(x, masks, seed=2), plain(x, seed=2))
+    assert torch.equal(run(x[:1], masks), plain(x[:1]))
+    assert torch.equal(run(x.double(), masks), plain(x.double()))
     torch.manual_seed(1)
-    with draws:
+    with masks:
         found = F.dropout(x, 0.5)
     torch.manual_seed(1)
     assert torch.equal(found, F.dropout(x, 0.5))
@@ -100,15 +100,15 @@ def test_bernoulli_that_is_no_dropout_is_left_alone() -> None:
         mask = torch.empty_like(x).bernoulli_(0.9)
         return x * torch.ops.aten.div_.Scalar(mask, 0.5)
 
-    x, draws = inputs(), SharedMasks()
+    x, masks = inputs(), SharedMasks()
     torch.manual_seed(1)
-    with draws:
+    with masks:
         kept = F.dropout(x, 0.1)  # its graph keeps the mask that the others find
     for function in (scaled_late, not_scaled, scaled_otherwise, scaled_late, not_scaled):
         torch.manual_seed(1)
         expected = function(x)
         torch.manual_seed(1)
-        with draws:
+        with masks:
             found = function(x)
         torch.testing.assert_close(found, expected)
     (gradient,) = torch.autograd.grad(kept.sum(), x)

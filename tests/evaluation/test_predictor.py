@@ -118,7 +118,7 @@ def test_outputs_are_matched_by_the_names_of_labels(tmp_path, tiny_folder, rows)
     np.testing.assert_array_equal(swapped.predict(rows), logits[:, ::-1])
     np.testing.assert_array_equal(unknown.predict(rows), logits)
     _, batch = next(swapped.batches(rows))
-    assert swapped.clean(batch).loss != same.clean(batch).loss
+    assert swapped.clean(batch).run().loss != same.clean(batch).run().loss
 
 
 def test_question_answering_is_refused_with_advice(tmp_path, tiny_folder):

@@ -59,6 +59,7 @@ class ForwardPass:
             sequences then count as B * choices examples wherever a shape says B, but in outputs.
         compute_loss: (model, batch) -> (scalar loss or None, outputs).
         points: where perturbations may enter; see `smoothtune.core.hooks`.
+        deltas: (B, T, D) perturbation by point; missing points are not perturbed.
         differentiable: give every point a zero leaf, so that gradients with respect to it exist.
         hidden_states: record the hidden states.
         dropout: "independent": as in any forward; "off": evaluation mode.
@@ -74,6 +75,7 @@ class ForwardPass:
         *,
         compute_loss: ComputeLoss = model_loss,
         points: Sequence[Point] = ("word",),
+        deltas: Mapping[Point, Tensor] | None = None,
         differentiable: bool = False,
         hidden_states: bool = True,
         dropout: Dropout = "independent",
@@ -82,14 +84,13 @@ class ForwardPass:
     ):
         self.model, self.batch, self.compute_loss = model, batch, compute_loss
         self.points, self.dropout, self.shared_masks = tuple(points), dropout, shared_masks
-        self.device = device_of(batch)
+        self.device, self.deltas = device_of(batch), dict(deltas or {})
         self.start = start  # generator state in which the forward begins; None: the current one
         self.end: rng.State | None = None  # and in which it ended
         self._differentiable, self._records_states = differentiable, hidden_states
         self._result: Result | None = None
         self._values: dict[Point, Tensor] = {}  # at points, without graph
-        # what `at` makes different
-        self.deltas: dict[Point, Tensor] = {}
+        # set by `at`
         self._rate: Rate | None = None
         self._detach = False
         self._clean: ForwardPass | None = None  # the pass that this one perturbs
@@ -150,7 +151,8 @@ class ForwardPass:
         if self._result is not None:
             return self
         if self._differentiable:
-            self.deltas = {point: self.zeros(point).requires_grad_() for point in self.points}
+            leaves = {point: self.zeros(point).requires_grad_() for point in self.points}
+            self.deltas = leaves | self.deltas
         states: list[Tensor] | None = [] if self._records_states else None
         hooks = tapped(
             self.model,
@@ -201,12 +203,12 @@ class ForwardPass:
             self.batch,
             compute_loss=self.compute_loss,
             points=self.points,
+            deltas={point: delta} if isinstance(delta, Tensor) else delta,
             hidden_states=self._records_states,
             dropout=dropout,
             start=self._fixed_start() if shares else None,
             shared_masks=self.shared_masks if shares else None,
         )
-        other.deltas = {point: delta} if isinstance(delta, Tensor) else dict(delta or {})
         other._rate, other._detach, other._clean = rate, detach, self
         other.run()
         if shares:  # this pass, should it never run, would have ended there

@@ -136,7 +136,14 @@ class InputDerivatives:
         """(L,) root of the batch mean of ||J_l||^2, in evaluation mode, by forward passes."""
 
         def function(delta: Tensor) -> list[Tensor]:
-            return read(clean.at(delta * clean.mask[..., None], dropout="off"))
+            moved = ForwardPass(
+                unwrap(clean.model),
+                clean.batch,
+                compute_loss=clean.compute_loss,
+                deltas={"word": delta * clean.mask[..., None]},
+                dropout="off",
+            )
+            return read(moved.run())
 
         with torch.autocast(clean.device.type, enabled=False):
             squares = [
