@@ -63,7 +63,8 @@ def test_only_a_cpu_looks_for_masks() -> None:
     model, objective = tiny_model("bert"), Objective(LNSR())
     assert objective._shared_masks(model, torch.device("cpu")) is not None
     assert objective._shared_masks(model, torch.device("cuda")) is None
-    assert Objective(Mixout())._shared_masks(model, torch.device("cpu")) is None  # has no second pass
+    one_pass = Objective(Mixout())
+    assert one_pass._shared_masks(model, torch.device("cpu")) is None
 
 
 def test_gradients_of_all_passes_are_right() -> None:
