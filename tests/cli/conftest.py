@@ -1,0 +1,1 @@
+from helpers.study_files import inputs, write  # noqa: F401

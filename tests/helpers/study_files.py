@@ -1,0 +1,39 @@
+"""Fixtures: a tiny model with data, and study files about it."""
+
+from pathlib import Path
+
+import pytest
+
+from helpers.tiny_folder import tiny_bert, tiny_data
+
+COMMON = """
+task: quality
+text_columns: [text]
+learning_rate: 1e-2
+max_steps: 3
+per_device_train_batch_size: 8
+eval_strategy: "no"
+logging_steps: 1
+"""
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model and data for it."""
+    folder = tmp_path_factory.mktemp("inputs")
+    tiny_bert(folder / "model")
+    tiny_data(folder / "data")
+    return folder
+
+
+@pytest.fixture
+def write(inputs: Path, tmp_path: Path):
+    """Writes a study file about the tiny model."""
+
+    def write_file(text: str, name: str = "study.yaml", common: str = COMMON) -> Path:
+        file = tmp_path / name
+        place = f"data: {inputs / 'data'}\nmodel: {inputs / 'model'}\n"
+        file.write_text(place + common + text, encoding="utf-8")
+        return file
+
+    return write_file
