@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from smoothtune.errors import OutputError
 from smoothtune.evaluation.compare import Run, differences, load_runs
 from smoothtune.evaluation.findings import comparison, sentences
@@ -48,16 +46,16 @@ def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) 
     runs = load_runs(folders)
     is_html = to.suffix == ".html"
     content = {
-        "runs": runs,
         "task": runs[0].content["task"],
-        "found": [(run.name, sentences(run)) for run in runs],
+        "title": f"{runs[0].content['task']}: {', '.join(run.name for run in runs)}",
+        "findings": [(run.name, sentences(run)) for run in runs],
         "compared": [comparison(runs[0], run, differences(runs[0], run)) for run in runs[1:]],
         "scores": score_table(runs),
         "summaries": {name: summary_table(runs, name) for name in SECTIONS},
         "made": provenance_table(runs),
         "sections": SECTIONS,
         "skipped": _skipped(runs),
-        "figures": {name: figures(runs, name) for name in SECTIONS} if is_html else {},
+        "plots": {name: plots(runs, name) for name in SECTIONS} if is_html else {},
     }
     to.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(to, render(f"report{to.suffix}.jinja", content))
@@ -128,17 +126,18 @@ def _value(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def figures(runs: Sequence[Run], part: str) -> list[Plot]:
+def plots(runs: Sequence[Run], part: str) -> list[Plot]:
     """All curves of a part, each with every run that has it."""
-    found = {run.label: run.curves(part) for run in runs}
-    names = dict.fromkeys(name for curves in found.values() for name in curves)
-    return [
-        _figure(part, name, {run: curves[name] for run, curves in found.items() if name in curves})
-        for name in names
-    ]
+    by_run = {run.label: run.curves(part) for run in runs}
+    names = dict.fromkeys(name for curves in by_run.values() for name in curves)
+    drawn = []
+    for name in names:
+        curves = {run: found[name] for run, found in by_run.items() if name in found}
+        drawn.append(_plot(f"{part}_{name}", curves))
+    return drawn
 
 
-def _figure(part: str, name: str, curves: dict[str, Curve]) -> Plot:
+def _plot(name: str, curves: dict[str, Curve]) -> Plot:
     first = next(iter(curves.values()))
     rows = [
         [run, series, *map(_value, point)]
@@ -147,14 +146,12 @@ def _figure(part: str, name: str, curves: dict[str, Curve]) -> Plot:
         for point in points
     ]
     head = ["run", "line", first.x_label, first.y_label, "low", "high"]
-    svg = draw(curves)
-    caption = f"Shaded: {first.band}." if first.band else ""
     return Plot(
+        name,
         first.title,
-        caption,
-        Markup(svg[svg.index("<svg") :]),  # ours: matplotlib escapes the names in it
-        f"{part}_{name}.csv",
-        Table(head, rows) if len(rows) <= LARGEST_TABLE else None,
+        f"Shaded: {first.band}." if first.band else "",
+        draw(curves),
+        numbers=Table(head, rows) if len(rows) <= LARGEST_TABLE else None,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -49,12 +49,15 @@ class Curve:
 
     def to_csv(self) -> str:
         """One row for every point: series, x, y, low, high; x and y under the axes' labels."""
-        text = io.StringIO()
-        rows = csv.writer(text, lineterminator="\n")
-        rows.writerow(["series", self.x_label, self.y_label, "low", "high"])
-        for name, points in self.series.items():
-            rows.writerows([name, *point] for point in points)
-        return text.getvalue()
+        rows = ([name, *point] for name, points in self.series.items() for point in points)
+        return csv_text(["series", self.x_label, self.y_label, "low", "high"], rows)
+
+
+def csv_text(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
+    """Rows under their head, as CSV."""
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    return text.getvalue()
 
 
 def metric_label(name: str) -> str:
@@ -77,6 +80,6 @@ def area(points: Sequence[Point]) -> float:
     return float(np.trapezoid(y, x) / (x[-1] - x[0]))
 
 
-def spread(x: float, draws: Sequence[float]) -> Point:
-    """Mean of several draws, with the least and the greatest."""
-    return Point(x, float(np.mean(draws)), float(min(draws)), float(max(draws)))
+def spread(x: float, samples: Sequence[float]) -> Point:
+    """Mean of several samples, with the least and the greatest."""
+    return Point(x, float(np.mean(samples)), float(min(samples)), float(max(samples)))

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of text under a title."""
+    """Rows of text under their head."""
 
     head: list[str]
     rows: list[list[str]]
@@ -24,11 +24,31 @@ class Table:
 class Plot:
     """A plot with what is needed to read it without seeing it."""
 
+    name: str
+    """Of its files, without ending."""
     title: str
     caption: str
-    svg: Markup
-    file: str
-    data: Table | None
+    svg: str
+    """An SVG document of `smoothtune.report.plots`."""
+    csv: str = ""
+    """Its numbers; empty where they are written already."""
+    numbers: Table | None = None
+    """The same for the page, if they are few."""
+
+    @property
+    def inline(self) -> Markup:
+        """The drawing as a part of an HTML page."""
+        return Markup(self.svg[self.svg.index("<svg") :])  # matplotlib escapes names
+
+
+Verdict = Literal["good", "fragile", "cost", "note"]
+
+
+class Sentence(NamedTuple):
+    """Something that was found."""
+
+    verdict: Verdict
+    text: str
 
 
 def render(template: str, content: dict[str, Any]) -> str:
@@ -58,13 +78,3 @@ def markdown_text(value: object) -> str:
 def markdown_value(value: object) -> str:
     """`markdown_text`, of a float to four decimals."""
     return f"{value:.4f}" if isinstance(value, float) else markdown_text(value)
-
-
-Verdict = Literal["good", "fragile", "cost", "note"]
-
-
-class Sentence(NamedTuple):
-    """Something that was found."""
-
-    verdict: Verdict
-    text: str

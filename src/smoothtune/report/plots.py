@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import io
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from smoothtune.errors import PlotsMissing
@@ -16,7 +15,6 @@ COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#00
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 REFERENCE = "perfect"  # a line that belongs to no run
-BARS_WIDTH, LINE, MARGIN = 6.4, 0.32, 1.1  # inches: width, height of a method, height of the rest
 WIDTH, HEIGHT, LEGEND_LINE = 5.6, 3.4, 0.19  # inches
 MANY = 30  # points from which markers would hide the line
 METADATA = ("Creator", "Date", "Format", "Type")  # left out
@@ -33,12 +31,13 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(curves: Mapping[str, Curve]) -> str:
+def plot(width: float, height: float, paint: Callable[[Any], None]) -> str:
     """One plot.
 
     Args:
-        curves: the same diagnostic of one or several runs, by the run's name, which the legend
-            shows when there are several.
+        width: inches.
+        height: inches.
+        paint: draws on the axes it is given.
 
     Returns:
         An SVG document.
@@ -54,20 +53,39 @@ def draw(curves: Mapping[str, Curve]) -> str:
         message = 'plots need matplotlib: pip install "smoothtune[report]"'
         raise PlotsMissing(message) from error
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
-        axes = figure.subplots()
+        paint(figure.subplots())
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata=dict.fromkeys(METADATA))
+    return text.getvalue()
+
+
+def draw(curves: Mapping[str, Curve]) -> str:
+    """The same diagnostic of one or several runs.
+
+    Args:
+        curves: by the run's name, which the legend shows when there are several.
+
+    Returns:
+        An SVG document.
+
+    Raises:
+        PlotsMissing: matplotlib is not installed.
+    """
+    first = next(iter(curves.values()))
+
+    def paint(axes: Any) -> None:
         lines = _draw_lines(axes, curves)
-        first = next(iter(curves.values()))
         axes.set_xlabel(first.x_label)
         axes.set_ylabel(first.y_label)
         _scale(axes, first)
         if lines > 1:
+            figure = axes.figure
             figure.set_figheight(HEIGHT + LEGEND_LINE * lines)
             figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata=dict.fromkeys(METADATA))
-    return text.getvalue()
+
+    return plot(WIDTH, HEIGHT, paint)
 
 
 def _draw_lines(axes: Any, curves: Mapping[str, Curve]) -> int:
@@ -87,8 +105,8 @@ def _draw_lines(axes: Any, curves: Mapping[str, Curve]) -> int:
                 " · ".join(parts) or line,
             )
             count += 1
-    for points in _references(curves):
-        axes.plot([p.x for p in points], [p.y for p in points], color="#888888", linewidth=1)
+    if reference := next(iter(curves.values())).series.get(REFERENCE):
+        axes.plot([p.x for p in reference], [p.y for p in reference], color="#888888", linewidth=1)
     return count
 
 
@@ -107,11 +125,6 @@ def _scale(axes: Any, curve: Curve) -> None:
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         axes.ticklabel_format(axis="y", useOffset=False)
-
-
-def _references(curves: Mapping[str, Curve]) -> list[list[Point]]:
-    series = next(iter(curves.values())).series
-    return [series[REFERENCE]] if REFERENCE in series else []
 
 
 def _draw_line(
@@ -141,30 +154,3 @@ def _draw_line(
 
 def _short(name: str, limit: int = 48) -> str:
     return name if len(name) <= limit else f"{name[: limit - 1]}…"
-
-
-def plot(height: float, paint: Callable[[Any], None]) -> str:
-    """An SVG of one pair of axes."""
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure as Canvas
-    except ImportError as error:
-        message = 'plots need matplotlib: pip install "smoothtune[report]"'
-        raise PlotsMissing(message) from error
-    with matplotlib.rc_context(STYLE):
-        figure = Canvas(figsize=(BARS_WIDTH, height), layout="constrained")
-        FigureCanvasSVG(figure)
-        paint(figure.subplots())
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata=dict.fromkeys(METADATA))
-    return text.getvalue()
-
-
-def csv_text(head: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    """Rows under their head, as CSV."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(head)
-    table.writerows(rows)
-    return text.getvalue()

@@ -2,7 +2,6 @@
 
 import csv
 import io
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,20 +11,26 @@ from scipy import stats
 
 from smoothtune.study.config import StudyConfig
 from smoothtune.study.records import Records
-from smoothtune.study.report.comparison import SECONDARY, Row, compare, over_tasks, paired, to_csv
+from smoothtune.study.report.comparison import (
+    SECONDARY,
+    compare,
+    over_tasks,
+    paired,
+    table_of_runs,
+)
 from smoothtune.study.report.findings import recommend, sentences
 from smoothtune.study.report.page import _page
-from smoothtune.study.report.plots import figures
+from smoothtune.study.report.plots import study_plots
 from smoothtune.study.report.tables import paper_table, score_table
 
 SEEDS = range(5)
 
 
-def rows(shift: dict[str, float], tasks=("one", "two"), spread: float = 0.01) -> list[Row]:
+def rows(shift: dict[str, float], tasks=("one", "two"), spread: float = 0.01) -> list[dict]:
     """Runs whose scores are plain's plus a shift and noise of their own."""
     draw = np.random.default_rng(0)
     return [
-        Row(
+        dict(
             task=task,
             model="m",
             max_train_samples=100,
@@ -52,8 +57,8 @@ def rows(shift: dict[str, float], tasks=("one", "two"), spread: float = 0.01) ->
     ]
 
 
-def content(found: list[Row], **changes) -> dict:
-    test = StudyConfig().test
+def content(found: list[dict], **changes) -> dict:
+    test, runs = StudyConfig().test, table_of_runs(found)
     return {
         "name": "study",
         "title": "A study",
@@ -62,10 +67,10 @@ def content(found: list[Row], **changes) -> dict:
         "seeds": list(SEEDS),
         "methods": [
             item | {"configured": {item["method"]: {}}, "changes": {}}
-            for item in compare(found, test)
+            for item in compare(runs, test)
         ],
-        "over_tasks": over_tasks(found),
-        "over_tasks_secondary": {name: over_tasks(found, name) for name in SECONDARY},
+        "over_tasks": over_tasks(runs),
+        "over_tasks_secondary": {name: over_tasks(runs, name) for name in SECONDARY},
         "choices": [],
         "paper": [],
         "failures": [],
@@ -79,15 +84,15 @@ def texts(found: dict) -> str:
 
 def test_comparisons_pair_by_seed_and_correct_over_methods() -> None:
     found = rows({"good": 0.05, "same": 0.0}, tasks=["one"])
-    found = [r for r in found if not (r.method == "good" and r.seed == 3)][::-1]
-    by_name = {item["method"]: item for item in compare(found, "welch")}
-    seeds, (a, b) = paired(
-        [r for r in found if r.method == "good"], [r for r in found if r.method == "plain"], "score"
-    )
-    assert sorted(seeds) == [0, 1, 2, 4]
-    lookup = {(r.method, r.seed): r.score for r in found}
-    assert a.tolist() == [lookup["good", s] for s in seeds]
-    assert b.tolist() == [lookup["plain", s] for s in seeds]
+    found = [r for r in found if (r["method"], r["seed"]) != ("good", 3)][::-1]
+    runs = table_of_runs(found)
+    by_name = {item["method"]: item for item in compare(runs, "welch")}
+    pairs = paired(runs, "good", "score")
+    assert pairs.index.tolist() == by_name["good"]["against_plain"]["seeds"] == [4, 2, 1, 0]
+    lookup = {(r["method"], r["seed"]): r["score"] for r in found}
+    a, b = pairs["method"], pairs["plain"]
+    assert a.tolist() == [lookup["good", s] for s in pairs.index]
+    assert b.tolist() == [lookup["plain", s] for s in pairs.index]
     p = {m: by_name[m]["against_plain"]["p"]["welch"] for m in ("good", "same")}
     assert p["good"] == pytest.approx(stats.ttest_ind(a, b, equal_var=False).pvalue)
     assert by_name["good"]["against_plain"]["p_holm"] == pytest.approx(2 * p["good"])
@@ -98,15 +103,17 @@ def test_comparisons_pair_by_seed_and_correct_over_methods() -> None:
 
 def test_failed_runs_are_counted_and_in_no_mean() -> None:
     found = rows({"bad": -0.1}, tasks=["one"])
-    lost = Row("one", "m", 100, "bad", "bad", 9, "nan")
-    missing = Row("one", "m", 100, "bad", "bad", 10, "missing")
-    (_, bad) = compare([*found, lost, missing], "welch")
+    asked = {"task": "one", "model": "m", "max_train_samples": 100, "method": "bad"}
+    lost = asked | {"seed": 9, "status": "nan"}
+    missing = asked | {"seed": 10, "status": "missing"}
+    (_, bad) = compare(table_of_runs([*found, lost, missing]), "welch")
     assert (bad["asked"], bad["failed"], bad["missing"]) == (7, {"nan": 1}, 1)
     assert bad["measures"]["score"]["n"] == 5
     assert "10 of 12 runs are done, 1 failed. Failed runs are in no mean." in texts(
         content([*found, lost, missing])
     )
-    only = compare([r for r in found if r.method == "plain"] + [lost], "welch")[1]
+    plain = [r for r in found if r["method"] == "plain"]
+    only = compare(table_of_runs([*plain, lost]), "welch")[1]
     assert only["against_plain"] is None
     assert score_table([only]).rows[0][:2] == ["bad", "0 of 1"]
 
@@ -120,13 +127,13 @@ def test_sentences_say_what_helps_and_what_does_not() -> None:
     assert "plain_more_epochs took 1.00 times plain's training time" in found
     null = texts(content(rows({"x": 0.0, "y": 0.0}, spread=0.02)))
     assert "none of 2 methods differs from plain at 5 %" in null
-    easy = [replace(row, trivial_baseline=0.95) for row in rows({"x": 0.0})]
+    easy = [row | {"trivial_baseline": 0.95} for row in rows({"x": 0.0})]
     weak = texts(content(easy))
     assert "is not above the 0.950 of a constant answer" in weak
-    begun = [row for row in rows({"x": 0.0}) if row.seed < 1 or row.method == "plain"]
+    begun = [row for row in rows({"x": 0.0}) if row["seed"] < 1 or row["method"] == "plain"]
     assert "seeds are few" not in texts(content(begun))
-    assert "2 seeds are few" in texts(content([row for row in begun if row.seed < 2]))
-    assert "1 seed is few" in texts(content([row for row in begun if row.seed < 1]))
+    assert "2 seeds are few" in texts(content([row for row in begun if row["seed"] < 2]))
+    assert "1 seed is few" in texts(content([row for row in begun if row["seed"] < 1]))
     mixed = texts(content(rows({"x": 0.0}), versions={"torch": ["2.1", "2.2"]}))
     assert "several versions of torch" in mixed
     uneven = texts(content(rows({"x": 0.0}), choices=[{"method": "x", "tried": 4}]))
@@ -135,38 +142,38 @@ def test_sentences_say_what_helps_and_what_does_not() -> None:
 
 def test_over_tasks_takes_methods_that_have_all_tasks() -> None:
     found = rows({"everywhere": 0.02, "once": 0.02})
-    found = [r for r in found if not (r.method == "once" and r.task == "two")]
-    (item,) = over_tasks(found)
+    found = [r for r in found if (r["method"], r["task"]) != ("once", "two")]
+    (item,) = over_tasks(table_of_runs(found))
     assert (item["method"], item["conditions"], item["seeds"]) == ("everywhere", 2, list(SEEDS))
-    table = {(r.task, r.method, r.seed): r.score for r in found}
+    table = {(r["task"], r["method"], r["seed"]): r["score"] for r in found}
     means = [
         np.mean([table[t, "everywhere", s] - table[t, "plain", s] for t in ("one", "two")])
         for s in SEEDS
     ]
     assert item["difference"]["value"] == pytest.approx(np.mean(means))
     assert item["p"] == pytest.approx(stats.ttest_1samp(means, 0).pvalue)
-    assert over_tasks(rows({"x": 0.1}, tasks=["one"])) == []
+    assert over_tasks(table_of_runs(rows({"x": 0.1}, tasks=["one"]))) == []
 
 
-def with_brier(found: list[Row], shift: dict[str, float], without: str = "") -> list[Row]:
+def with_brier(found: list[dict], shift: dict[str, float], without: str = "") -> list[dict]:
     """The same runs with Brier scores: plain's plus a shift and noise; one task has none."""
     draw = np.random.default_rng(1)
     return [
-        replace(row, nll=None, ece=None, brier=value if row.task != without else None)
+        row | {"nll": None, "ece": None, "brier": value if row["task"] != without else None}
         for row in found
-        for value in [0.3 + shift.get(row.method, 0.0) + float(draw.normal(0, 0.005))]
+        for value in [0.3 + shift.get(row["method"], 0.0) + float(draw.normal(0, 0.005))]
     ]
 
 
 def test_measures_beside_the_score_are_tested_and_corrected() -> None:
     found = with_brier(rows({"calm": 0.0, "same": 0.0}, tasks=["one"]), {"calm": -0.05})
-    lookup = {(r.method, r.seed): r.brier for r in found}
+    lookup = {(r["method"], r["seed"]): r["brier"] for r in found}
     values = {m: [lookup[m, s] for s in SEEDS] for m in ("plain", "calm", "same")}
     p = {
         m: stats.ttest_ind(values[m], values["plain"], equal_var=False).pvalue
         for m in ("calm", "same")
     }
-    by_name = {item["method"]: item for item in compare(found, "welch")}
+    by_name = {item["method"]: item for item in compare(table_of_runs(found), "welch")}
     calm = by_name["calm"]["against_plain"]["secondary"]
     gap = np.mean(values["calm"]) - np.mean(values["plain"])
     assert calm["brier"]["difference"]["value"] == pytest.approx(gap)
@@ -185,12 +192,12 @@ def test_measures_beside_the_score_are_tested_and_corrected() -> None:
 def test_over_tasks_leaves_out_tasks_without_the_measure() -> None:
     tasks = ("one", "two", "three")
     found = with_brier(rows({"calm": 0.0}, tasks=tasks), {"calm": -0.05}, without="two")
-    lookup = {(r.task, r.method, r.seed): r.brier for r in found}
-    (item,) = over_tasks(found, "brier")
+    lookup = {(r["task"], r["method"], r["seed"]): r["brier"] for r in found}
+    (item,) = over_tasks(table_of_runs(found), "brier")
     gaps = [lookup[t, "calm", s] - lookup[t, "plain", s] for t in ("one", "three") for s in SEEDS]
     assert item["conditions"] == 2
     assert item["difference"]["value"] == pytest.approx(np.mean(gaps))
-    assert over_tasks(found, "nll") == []
+    assert over_tasks(table_of_runs(found), "nll") == []
     said = texts(content(found))
     assert "good: Over all conditions that have the measure: beside the score better" in said
     page = _page(content(found), [])["over_tasks_secondary"]
@@ -209,7 +216,7 @@ def test_papers_numbers_stand_in_the_same_unit() -> None:
         "notes": "",
         "values": {"one": {"plain": [70.0, None, 72.5], "other": [1.0]}},
     }
-    found = paper_table(paper, compare(rows({}, spread=0.0), "welch"))["table"]
+    found = paper_table(paper, compare(table_of_runs(rows({}, spread=0.0)), "welch"))["table"]
     assert found.rows == [
         ["one", "plain", "70.00", "–", "72.50", "80.00", "0.00", "80.00"],
         ["one", "other", "1.00", "–", "–", "–", "–", "–"],
@@ -219,12 +226,12 @@ def test_papers_numbers_stand_in_the_same_unit() -> None:
 def test_every_figure_has_its_numbers(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     found = rows({"<b>&": 0.02})
-    small = [replace(r, max_train_samples=50) for r in found]
+    small = [row | {"max_train_samples": 50} for row in found]
     records = Records(tmp_path)
-    everything = [*found, *small]
+    everything = table_of_runs([*found, *small])
     history = {"log_history": [{"step": 1, "loss": 0.7}, {"step": 2, "loss": 0.5}]}
     records.read = lambda cell_id: {"result": history}  # type: ignore[method-assign]
-    drawn = figures(everything, compare(everything, "welch"), records)
+    drawn = study_plots(everything, compare(everything, "welch"), records)
     names = [figure.name for figure in drawn]
     assert len(set(names)) == len(names)
     kinds = {name.partition("-")[0] for name in names}
@@ -232,15 +239,20 @@ def test_every_figure_has_its_numbers(tmp_path: Path) -> None:
     for figure in drawn:
         assert figure.svg.count("<svg") == 1
         assert "<b>&" not in figure.svg
-        table = list(csv.reader(io.StringIO(figure.data)))
+        table = list(csv.reader(io.StringIO(figure.csv)))
         assert len(table) > 1
     distribution = next(f for f in drawn if f.name.startswith("distribution"))
     values = {
-        (m, int(s)): float(v) for m, s, v in list(csv.reader(io.StringIO(distribution.data)))[1:]
+        (m, int(s)): float(v) for m, s, v in list(csv.reader(io.StringIO(distribution.csv)))[1:]
     }
     assert values["plain", 2] == next(
-        r.score for r in found if (r.task, r.method, r.seed) == ("one", "plain", 2)
+        r["score"] for r in found if (r["task"], r["method"], r["seed"]) == ("one", "plain", 2)
     )
+    sizes = next(f for f in drawn if f.name.startswith("sizes"))
+    name, size, mean, low, high = list(csv.reader(io.StringIO(sizes.csv)))[1]
+    scores = [r["score"] for r in found if (r["task"], r["method"]) == ("one", "plain")]
+    assert (name, size) == ("plain", "50")
+    assert [float(mean), float(low), float(high)] == [np.mean(scores), min(scores), max(scores)]
 
 
 class Tags(HTMLParser):
@@ -269,10 +281,11 @@ def test_names_from_outside_are_only_text(suffix: str) -> None:
 
 
 def test_csv_has_every_run() -> None:
-    found = rows({"x": 0.1})
-    table = list(csv.DictReader(io.StringIO(to_csv(found))))
-    assert len(table) == 20
-    assert float(table[7]["score"]) == found[7].score
+    found = [*rows({"x": 0.1}), {"task": "one", "seed": 9, "status": "missing"}]
+    table = list(csv.DictReader(io.StringIO(table_of_runs(found).to_csv(index=False))))
+    assert len(table) == 21
+    assert float(table[7]["score"]) == found[7]["score"]
+    assert (table[7]["max_train_samples"], table[20]["score"]) == ("100", "")
 
 
 def test_a_recommendation_needs_evidence_everywhere() -> None:

@@ -1,68 +1,43 @@
-"""Records of cells as rows, and rows as comparisons with plain fine-tuning."""
+"""Records of cells as a table of runs, and its methods compared with plain fine-tuning."""
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import Cell, Records
 from smoothtune.study.report import statistics
 
-
-@dataclass(frozen=True)
-class Row:
-    """One run that is reported; None: not measured, or the run gave nothing."""
-
-    task: str
-    model: str
-    max_train_samples: int | None
-    method: str
-    """Label of the entry."""
-    setting: str
-    seed: int
-    status: str
-    """done, nan, killed, out of memory, error, or missing."""
-    metric: str | None = None
-    score: float | None = None
-    trivial_baseline: float | None = None
-    train_score: float | None = None
-    generalization_gap: float | None = None
-    brier: float | None = None
-    nll: float | None = None
-    ece: float | None = None
-    noise: float | None = None
-    """Mean score under Gaussian noise on the embeddings."""
-    steps: int | None = None
-    train_seconds: float | None = None
-    evaluation_seconds: float | None = None
-    cell: str = ""
-
-    @property
-    def condition(self) -> tuple[str, str, int | None]:
-        """Task, model and number of training examples."""
-        return self.task, self.model, self.max_train_samples
-
-
-MEASURES = ("score", "train_score", "generalization_gap", "brier", "nll", "ece", "noise")
-COSTS = ("steps", "train_seconds", "evaluation_seconds")
+Condition = tuple[str, str, int | None]
+"""Task, model and number of training examples."""
+CONDITION = ["task", "model", "max_train_samples"]
 SECONDARY = ("generalization_gap", "brier", "nll", "ece", "noise")
-"""Measures that are tested against plain's beside the score."""
+"""Measures that are tested against plain's beside the score; noise: the mean score under Gaussian
+noise on the embeddings."""
+MEASURES = ("score", "train_score", *SECONDARY)
+COSTS = ("steps", "train_seconds", "evaluation_seconds")
+COLUMNS = (
+    *(*CONDITION, "method", "setting", "seed", "status", "metric", "score", "trivial_baseline"),
+    *("train_score", *SECONDARY, *COSTS, "cell"),
+)
+"""Of a table of runs. `method` is the label of the study's entry; `status` done, nan, killed, out
+of memory, error or missing; None stands for what was not measured."""
 
 
-def condition_of(item: Mapping[str, Any]) -> tuple[str, str, int | None]:
-    """`Row.condition` of a comparison or a choice."""
-    return item["task"], item["model"], item["max_train_samples"]
+def table_of_runs(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
+    """One row for each run that is reported, with `COLUMNS`; what a row lacks is None."""
+    table = pd.DataFrame(rows, columns=COLUMNS, dtype=object)
+    return table.where(table.notna(), None)
 
 
-def row(cell: Cell, records: Records) -> Row:
+def run_of(cell: Cell, records: Records) -> dict[str, Any]:
     """The row of a cell, done or not."""
-    common: dict[str, Any] = {
+    known: dict[str, Any] = {
         "task": cell.task,
         "model": cell.model,
         "max_train_samples": cell.max_train_samples,
@@ -71,47 +46,56 @@ def row(cell: Cell, records: Records) -> Row:
         "seed": cell.seed,
         "cell": cell.id,
     }
-    record = records.read(cell.id)
-    if record is None:
-        failure = records.failure(cell.id)
-        return Row(**common, status=failure["status"] if failure else "missing")
+    record = records.read(cell.id) or records.failure(cell.id) or {"status": "missing"}
     if record["status"] != "done":
-        return Row(**common, status=record["status"])
+        return known | {"status": record["status"]}
     result, extras = record["result"], record["extras"]
-    metric, metrics = result["headline"], result["metrics"]
-    return Row(
-        **common,
-        status="done",
-        metric=metric,
-        score=metrics[metric],
-        trivial_baseline=result["trivial_baseline"],
-        train_score=result["train_metrics"][metric],
-        generalization_gap=result["generalization_gap"],
-        brier=metrics.get("brier"),
-        nll=metrics.get("nll"),
-        ece=extras.get("ece"),
-        noise=extras.get("noise", {}).get("area"),
-        steps=result["cost"]["steps"],
-        train_seconds=result["cost"]["train_seconds"],
-        evaluation_seconds=result["cost"]["evaluation_seconds"],
-    )
+    metric, metrics, cost = result["headline"], result["metrics"], result["cost"]
+    return known | {
+        "status": "done",
+        "metric": metric,
+        "score": metrics[metric],
+        "trivial_baseline": result["trivial_baseline"],
+        "train_score": result["train_metrics"][metric],
+        "generalization_gap": result["generalization_gap"],
+        "brier": metrics.get("brier"),
+        "nll": metrics.get("nll"),
+        "ece": extras.get("ece"),
+        "noise": extras.get("noise", {}).get("area"),
+        **{name: cost[name] for name in COSTS},
+    }
 
 
-def to_csv(rows: Sequence[Row]) -> str:
-    """All rows, with a line of names."""
-    text = io.StringIO()
-    names = list(Row.__dataclass_fields__)
-    table = csv.DictWriter(text, names, lineterminator="\n")
-    table.writeheader()
-    table.writerows(asdict(item) for item in rows)
-    return text.getvalue()
+def condition_of(item: Mapping[str, Any] | pd.Series) -> Condition:
+    """The condition of a run, a comparison or a choice."""
+    return item["task"], item["model"], item["max_train_samples"]
 
 
-def compare(rows: Sequence[Row], test: str) -> list[dict[str, Any]]:
+def condition_title(condition: Condition) -> str:
+    """A condition in words: ``sst2, minilm, 1000 examples``."""
+    task, model, size = condition
+    return ", ".join(part for part in (task, model, f"{size} examples" if size else "") if part)
+
+
+def runs_by_condition(runs: pd.DataFrame) -> dict[Condition, pd.DataFrame]:
+    """The runs of each condition, in the order in which these appear."""
+    grouped = runs.groupby(CONDITION, sort=False, dropna=False)
+    return {condition_of(group.iloc[0]): group for _, group in grouped}
+
+
+def by_condition(items: Iterable[Mapping[str, Any]]) -> dict[Condition, list[Mapping[str, Any]]]:
+    """The comparisons of each condition."""
+    groups: dict[Condition, list[Mapping[str, Any]]] = {}
+    for item in items:
+        groups.setdefault(condition_of(item), []).append(item)
+    return groups
+
+
+def compare(runs: pd.DataFrame, test: str) -> list[dict[str, Any]]:
     """Every method against plain fine-tuning, under every condition.
 
     Args:
-        rows: of all cells.
+        runs: of all cells.
         test: the test that decides, of `statistics.NAMES`; its p-values are corrected after Holm
             over the methods of a condition.
 
@@ -119,110 +103,91 @@ def compare(rows: Sequence[Row], test: str) -> list[dict[str, Any]]:
         A dictionary for every condition and method: summaries of all measures, and for all but
         plain the comparison on the seeds that both have.
     """
-    found = []
-    for condition in dict.fromkeys(item.condition for item in rows):
-        mine = [item for item in rows if item.condition == condition]
-        group = [
-            _method(name, [item for item in mine if item.method == name], mine, test)
-            for name in dict.fromkeys(item.method for item in mine)
-        ]
-        compared: dict[str, dict[str, Any]] = {
-            item["method"]: item["against_plain"] for item in group if item["against_plain"]
-        }
-        corrected = statistics.holm({name: c["p"][test] for name, c in compared.items()})
-        for name, comparison in compared.items():
-            comparison |= {"test": test, "p_holm": corrected[name]}
+    compared = []
+    for group in runs_by_condition(runs).values():
+        methods = [_method(own, group, test) for _, own in group.groupby("method", sort=False)]
+        compared += methods
+        against = [item["against_plain"] for item in methods if item["against_plain"]]
+        _correct(against, [item["p"][test] for item in against])
         for measure in SECONDARY:
-            _correct([c["secondary"][measure] for c in compared.values()])
-        found += group
-    return found
+            measured = [
+                item["secondary"][measure] for item in against if item["secondary"][measure]
+            ]
+            _correct(measured, [item["p"] for item in measured])
+    return compared
 
 
-def _method(name: str, own: list[Row], rows: list[Row], test: str) -> dict[str, Any]:
+def _method(own: pd.DataFrame, group: pd.DataFrame, test: str) -> dict[str, Any]:
     """One method under one condition."""
-    task, model, size = own[0].condition
-    done = [item for item in own if item.status == "done"]
-    content: dict[str, Any] = {
-        "task": task,
-        "model": model,
-        "max_train_samples": size,
-        "method": name,
-        "setting": own[0].setting,
-        "metric": done[0].metric if done else None,
-        "trivial_baseline": max((item.trivial_baseline or 0.0 for item in done), default=None),
-        "asked": len(own),
-        "missing": sum(item.status == "missing" for item in own),
-        "failed": {
-            status: sum(item.status == status for item in own)
-            for status in dict.fromkeys(item.status for item in own)
-            if status not in ("done", "missing")
-        },
-        "measures": {},
-        "against_plain": None,
-    }
+    done, first = own[own["status"] == "done"], own.iloc[0]
+    lost = own["status"][~own["status"].isin(["done", "missing"])]
+    summaries = {}
     for measure in (*MEASURES, *COSTS):
-        values = [value for item in done if (value := getattr(item, measure)) is not None]
-        content["measures"][measure] = asdict(statistics.summary(values)) if values else None
-    plain = [item for item in rows if item.method == PLAIN]
-    if name != PLAIN and done:
-        content["against_plain"] = _against(done, plain, test)
-    return content
-
-
-def paired(done: Sequence[Row], plain: Sequence[Row], measure: str) -> tuple[list[int], np.ndarray]:
-    """Seeds that both have, and the measure of both, (2, N)."""
-    ours = {item.seed: getattr(item, measure) for item in done}
-    theirs = {item.seed: getattr(item, measure) for item in plain if item.status == "done"}
-    seeds = [s for s, value in ours.items() if value is not None and theirs.get(s) is not None]
-    return seeds, np.array([[ours[s] for s in seeds], [theirs[s] for s in seeds]], np.float64)
-
-
-def _against(done: Sequence[Row], plain: Sequence[Row], test: str) -> dict[str, Any] | None:
-    seeds, (a, b) = paired(done, plain, "score")
-    if not seeds:
-        return None
-    ratio = statistics.variance_ratio(a, b)
+        values = done[measure].dropna()
+        summaries[measure] = asdict(statistics.summary(values)) if len(values) else None
     return {
-        "seeds": seeds,
+        **{name: first[name] for name in (*CONDITION, "method", "setting")},
+        "metric": done["metric"].iloc[0] if len(done) else None,
+        "trivial_baseline": max(done["trivial_baseline"].fillna(0.0), default=None),
+        "asked": len(own),
+        "missing": int((own["status"] == "missing").sum()),
+        "failed": {status: int((lost == status).sum()) for status in lost.unique()},
+        "measures": summaries,
+        "against_plain": _against(group, first["method"], test),
+    }
+
+
+def paired(group: pd.DataFrame, method: str, measure: str) -> pd.DataFrame:
+    """A measure of a method and of plain, where both have it.
+
+    Args:
+        group: runs of one condition.
+        method: one of its methods.
+        measure: one of its columns.
+
+    Returns:
+        Columns `method` and `plain` by seed, in the order of the method's runs.
+    """
+    done = group[group["status"] == "done"].set_index("seed")
+    ours = done.loc[done["method"] == method, measure].rename("method")
+    plain = done.loc[done["method"] == PLAIN, measure].rename("plain")
+    return ours.to_frame().join(plain, how="left").dropna().astype(np.float64)
+
+
+def _against(group: pd.DataFrame, method: str, test: str) -> dict[str, Any] | None:
+    """A method against plain on one condition; None for plain, and without common seeds."""
+    pairs = paired(group, method, "score")
+    if method == PLAIN or pairs.empty:
+        return None
+    a, b = pairs["method"], pairs["plain"]
+    ratio, times = statistics.variance_ratio(a, b), paired(group, method, "train_seconds")
+    return {
+        "seeds": pairs.index.tolist(),
         "difference": asdict(statistics.mean_difference(a, b)),
         "p": statistics.p_values(a, b),
         "improvement": asdict(statistics.probability_of_improvement(a, b)),
         "variance_ratio": ratio and asdict(ratio),
         "p_variance": statistics.variance_test(a, b),
-        "secondary": {name: _difference(done, plain, name, test) for name in SECONDARY},
-        "cost_ratio": _cost_ratio(done, plain),
+        "secondary": {name: _tested(paired(group, method, name), test) for name in SECONDARY},
+        "cost_ratio": float(np.median(times["method"] / times["plain"])) if len(times) else None,
+        "test": test,
     }
 
 
-def _difference(
-    done: Sequence[Row], plain: Sequence[Row], measure: str, test: str
-) -> dict[str, Any] | None:
+def _tested(pairs: pd.DataFrame, test: str) -> dict[str, Any] | None:
     """Mean difference in a measure and its uncorrected p-value; None where it is not measured."""
-    seeds, (a, b) = paired(done, plain, measure)
-    if not seeds:
+    if pairs.empty:
         return None
+    a, b = pairs["method"], pairs["plain"]
     effect = statistics.mean_difference(a, b)
     return {"difference": asdict(effect), "p": statistics.p_values(a, b)[test]}
 
 
-def _correct(found: Sequence[dict[str, Any] | None]) -> None:
-    """Add p-values corrected after Holm over methods."""
-    measured = [item for item in found if item]
-    corrected = statistics.holm({str(k): item["p"] for k, item in enumerate(measured)})
-    for item, p in zip(measured, corrected.values(), strict=True):
-        item["p_holm"] = p
-
-
-def _cost_ratio(done: Sequence[Row], plain: Sequence[Row]) -> float | None:
-    seeds, (a, b) = paired(done, plain, "train_seconds")
-    return float(np.median(a / b)) if seeds else None
-
-
-def over_tasks(rows: Sequence[Row], measure: str = "score") -> list[dict[str, Any]]:
+def over_tasks(runs: pd.DataFrame, measure: str = "score") -> list[dict[str, Any]]:
     """Mean difference from plain over all conditions, for methods that have every one of them.
 
     Args:
-        rows: of all cells.
+        runs: of all cells.
         measure: the score, or one of `SECONDARY`, for which conditions where it is not measured do
             not count.
 
@@ -231,36 +196,54 @@ def over_tasks(rows: Sequence[Row], measure: str = "score") -> list[dict[str, An
         corrected after Holm over methods, and the seeds and number of conditions behind it.
         Empty for fewer than two conditions.
     """
-    measured = [r for r in rows if measure == "score" or getattr(r, measure) is not None]
-    conditions = list(dict.fromkeys(item.condition for item in measured))
-    found: list[dict[str, Any]] = []
+    conditions = [
+        group
+        for group in runs_by_condition(runs).values()
+        if measure == "score" or group[measure].notna().any()
+    ]
+    compared: list[dict[str, Any]] = []
     if len(conditions) < 2:
         return []
-    for name in dict.fromkeys(item.method for item in rows):
-        gaps = [_gaps(rows, name, condition, measure) for condition in conditions]
-        seeds = sorted(set.intersection(*(set(gap) for gap in gaps)))
-        if name == PLAIN or not seeds:
+    for name in runs["method"].unique():
+        pairs = [paired(group, name, measure) for group in conditions]
+        gaps = pd.concat([p["method"] - p["plain"] for p in pairs], axis=1, join="inner")
+        if name == PLAIN or gaps.empty:
             continue
-        effect, p, test = statistics.mean_over_tasks([[gap[s] for s in seeds] for gap in gaps])
-        found.append(
+        gaps = gaps.sort_index()
+        effect, p, test = statistics.mean_over_tasks(gaps.to_numpy().T)
+        compared.append(
             {
                 "method": name,
                 "conditions": len(conditions),
-                "seeds": seeds,
+                "seeds": gaps.index.tolist(),
                 "difference": asdict(effect),
                 "p": p,
                 "test": test,
             }
         )
-    _correct(found)
-    return found
+    _correct(compared, [item["p"] for item in compared])
+    return compared
 
 
-def _gaps(
-    rows: Sequence[Row], method: str, condition: tuple[str, str, int | None], measure: str
-) -> dict[int, float]:
-    """A measure minus plain's by seed."""
-    mine = [item for item in rows if item.condition == condition]
-    done = [item for item in mine if item.method == method and item.status == "done"]
-    seeds, (a, b) = paired(done, [item for item in mine if item.method == PLAIN], measure)
-    return dict(zip(seeds, (a - b).tolist(), strict=True))
+def _correct(tested: Sequence[dict[str, Any]], p_values: Sequence[float | None]) -> None:
+    """Add `p_holm`, the p-values corrected after Holm over methods."""
+    corrected = statistics.holm({str(k): p for k, p in enumerate(p_values)})
+    for item, p in zip(tested, corrected.values(), strict=True):
+        item["p_holm"] = p
+
+
+def secondary(
+    compared: Iterable[Mapping[str, Any]],
+) -> dict[str, dict[str, Mapping[str, Any] | None]]:
+    """Tests of what is measured beside the score, by measure and method, of one condition."""
+    against = {item["method"]: item["against_plain"] for item in compared if item["against_plain"]}
+    return {
+        measure: {method: item["secondary"][measure] for method, item in against.items()}
+        for measure in SECONDARY
+    }
+
+
+def secondary_over_tasks(content: Mapping[str, Any]) -> dict[str, dict[str, Mapping[str, Any]]]:
+    """The same over all conditions, from the content of ``results.json``."""
+    tested = content["over_tasks_secondary"]
+    return {name: {item["method"]: item for item in tested[name]} for name in SECONDARY}

@@ -9,8 +9,14 @@ import numpy as np
 
 from smoothtune.report.page import Sentence, Verdict
 from smoothtune.study.config import LONGER, PLAIN
-from smoothtune.study.report.comparison import condition_of
-from smoothtune.study.report.plots import POINTS, condition_title
+from smoothtune.study.report.comparison import (
+    by_condition,
+    condition_of,
+    condition_title,
+    secondary,
+    secondary_over_tasks,
+)
+from smoothtune.study.report.plots import POINTS
 from smoothtune.study.report.tables import TITLES
 
 LEVEL = 0.05
@@ -20,13 +26,11 @@ BETTER = {"brier": -1, "nll": -1, "ece": -1, "noise": 1}
 
 def sentences(content: Mapping[str, Any]) -> list[Sentence]:
     """All that can be said about the content of ``results.json``."""
-    found = [*_completeness(content)]
-    methods = content["methods"]
-    for condition in dict.fromkeys(condition_of(item) for item in methods):
-        group = [item for item in methods if condition_of(item) == condition]
-        found += _scores(group, condition_title(condition), content["test"])
-        found += _secondary(group, condition_title(condition), content["test"])
-    return found + [*_aggregate(content), *_stability(methods), *_budget(content)]
+    said, methods, test = [*_completeness(content)], content["methods"], content["test"]
+    for condition, group in by_condition(methods).items():
+        said += _scores(group, condition_title(condition), test)
+        said += _beside_the_score(secondary(group), condition_title(condition), test)
+    return said + [*_aggregate(content), *_stability(methods), *_budget(content)]
 
 
 def _completeness(content: Mapping[str, Any]) -> Iterator[Sentence]:
@@ -77,23 +81,13 @@ def _scores(group: Sequence[Mapping[str, Any]], title: str, test: str) -> Iterat
         )
 
 
-def _secondary(group: Sequence[Mapping[str, Any]], title: str, test: str) -> Iterator[Sentence]:
-    """Calibration and noise: where a method differs from plain, whatever its score."""
-    compared = {item["method"]: item["against_plain"] for item in group if item["against_plain"]}
-    found = {
-        measure: {method: against["secondary"][measure] for method, against in compared.items()}
-        for measure in BETTER
-    }
-    return _beside_the_score(found, title, test)
-
-
 def _beside_the_score(
-    found: Mapping[str, Mapping[str, Mapping[str, Any] | None]], where: str, test: str
+    tests: Mapping[str, Mapping[str, Mapping[str, Any] | None]], where: str, test: str
 ) -> Iterator[Sentence]:
-    """Significant differences by measure and method."""
+    """Calibration and noise: where a method differs from plain, whatever its score."""
     named: dict[bool, list[str]] = {True: [], False: []}
     for measure, sign in BETTER.items():
-        for method, tested in found[measure].items():
+        for method, tested in tests[measure].items():
             if tested and tested["p_holm"] is not None and tested["p_holm"] < LEVEL:
                 gap = tested["difference"]["value"]
                 text = f"{TITLES[measure]} {method} ({gap:+.3f}, p = {tested['p_holm']:.2g})"
@@ -118,12 +112,10 @@ def _aggregate(content: Mapping[str, Any]) -> Iterator[Sentence]:
                 f"Over {item['conditions']} conditions {item['method']} is {POINTS * gap:+.1f} "
                 f"points from plain (p = {item['p_holm']:.2g} after Holm, {item['test']}).",
             )
-    secondary = content["over_tasks_secondary"]
-    if measured := [item for measure in BETTER for item in secondary[measure]]:
-        found = {m: {item["method"]: item for item in secondary[m]} for m in BETTER}
-        yield from _beside_the_score(
-            found, "Over all conditions that have the measure", measured[0]["test"]
-        )
+    tests = secondary_over_tasks(content)
+    if measured := [item for measure in BETTER for item in tests[measure].values()]:
+        where = "Over all conditions that have the measure"
+        yield from _beside_the_score(tests, where, measured[0]["test"])
 
 
 def _stability(methods: Sequence[Mapping[str, Any]]) -> Iterator[Sentence]:
@@ -181,7 +173,7 @@ def recommend(results: Mapping[str, Any]) -> dict[str, Any]:
     """
     overall = {item["method"]: item for item in results["over_tasks"]}
     longer = overall.get(LONGER, {"difference": {"value": 0.0}})["difference"]["value"]
-    found = []
+    qualified = []
     for label, item in overall.items():
         own = [method for method in results["methods"] if method["method"] == label]
         gaps = [method["against_plain"]["difference"]["value"] for method in own]
@@ -191,11 +183,11 @@ def recommend(results: Mapping[str, Any]) -> dict[str, Any]:
         better = min(gaps) > 0 and item["difference"]["value"] > max(0.0, longer)
         if better and significant and whole and same and not own[0]["changes"]:
             cost = float(np.mean([method["against_plain"]["cost_ratio"] for method in own]))
-            found.append((cost, label, own[0]["configured"], item))
-    found = [each for each in found if each[1] not in (PLAIN, LONGER)]
-    if not found:
+            qualified.append((cost, label, own[0]["configured"], item))
+    qualified = [each for each in qualified if each[1] not in (PLAIN, LONGER)]
+    if not qualified:
         return {"methods": None, "evidence": None}
-    cost, label, methods, item = min(found, key=lambda each: each[:2])
+    cost, label, methods, item = min(qualified, key=lambda each: each[:2])
     evidence = {
         "study": results["name"],
         "label": label,

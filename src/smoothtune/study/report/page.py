@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
+import pandas as pd
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -14,21 +14,24 @@ from rich.text import Text
 from smoothtune.console import say
 from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.files import versions, write_atomic, write_json
-from smoothtune.report.page import Table, render
+from smoothtune.report.page import Plot, Table, render
 from smoothtune.study.config import Study
 from smoothtune.study.plan import Choice, Plan
 from smoothtune.study.records import STUDY, Cell, Records
 from smoothtune.study.report.comparison import (
     SECONDARY,
-    Row,
+    by_condition,
     compare,
     condition_of,
+    condition_title,
     over_tasks,
-    row,
-    to_csv,
+    run_of,
+    secondary,
+    secondary_over_tasks,
+    table_of_runs,
 )
 from smoothtune.study.report.findings import sentences
-from smoothtune.study.report.plots import Figure, condition_title, figures
+from smoothtune.study.report.plots import study_plots
 from smoothtune.study.report.statistics import NAMES
 from smoothtune.study.report.tables import (
     choice_table,
@@ -60,26 +63,25 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
     records = Records(folder)
     choices = plan.choices(records)
     cells = plan.final(choices)
-    rows = [row(cell, records) for cell in cells]
+    runs = table_of_runs(run_of(cell, records) for cell in cells)
     content: dict[str, Any] = {
         "name": study.name,
         "title": study.config.title or study.name,
         "notes": study.config.notes,
         "test": NAMES[study.config.test],
         "seeds": study.config.seeds,
-        "methods": _with_fields(compare(rows, study.config.test), cells),
-        "over_tasks": over_tasks(rows),
-        "over_tasks_secondary": {name: over_tasks(rows, name) for name in SECONDARY},
+        "methods": _with_fields(compare(runs, study.config.test), cells),
+        "over_tasks": over_tasks(runs),
+        "over_tasks_secondary": {name: over_tasks(runs, name) for name in SECONDARY},
         "choices": [_choice(choice) for choice in choices.values()],
         "paper": [paper.model_dump() for paper in study.config.paper],
         "failures": _failures([*plan.selection_cells(), *cells], records),
         "versions": _versions(cells, records),
-        "rows": [{name: getattr(r, name) for name in Row.__dataclass_fields__} for r in rows],
+        "rows": runs.to_dict("records"),
     }
     write_json(folder / RESULTS, content)
-    write_atomic(folder / "results.csv", to_csv(rows))
-    drawn = _draw(rows, content, records, folder, console)
-    page = _page(content, drawn)
+    write_atomic(folder / "results.csv", runs.to_csv(index=False, lineterminator="\n"))
+    page = _page(content, _plots(runs, content, records, folder, console))
     write_atomic(folder / "report.md", render("study.md.jinja", page))
     write_atomic(folder / "report.html", render("study.html.jinja", page))
     _show(content, console)
@@ -102,30 +104,33 @@ def report_so_far(study: Study, folder: Path, console: Console) -> dict[str, Any
 
 def _with_fields(methods: list[dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
     """Add what the runs of each method were configured with."""
-    known = {(c.label, c.task, c.model, c.max_train_samples): c for c in cells}
-    found = []
-    for method in methods:
-        cell = known[method["method"], *condition_of(method)]
-        found.append(method | {"configured": cell.config.methods, "changes": cell.changes})
-    return found
+    fields = {
+        (c.label, c.task, c.model, c.max_train_samples): {
+            "configured": c.config.methods,
+            "changes": c.changes,
+        }
+        for c in cells
+    }
+    return [method | fields[method["method"], *condition_of(method)] for method in methods]
 
 
-def _draw(
-    rows: Sequence[Row],
+def _plots(
+    runs: pd.DataFrame,
     content: Mapping[str, Any],
     records: Records,
     folder: Path,
     console: Console,
-) -> list[Figure]:
+) -> list[Plot]:
+    """Draw, and write the files of the plots."""
     try:
-        drawn = figures(rows, content["methods"], records)
+        plots = study_plots(runs, content["methods"], records)
     except PlotsMissing as error:
         say(console, f"no plots: {error}")
         return []
-    for figure in drawn:
-        write_atomic(folder / f"{figure.name}.svg", figure.svg)
-        write_atomic(folder / f"{figure.name}.csv", figure.data)
-    return drawn
+    for plot in plots:
+        write_atomic(folder / f"{plot.name}.svg", plot.svg)
+        write_atomic(folder / f"{plot.name}.csv", plot.csv)
+    return plots
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
@@ -143,18 +148,12 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 def _failures(cells: Sequence[Cell], records: Records) -> list[dict[str, str]]:
     """Every cell that gave no scores, with the reason."""
-    found = []
-    for cell in cells:
-        record = records.read(cell.id) or records.failure(cell.id)
-        if record and record["status"] != "done":
-            found.append(
-                {
-                    "title": cell.title,
-                    "status": record["status"],
-                    "message": record.get("message", ""),
-                }
-            )
-    return found
+    ended = [(cell, records.read(cell.id) or records.failure(cell.id)) for cell in cells]
+    return [
+        {"title": cell.title, "status": end["status"], "message": end.get("message", "")}
+        for cell, end in ended
+        if end and end["status"] != "done"
+    ]
 
 
 def _versions(cells: Sequence[Cell], records: Records) -> dict[str, list[str]]:
@@ -167,37 +166,25 @@ def _versions(cells: Sequence[Cell], records: Records) -> dict[str, list[str]]:
     return {name: sorted(values) for name, values in found.items()}
 
 
-def _page(content: Mapping[str, Any], drawn: Sequence[Figure]) -> dict[str, Any]:
+def _page(content: Mapping[str, Any], plots: Sequence[Plot]) -> dict[str, Any]:
     """What the templates show."""
-    conditions = dict.fromkeys(condition_of(item) for item in content["methods"])
-    groups = {
-        condition_title(condition): [m for m in content["methods"] if condition_of(m) == condition]
-        for condition in conditions
-    }
     return {
         "title": content["title"],
         "notes": content["notes"],
         "test": content["test"],
-        "tests": ", ".join(NAMES.values()),
-        "found": sentences(content),
+        "findings": sentences(content),
         "groups": [
             {
-                "title": title,
+                "title": condition_title(condition),
                 "scores": score_table(group),
                 "stability": stability_table(group),
-                "secondary": secondary_table(
-                    {
-                        m["method"]: m["against_plain"]["secondary"]
-                        for m in group
-                        if m["against_plain"]
-                    }
-                ),
+                "secondary": secondary_table(secondary(group)),
                 "tests": test_table(group),
             }
-            for title, group in groups.items()
+            for condition, group in by_condition(content["methods"]).items()
         ],
         "over_tasks": over_tasks_table(content["over_tasks"]),
-        "over_tasks_secondary": secondary_table(_by_method(content["over_tasks_secondary"])),
+        "over_tasks_secondary": secondary_table(secondary_over_tasks(content)),
         "choices": choice_table(content["choices"]),
         "papers": [paper_table(paper, content["methods"]) for paper in content["paper"]],
         "failures": Table(
@@ -207,48 +194,23 @@ def _page(content: Mapping[str, Any], drawn: Sequence[Figure]) -> dict[str, Any]
         "versions": Table(
             ["", "version"], [[k, ", ".join(v)] for k, v in content["versions"].items()]
         ),
-        "figures": [
-            {
-                "title": figure.title,
-                "caption": figure.caption,
-                "svg": Markup(figure.svg[figure.svg.index("<svg") :]),  # matplotlib escapes names
-                "file": f"{figure.name}.csv",
-            }
-            for figure in drawn
-        ],
-    }
-
-
-def _by_method(
-    found: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> dict[str, dict[str, Mapping[str, Any]]]:
-    """Comparisons by measure, as comparisons by method and measure."""
-    methods = dict.fromkeys(item["method"] for items in found.values() for item in items)
-    return {
-        method: {
-            measure: item
-            for measure, items in found.items()
-            for item in items
-            if item["method"] == method
-        }
-        for method in methods
+        "plots": plots,
     }
 
 
 def _show(content: Mapping[str, Any], console: Console) -> None:
     """The main table and the sentences on the console."""
-    for condition in dict.fromkeys(condition_of(item) for item in content["methods"]):
-        group = [m for m in content["methods"] if condition_of(m) == condition]
-        found = score_table(group)
-        shown = [[cells[i] for i in SHORT] for cells in [found.head, *found.rows]]
+    for condition, group in by_condition(content["methods"]).items():
+        scores = score_table(group)
+        head, *rows = [[cells[i] for i in SHORT] for cells in [scores.head, *scores.rows]]
         if console.is_terminal:
-            table = RichTable(*shown[0], title=Text(condition_title(condition)))
-            for cells in shown[1:]:
+            table = RichTable(*head, title=Text(condition_title(condition)))
+            for cells in rows:
                 table.add_row(*map(Text, cells))
             console.print(table)
         else:
             say(console, condition_title(condition))
-            for cells in shown:
+            for cells in [head, *rows]:
                 say(console, "\t".join(cells))
     for sentence in sentences(content):
         say(console, f"{sentence.verdict}: {sentence.text}")

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smoothtune.report.page import Table
-from smoothtune.study.report.comparison import SECONDARY, condition_of
-from smoothtune.study.report.plots import POINTS, condition_title
+from smoothtune.study.report.comparison import SECONDARY, condition_of, condition_title
+from smoothtune.study.report.plots import POINTS
 from smoothtune.study.report.statistics import NAMES
 
 DASH = "–"
@@ -22,11 +22,10 @@ def score_table(group: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
     for method in group:
         score, against = method["measures"]["score"], method["against_plain"]
-        values = ["mean", "sd", "median", "max"]
-        cells = [_number(score and score[name], 4) for name in values]
+        values = [_number(score and score[name], 4) for name in ("mean", "sd", "median", "max")]
         done = score["n"] if score else 0
         failed = ", ".join(f"{count} {status}" for status, count in method["failed"].items())
-        cells = [method["method"], f"{done} of {method['asked']}", *cells, failed or "0"]
+        cells = [method["method"], f"{done} of {method['asked']}", *values, failed or "0"]
         if against:
             cells += [
                 _effect(against["difference"], POINTS, 1, signed=True),
@@ -54,11 +53,12 @@ def stability_table(group: Sequence[Mapping[str, Any]]) -> Table:
     return Table(head, rows)
 
 
-def secondary_table(compared: Mapping[str, Mapping[str, Any]]) -> Table:
-    """Differences from plain in what is measured beside the score, by method and measure."""
+def secondary_table(tested: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Differences from plain in what is measured beside the score, by measure and method."""
+    methods = dict.fromkeys(method for by_method in tested.values() for method in by_method)
     rows = [
-        [method, *(_tested(found.get(name)) for name in SECONDARY)]
-        for method, found in compared.items()
+        [method, *(_tested(tested[measure].get(method)) for measure in SECONDARY)]
+        for method in methods
     ]
     return Table(["method", *TITLES.values()], rows)
 
@@ -72,7 +72,7 @@ def test_table(group: Sequence[Mapping[str, Any]]) -> Table:
     return Table(["method", *NAMES.values()], rows)
 
 
-def over_tasks_table(found: Sequence[Mapping[str, Any]]) -> Table:
+def over_tasks_table(compared: Sequence[Mapping[str, Any]]) -> Table:
     """Mean difference over all conditions."""
     head = ["method", "seeds", "minus plain, mean over tasks, points", "p", "p, Holm"]
     rows = [
@@ -83,7 +83,7 @@ def over_tasks_table(found: Sequence[Mapping[str, Any]]) -> Table:
             _p(item["p"]),
             _p(item["p_holm"]),
         ]
-        for item in found
+        for item in compared
     ]
     return Table(head, rows)
 
@@ -136,12 +136,12 @@ def _p(value: float | None) -> str:
     return DASH if value is None else f"{value:.2g}" if value < 0.1 else f"{value:.2f}"
 
 
-def _tested(found: Mapping[str, Any] | None) -> str:
+def _tested(test: Mapping[str, Any] | None) -> str:
     """A difference with its corrected p-value."""
-    if found is None:
+    if test is None:
         return DASH
-    value = f"{found['difference']['value']:+.4f}"
-    return value if found["p_holm"] is None else f"{value} ({_p(found['p_holm'])})"
+    value = f"{test['difference']['value']:+.4f}"
+    return value if test["p_holm"] is None else f"{value} ({_p(test['p_holm'])})"
 
 
 def _effect(effect: Mapping[str, Any], factor: float, digits: int, *, signed: bool = False) -> str:
