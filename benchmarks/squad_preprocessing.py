@@ -61,15 +61,12 @@ def ours(raw, tokenizer, processes):
     """From checked rows to windows, as `smoothtune train` and `evaluate` do it."""
     import numpy as np
 
-    from smoothtune.tasks.base import TokenizeOptions
-    from smoothtune.tasks.presets import TASKS, kind_of
+    from smoothtune.tasks.presets import TASKS
 
     task = TASKS["squad"]
-    kind = kind_of(task)
-    kind.check({"validation": raw}, task, "squad")
-    examples = kind.select(raw, task, np.arange(len(raw)), None)
-    options = TokenizeOptions(LENGTH, processes)
-    return kind.tokenize(examples, task, tokenizer, options, uuid.uuid4().hex)
+    task.check({"validation": raw}, "squad")
+    examples = task.select(raw, np.arange(len(raw)), None)
+    return task.tokenize(examples, tokenizer, LENGTH, uuid.uuid4().hex, processes)
 
 
 def main():

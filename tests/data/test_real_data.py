@@ -7,12 +7,9 @@ import numpy as np
 import pytest
 
 from helpers.hub_server import make_tokenizer
-from smoothtune.data.sources import load_splits
-from smoothtune.tasks.labels import check_splits
 from smoothtune.tasks.metrics import trivial_baseline
 from smoothtune.tasks.prepare import prepare
-from smoothtune.tasks.presets import TASKS
-from smoothtune.tasks.text_classification import custom_task
+from smoothtune.tasks.presets import TASKS, describe_task
 
 pytestmark = pytest.mark.skipif(
     "SMOOTHTUNE_DATA" not in os.environ, reason="SMOOTHTUNE_DATA names no folder of data sets"
@@ -36,16 +33,16 @@ def folder(name: str) -> Path:
 @pytest.mark.parametrize("name", COUNTS)
 def test_label_counts(name: str) -> None:
     task = TASKS[name]
-    splits = load_splits(folder(name), task)
+    splits = task.load_splits(folder(name))
     used = {split: splits[split] for split in ("train", task.validation_split)}
-    labels = check_splits(used, task, name)
+    labels = task.check(used, name)
     for split, expected in zip(used, COUNTS[name], strict=True):
         assert np.bincount(labels[split]).tolist() == expected
 
 
 def test_similarity_scores() -> None:
-    splits = load_splits(folder("stsb"), TASKS["stsb"])
-    labels = check_splits(splits, TASKS["stsb"], "stsb")
+    splits = TASKS["stsb"].load_splits(folder("stsb"))
+    labels = TASKS["stsb"].check(splits, "stsb")
     assert {split: len(scores) for split, scores in labels.items()} == {
         "train": 5749,
         "validation": 1500,
@@ -62,19 +59,19 @@ def test_prepare(name: str) -> None:
 
 
 def test_mismatched_is_a_split_of_its_own() -> None:
-    splits = load_splits(folder("mnli"), TASKS["mnli"])
+    splits = TASKS["mnli"].load_splits(folder("mnli"))
     assert set(splits) == {"train", "validation_matched", "validation_mismatched"}
     assert len(splits["validation_mismatched"]) == 1000
 
 
-def test_custom_task_on_a_single_file() -> None:
-    task = custom_task("sentence")
+def test_a_described_task_on_a_single_file() -> None:
+    task = describe_task(text_columns="sentence")
     prepared = prepare(folder("uci_sentiment_labelled") / "yelp.parquet", task, make_tokenizer())
     assert prepared.task.label_names == ("0", "1")
     assert (len(prepared.train), len(prepared.validation)) == (900, 100)
 
 
 def test_trivial_baseline_of_rte() -> None:
-    splits = load_splits(folder("rte"), TASKS["rte"])
+    splits = TASKS["rte"].load_splits(folder("rte"))
     baseline = trivial_baseline(TASKS["rte"], splits["validation"]["label"][:])
     assert baseline == pytest.approx(146 / 277)

@@ -13,7 +13,7 @@ from smoothtune.config.run import load_config
 from smoothtune.evaluation import Predictor
 from smoothtune.models.load import load_base
 from smoothtune.run.train import train
-from smoothtune.tasks.text_classification import custom_task
+from smoothtune.tasks.presets import describe_task
 
 
 @pytest.fixture(scope="session")
@@ -60,7 +60,7 @@ def rows() -> Dataset:
 @pytest.fixture
 def linear_predictor(tokenizer):
     def make(weights, **options):
-        task = custom_task("text", label_names=("poor", "fine"))
+        task = describe_task(text_columns="text", label_names=("poor", "fine"))
         return Predictor(LinearNetwork(weights), tokenizer, task, **options)
 
     return make

@@ -9,10 +9,9 @@ import pytest
 from smoothtune.errors import DataError
 from smoothtune.evaluation.transfer import OtherData, foreign_rows, validation_texts
 from smoothtune.tasks.prepare import prepare
-from smoothtune.tasks.presets import TASKS
-from smoothtune.tasks.text_classification import custom_task
+from smoothtune.tasks.presets import TASKS, describe_task
 
-TASK = custom_task("text", label_names=("poor", "fine"))
+TASK = describe_task(text_columns="text", label_names=("poor", "fine"))
 
 
 def write(file: Path, rows: list[tuple[str, object]]) -> Path:

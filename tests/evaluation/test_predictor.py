@@ -10,10 +10,10 @@ from helpers.linear_network import rotation
 from smoothtune.errors import ModelError
 from smoothtune.evaluation import Predictor, load_predictor
 from smoothtune.models.load import load_base
-from smoothtune.tasks.text_classification import custom_task
+from smoothtune.tasks.presets import describe_task
 from smoothtune.testing import PAD, VOCABULARY, tiny_model
 
-THREE = custom_task("text", label_names=("a", "b", "c"))
+THREE = describe_task(text_columns="text", label_names=("a", "b", "c"))
 
 
 def decoder_rows(count=6):
@@ -111,9 +111,9 @@ def saved(folder, base, names=("poor", "fine"), kind=BertForSequenceClassificati
 
 def test_outputs_are_matched_by_the_names_of_labels(tmp_path, tiny_folder, rows):
     base = saved(tmp_path, tiny_folder / "model")
-    same = load_predictor(base, custom_task("text", label_names=("poor", "fine")))
-    swapped = load_predictor(base, custom_task("text", label_names=("fine", "poor")))
-    unknown = load_predictor(base, custom_task("text", label_names=("yes", "no")))
+    same = load_predictor(base, describe_task(text_columns="text", label_names=("poor", "fine")))
+    swapped = load_predictor(base, describe_task(text_columns="text", label_names=("fine", "poor")))
+    unknown = load_predictor(base, describe_task(text_columns="text", label_names=("yes", "no")))
     logits = same.predict(rows)
     np.testing.assert_array_equal(swapped.predict(rows), logits[:, ::-1])
     np.testing.assert_array_equal(unknown.predict(rows), logits)

@@ -23,9 +23,9 @@ from smoothtune.evaluation.transfer import (
     trained_further,
 )
 from smoothtune.models.load import load_base
-from smoothtune.tasks.text_classification import custom_task
+from smoothtune.tasks.presets import describe_task
 
-TASK = custom_task("text", label_names=("poor", "fine"))
+TASK = describe_task(text_columns="text", label_names=("poor", "fine"))
 
 
 @pytest.fixture(scope="module")

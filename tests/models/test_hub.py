@@ -13,15 +13,15 @@ from helpers.hub_server import HubServer, clean_environment, make_cola, make_mod
 LOAD = """
 import json
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
-from smoothtune.data import DataError, TASKS, load_splits
+from smoothtune.tasks import DataError, TASKS
 
-splits = load_splits("nyu-mll/glue", TASKS["cola"])
+splits = TASKS["cola"].load_splits("nyu-mll/glue")
 model = AutoModelForSequenceClassification.from_pretrained("tiny/bert", trust_remote_code=False)
 tokenizer = AutoTokenizer.from_pretrained("tiny/bert", trust_remote_code=False)
 errors = []
 for source, task in [("tiny/nothing", "cola"), ("nyu-mll/glue", "rte")]:
     try:
-        load_splits(source, TASKS[task])
+        TASKS[task].load_splits(source)
     except DataError as error:
         errors.append(str(error))
 print(json.dumps({

@@ -6,12 +6,12 @@ from datasets import ClassLabel, Dataset, Features, Value
 
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.labels import check_splits, infer_labels
-from smoothtune.tasks.text_classification import custom_task
+from smoothtune.tasks.presets import describe_task
 
-CLASSES = custom_task("text", label_names=("no", "yes"))
-PAIR = custom_task(["text", "other"], label_names=("no", "yes"))
-SCORES = custom_task("text", label_names=())
+UNKNOWN = describe_task(text_columns="text")
+CLASSES = describe_task(text_columns="text", label_names=("no", "yes"))
+PAIR = describe_task(text_columns=["text", "other"], label_names=("no", "yes"))
+SCORES = describe_task(text_columns="text", label_names=())
 
 
 def table(labels: list[Any], texts: list[Any] | None = None) -> Dataset:
@@ -19,7 +19,7 @@ def table(labels: list[Any], texts: list[Any] | None = None) -> Dataset:
 
 
 def labels_of(dataset: Dataset, task: Task) -> np.ndarray:
-    return check_splits({"train": dataset}, task, "file.csv")["train"]
+    return task.check({"train": dataset}, "file.csv")["train"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ def test_missing_columns_list_the_known_ones() -> None:
 def test_everything_wrong_is_said_at_once() -> None:
     train = table([0, 7, None], ["a", "", None])
     with pytest.raises(DataError) as caught:
-        check_splits({"train": train, "validation": table([])}, CLASSES, "file.csv")
+        CLASSES.check({"train": train, "validation": table([])}, "file.csv")
     lines = str(caught.value).splitlines()
     assert [line.split(": ")[0] for line in lines] == ["file.csv, split 'train'"] * 4 + [
         "file.csv, split 'validation'"
@@ -114,23 +114,23 @@ def test_everything_wrong_is_said_at_once() -> None:
     ],
 )
 def test_inferred_labels(labels: list[Any], names: tuple[str, ...]) -> None:
-    assert infer_labels(custom_task("text"), table(labels), "file.csv").label_names == names
+    assert UNKNOWN.with_labels(table(labels), "file.csv").label_names == names
 
 
 def test_inferred_booleans_are_encoded() -> None:
     dataset = table([True, False])
-    task = infer_labels(custom_task("text"), dataset, "file.csv")
+    task = UNKNOWN.with_labels(dataset, "file.csv")
     assert labels_of(dataset, task).tolist() == [1, 0]
 
 
 def test_inferred_class_label_keeps_its_names() -> None:
     features = Features({"text": Value("string"), "label": ClassLabel(names=["yes", "no"])})
     dataset = Dataset.from_dict({"text": ["a", "b"], "label": [0, 0]}, features=features)
-    assert infer_labels(custom_task("text"), dataset, "x").label_names == ("yes", "no")
+    assert UNKNOWN.with_labels(dataset, "x").label_names == ("yes", "no")
 
 
 def test_known_labels_are_kept() -> None:
-    assert infer_labels(CLASSES, table([5, 6]), "file.csv") is CLASSES
+    assert CLASSES.with_labels(table([5, 6]), "file.csv") is CLASSES
 
 
 @pytest.mark.parametrize(
@@ -147,9 +147,10 @@ def test_known_labels_are_kept() -> None:
 )
 def test_labels_that_cannot_be_inferred(labels: list[Any], message: str) -> None:
     with pytest.raises(DataError, match=f"file.csv, split 'train', column 'label': .*{message}"):
-        infer_labels(custom_task("text"), table(labels), "file.csv")
+        UNKNOWN.with_labels(table(labels), "file.csv")
 
 
 def test_missing_label_column() -> None:
-    with pytest.raises(DataError, match="file.csv: has no column 'gold'; .* 'text', 'label'"):
-        infer_labels(custom_task("text", "gold"), table([0, 1]), "file.csv")
+    task = describe_task(text_columns="text", label_column="gold")
+    with pytest.raises(DataError, match="file.csv, .*: has no column 'gold'; .* 'text', 'label'"):
+        task.with_labels(table([0, 1]), "file.csv")

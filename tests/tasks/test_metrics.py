@@ -5,11 +5,10 @@ import pytest
 
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.metrics import compute_metrics, trivial_baseline
-from smoothtune.tasks.presets import TASKS
-from smoothtune.tasks.text_classification import custom_task
+from smoothtune.tasks.presets import TASKS, describe_task
 
-BINARY = custom_task("text", label_names=("no", "yes"))
-THREE = custom_task("text", label_names=("a", "b", "c"))
+BINARY = describe_task(text_columns="text", label_names=("no", "yes"))
+THREE = describe_task(text_columns="text", label_names=("a", "b", "c"))
 
 
 def logits(probabilities: list[list[float]]) -> np.ndarray:
@@ -82,7 +81,7 @@ def test_prediction_of_one_class_only_scores_zero_without_warning() -> None:
 def test_every_preset_scores_a_perfect_prediction_with_one() -> None:
     for task in TASKS.values():
         if task.task_type != "text-classification":
-            continue  # scored by its kind
+            continue  # scored from other statistics
         labels = np.arange(12) % max(task.num_labels, 3 if task.regression else 2)
         perfect = labels[:, None] if task.regression else 50.0 * np.eye(task.num_labels)[labels]
         metrics = compute_metrics(task, perfect, labels)

@@ -1,6 +1,7 @@
 """Multiple choice from rows to scores."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,13 +15,13 @@ from smoothtune.config.run import load_config
 from smoothtune.errors import ConfigError, DataError
 from smoothtune.models.load import load_base
 from smoothtune.run.train import train
-from smoothtune.tasks.base import Description
 from smoothtune.tasks.prepare import prepare
-from smoothtune.tasks.presets import KINDS
+from smoothtune.tasks.presets import describe_task
 
-KIND = KINDS["multiple-choice"]
 ENDINGS = ["ending0", "ending1", "ending2"]
-TASK = KIND.describe(Description("endings", ["context", "start"], choice_columns=ENDINGS))
+TASK = describe_task(
+    "endings", "multiple-choice", text_columns=["context", "start"], choice_columns=ENDINGS
+)
 
 
 @pytest.fixture(scope="session")
@@ -85,9 +86,9 @@ def test_every_part_is_there_or_says_why_not(tuned, tmp_path) -> None:
     ("columns", "label"), [(ENDINGS, "label"), (["endings"], "label"), (["endings"], "answer")]
 )
 def test_columns_lists_and_letters_say_the_same(columns, label, data, bert) -> None:
-    said = Description("x", ["context", "start"], label, columns)
+    task = replace(TASK, label_column=label, choice_columns=tuple(columns))
     tokenizer = load_base(str(bert)).tokenizer
-    prepared = prepare(data, KIND.describe(said), tokenizer)
+    prepared = prepare(data, task, tokenizer)
     expected = prepare(data, TASK, tokenizer)
     assert prepared.train.to_dict() == expected.train.to_dict()
     assert prepared.task.num_labels == 3
@@ -96,7 +97,7 @@ def test_columns_lists_and_letters_say_the_same(columns, label, data, bert) -> N
 def test_batches_are_padded_over_all_choices(data, bert) -> None:
     tokenizer = load_base(str(bert)).tokenizer
     rows = prepare(data, TASK, tokenizer).train
-    batch = KIND.collator(tokenizer)([rows[0], rows[1]])
+    batch = TASK.collator(tokenizer)([rows[0], rows[1]])
     assert batch["input_ids"].shape == (2, 3, max(rows["length"][:2]))
     for i in range(2):
         for choice, ids in enumerate(rows[i]["input_ids"]):

@@ -16,10 +16,10 @@ from smoothtune.data import tokenizing
 from smoothtune.data.collator import Collator
 from smoothtune.errors import DataError
 from smoothtune.tasks.prepare import Prepared, prepare
-from smoothtune.tasks.text_classification import custom_task
+from smoothtune.tasks.presets import describe_task
 
-TASK = custom_task("text", label_names=("no", "yes"))
-PAIR = custom_task(["text", "other"], label_names=("no", "yes"))
+TASK = describe_task(text_columns="text", label_names=("no", "yes"))
+PAIR = describe_task(text_columns=["text", "other"], label_names=("no", "yes"))
 TEXTS = ["the cat", "the cat sat on the mat .", "a dog", "a dog ran", "the dog sat", "a cats ran"]
 
 
@@ -58,7 +58,7 @@ def test_columns_and_values(source: Path) -> None:
 
 
 def test_pairs_and_scores(source: Path) -> None:
-    task = custom_task(["text", "other"], label_names=())
+    task = describe_task(text_columns=["text", "other"], label_names=())
     prepared = prepare(source, task, make_tokenizer())
     # [CLS] the cat [SEP] a cat ##s ran [SEP]
     assert prepared.validation[0]["input_ids"] == [2, 5, 7, 3, 6, 7, 14, 10, 3]
@@ -126,7 +126,9 @@ def test_validation_split_of_another_name_must_be_named(tmp_path: Path) -> None:
     frame(3).to_csv(tmp_path / "dev_matched.csv")
     with pytest.raises(DataError, match="no split 'validation' .* 'train', 'validation_matched'"):
         prepare(tmp_path, TASK, make_tokenizer())
-    task = custom_task("text", label_names=("no", "yes"), validation_split="validation_matched")
+    task = describe_task(
+        text_columns="text", label_names=("no", "yes"), validation_split="validation_matched"
+    )
     assert len(prepare(tmp_path, task, make_tokenizer()).validation) == 3
 
 
@@ -134,12 +136,12 @@ def test_labels_are_inferred_from_train(tmp_path: Path) -> None:
     data = frame().assign(label=["ham", "spam"] * 3)
     data.to_csv(tmp_path / "train.csv")
     data.to_csv(tmp_path / "dev.csv")
-    prepared = prepare(tmp_path, custom_task("text"), make_tokenizer())
+    prepared = prepare(tmp_path, describe_task(text_columns="text"), make_tokenizer())
     assert prepared.task.label_names == ("ham", "spam")
     assert prepared.validation["labels"][:] == [0, 1, 0, 1, 0, 1]
     data.assign(label="eggs").to_csv(tmp_path / "dev.csv")
     with pytest.raises(DataError, match="'validation': row 0, column 'label': 'eggs' is no label"):
-        prepare(tmp_path, custom_task("text"), make_tokenizer())
+        prepare(tmp_path, describe_task(text_columns="text"), make_tokenizer())
 
 
 def test_truncation_is_counted(source: Path) -> None:
@@ -169,7 +171,7 @@ def test_report(source: Path) -> None:
 
 
 def test_report_shows_label_names_as_they_are(source: Path) -> None:
-    task = custom_task("text", label_names=("[/bold]", "[red]"))
+    task = describe_task(text_columns="text", label_names=("[/bold]", "[red]"))
     console = Console(width=120)
     with console.capture() as capture:
         console.print(prepare(source, task, make_tokenizer()).report)
@@ -178,7 +180,9 @@ def test_report_shows_label_names_as_they_are(source: Path) -> None:
 
 
 def test_report_of_scores(source: Path) -> None:
-    report = prepare(source, custom_task("text", label_names=()), make_tokenizer()).report
+    report = prepare(
+        source, describe_task(text_columns="text", label_names=()), make_tokenizer()
+    ).report
     assert report.splits["train"].labels == {"min": 0.0, "mean": 0.5, "max": 1.0}
 
 
@@ -240,7 +244,7 @@ def test_no_file_beside_the_data(source: Path, tmp_path: Path) -> None:
 
 
 def test_large_splits_are_tokenized_once(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tokenizing, "LARGE", 5)
+    monkeypatch.setattr(tokenizing, "MIN_CACHED_ROWS", 5)
     calls = []
     encode = tokenizing._encode
     monkeypatch.setattr(
@@ -280,7 +284,9 @@ def test_collator_pads_on_the_tokenizers_side(source: Path, side: str) -> None:
 
 def test_collator_multiple_scores_and_no_labels(source: Path) -> None:
     tokenizer = make_tokenizer()
-    rows = prepare(source, custom_task(["text", "other"], label_names=()), tokenizer).validation
+    rows = prepare(
+        source, describe_task(text_columns=["text", "other"], label_names=()), tokenizer
+    ).validation
     batch = Collator(tokenizer, pad_to_multiple_of=8)([rows[0], rows[1]])
     assert batch["input_ids"].shape == (2, 16)
     assert batch["labels"].dtype == torch.float32

@@ -1,7 +1,10 @@
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
-from smoothtune.tasks.presets import TASKS
-from smoothtune.tasks.text_classification import custom_task
+from smoothtune.tasks.base import TaskType
+from smoothtune.tasks.presets import TASKS, describe_task
 
 GLUE = {name: task for name, task in TASKS.items() if task.hub_id == "nyu-mll/glue"}
 
@@ -25,20 +28,22 @@ def test_kind_and_size_of_the_output() -> None:
     }
 
 
-def test_custom_task_with_label_names() -> None:
-    task = custom_task(["a", "b"], "c", label_names=["no", "yes", "maybe"])
+def test_described_classes() -> None:
+    task = describe_task(
+        text_columns=["a", "b"], label_column="c", label_names=["no", "yes", "maybe"]
+    )
     assert (task.num_labels, task.regression, task.metrics[0]) == (3, False, "accuracy")
     assert task.text_columns == ("a", "b")
 
 
-def test_custom_regression() -> None:
-    task = custom_task("a", label_names=())
+def test_described_regression() -> None:
+    task = describe_task(text_columns="a", label_names=())
     assert (task.num_labels, task.regression, task.metrics[0]) == (1, True, "pearson")
 
 
 def test_unknown_kind_says_what_to_do() -> None:
-    with pytest.raises(ValueError, match="infer_labels"):
-        _ = custom_task("a").num_labels
+    with pytest.raises(ValueError, match="with_labels"):
+        _ = describe_task(text_columns="a").num_labels
 
 
 @pytest.mark.parametrize(
@@ -55,4 +60,26 @@ def test_impossible_tasks(
     columns: list[str], label: str, names: list[str] | None, message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        custom_task(columns, label, label_names=names)
+        describe_task(text_columns=columns, label_column=label, label_names=names)
+
+
+@pytest.mark.parametrize(
+    ("task_type", "said", "message"),
+    [
+        ("question-answering", {"label_column": "gold"}, "rename yours"),
+        ("token-classification", {"text_columns": ["a", "b"]}, "one column of words"),
+        ("multiple-choice", {"text_columns": "a"}, "and the choice columns"),
+    ],
+)
+def test_impossible_tasks_of_other_types(task_type: TaskType, said: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        describe_task("mine", task_type, **said)
+
+
+def test_a_name_with_other_columns_or_type_is_no_preset() -> None:
+    assert describe_task("rte") is TASKS["rte"]
+    assert describe_task("rte", text_columns="a").text_columns == ("a",)
+    assert describe_task("squad_v2", spans={"doc_stride": 9}) == replace(
+        TASKS["squad_v2"], doc_stride=9
+    )
+    assert describe_task("rte", "token-classification").columns == ("tokens", "tags")

@@ -19,12 +19,10 @@ from smoothtune.config.run import load_config
 from smoothtune.errors import DataError, ModelError
 from smoothtune.models.load import load_base
 from smoothtune.run.train import train
-from smoothtune.tasks.base import Description
 from smoothtune.tasks.prepare import prepare
-from smoothtune.tasks.presets import KINDS
+from smoothtune.tasks.presets import describe_task
 
-KIND = KINDS["token-classification"]
-TASK = KIND.describe(Description("names"))
+TASK = describe_task("names", "token-classification")
 
 
 @pytest.fixture(scope="session")
@@ -101,7 +99,7 @@ def test_names_come_from_the_columns_type(tmp_path) -> None:
     names = ["O", "B-X", "I-X"]
     types = {"tokens": Sequence(Value("string")), "tags": Sequence(ClassLabel(names=names))}
     table = Dataset.from_dict({"tokens": [["a", "b"]], "tags": [[1, 2]]}, features=Features(types))
-    assert KIND.complete(TASK, table, "x").label_names == tuple(names)
+    assert TASK.with_labels(table).label_names == tuple(names)
 
 
 def test_tags_without_entities_are_scored_by_accuracy(tmp_path) -> None:
@@ -126,9 +124,7 @@ def test_scores_are_those_of_seqeval(seed) -> None:
         wrong = rng.random(len(tags)) < 0.4
         predicted[row, 1 : 1 + len(tags)] = np.where(wrong, rng.integers(0, 5, len(tags)), tags)
     rows = Dataset.from_dict({"labels": labels, "example_id": list(range(5))})
-    task = KIND.complete(
-        TASK, Dataset.from_dict({"tokens": [["a"] * 5], "tags": [list(NAMES)]}), "x"
-    )
+    task = TASK.with_labels(Dataset.from_dict({"tokens": [["a"] * 5], "tags": [list(NAMES)]}))
     order = {name: task.label_names.index(name) for name in NAMES}
     renumber = np.array([order[name] for name in NAMES])
     rows = Dataset.from_dict(
@@ -137,9 +133,9 @@ def test_scores_are_those_of_seqeval(seed) -> None:
             "example_id": list(range(5)),
         }
     )
-    evidence = KIND.evidence(task, renumber[predicted], rows)
+    statistics = task.example_statistics(renumber[predicted], rows)
     drawn = rng.integers(0, 5, size=5)
-    found = KIND.scores(task, evidence[drawn])
+    found = task.scores(statistics[drawn])
     true = [[NAMES[t] for t in gold[row]] for row in drawn]
     guess = [[NAMES[t] for t in predicted[row, 1 : 1 + lengths[row]]] for row in drawn]
     assert found["f1"] == pytest.approx(f1_score(true, guess, zero_division=0))

@@ -19,7 +19,7 @@ from pydantic import (
 from smoothtune.config.draft import Draft, check_methods, clipping_methods, message_of, parse_method
 from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.models.lora import LoraSettings
-from smoothtune.tasks.base import SPAN_FIELDS
+from smoothtune.tasks.question_answering.task import SPAN_FIELDS
 
 if TYPE_CHECKING:
     from smoothtune.core.regularizer import Regularizer

@@ -5,7 +5,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from transformers import DataCollatorWithPadding, PreTrainedTokenizerBase
+from transformers import (
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
+    PreTrainedTokenizerBase,
+)
 
 
 @dataclass
@@ -24,7 +28,11 @@ class Collator:
     )
     """Round the length up; default 8 with CUDA, whose matrix units want it, else None."""
     label_columns: tuple[str, ...] = ("labels",)
-    """Columns with labels, a number for every example."""
+    """Columns with labels."""
+    padding: type[DataCollatorWithPadding | DataCollatorForTokenClassification] = (
+        DataCollatorWithPadding
+    )
+    """transformers' collator that pads; the other one also pads a list of labels."""
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Makes a batch.
@@ -33,9 +41,10 @@ class Collator:
             examples: rows of a tokenized split.
 
         Returns:
-            Tensor by column; labels and `example_id` (B,), where there are any, the others (B, T).
+            Tensor by column; labels and `example_id` (B,), where there are any, the others, and
+            labels of every token, (B, T).
         """
         kept = (*self.tokenizer.model_input_names, *self.label_columns, "example_id")
         rows = [{key: row[key] for key in kept if key in row} for row in examples]
-        pad = DataCollatorWithPadding(self.tokenizer, pad_to_multiple_of=self.pad_to_multiple_of)
+        pad = self.padding(self.tokenizer, pad_to_multiple_of=self.pad_to_multiple_of)
         return dict(pad(rows))

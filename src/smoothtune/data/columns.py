@@ -1,18 +1,28 @@
-"""Checks of raw data against a task, before the first step, with every problem in one error."""
+"""Columns of raw splits: their problems, their texts and their fingerprint."""
 
 import hashlib
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from datasets import Dataset
+import numpy as np
+from datasets import Dataset, Features, Value
 
 IGNORE_INDEX = -100
 """Label that PyTorch's cross entropy skips."""
 
 
-def missing_columns(missing: list[str], dataset: Dataset) -> str:
-    """What to say about columns that are not there."""
+TEXTS = ("text", "text_pair")
+"""Columns of the text, or of the two texts, of an example."""
+
+
+def column_problem(dataset: Dataset, wanted: Iterable[str]) -> str:
+    """Says that a split has no rows, or which columns it lacks; "" if it has all."""
+    if not len(dataset):
+        return "has no rows"
+    missing = [column for column in wanted if column not in dataset.column_names]
+    if not missing:
+        return ""
     return (
         f"has no column {', '.join(map(repr, missing))}; its columns are "
         f"{', '.join(map(repr, dataset.column_names))}"
@@ -43,9 +53,13 @@ def _shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def text_problems(column: str, values: list[Any]) -> list[str]:
-    """What is wrong with a column of texts."""
-    return rows_with_problems(column, values, map(_text_problem, values))
+def text_problems(dataset: Dataset, columns: Iterable[str]) -> list[str]:
+    """What is wrong with columns of texts."""
+    problems = []
+    for column in columns:
+        values = dataset[column][:]
+        problems += rows_with_problems(column, values, map(_text_problem, values))
+    return problems
 
 
 def _text_problem(value: object) -> str:
@@ -54,6 +68,30 @@ def _text_problem(value: object) -> str:
     if not isinstance(value, str):
         return f"is of type {type(value).__name__}, but text is due"
     return "" if value.strip() else "is an empty text; drop the row or fill it in"
+
+
+def select_texts(
+    raw: Dataset, columns: Sequence[str], rows: np.ndarray, labels: np.ndarray | None = None
+) -> Dataset:
+    """The chosen rows of one or two text columns, in memory.
+
+    Args:
+        raw: a split.
+        columns: its text columns.
+        rows: (E,) numbers of the rows.
+        labels: (N,) int64 or float32, for all rows of the split.
+
+    Returns:
+        Columns text, for pairs text_pair, labels if given, and example_id, the row's number.
+    """
+    chosen = raw.select_columns(list(columns)).select(rows, keep_in_memory=True)
+    names = TEXTS[: len(columns)]
+    features = {name: Value("string") for name in names}
+    data = {name: chosen[column][:] for name, column in zip(names, columns, strict=True)}
+    if labels is not None:
+        features["labels"], data["labels"] = Value(str(labels.dtype)), labels[rows]
+    features["example_id"] = Value("int64")
+    return Dataset.from_dict(data | {"example_id": rows}, features=Features(features))
 
 
 def fingerprint(texts: Dataset) -> str:

@@ -15,7 +15,6 @@ from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
 from smoothtune.console import progress_bars
 from smoothtune.errors import DataError
-from smoothtune.tasks.base import Task
 
 # By default a text "None" or "NA" would be read as missing. Tab-separated files have no quoting (as
 # in GLUE): with it, one stray quote swallows the rows up to the next.
@@ -42,14 +41,25 @@ _GLOB = re.compile(r"[*?\[]")
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
-def load_splits(source: str | Path, task: Task, *, need_train: bool = True) -> dict[str, Dataset]:
+def load_splits(
+    source: str | Path,
+    *,
+    name: str = "",
+    label_column: str = "label",
+    hub_id: str | None = None,
+    hub_config: str | None = None,
+    need_train: bool = True,
+) -> dict[str, Dataset]:
     """Reads every split that a source has.
 
     Args:
         source: a folder saved by ``save_to_disk``; a folder of Parquet, CSV, TSV or JSON Lines
             files, one split per file (or per set of numbered shards); one such file, which is the
             train split; or, where no such path exists, the id of a data set on the hub.
-        task: gives the hub's configuration name, for a data set with several.
+        name: of the data set, to be looked for in a folder that holds no data itself.
+        label_column: an empty label in a CSV or TSV file is missing, not the text "".
+        hub_id: the data set that `hub_config` belongs to, or is a copy of; None: any.
+        hub_config: configuration on the hub, for a data set with several.
         need_train: whether it must have a train split.
 
     Returns:
@@ -61,11 +71,13 @@ def load_splits(source: str | Path, task: Task, *, need_train: bool = True) -> d
     """
     path = Path(source).expanduser()
     if path.is_dir():
-        splits = _load_folder(path, task)
+        splits = _load_folder(path, name, label_column)
     elif path.is_file():
-        splits = {"train": _load_files([path], task)}
+        splits = {"train": _load_files([path], label_column)}
     elif _looks_like_hub_id(source):
-        splits = _load_from_hub(str(source), task)
+        # A configuration belongs to its own data set, or a copy of it under another owner.
+        other = hub_id is not None and hub_id.split("/")[-1] != str(source).split("/")[-1]
+        splits = _load_from_hub(str(source), None if other else hub_config)
     else:
         raise DataError(
             f"{source}: no such file or folder, and not an id of a data set on the hub (org/name)"
@@ -106,14 +118,14 @@ def _looks_like_hub_id(source: str | Path) -> bool:
     )
 
 
-def _load_folder(folder: Path, task: Task) -> dict[str, Dataset]:
+def _load_folder(folder: Path, name: str, label_column: str) -> dict[str, Dataset]:
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         # In memory, because `datasets` puts its cache files beside data that it maps from disk.
         loaded = load_from_disk(str(folder), keep_in_memory=True)
         return dict(loaded) if isinstance(loaded, DatasetDict) else {"train": loaded}
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _READERS)
     if not files:
-        raise DataError(f"{folder}: {_no_files(folder, task)}")
+        raise DataError(f"{folder}: {_no_files(folder, name)}")
     by_split: dict[str, list[Path]] = {}
     for file in files:
         by_split.setdefault(split_of(file), []).append(file)
@@ -123,7 +135,7 @@ def _load_folder(folder: Path, task: Task) -> dict[str, Dataset]:
                 f"{folder}: several files claim the split {split!r}: "
                 f"{', '.join(file.name for file in found)}; keep one of them"
             )
-    return {split: _load_files(found, task) for split, found in by_split.items()}
+    return {split: _load_files(found, label_column) for split, found in by_split.items()}
 
 
 def _are_shards(files: list[Path]) -> bool:
@@ -132,9 +144,9 @@ def _are_shards(files: list[Path]) -> bool:
     return numbered and len({(_SHARD.sub("", file.stem), file.suffix) for file in files}) == 1
 
 
-def _no_files(folder: Path, task: Task) -> str:
-    if (folder / task.name).is_dir():
-        return f"holds no data file; did you mean {folder / task.name}?"
+def _no_files(folder: Path, name: str) -> str:
+    if name and (folder / name).is_dir():
+        return f"holds no data file; did you mean {folder / name}?"
     names = sorted(entry.name for entry in folder.iterdir())[:10]
     return (
         f"holds no data file ({', '.join(_READERS)}) and was not saved by save_to_disk; "
@@ -142,7 +154,7 @@ def _no_files(folder: Path, task: Task) -> str:
     )
 
 
-def _load_files(files: list[Path], task: Task) -> Dataset:
+def _load_files(files: list[Path], label_column: str) -> Dataset:
     suffix = files[0].suffix.lower()
     if suffix not in _READERS:
         raise DataError(
@@ -151,7 +163,7 @@ def _load_files(files: list[Path], task: Task) -> Dataset:
     reader, options = _READERS[suffix]
     if reader == "csv":
         # An empty label is missing, and must not turn a column of numbers into text.
-        options = options | {"na_values": {task.label_column: [""]}}
+        options = options | {"na_values": {label_column: [""]}}
     # Resolved and escaped, because `datasets` reads a path as a glob pattern.
     names = [_GLOB.sub(r"[\g<0>]", str(file.resolve())) for file in files]
     try:
@@ -162,10 +174,7 @@ def _load_files(files: list[Path], task: Task) -> Dataset:
         raise DataError(f"{shown}: cannot be read as {suffix[1:]}: {_reason(error)}") from error
 
 
-def _load_from_hub(hub_id: str, task: Task) -> dict[str, Dataset]:
-    # A preset's configuration belongs to its own data set, or a copy of it under another owner.
-    preset = task.hub_id is not None and task.hub_id.split("/")[-1] != hub_id.split("/")[-1]
-    config = None if preset else task.hub_config
+def _load_from_hub(hub_id: str, config: str | None) -> dict[str, Dataset]:
     try:
         return dict(load_dataset(hub_id, config))
     except (datasets.exceptions.DatasetsError, ValueError, OSError, RuntimeError) as error:

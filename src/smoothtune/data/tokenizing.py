@@ -14,12 +14,11 @@ from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
 from smoothtune.console import progress_bars
+from smoothtune.data.columns import TEXTS
 from smoothtune.errors import DataError
 
-LARGE = 20_000
+MIN_CACHED_ROWS = 20_000
 """Rows from which tokenizing takes long enough for a progress bar and a cached result."""
-TEXTS = ("text", "text_pair")
-"""Columns of the text, or of the two texts, to tokenize."""
 
 
 def tokenize(
@@ -49,14 +48,12 @@ def tokenize(
         encoded = _encode(rows, tokenizer, max_seq_length)
         return encoded | {"length": [len(ids) for ids in encoded["input_ids"]]}
 
-    # A call leaves its settings in the tokenizer: after it, every run hashes the same state.
-    encode(texts[:1])
     return cached_map(
         texts,
         encode,
         f"{content} {max_seq_length}",
         tokenizer,
-        large=len(texts) >= LARGE,
+        cached=len(texts) >= MIN_CACHED_ROWS,
         num_proc=num_proc,
         remove_columns=[column for column in TEXTS if column in texts.column_names],
     )
@@ -68,36 +65,37 @@ def cached_map(
     content: str,
     tokenizer: PreTrainedTokenizerBase,
     *,
-    large: bool,
+    cached: bool,
     num_proc: int | None = None,
     remove_columns: list[str] | None = None,
 ) -> Dataset:
-    """Encodes a split batch by batch; a large one is kept in the cache folder of `datasets`.
+    """Encodes a split batch by batch, and may keep it in the cache folder of `datasets`.
 
     Args:
         examples: rows to encode.
         encode: batch to columns.
         content: all but the tokenizer that decides the result, the key of the cache.
-        tokenizer: the model's, in the state in which a call of it leaves it.
-        large: show a progress bar, and cache.
+        tokenizer: the model's.
+        cached: show a progress bar, and keep the result.
         num_proc: processes; None: this one, with the threads of the tokenizer.
         remove_columns: columns of `examples` to leave out.
 
     Returns:
         The encoded split.
     """
+    encode(examples[:1])  # leaves its settings in the tokenizer: every run hashes the same state
     key = hashlib.sha256(f"{content} {Hasher.hash(tokenizer)}".encode()).hexdigest()
     key = key[:40]  # datasets adds the number of the process, and allows 64 characters
-    with progress_bars(shown=large):
+    with progress_bars(shown=cached):
         return examples.map(
             encode,
             batched=True,
             remove_columns=remove_columns,
-            keep_in_memory=not large,
-            cache_file_name=_cache_file(key) if large else None,
-            load_from_cache_file=large,
+            keep_in_memory=not cached,
+            cache_file_name=_cache_file(key) if cached else None,
+            load_from_cache_file=cached,
             new_fingerprint=key,
-            num_proc=num_proc if large else None,
+            num_proc=num_proc if cached else None,
             desc="Tokenizing",
         )
 

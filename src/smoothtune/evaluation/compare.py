@@ -13,8 +13,7 @@ from smoothtune.errors import OutputError
 from smoothtune.evaluation.intervals import Interval, bootstrap_intervals
 from smoothtune.evaluation.run import EVALUATION, PREDICTIONS, read_evaluation, read_predictions
 from smoothtune.report.curves import Curve
-from smoothtune.tasks.base import Task
-from smoothtune.tasks.presets import kind_of
+from smoothtune.tasks.presets import TASK_CLASSES
 
 
 @dataclass(frozen=True)
@@ -102,21 +101,18 @@ def differences(first: Run, other: Run) -> list[Difference] | None:
     if not same_data or not np.array_equal(ids, other_ids) or len(ids) < 2:
         return None
     content = first.content
-    task = Task(
+    task = TASK_CLASSES[content["task_type"]](
         content["task"],
-        ("text",),
-        "label",
-        tuple(content["label_names"]),
-        tuple(content["metrics"]),
-        task_type=content["task_type"],
+        label_names=tuple(content["label_names"]),
+        metrics=tuple(content["metrics"]),
     )
-    kind = kind_of(task)
-    if not np.array_equal(before[:, : kind.gold_columns], after[:, : kind.gold_columns]):
+    labels = slice(task.num_label_statistics)
+    if not np.array_equal(before[:, labels], after[:, labels]):
         return None
 
     def gaps(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
-        scores = kind.scores(task, a)
-        return {name: value - scores[name] for name, value in kind.scores(task, b).items()}
+        scores = task.scores(a)
+        return {name: value - scores[name] for name, value in task.scores(b).items()}
 
     resamples = content["settings"]["num_resamples"]
     intervals = bootstrap_intervals(gaps, before, after, n_resamples=resamples)

@@ -14,7 +14,8 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.tokenizing import TEXTS, tokenize
+from smoothtune.data.columns import TEXTS
+from smoothtune.data.tokenizing import tokenize
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.report.curves import Curve, area, metric_label, spread
 

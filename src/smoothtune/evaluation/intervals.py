@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,7 +12,6 @@ from numpy.typing import ArrayLike
 from scipy.stats import DegenerateDataWarning, bootstrap
 
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.presets import kind_of
 
 Metrics = Callable[..., dict[str, float]]
 
@@ -96,22 +94,21 @@ def scores_with_intervals(
         seed: of the resampling.
 
     Returns:
-        `metrics`: value, low and high by name; `rows`; `trivial_baseline` of the headline metric.
+        `metrics`: value, low and high by name; `rows`; `trivial_baseline` of the main metric.
         With a single row low and high are None.
     """
-    kind = kind_of(task)
-    evidence = kind.evidence(task, predictions, rows)
-    measures = partial(kind.detailed_scores, task)
-    values = measures(evidence)
+    statistics = task.example_statistics(predictions, rows)
+    measures = task.detailed_scores
+    values = measures(statistics)
     intervals = {}
-    if len(evidence) > 1:
-        intervals = bootstrap_intervals(measures, evidence, n_resamples=num_resamples, seed=seed)
+    if len(statistics) > 1:
+        intervals = bootstrap_intervals(measures, statistics, n_resamples=num_resamples, seed=seed)
     return {
         "metrics": {
             name: {"value": value} | _bounds(intervals.get(name)) for name, value in values.items()
         },
-        "rows": len(evidence),
-        "trivial_baseline": kind.baseline(task, rows),
+        "rows": len(statistics),
+        "trivial_baseline": task.baseline(rows),
     }
 
 

@@ -71,7 +71,7 @@ class Subject:
 
     def count(self, rows: Dataset) -> int:
         """Number of examples that rows are from."""
-        return len(self.predictor.kind.example_ids(rows))
+        return len(self.prepared.task.example_ids(rows))
 
     @property
     def vocab_size(self) -> int:
@@ -86,7 +86,7 @@ class Subject:
     def sample(self, count: int | None = None) -> np.ndarray:
         """Rows of validation examples drawn at random; a smaller sample is a part of a larger."""
         ids = np.asarray(self.prepared.validation["example_id"][:])
-        examples = self.predictor.kind.example_ids(self.prepared.validation)
+        examples = self.prepared.task.example_ids(self.prepared.validation)
         limit = self.settings.max_diagnostic_samples
         drawn = np.random.default_rng(self.settings.seed).permutation(examples)
         return np.flatnonzero(np.isin(ids, drawn[: min(limit, count or limit)]))
@@ -118,13 +118,11 @@ def metrics(subject: Subject) -> Found:
 
 def calibration(subject: Subject) -> Found:
     """Calibration, where there are probabilities."""
-    task, predictor, rows = subject.prepared.task, subject.predictor, subject.prepared.validation
+    task, rows = subject.prepared.task, subject.prepared.validation
     if task.regression:
         return Found(skipped="a regression model gives no probabilities")
-    if not predictor.kind.predicts_logits:
-        numbers, curve = answer_calibration(
-            *predictor.kind.confidence(task, subject.predictions, rows)
-        )
+    if not task.predicts_logits:
+        numbers, curve = answer_calibration(*task.confidence(subject.predictions, rows))
         return Found(numbers, {"reliability": curve})
     labels = np.asarray(rows["labels"][:])
     if len(labels) < 4:
@@ -163,7 +161,7 @@ def corruption(subject: Subject) -> Found:
 def smoothness(subject: Subject) -> Found:
     """Derivatives, noise attenuation and the spectrum of noise."""
     predictor, rows = subject.predictor, subject.rows(MAX_ATTACKED)
-    derivatives = derivative_norms(predictor, rows) if predictor.kind.derivatives else {}
+    derivatives = derivative_norms(predictor, rows) if predictor.task.one_sequence else {}
     curves = derivatives | {
         "attenuation": noise_attenuation(predictor, rows),
         "spectrum": noise_spectrum(predictor, rows),
@@ -199,7 +197,7 @@ def other_data(subject: Subject, other: OtherData) -> Found:
 
 def further_data(subject: Subject, other: OtherData, share: float) -> Found:
     """Metrics on another data set after training on a share of it, on the rest."""
-    if not subject.predictor.kind.predicts_logits:
+    if not subject.prepared.task.predicts_logits:
         return Found(skipped="further training is for classification and regression of texts")
     rows, repeated = _foreign(subject, other)
     some, rest = split_for_further(rows, share, subject.settings.seed)

@@ -22,8 +22,7 @@ from smoothtune.core.hooks import Point
 from smoothtune.errors import LoraError, ModelError
 from smoothtune.models.load import Base
 from smoothtune.models.lora import is_adapter, load_merged
-from smoothtune.tasks.base import Kind, Task
-from smoothtune.tasks.presets import kind_of
+from smoothtune.tasks.base import Task
 
 
 class Progress(Protocol):
@@ -51,8 +50,8 @@ class Predictor:
     """A model with all that is needed to run it on tokenized examples, in evaluation mode.
 
     The model's output is taken in the order of the task's labels, whatever the model's own is, and
-    its loss is computed here. What the predictions are, (N, W), depends on the kind of the task:
-    for texts, logits (N, C) or scores (N, 1); for other kinds see `smoothtune.tasks.presets`.
+    its loss is computed here. What the predictions are, (N, W), depends on the type of the task:
+    for texts, logits (N, C) or scores (N, 1); for others see the classes of `smoothtune.tasks`.
     """
 
     model: nn.Module
@@ -70,11 +69,6 @@ class Predictor:
     progress: Progress = Silent()
     """Is told about every batch."""
 
-    @property
-    def kind(self) -> Kind:
-        """The kind of the task."""
-        return kind_of(self.task)
-
     def batches(self, rows: Dataset) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
         """Batches of similar length, so that little is padded.
 
@@ -85,7 +79,7 @@ class Predictor:
             Row numbers (B,) and the model's inputs (B, T), with labels where there are any.
         """
         order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-        collate = self.kind.collator(self.tokenizer)
+        collate = self.task.collator(self.tokenizer)
         device = next(self.model.parameters()).device
         for start in range(0, len(order), self.batch_size):
             chosen = order[start : start + self.batch_size]
@@ -100,15 +94,15 @@ class Predictor:
 
     def read(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
         """The loss over a batch with labels, and the outputs, classes in the task's order."""
-        kind = self.kind
-        found = model(**{k: value for k, value in batch.items() if k not in kind.label_inputs})
-        outputs = {name: self._ordered(found[name]) for name in kind.outputs}
-        labeled = all(name in batch for name in kind.label_inputs)
-        return kind.loss(self.task, outputs, batch) if labeled else None, outputs
+        task = self.task
+        found = model(**{k: value for k, value in batch.items() if k not in task.label_inputs})
+        outputs = {name: self._ordered(found[name]) for name in task.outputs}
+        labeled = all(name in batch for name in task.label_inputs)
+        return task.loss(outputs, batch) if labeled else None, outputs
 
     def _ordered(self, logits: Tensor) -> Tensor:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.kind.predicts_logits:  # some models leave the last dimension of scores out
+        if self.task.predicts_logits:  # some models leave the last dimension of scores out
             logits = logits.reshape(len(logits), -1)
         return logits if self.outputs is None else logits[..., list(self.outputs)]
 
@@ -138,7 +132,7 @@ class Predictor:
 
     def blank(self, rows: Dataset) -> np.ndarray:
         """(N, W) zeros, to be filled with predictions."""
-        return np.zeros((len(rows), self.kind.width(self.task, rows)))
+        return np.zeros((len(rows), self.task.prediction_width(rows)))
 
     def fill(
         self, predictions: np.ndarray, run: ForwardPass, rows: Dataset, chosen: np.ndarray
@@ -151,9 +145,9 @@ class Predictor:
             rows: all rows.
             chosen: (B,) the rows of the batch.
         """
-        outputs = {name: run.outputs[name].cpu().numpy() for name in self.kind.outputs}
+        outputs = {name: run.outputs[name].cpu().numpy() for name in self.task.outputs}
         batch = rows.select(chosen, keep_in_memory=True)
-        found = self.kind.predictions(self.task, outputs, batch)
+        found = self.task.predictions(outputs, batch)
         predictions[chosen, : found.shape[1]] = found
 
     def predict(
@@ -181,23 +175,22 @@ class Predictor:
 
     def metrics(self, predictions: np.ndarray, rows: Dataset) -> dict[str, float]:
         """The task's metrics."""
-        evidence = self.kind.evidence(self.task, predictions, rows)
-        return self.kind.scores(self.task, evidence)
+        return self.task.scores(self.task.example_statistics(predictions, rows))
 
     def headline(self, predictions: np.ndarray, rows: Dataset) -> float:
         """The task's first metric."""
-        return self.metrics(predictions, rows)[self.task.metrics[0]]
+        return self.metrics(predictions, rows)[self.task.main_metric]
 
 
-def _load(base: Base, kind: Kind) -> tuple[Any, set[str]]:
+def _load(base: Base, task: Task) -> tuple[Any, set[str]]:
     """The model, and names of weights that it has from nowhere."""
     options: dict[str, Any] = {
         "trust_remote_code": base.trust_remote_code,
         "dtype": torch.float32,
     }
     if is_adapter(base.source):
-        return load_merged(base.source, kind.auto_model, base.config, **options)
-    model, info = kind.auto_model.from_pretrained(base.source, output_loading_info=True, **options)
+        return load_merged(base.source, task.auto_model, base.config, **options)
+    model, info = task.auto_model.from_pretrained(base.source, output_loading_info=True, **options)
     return model, set(info["missing_keys"])
 
 
@@ -228,10 +221,9 @@ def load_predictor(
         ModelError: the model cannot be loaded, answers another kind of question, was not
             fine-tuned, or has another number of outputs than the task has labels.
     """
-    kind = kind_of(task)
     try:
         with quiet():
-            model, new = _load(base, kind)
+            model, new = _load(base, task)
     except LoraError as error:
         raise ModelError(str(error)) from error
     except pickle.UnpicklingError as error:
@@ -242,12 +234,12 @@ def load_predictor(
     if new:
         made_for = ", ".join(base.config.architectures or ["not known"])
         raise ModelError(
-            f"{base.source} ({made_for}) is no fine-tuned {kind.what}: it has no weights "
+            f"{base.source} ({made_for}) is no fine-tuned {task.model_noun}: it has no weights "
             f"{', '.join(sorted(new)[:3])}; name the task that it was trained for, such as --task "
             "squad for question answering, or fine-tune it first, for example with smoothtune train"
         )
     try:
-        outputs = kind.fit_outputs(model.config, task)
+        outputs = task.fit_outputs(model.config)
     except ValueError as error:
         message = f"{base.source} {error}; name the task that the model was trained for"
         raise ModelError(message) from error

@@ -31,7 +31,6 @@ from smoothtune.files import (
 from smoothtune.models.load import load_base, weights_fingerprint
 from smoothtune.report.plots import draw
 from smoothtune.tasks.prepare import prepare
-from smoothtune.tasks.presets import kind_of
 
 EVALUATION = "evaluation.json"
 PREDICTIONS = "predictions.csv"
@@ -121,7 +120,7 @@ class _Evaluation:
             base.tokenizer,
             max_train_samples=settings.max_train_samples,
             max_eval_samples=settings.max_eval_samples,
-            max_seq_length=settings.max_seq_length or kind_of(task).max_seq_length,
+            max_seq_length=settings.max_seq_length or task.default_max_seq_length,
             seed=settings.data_seed or 0,
             vocab_size=base.config.get_text_config().vocab_size,
         )
@@ -161,9 +160,9 @@ class _Evaluation:
     def add(self, name: str, part: Callable[[Subject], Found]) -> None:
         """Run a part and write its numbers, tables and plots."""
         self.bar.part, start = name, time.perf_counter()
-        reason = self.subject.predictor.kind.not_for.get(name)
-        task_type = self.subject.prepared.task.task_type
-        skipped = reason and Found(skipped=f"not for {task_type}: {reason}")
+        task = self.subject.prepared.task
+        reason = task.unsupported_parts.get(name)
+        skipped = reason and Found(skipped=f"not for {task.task_type}: {reason}")
         with quiet():
             found = skipped or part(self.subject)
         for curve_name, curve in found.curves.items():
@@ -188,20 +187,19 @@ class _Evaluation:
 
 def _predictions(subject: Subject) -> str:
     """A row for every validation example: its row in the source, and what metrics follow from."""
-    rows, kind, text = subject.prepared.validation, subject.predictor.kind, io.StringIO()
-    task = subject.prepared.task
+    rows, task, text = subject.prepared.validation, subject.prepared.task, io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(["example_id", *kind.evidence_columns(task)])
-    evidence = kind.evidence(task, subject.predictions, rows).tolist()
-    ids = kind.example_ids(rows).tolist()
-    table.writerows([row, *values] for row, values in zip(ids, evidence, strict=True))
+    table.writerow(["example_id", *task.statistic_names()])
+    statistics = task.example_statistics(subject.predictions, rows).tolist()
+    ids = task.example_ids(rows).tolist()
+    table.writerows([row, *values] for row, values in zip(ids, statistics, strict=True))
     return text.getvalue()
 
 
 def read_predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """What ``predictions.csv`` holds: example ids (E,), and the evidence (E, K) of `Kind`.
+    """What ``predictions.csv`` holds: ids (E,), and the example statistics (E, K) of `Task`.
 
-    For texts the evidence is the label and the logits.
+    For texts these are the label and the logits.
     """
     values = np.loadtxt(folder / PREDICTIONS, delimiter=",", skiprows=1, ndmin=2)
     return values[:, 0].astype(int), values[:, 1:]

@@ -12,8 +12,9 @@ from smoothtune.config.yaml_file import parse_yaml
 from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.evaluation.transfer import OtherData
 from smoothtune.files import RESULT
-from smoothtune.tasks.base import SPAN_FIELDS, Description, Spans, Task, TaskType
-from smoothtune.tasks.presets import KINDS, TASKS, described
+from smoothtune.tasks.base import Task, TaskType
+from smoothtune.tasks.presets import TASK_CLASSES, TASKS, describe_task
+from smoothtune.tasks.question_answering.task import SPAN_FIELDS
 
 PARTS = ("calibration", "robustness", "corruption", "smoothness", "drift")
 """The parts that can be asked for; the task's metrics are always there."""
@@ -55,7 +56,7 @@ class Settings:
     choice_columns: tuple[str, ...] | None = None
     """Columns of the choices of multiple choice, or one that holds lists of them."""
     spans: dict[str, Any] = field(default_factory=dict)
-    """Fields of `smoothtune.tasks.base.Spans`, for question answering."""
+    """For question answering, values of its `SPAN_FIELDS`."""
     base_model: str | None = None
     """What the model was fine-tuned from, for `drift`."""
     max_train_samples: int | None = None
@@ -91,12 +92,12 @@ def chosen_task_type(name: str | None) -> TaskType | None:
     Raises:
         ConfigError: there is none of this name.
     """
-    for known in KINDS:
+    for known in TASK_CLASSES:
         if known == name:
             return known
     if name is None:
         return None
-    raise ConfigError([Problem("", "--task-type", unknown("kind of task", name, KINDS))])
+    raise ConfigError([Problem("", "--task-type", unknown("type of task", name, TASK_CLASSES))])
 
 
 def span_fields(pairs: Sequence[str]) -> dict[str, Any]:
@@ -112,7 +113,7 @@ def span_fields(pairs: Sequence[str]) -> dict[str, Any]:
         if name not in SPAN_FIELDS:
             problems.append(Problem("--set", name, unknown("field", name, SPAN_FIELDS)))
             continue
-        value, due = parse_yaml(text, name=f"--set {pair}").value, type(getattr(Spans(), name))
+        value, due = parse_yaml(text, name=f"--set {pair}").value, type(SPAN_FIELDS[name])
         if type(value) is int and due is float:
             value = float(value)
         if type(value) is not due or (due is int and value < 1):
@@ -235,14 +236,14 @@ def task_of(settings: Settings) -> Task:
         ConfigError: the columns do not describe a task.
     """
     assert settings.task is not None
-    said = Description(
-        settings.task,
-        settings.text_columns,
-        settings.label_column,
-        settings.choice_columns,
-        settings.spans,
-    )
     try:
-        return described(said, settings.task_type)
+        return describe_task(
+            settings.task,
+            settings.task_type,
+            text_columns=settings.text_columns,
+            label_column=settings.label_column,
+            choice_columns=settings.choice_columns,
+            spans=settings.spans,
+        )
     except ValueError as error:
         raise ConfigError([Problem("", "--text-column", str(error))]) from error

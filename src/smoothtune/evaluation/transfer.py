@@ -17,15 +17,11 @@ from transformers import PreTrainedTokenizerBase, get_linear_schedule_with_warmu
 
 from smoothtune.data.columns import fingerprint
 from smoothtune.data.sampler import LengthGroupedSampler
-from smoothtune.data.sources import load_splits
 from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.tasks.base import Task, TokenizeOptions
-from smoothtune.tasks.labels import check_splits
+from smoothtune.tasks.base import Task
 from smoothtune.tasks.prepare import Prepared
-from smoothtune.tasks.presets import kind_of
-from smoothtune.tasks.text_classification import select
 
 
 @dataclass(frozen=True)
@@ -46,18 +42,24 @@ class OtherData:
         """The model's task with the columns of this data set.
 
         Raises:
-            DataError: another number of text columns than the model reads.
+            DataError: another number of text columns than the model reads, or the columns do not
+                fit its task.
         """
         if self.text_columns and len(self.text_columns) != len(task.text_columns):
             raise DataError(
                 f"{self.source}: {len(self.text_columns)} text columns are named, but task "
                 f"{task.name} reads {len(task.text_columns)}"
             )
-        return replace(
+        read = replace(
             task,
             text_columns=self.text_columns or task.text_columns,
             label_column=self.label_column or task.label_column,
         )
+        try:
+            read.check_description()
+        except ValueError as error:
+            raise DataError(f"{self.source}: {error}") from error
+        return read
 
     def relabeled(self, raw: Dataset, task: Task, where: str) -> Dataset:
         """The rows with the task's class numbers in place of their labels.
@@ -142,7 +144,7 @@ def trained_further(
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
     order = LengthGroupedSampler(rows["length"][:], batch_size, predictor.seed)
-    collate = predictor.kind.collator(predictor.tokenizer)
+    collate = predictor.task.collator(predictor.tokenizer)
     loader: DataLoader[Any] = DataLoader(
         rows,
         batch_size,
@@ -177,11 +179,12 @@ def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:
     Returns:
         Columns text, for pairs text_pair, labels, example_id.
     """
-    task, splits = prepared.task, load_splits(source, prepared.task)
+    task, splits = prepared.task, prepared.task.load_splits(source)
     known = [name for name in (task.validation_split, "validation") if name in splits]
     split = known[0] if known else "train"  # where some rows were held out
-    labels = check_splits({split: splits[split]}, task, str(source))[split]
-    return select(splits[split], task, np.asarray(prepared.validation["example_id"][:]), labels)
+    labels = task.check({split: splits[split]}, str(source))[split]
+    rows = np.asarray(prepared.validation["example_id"][:])
+    return task.select(splits[split], rows, labels)
 
 
 def foreign_rows(
@@ -208,21 +211,20 @@ def foreign_rows(
     Raises:
         DataError: the source cannot be read, or does not fit the task.
     """
-    source, kind, task = other.source, kind_of(task), other.task(task)
-    splits = load_splits(source, task, need_train=False)
+    source, task = other.source, other.task(task)
+    splits = task.load_splits(source, need_train=False)
     order = (task.validation_split, "validation", "test", "train", *splits)
     split = next(name for name in order if name in splits)
     where = f"{source}, split {split!r}"
     raw = other.relabeled(splits[split], task, where)
-    labels = kind.check({split: raw}, task, str(source))[split]
-    examples = kind.select(raw, task, np.arange(len(raw)), labels)
-    texts = [examples[name][:] for name in kind.texts if name in examples.column_names]
+    labels = task.check({split: raw}, str(source))[split]
+    examples = task.select(raw, np.arange(len(raw)), labels)
+    texts = [examples[name][:] for name in task.input_columns if name in examples.column_names]
     keys = [str(values) for values in zip(*texts, strict=True)]
     first = sorted(dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True)).values())
     chosen = examples.select(first, keep_in_memory=True)
-    options = TokenizeOptions(max_seq_length)
     try:
-        rows = kind.tokenize(chosen, task, tokenizer, options, fingerprint(chosen))
+        rows = task.tokenize(chosen, tokenizer, max_seq_length, fingerprint(chosen))
     except DataError as error:
         raise DataError(f"{where}, {error}") from error
     check_token_ids(rows, vocab_size, where)

@@ -9,7 +9,6 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -27,10 +26,7 @@ from smoothtune.console import quiet
 from smoothtune.errors import ModelError
 from smoothtune.files import sha256
 from smoothtune.models.lora import ADAPTER_WEIGHTS, is_adapter
-
-if TYPE_CHECKING:
-    from smoothtune.tasks.base import Task
-
+from smoothtune.tasks.base import Task
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -85,11 +81,11 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
 
 
 def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedModel, list[str]]:
-    """Load the weights under a new head for a task of any kind.
+    """Load the weights under a new head for a task of any type.
 
     Args:
         base: what `load_base` returned.
-        task: gives the kind of head, the number and the names of the labels.
+        task: gives the type of head, the number and the names of the labels.
         seed: of the new weights; the global random state is left alone.
 
     Returns:
@@ -98,9 +94,6 @@ def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMod
     Raises:
         ModelError: the weights are damaged, unsafe, or do not fit the configuration.
     """
-    from smoothtune.tasks.presets import kind_of  # they are heavier than all else here
-
-    kind = kind_of(task)
     if is_adapter(base.source):
         raise ModelError(
             f"{base.source} holds an adapter: train on the model it was made for, or on a model "
@@ -110,10 +103,10 @@ def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMod
         torch.manual_seed(seed)
         try:
             with quiet():  # the new weights are returned, not logged
-                model, info = kind.auto_model.from_pretrained(
+                model, info = task.auto_model.from_pretrained(
                     base.source,
                     trust_remote_code=base.trust_remote_code,
-                    **kind.head(task),
+                    **task.head(),
                     pad_token_id=base.tokenizer.pad_token_id,
                     dtype=torch.float32,  # noise of 0.05 vanishes in bfloat16 weights
                     ignore_mismatched_sizes=True,  # another task's head is replaced

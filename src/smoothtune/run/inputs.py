@@ -14,9 +14,9 @@ from smoothtune.console import say
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.models.load import Base, load_base, load_classifier, start_at_mean
 from smoothtune.models.lora import add_lora
-from smoothtune.tasks.base import Description, Task
+from smoothtune.tasks.base import Task
 from smoothtune.tasks.prepare import Prepared, prepare, prepare_unlabeled
-from smoothtune.tasks.presets import described
+from smoothtune.tasks.presets import describe_task
 
 
 @dataclass(frozen=True)
@@ -40,15 +40,15 @@ def task_of(config: RunConfig) -> Task:
     Raises:
         ConfigError: the columns do not describe a task.
     """
-    said = Description(
-        config.task,
-        config.text_columns,
-        config.label_column,
-        config.choice_columns,
-        config.spans(),
-    )
     try:
-        return described(said, config.task_type)
+        return describe_task(
+            config.task,
+            config.task_type,
+            text_columns=config.text_columns,
+            label_column=config.label_column,
+            choice_columns=config.choice_columns,
+            spans=config.spans(),
+        )
     except ValueError as error:
         raise ConfigError([Problem("", "text_columns", str(error))]) from error
 

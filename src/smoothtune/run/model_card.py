@@ -6,7 +6,7 @@ from typing import Any
 
 from smoothtune.methods.describe import describe
 from smoothtune.report.page import render
-from smoothtune.tasks.presets import KINDS
+from smoothtune.tasks.presets import TASK_CLASSES
 
 
 def model_card(result: dict[str, Any]) -> str:
@@ -22,6 +22,6 @@ def model_card(result: dict[str, Any]) -> str:
     content = {
         "adapter": config.get("lora") is not None and not config.get("merge_adapter"),
         "methods": [describe(name) for name in result["methods"]],
-        "auto_model": KINDS[result["task_type"]].auto_model.__name__,
+        "auto_model": TASK_CLASSES[result["task_type"]].auto_model.__name__,
     }
     return render("model_card.md.jinja", result | content)

@@ -25,7 +25,6 @@ from smoothtune.run.model_card import model_card
 from smoothtune.run.output import STAGING, claimed, finished_result, newest_checkpoint, publish
 from smoothtune.run.trainer import RunTrainer, as_config_error, build_trainer, evaluate
 from smoothtune.tasks.prepare import Prepared
-from smoothtune.tasks.presets import kind_of
 from smoothtune.trainer.step_cost import StepCost, measure_step_cost
 
 COST_MAX_PARAMETERS = 400_000_000
@@ -142,7 +141,7 @@ def step_cost(
     chosen = np.random.default_rng(0).integers(
         len(rows), size=(count, config.per_device_train_batch_size)
     )
-    collate = kind_of(inputs.task).collator(inputs.base.tokenizer)
+    collate = inputs.task.collator(inputs.base.tokenizer)
     batches = [collate([rows[int(i)] for i in batch]) for batch in chosen]
     with as_config_error():
         cost = measure_step_cost(model, config.regularizers(), batches)
@@ -191,7 +190,7 @@ def run_result(
     seconds: dict[str, float],
 ) -> dict[str, Any]:
     """The content of ``result.json``; `seconds` are those of "train" and "evaluation"."""
-    task, prepared, main_metric = inputs.task, inputs.prepared, inputs.task.metrics[0]
+    task, prepared, main_metric = inputs.task, inputs.prepared, inputs.task.main_metric
     model: Any = trainer.model
     hub = config.model != "minilm" and not Path(config.model).expanduser().exists()
     return {
@@ -206,7 +205,7 @@ def run_result(
         "train_metrics": train_metrics,
         "generalization_gap": train_metrics[main_metric] - metrics[main_metric],
         "brier": metrics.get("brier"),
-        "trivial_baseline": kind_of(task).baseline(task, prepared.validation),
+        "trivial_baseline": task.baseline(prepared.validation),
         "cost": {
             "train_seconds": seconds["train"],
             "evaluation_seconds": seconds["evaluation"],

@@ -22,7 +22,6 @@ from smoothtune.errors import ConfigError, Problem
 from smoothtune.run.inputs import Inputs
 from smoothtune.run.training_arguments import training_arguments
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.presets import kind_of
 from smoothtune.trainer.trainer import SmoothTrainer
 
 
@@ -58,7 +57,6 @@ def build_trainer(
         ConfigError: the methods do not fit the model or the trainer.
     """
     task, validation, tokenizer = inputs.task, inputs.prepared.validation, inputs.base.tokenizer
-    kind = kind_of(task)
 
     def metrics(evaluation: EvalPrediction) -> dict[str, float]:
         return score(task, evaluation.predictions, validation)[0]
@@ -68,13 +66,13 @@ def build_trainer(
     with as_config_error():
         trainer = RunTrainer(
             model=model,
-            args=training_arguments(config, folder, kind.label_inputs),
+            args=training_arguments(config, folder, task.label_inputs),
             regularizers=regularizers,
             unlabeled_dataset=inputs.unlabeled and inputs.unlabeled[0],
             alternate=config.alternate,
             train_dataset=inputs.prepared.train,
             eval_dataset=shortest_first(validation),
-            data_collator=kind.collator(tokenizer),
+            data_collator=task.collator(tokenizer),
             processing_class=tokenizer,
             compute_metrics=metrics,
         )
@@ -113,12 +111,12 @@ def shortest_first(rows: Dataset) -> Dataset:
 
 def score(task: Task, outputs: Any, rows: Dataset) -> tuple[dict[str, float], np.ndarray]:
     """Metrics and predictions of rows, from the model's outputs for `shortest_first` of them."""
-    kind, own_order = kind_of(task), np.argsort(_by_length(rows))
+    own_order = np.argsort(_by_length(rows))
     arrays = outputs if isinstance(outputs, tuple) else (outputs,)
-    named = zip(kind.outputs, arrays, strict=False)  # some models give more than are named
+    named = zip(task.outputs, arrays, strict=False)  # some models give more than are named
     ordered = {name: array[own_order] for name, array in named}
-    predictions = kind.predictions(task, ordered, rows)
-    return kind.scores(task, kind.evidence(task, predictions, rows)), predictions
+    predictions = task.predictions(ordered, rows)
+    return task.scores(task.example_statistics(predictions, rows)), predictions
 
 
 def _by_length(rows: Dataset) -> np.ndarray:

@@ -11,13 +11,11 @@ import numpy as np
 
 from smoothtune.config.run import RunConfig
 from smoothtune.data.demo_sentences import sentiment
-from smoothtune.data.sources import load_splits
 from smoothtune.errors import ConfigError, DataError, Problem
 from smoothtune.files import cache_folder, write_atomic
 from smoothtune.models.load import load_base, weights_fingerprint
 from smoothtune.run.inputs import task_of
 from smoothtune.study.config import DEMO
-from smoothtune.tasks.labels import check_splits, infer_labels
 from smoothtune.tasks.prepare import prepare
 
 
@@ -32,7 +30,7 @@ def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None
 
     Raises:
         DataError: there are too few rows.
-        ConfigError: the task is of another kind than classification or regression.
+        ConfigError: the task is of another type than classification or regression.
     """
     task, base = task_of(run), load_base(run.model, trust_remote_code=run.trust_remote_code)
     if task.task_type != "text-classification":
@@ -46,7 +44,7 @@ def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None
         max_eval_samples=1,
         seed=run.seed,
     )
-    rows = load_splits(source, task)["train"]
+    rows = task.load_splits(source)["train"]
     order = np.random.default_rng(run.seed).permutation(prepared.train["example_id"][:])
     held_out = round(share * len(order))
     if held_out < 1 or held_out == len(order):
@@ -66,15 +64,14 @@ def data_fingerprint(source: str, run: RunConfig) -> str:
     """
     source = _demo_folder() if source == DEMO else source
     task = task_of(run)
-    splits = load_splits(source, task)
+    splits = task.load_splits(source)
     if task.task_type == "text-classification":
-        task = infer_labels(task, splits["train"], source)
+        task = task.with_labels(splits["train"], source)
         used = {"train", "validation", task.validation_split} & set(splits)
-        check_splits({name: splits[name] for name in used}, task, source)
-    columns = (*task.text_columns, *task.choice_columns, task.label_column)
+        task.check({name: splits[name] for name in used}, source)
     digest = hashlib.sha256()
     for name in sorted(set(splits) - {"test"}):
-        for column in columns:
+        for column in task.columns:
             if column in splits[name].column_names:
                 content = json.dumps([name, column, splits[name][column][:]], default=str)
                 digest.update(content.encode())
@@ -83,7 +80,7 @@ def data_fingerprint(source: str, run: RunConfig) -> str:
 
 def _unlabeled(source: str, run: RunConfig) -> str:
     task, digest = task_of(run), hashlib.sha256()
-    for name, split in sorted(load_splits(source, task).items()):
+    for name, split in sorted(task.load_splits(source).items()):
         for column in task.text_columns:
             digest.update(json.dumps([name, column, split[column][:]]).encode())
     return digest.hexdigest()

@@ -1,26 +1,30 @@
-"""Tasks, sources, checks and tokenized data."""
+"""Tasks, from the rows of a source to metrics."""
 
 from smoothtune.data.collator import Collator
 from smoothtune.data.sources import load_splits, split_of
 from smoothtune.data.summary import Report, SplitReport
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.labels import check_splits, infer_labels
+from smoothtune.tasks.multiple_choice import MultipleChoice
 from smoothtune.tasks.prepare import Prepared, prepare, prepare_unlabeled
-from smoothtune.tasks.presets import TASKS
-from smoothtune.tasks.text_classification import custom_task
+from smoothtune.tasks.presets import TASKS, describe_task
+from smoothtune.tasks.question_answering.task import QuestionAnswering
+from smoothtune.tasks.text_classification import TextClassification
+from smoothtune.tasks.token_classification import TokenClassification
 
 __all__ = [
     "TASKS",
     "Collator",
     "DataError",
+    "MultipleChoice",
     "Prepared",
+    "QuestionAnswering",
     "Report",
     "SplitReport",
     "Task",
-    "check_splits",
-    "custom_task",
-    "infer_labels",
+    "TextClassification",
+    "TokenClassification",
+    "describe_task",
     "load_splits",
     "prepare",
     "prepare_unlabeled",

@@ -1,298 +1,296 @@
-"""What a kind of task has to say, so that training and evaluation can work with it."""
+"""What a task says, from the rows of a source to the metrics of a model's answers."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.columns import missing_columns
-from smoothtune.data.summary import SplitReport
+from smoothtune.data.columns import column_problem
+from smoothtune.data.sources import load_splits
 from smoothtune.errors import DataError
 
 Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]
+TaskType = Literal[
+    "text-classification", "question-answering", "token-classification", "multiple-choice"
+]
+"""Under the hub's names; regression is text classification without classes."""
 
 
-class TokenizeOptions(NamedTuple):
-    """How examples become rows of tokens."""
+@dataclass(frozen=True)
+class Task(ABC):
+    """A task on a data set; a subclass for each type of task says how.
 
-    max_seq_length: int
-    """Longest row in tokens, special tokens included."""
-    num_proc: int | None = None
-    """Processes; None: this one, with the threads of the tokenizer."""
-
-
-class Kind(ABC):
-    """One kind of task: from raw rows to the model's inputs, and from its outputs to metrics.
-
-    *Examples* are chosen raw rows under names of the kind's own, with ``example_id``, the row in
-    the source. *Rows* are what the model runs on; an example may have several. *Predictions* are
-    an array with one entry for every row. *Evidence* is an array with one entry for every example
-    from which the metrics follow, so that examples can be resampled.
+    *Examples* are chosen raw rows under column names of the type's own, with ``example_id``, the
+    row in the source. *Rows* are what the model runs on; an example may have several.
+    *Predictions* are an array with one entry for every row. *Example statistics* are an array with
+    one entry for every example from which the metrics follow, so that examples can be resampled.
     """
 
+    task_type: ClassVar[TaskType]
+    """Name of the type."""
     auto_model: ClassVar[Any]
     """transformers' class that loads the model with the head."""
-    what: ClassVar[str]
-    """A fine-tuned model of this kind, in words."""
+    model_noun: ClassVar[str]
+    """What a fine-tuned model is called."""
+    input_columns: ClassVar[tuple[str, ...]]
+    """Columns of the examples that the model reads; where they repeat, the example does."""
     label_inputs: ClassVar[tuple[str, ...]] = ("labels",)
     """Inputs of the model that are labels."""
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
     """The model's first outputs after the loss."""
-    max_seq_length: ClassVar[int] = 128
-    """Default."""
-    texts: ClassVar[tuple[str, ...]]
-    """Columns of the examples that the model reads; where they repeat, the example does."""
+    default_max_seq_length: ClassVar[int] = 128
+    """Longest row in tokens, where nothing else is said."""
     predicts_logits: ClassVar[bool] = False
     """Whether predictions are logits over classes, or scores, (N, C)."""
-    derivatives: ClassVar[bool] = False
-    """Whether norms of derivatives of an example's one prediction can be shown."""
-    gold_columns: ClassVar[int] = 0
-    """So many first columns of the evidence do not depend on the model."""
-    not_for: ClassVar[Mapping[str, str]] = {}
+    one_sequence: ClassVar[bool] = False
+    """Whether an example is one sequence with one prediction, whose derivatives have norms."""
+    num_label_statistics: ClassVar[int] = 0
+    """So many first columns of the example statistics do not depend on the model."""
+    unsupported_parts: ClassVar[Mapping[str, str]] = {}
     """Parts of an evaluation that have no meaning here, with the reason."""
-
-    @abstractmethod
-    def describe(self, said: Description) -> Task:
-        """The task that a description means.
-
-        Raises:
-            ValueError: it does not describe a task of this kind.
-        """
-
-    def complete(self, task: Task, train: Dataset, source: str) -> Task:
-        """Fill in what the raw train split says about the task."""
-        return task
-
-    @abstractmethod
-    def check(self, splits: Mapping[str, Dataset], task: Task, source: str) -> dict[str, Any]:
-        """Check raw splits.
-
-        Returns:
-            By split whatever `select` needs to know about its labels.
-
-        Raises:
-            DataError: with everything that is wrong, each with split, row and column.
-        """
-
-    @abstractmethod
-    def select(self, raw: Dataset, task: Task, indices: np.ndarray, labels: Any) -> Dataset:
-        """The examples of the chosen raw rows, in memory."""
-
-    @abstractmethod
-    def tokenize(
-        self,
-        examples: Dataset,
-        task: Task,
-        tokenizer: PreTrainedTokenizerBase,
-        options: TokenizeOptions,
-        content: str,
-    ) -> Dataset:
-        """Make rows, without padding, with `length`.
-
-        Args:
-            examples: of `select`.
-            task: the task.
-            tokenizer: the model's tokenizer.
-            options: length and processes.
-            content: fingerprint of the examples, part of the key of a cached result.
-        """
-
-    @abstractmethod
-    def report(
-        self,
-        task: Task,
-        examples: Dataset,
-        rows: Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_seq_length: int,
-    ) -> SplitReport:
-        """Numbers of a split; the caller knows `source_rows` and `note`."""
-
-    @abstractmethod
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:
-        """What makes a batch of rows, each tensor (B, ...), padded to the longest."""
-
-    @abstractmethod
-    def head(self, task: Task) -> dict[str, Any]:
-        """Fields of the model's configuration that the task decides."""
-
-    # --- what a model says -------------------------------------------------------------------
-
-    @abstractmethod
-    def fit_outputs(self, config: Any, task: Task) -> tuple[int, ...] | None:
-        """The output number of every label in a fine-tuned model; None: the same order.
-
-        Raises:
-            ValueError: the model has other outputs than the task needs.
-        """
-
-    @abstractmethod
-    def loss(self, task: Task, outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Any:
-        """() mean loss over a batch with labels."""
-
-    @abstractmethod
-    def predictions(
-        self, task: Task, outputs: Mapping[str, np.ndarray], rows: Dataset
-    ) -> np.ndarray:
-        """An entry for every row, (N, W), from the model's outputs on these rows.
-
-        Args:
-            task: the task.
-            outputs: arrays (N, ...) by the model's names; padding, if any, is at the end.
-            rows: the rows.
-        """
-
-    def width(self, task: Task, rows: Dataset) -> int:
-        """W of `predictions`."""
-        return task.num_labels
-
-    # --- metrics -----------------------------------------------------------------------------
-
-    def example_ids(self, rows: Dataset) -> np.ndarray:
-        """(E,) the example of each entry of the evidence."""
-        return np.asarray(rows["example_id"][:])
-
-    @abstractmethod
-    def evidence_columns(self, task: Task) -> list[str]:
-        """Names of the K columns."""
-
-    @abstractmethod
-    def evidence(self, task: Task, predictions: np.ndarray, rows: Dataset) -> np.ndarray:
-        """(E, K) what the metrics of any set of examples follow from."""
-
-    @abstractmethod
-    def scores(self, task: Task, evidence: np.ndarray) -> dict[str, float]:
-        """Metrics of the examples, the task's headline first."""
-
-    def detailed_scores(self, task: Task, evidence: np.ndarray) -> dict[str, float]:
-        """`scores`, with more that an evaluation shows."""
-        return self.scores(task, evidence)
-
-    @abstractmethod
-    def baseline(self, task: Task, rows: Dataset) -> float:
-        """Headline metric of the best answer that does not look at the input."""
-
-    def confidence(
-        self, task: Task, predictions: np.ndarray, rows: Dataset
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """(E,) probability of the answer given, and (E,) whether it is right.
-
-        For kinds whose predictions are no logits over classes.
-
-        Raises:
-            NotImplementedError: this kind has no such probability; `not_for` keeps callers away.
-        """
-        raise NotImplementedError(f"no calibration of a {self.what}: name it in `not_for`")
-
-
-def check_columns(dataset: Dataset, wanted: Sequence[str], where: str) -> None:
-    """Raise DataError where a raw split has no rows or lacks a column."""
-    if not len(dataset):
-        raise DataError(f"{where}: has no rows")
-    if missing := [column for column in wanted if column not in dataset.column_names]:
-        raise DataError(f"{where}: {missing_columns(missing, dataset)}")
-
-
-TaskType = Literal[
-    "text-classification", "question-answering", "token-classification", "multiple-choice"
-]
-"""Kinds of tasks, under the hub's names; regression is text classification without classes."""
-
-
-@dataclass(frozen=True)
-class Spans:
-    """How question answering cuts long contexts and reads answers, under run_qa's names."""
-
-    doc_stride: int = 128
-    """Tokens that two windows of one context share."""
-    n_best_size: int = 20
-    """Starts, and ends, of highest score that are combined."""
-    max_answer_length: int = 30
-    """Longest answer in tokens."""
-    version_2_with_negative: bool = False
-    """Whether questions may have no answer, as in SQuAD 2.0."""
-    null_score_diff_threshold: float = 0.0
-    """No answer is given where its score is above the best answer's by more than this."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """A task; `label_names` decides between text classification and regression."""
 
     name: str
     """Short name, as on the command line."""
-    text_columns: tuple[str, ...]
+    text_columns: tuple[str, ...] = ()
     """One column, or two for a pair of texts; the words of token classification."""
-    label_column: str
+    label_column: str = "label"
     """Column with the gold label."""
-    label_names: tuple[str, ...] | None
-    """Name of class 0, 1, ...; empty for regression; None until `infer_labels` saw the data."""
-    metrics: tuple[str, ...]
-    """Metrics under scikit-learn's names; the first is the headline. Empty with `label_names`
-    None."""
+    label_names: tuple[str, ...] | None = None
+    """Name of class 0, 1, ...; empty without classes; None until `with_labels` saw the data."""
+    metrics: tuple[str, ...] = ()
+    """Metrics under scikit-learn's names, the main one first; default: those of the type, once
+    `label_names` is known."""
     hub_id: str | None = None
     """Data set on the hub, ``org/name``."""
     hub_config: str | None = None
     """Configuration of the data set on the hub."""
     validation_split: str = "validation"
     """Split that is evaluated during training."""
-    task_type: TaskType = "text-classification"
-    """Kind of the task, which decides how rows are read and which head the model gets."""
-    choice_columns: tuple[str, ...] = ()
-    """Columns with the choices of multiple choice, or one column with lists of them."""
-    spans: Spans = Spans()
-    """For question answering."""
+
+    def __post_init__(self) -> None:
+        if self.label_names is not None and not self.metrics:
+            object.__setattr__(self, "metrics", self.default_metrics(self.label_names))
 
     @property
-    def regression(self) -> bool:
-        """Whether labels are real numbers.
+    def main_metric(self) -> str:
+        """The metric that a model is judged by."""
+        return self.metrics[0]
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns of the source that are read."""
+        return (*self.text_columns, self.label_column)
+
+    @property
+    def known_label_names(self) -> tuple[str, ...]:
+        """`label_names`.
 
         Raises:
-            ValueError: If the kind of the labels is not known yet.
+            ValueError: they are not known yet.
         """
-        return not self._known_label_names and self.task_type == "text-classification"
-
-    @property
-    def num_labels(self) -> int:
-        """Size of the model's output: the number of classes, 1 for regression.
-
-        Raises:
-            ValueError: If the kind of the labels is not known yet.
-        """
-        return len(self._known_label_names) or 1
-
-    @property
-    def _known_label_names(self) -> tuple[str, ...]:
         if self.label_names is None:
             raise ValueError(
                 f"the labels of task {self.name!r} are not known before its data is read: "
-                "call infer_labels(task, train_split), or use the task that prepare() returns"
+                "call task.with_labels(train_split), or use the task that prepare() returns"
             )
         return self.label_names
 
+    @property
+    def num_labels(self) -> int:
+        """Number of classes, 1 without classes; raises ValueError before they are known."""
+        return len(self.known_label_names) or 1
 
-class Description(NamedTuple):
-    """What a user says about a data set; None: not said."""
+    @property
+    def regression(self) -> bool:
+        """Whether labels are real numbers; raises ValueError before they are known."""
+        return False
 
-    name: str
-    text_columns: Sequence[str] | None = None
-    label_column: str | None = None
-    choice_columns: Sequence[str] | None = None
-    spans: Mapping[str, Any] = {}
-    """Fields of `Spans`."""
+    # --- from a source to rows of tokens -----------------------------------------------------
 
+    @abstractmethod
+    def check_description(self) -> None:
+        """Check what a user said about the data set.
 
-SPAN_FIELDS = (
-    "doc_stride",
-    "n_best_size",
-    "max_answer_length",
-    "version_2_with_negative",
-    "null_score_diff_threshold",
-)
+        Raises:
+            ValueError: it does not make a task of this type.
+        """
+
+    @abstractmethod
+    def default_metrics(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
+        """Metrics of a task that names none."""
+
+    def load_splits(self, source: str | Path, *, need_train: bool = True) -> dict[str, Dataset]:
+        """Read every split of a source, see `smoothtune.data.sources.load_splits`."""
+        return load_splits(
+            source,
+            name=self.name,
+            label_column=self.label_column,
+            hub_id=self.hub_id,
+            hub_config=self.hub_config,
+            need_train=need_train,
+        )
+
+    def with_labels(self, train: Dataset, source: str = "the data") -> Self:
+        """The task with the `label_names` of its raw train split; as it is if they are known.
+
+        Args:
+            train: the raw train split.
+            source: where the data came from, for the error.
+
+        Raises:
+            DataError: columns are missing, or the labels cannot be used.
+        """
+        if self.label_names is not None:
+            return self
+        where = f"{source}, split 'train'"
+        if problem := column_problem(train, self.columns):
+            raise DataError(f"{where}: {problem}")
+        return replace(self, label_names=self._find_label_names(train, where))
+
+    def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
+        return ()
+
+    def check(self, splits: Mapping[str, Dataset], source: str) -> dict[str, Any]:
+        """Check raw splits.
+
+        Args:
+            splits: raw splits by name.
+            source: where the data came from, for the error.
+
+        Returns:
+            For each split its labels as `select` needs them.
+
+        Raises:
+            DataError: with everything that is wrong in any of the splits: columns that are missing,
+                and if none is, texts and labels, each with its column and the first row, from 0.
+        """
+        labels: dict[str, Any] = {}
+        problems: list[str] = []
+        for name, split in splits.items():
+            problem = column_problem(split, self.columns)
+            labels[name], found = (None, [problem]) if problem else self._check_rows(split)
+            problems += [f"{source}, split {name!r}: {problem}" for problem in found]
+        if problems:
+            raise DataError("\n".join(problems))
+        return labels
+
+    @abstractmethod
+    def _check_rows(self, split: Dataset) -> tuple[Any, list[str]]:
+        """The labels of a raw split that has all columns, and what is wrong with its rows."""
+
+    @abstractmethod
+    def select(self, raw: Dataset, indices: np.ndarray, labels: Any) -> Dataset:
+        """The examples of the chosen raw rows, in memory; labels are those of `check`."""
+
+    @abstractmethod
+    def tokenize(
+        self,
+        examples: Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int,
+        content: str,
+        num_proc: int | None = None,
+    ) -> Dataset:
+        """Make rows, without padding, with `length` and `example_id`.
+
+        Args:
+            examples: of `select`.
+            tokenizer: the model's tokenizer.
+            max_seq_length: longest row in tokens, special tokens included.
+            content: fingerprint of the examples, part of the key of a cached result.
+            num_proc: processes; None: this one, with the threads of the tokenizer.
+        """
+
+    @abstractmethod
+    def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
+        """Numbers about the labels of a split, by name, for its report."""
+
+    def count_truncated(
+        self,
+        examples: Dataset,
+        rows: Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int,
+    ) -> int:
+        """Number of examples that were cut."""
+        return sum(rows["cut"][:])
+
+    # --- from rows to the model --------------------------------------------------------------
+
+    @abstractmethod
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:
+        """What makes a batch of rows, each tensor (B, ...), padded to the longest."""
+
+    @abstractmethod
+    def head(self) -> dict[str, Any]:
+        """Fields of the model's configuration that the task decides."""
+
+    def fit_outputs(self, config: Any) -> tuple[int, ...] | None:
+        """The output number of every label in a fine-tuned model; None: the same order.
+
+        Raises:
+            ValueError: the model has other outputs than the task needs.
+        """
+        return None
+
+    @abstractmethod
+    def loss(self, outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+        """() mean loss over a batch with labels."""
+
+    # --- from the model to metrics -----------------------------------------------------------
+
+    @abstractmethod
+    def predictions(self, outputs: Mapping[str, np.ndarray], rows: Dataset) -> np.ndarray:
+        """An entry for every row, (N, W), from the model's outputs on these rows.
+
+        Args:
+            outputs: arrays (N, ...) by the model's names; padding, if any, is at the end.
+            rows: the rows.
+        """
+
+    def prediction_width(self, rows: Dataset) -> int:
+        """W of `predictions`."""
+        return self.num_labels
+
+    def example_ids(self, rows: Dataset) -> np.ndarray:
+        """(E,) the example of each entry of the example statistics."""
+        return np.asarray(rows["example_id"][:])
+
+    @abstractmethod
+    def statistic_names(self) -> list[str]:
+        """Names of the K columns of the example statistics."""
+
+    @abstractmethod
+    def example_statistics(self, predictions: np.ndarray, rows: Dataset) -> np.ndarray:
+        """(E, K) what the metrics of any set of examples follow from."""
+
+    @abstractmethod
+    def scores(self, statistics: np.ndarray) -> dict[str, float]:
+        """Metrics of examples from their statistics, (E, K), the main metric first."""
+
+    def detailed_scores(self, statistics: np.ndarray) -> dict[str, float]:
+        """`scores`, with more that an evaluation shows."""
+        return self.scores(statistics)
+
+    @abstractmethod
+    def baseline(self, rows: Dataset) -> float:
+        """Main metric of the best answer that does not look at the input."""
+
+    def confidence(self, predictions: np.ndarray, rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
+        """(E,) probability of the answer given, and (E,) whether it is right.
+
+        For types whose predictions are no logits over classes.
+
+        Raises:
+            NotImplementedError: there is no such probability; `unsupported_parts` keeps callers
+                away.
+        """
+        raise NotImplementedError(f"no calibration of a {self.model_noun}")

@@ -1,50 +1,48 @@
-"""classes and scores of a label column."""
+"""Classes and scores of a label column, and the outputs of a model that stand for them."""
+
+from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Value
 
-from smoothtune.data.columns import IGNORE_INDEX, missing_columns, rows_with_problems, text_problems
-from smoothtune.data.summary import SplitReport, lengths_of
+from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems
 from smoothtune.errors import DataError
-from smoothtune.tasks.base import Task
+
+_ALL_IGNORED = f"every label is {IGNORE_INDEX}, the index that the loss ignores: nothing to learn"
 
 
-def infer_labels(task: Task, dataset: Dataset, source: str) -> Task:
-    """Completes a task whose kind of labels is not known, from its train split.
+def class_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
+    """Names of the classes in a label column.
 
     Text (or the hub's ClassLabel) and booleans are classes; integers are classes that must be
     numbered 0, 1, ...; real numbers are regression.
 
     Args:
-        task: the task; returned as it is when its `label_names` are known.
         dataset: the raw train split.
-        source: where the data came from, for the error.
+        column: its label column.
+        where: source and split, for the error.
 
     Returns:
-        The task with `label_names` and `metrics`.
+        The names, in the order of the class ids; none for regression.
 
     Raises:
-        DataError: If the label column is missing, its values are of no usable kind, there is one
-            class only, or integer labels do not count from 0.
+        DataError: the values are of no usable kind, there is one class only, or integer labels do
+            not count from 0.
     """
-    if task.label_names is not None:
-        return task
-    if task.label_column not in dataset.column_names:
-        raise DataError(f"{source}: {missing_columns([task.label_column], dataset)}")
-    where = f"{source}, split 'train', column {task.label_column!r}"
-    names = _label_names(dataset, task.label_column, where)
+    where = f"{where}, column {column!r}"
+    names = _class_names(dataset, column, where)
     if len(names) == 1:
         raise DataError(
             f"{where}: every label is {names[0]!r}; classification needs at least two classes"
         )
-    return replace(task, label_names=names, metrics=default_metrics(names))
+    return names
 
 
-def _label_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
+def _class_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
     feature = dataset.features[column]
     if isinstance(feature, ClassLabel):
         return tuple(feature.names)
@@ -72,95 +70,76 @@ def _label_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
             "renumber them, or store them as text if they name classes, as real numbers for "
             "regression"
         )
-    return tuple(str(value) for value in range(len(values)))
+    return tuple(map(str, range(len(values))))
 
 
-def check_splits(splits: Mapping[str, Dataset], task: Task, source: str) -> dict[str, np.ndarray]:
-    """Checks raw splits and gives their labels as the model wants them.
-
-    Args:
-        splits: raw splits by name.
-        task: the task, with known labels.
-        source: where the data came from, for the error.
-
-    Returns:
-        For each split its labels, (N,): int64 class ids, or float32 scores. Labels that are text
-        are looked up in the task's label names.
-
-    Raises:
-        DataError: With everything that is wrong in any of the splits: missing columns, no rows,
-            text that is missing, empty or not text, labels that are missing, not finite, of the
-            wrong kind or out of range. Rows count from 0.
-    """
-    labels: dict[str, np.ndarray] = {}
-    problems: list[str] = []
-    for name, dataset in splits.items():
-        labels[name], found = _check_split(dataset, task)
-        problems += [f"{source}, split {name!r}: {problem}" for problem in found]
-    if problems:
-        raise DataError("\n".join(problems))
-    return labels
+def tag_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
+    """Names of the tags in a column with lists of tags, as `class_names`."""
+    item = getattr(dataset.features[column], "feature", None)
+    if isinstance(item, ClassLabel):
+        return tuple(item.names)
+    tags = {tag for tags in dataset[column][:] for tag in tags or ()}
+    if tags and all(isinstance(tag, str) for tag in tags):
+        return tuple(sorted(tags))
+    if tags != set(range(len(tags))) or len(tags) < 2:
+        shown = ", ".join(map(repr, list(tags)[:10]))
+        raise DataError(
+            f"{where}, column {column!r}: tags are lists of names, or of numbers 0, 1, 2, ... "
+            f"without gaps, found {shown or 'none'}"
+        )
+    return tuple(map(str, range(len(tags))))
 
 
-def check_texts(dataset: Dataset, task: Task, where: str) -> None:
-    """Checks the text columns of a split whose labels do not matter.
+def real_scores(dataset: Dataset, column: str) -> tuple[np.ndarray, list[str]]:
+    """(N,) float32 scores of a label column, and what is wrong with it."""
+    values = dataset[column][:]
+    problems = _all_ignored(column, values) or rows_with_problems(
+        column, values, map(_score_problem, values)
+    )
+    return np.array([] if problems else values, dtype=np.float32), problems
+
+
+def class_ids(dataset: Dataset, column: str, names: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    """(N,) int64 class ids of a label column, and what is wrong with it.
 
     Args:
         dataset: a raw split.
-        task: names the text columns.
-        where: source and split, for the error.
-
-    Raises:
-        DataError: With everything that is wrong: missing columns, no rows, text that is missing,
-            empty or not text.
+        column: its label column; text is looked up in the names.
+        names: of the task's classes.
     """
-    if problems := _text_problems(dataset, task, task.text_columns):
-        raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
-
-
-def _text_problems(dataset: Dataset, task: Task, wanted: Sequence[str]) -> list[str]:
-    if not len(dataset):
-        return ["has no rows"]
-    missing = [column for column in wanted if column not in dataset.column_names]
-    problems = [missing_columns(missing, dataset)] if missing else []
-    for column in task.text_columns:
-        if column not in missing:
-            problems += text_problems(column, dataset[column][:])
-    return problems
-
-
-def _check_split(dataset: Dataset, task: Task) -> tuple[np.ndarray, list[str]]:
-    problems = _text_problems(dataset, task, (*task.text_columns, task.label_column))
-    if not len(dataset) or task.label_column not in dataset.column_names:
+    values = dataset[column][:]
+    if problems := _all_ignored(column, values):
         return np.empty(0), problems
-    labels, wrong = _labels(dataset, task)
-    return labels, problems + wrong
-
-
-_ALL_IGNORED = f"every label is {IGNORE_INDEX}, the index that the loss ignores: nothing to learn"
-
-
-def _labels(dataset: Dataset, task: Task) -> tuple[np.ndarray, list[str]]:
-    values = dataset[task.label_column][:]
-    if all(value == IGNORE_INDEX for value in values):
-        return np.empty(0), [f"column {task.label_column!r}: {_ALL_IGNORED}"]
-    if task.regression:
-        problems = rows_with_problems(task.label_column, values, map(_score_problem, values))
-        return np.array([] if problems else values, dtype=np.float32), problems
-    names = task.label_names or ()
-    feature = dataset.features[task.label_column]
-    # The same classes in another order, as some copies of a data set have them, go by name.
-    if isinstance(feature, ClassLabel) and set(feature.names) == set(names):
-        stored = dict(enumerate(feature.names))
-        values = [stored.get(value, value) for value in values]
     ids = {name: index for index, name in enumerate(names)}
+    feature = dataset.features[column]
+    if stored := _stored_names(feature, names):
+        values = [stored.get(value, value) for value in values]
     values = [str(value) if isinstance(value, bool) else value for value in values]
     found = (_class_problem(value, ids) for value in values)
-    problems = rows_with_problems(task.label_column, values, found)
-    if problems:
+    if problems := rows_with_problems(column, values, found):
         return np.empty(0), problems
     encoded = [ids[value] if isinstance(value, str) else int(value) for value in values]
     return np.array(encoded, dtype=np.int64), []
+
+
+def tag_ids(dataset: Dataset, column: str, names: Sequence[str]) -> list[list[Any]]:
+    """Lists of tags as class ids; what is no tag stays as it is."""
+    ids: dict[Any, Any] = {name: index for index, name in enumerate(names)}
+    stored = _stored_names(getattr(dataset.features[column], "feature", None), names)
+    ids |= {number: ids[name] for number, name in stored.items()}
+    return [[ids.get(tag, tag) for tag in tags or ()] for tags in dataset[column][:]]
+
+
+def _stored_names(feature: Any, names: Iterable[str]) -> dict[int, str]:
+    """Names by the numbers of a column that has the same classes, in this order or another."""
+    if isinstance(feature, ClassLabel) and set(feature.names) == set(names):
+        return dict(enumerate(feature.names))
+    return {}
+
+
+def _all_ignored(column: str, values: Sequence[Any]) -> list[str]:
+    ignored = all(value == IGNORE_INDEX for value in values)
+    return [f"column {column!r}: {_ALL_IGNORED}"] if ignored else []
 
 
 def _score_problem(value: object) -> str:
@@ -183,50 +162,31 @@ def _class_problem(value: object, ids: Mapping[str, int]) -> str:
     return "" if 0 <= value < len(ids) else f"is out of range; the labels are {known}"
 
 
-def report_split(
-    task: Task,
-    labels: np.ndarray,
-    lengths: np.ndarray,
-    *,
-    source_rows: int,
-    truncated: int,
-    note: str = "",
-) -> SplitReport:
-    """Counts one split.
+def label_head(names: Sequence[str]) -> dict[str, Any]:
+    """Number and names of the labels as fields of a model's configuration."""
+    return {
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: index for index, name in enumerate(names)},
+    }
+
+
+def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, ...] | None:
+    """Which output of a model belongs to each label of a task; None: the same order.
 
     Args:
-        task: the task.
-        labels: class ids or scores of the examples used, (N,).
-        lengths: their numbers of tokens, (N,).
-        source_rows: examples the source has.
-        truncated: examples that were cut.
-        note: what is unusual about the split.
+        config: the model's.
+        task: name of the task, for the error.
+        names: of its labels; none for regression.
 
-    Returns:
-        The numbers.
+    Raises:
+        ValueError: the model has another number of outputs.
     """
-    if task.regression:
-        counts = {"min": labels.min(), "mean": labels.mean(), "max": labels.max()}
-    else:
-        names = task.label_names or ()
-        counts = dict(zip(names, np.bincount(labels, minlength=len(names)), strict=True))
-    return SplitReport(
-        rows=len(labels),
-        source_rows=source_rows,
-        labels={name: value.item() for name, value in counts.items()},
-        lengths=lengths_of(lengths),
-        truncated=truncated,
-        note=note,
-    )
-
-
-def default_metrics(label_names: tuple[str, ...]) -> tuple[str, ...]:
-    """Metrics of a task that names none.
-
-    Args:
-        label_names: names of the classes; empty for regression.
-
-    Returns:
-        Pearson and Spearman correlation for regression, accuracy and F1 otherwise.
-    """
-    return ("accuracy", "f1") if label_names else ("pearson", "spearman")
+    due = len(names) or 1
+    if config.num_labels != due:
+        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {due}")
+    label2id = config.label2id
+    if label2id is None or set(label2id) != set(names):
+        return None
+    order = tuple(label2id[name] for name in names)
+    return None if order == tuple(range(len(order))) else order

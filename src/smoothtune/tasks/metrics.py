@@ -8,7 +8,13 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import log_softmax
 from scipy.stats import ConstantInputWarning, NearConstantInputWarning, pearsonr, spearmanr
-from sklearn.metrics import accuracy_score, brier_score_loss, f1_score, matthews_corrcoef
+from sklearn.metrics import (
+    accuracy_score,
+    brier_score_loss,
+    f1_score,
+    matthews_corrcoef,
+    roc_auc_score,
+)
 
 from smoothtune.tasks.base import Task
 
@@ -29,7 +35,7 @@ def compute_metrics(task: Task, predictions: ArrayLike, labels: ArrayLike) -> di
         labels: class ids or scores, (N,).
 
     Returns:
-        Value by metric, the task's headline first.
+        Value by metric, the main metric first.
 
     Raises:
         ValueError: If there are no examples, the shapes do not fit the task, or a prediction is
@@ -61,7 +67,7 @@ def compute_metrics(task: Task, predictions: ArrayLike, labels: ArrayLike) -> di
 
 
 def trivial_baseline(task: Task, labels: ArrayLike) -> float:
-    """The headline metric of the predictor that always gives the most frequent label.
+    """The main metric of the predictor that always gives the most frequent label.
 
     Args:
         task: the task.
@@ -77,7 +83,19 @@ def trivial_baseline(task: Task, labels: ArrayLike) -> float:
     else:
         majority = np.bincount(gold, minlength=task.num_labels).argmax()
         constant = np.tile(np.eye(task.num_labels)[majority], (len(gold), 1))
-    return compute_metrics(task, constant, gold)[task.metrics[0]]
+    return compute_metrics(task, constant, gold)[task.main_metric]
+
+
+def roc_auc(logits: np.ndarray, labels: np.ndarray) -> float:
+    """Chance that an example of class 1 is scored above one of class 0; 0.5 with one class alone.
+
+    Args:
+        logits: (N, 2).
+        labels: (N,).
+    """
+    if len(np.unique(labels)) < 2:
+        return 0.5
+    return float(roc_auc_score(labels, logits[:, 1] - logits[:, 0]))
 
 
 def brier(logits: ArrayLike, labels: ArrayLike) -> float:

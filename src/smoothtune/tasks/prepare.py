@@ -2,21 +2,18 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.columns import fingerprint
-from smoothtune.data.sources import load_splits
-from smoothtune.data.summary import Report
+from smoothtune.data.columns import column_problem, fingerprint, select_texts, text_problems
+from smoothtune.data.summary import Report, SplitReport, lengths_of
 from smoothtune.data.tokenizing import check_token_ids, tokenize
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.labels import check_texts
-from smoothtune.tasks.text_classification import select
 
 HELD_OUT = 0.1
 """Share of the train split held out where the source has no validation split."""
@@ -28,8 +25,8 @@ class Prepared:
 
     Both splits have the columns input_ids, attention_mask, token_type_ids where the tokenizer
     gives them, labels (int64 class ids or float32 scores), length (number of tokens) and
-    example_id (row in the source's split, from 0). Other kinds of tasks have other labels, and
-    question answering has a row for every window of a context, see `smoothtune.tasks.presets`.
+    example_id (row in the source's split, from 0). Other types of tasks have other labels, and
+    question answering has a row for every window of a context, see their `tokenize`.
     """
 
     task: Task
@@ -64,7 +61,7 @@ def prepare(
 
     Args:
         source: file, folder or hub id, see `load_splits`.
-        task: one of `TASKS`, or a `custom_task`.
+        task: one of `TASKS`, or what `describe_task` gives.
         tokenizer: the model's tokenizer.
         max_train_samples: train on at most so many examples, drawn at random with `seed`; a
             smaller number draws a part of what a larger one draws.
@@ -80,14 +77,10 @@ def prepare(
 
     Raises:
         DataError: If the source cannot be read or does not fit the task, see `load_splits` and
-            `check_splits`, or a token id is not below `vocab_size`.
+            `Task.check`, or a token id is not below `vocab_size`.
         ValueError: If a number of samples or the length is not positive, or the tokenizer has
             nothing to put between the two texts of a pair.
     """
-    # Not at the top: the kinds of tasks are made from the parts of this package.
-    from smoothtune.tasks.base import TokenizeOptions
-    from smoothtune.tasks.presets import kind_of
-
     for name, limit in {
         "max_train_samples": max_train_samples,
         "max_eval_samples": max_eval_samples,
@@ -95,28 +88,31 @@ def prepare(
     }.items():
         if limit is not None and limit < 1:
             raise ValueError(f"{name} must be at least 1, not {limit}")
-    splits, kind = load_splits(source, task), kind_of(task)
-    task = kind.complete(task, splits["train"], str(source))
-    rows, note = _choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
-    raw = {name: splits[name] for name in dict.fromkeys(split for split, _ in rows.values())}
-    labels = kind.check(raw, task, str(source))
+    splits = task.load_splits(source)
+    task = task.with_labels(splits["train"], str(source))
+    chosen, note = _choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
+    raw = {name: splits[name] for name in dict.fromkeys(split for split, _ in chosen.values())}
+    labels = task.check(raw, str(source))
 
     tokenized, reports, digest = {}, {}, hashlib.sha256()
-    options = TokenizeOptions(max_seq_length, num_proc)
-    for role, (split, indices) in rows.items():
+    for role, (split, indices) in chosen.items():
         where = f"{source}, split {split!r}"
-        examples = kind.select(raw[split], task, indices, labels[split])
+        examples = task.select(raw[split], indices, labels[split])
         content = fingerprint(examples)
         digest.update(content.encode())
         try:
-            tokenized[role] = kind.tokenize(examples, task, tokenizer, options, content)
+            rows = task.tokenize(examples, tokenizer, max_seq_length, content, num_proc)
         except DataError as error:
             raise DataError(f"{where}, {error}") from error
         if vocab_size is not None:
-            check_token_ids(tokenized[role], vocab_size, where)
-        reports[role] = replace(
-            kind.report(task, examples, tokenized[role], tokenizer, max_seq_length),
+            check_token_ids(rows, vocab_size, where)
+        tokenized[role] = rows
+        reports[role] = SplitReport(
+            rows=len(examples),
             source_rows=len(raw[split]),
+            labels=task.label_counts(examples, rows),
+            lengths=lengths_of(np.asarray(rows["length"][:])),
+            truncated=task.count_truncated(examples, rows, tokenizer, max_seq_length),
             note=note if role == "validation" else "",
         )
     report = Report(max_seq_length, reports)
@@ -206,14 +202,16 @@ def prepare_unlabeled(
     Raises:
         DataError: If the source cannot be read, lacks a text column, or has rows without text.
     """
-    raw = load_splits(source, task)["train"]
-    check_texts(raw, task, f"{source}, split 'train'")
+    raw, where = task.load_splits(source)["train"], f"{source}, split 'train'"
+    missing = column_problem(raw, task.text_columns)
+    if problems := [missing] if missing else text_problems(raw, task.text_columns):
+        raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
     rows = np.arange(len(raw))
     if max_samples is not None and max_samples < len(rows):
         rows = np.random.default_rng(seed).permutation(rows)[:max_samples]
-    texts = select(raw, task, rows)
+    texts = select_texts(raw, task.text_columns, rows)
     content = fingerprint(texts)
     tokenized = tokenize(texts, tokenizer, max_seq_length, content)
     if vocab_size is not None:
-        check_token_ids(tokenized, vocab_size, f"{source}, split 'train'")
+        check_token_ids(tokenized, vocab_size, where)
     return tokenized, content

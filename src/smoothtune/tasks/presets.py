@@ -1,40 +1,24 @@
-"""Kinds of tasks: a further one is a module with a `Kind`, and a line in `KINDS`."""
+"""Tasks by name, and tasks that a user describes."""
 
-from dataclasses import replace
+from __future__ import annotations
 
-from smoothtune.tasks.base import Description, Kind, Spans, Task, TaskType
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from typing import Any
+
+from smoothtune.tasks.base import Task, TaskType
 from smoothtune.tasks.multiple_choice import MultipleChoice
-from smoothtune.tasks.question_answering.task import QuestionAnswering, squad_task
+from smoothtune.tasks.question_answering.task import QuestionAnswering
 from smoothtune.tasks.text_classification import TextClassification
 from smoothtune.tasks.token_classification import TokenClassification
 
-KINDS: dict[TaskType, Kind] = {
-    "text-classification": TextClassification(),
-    "question-answering": QuestionAnswering(),
-    "token-classification": TokenClassification(),
-    "multiple-choice": MultipleChoice(),
+TASK_CLASSES: dict[TaskType, type[Task]] = {
+    "text-classification": TextClassification,
+    "question-answering": QuestionAnswering,
+    "token-classification": TokenClassification,
+    "multiple-choice": MultipleChoice,
 }
-
-
-def kind_of(task: Task) -> Kind:
-    """What is particular to the kind of a task."""
-    return KINDS[task.task_type]
-
-
-def described(said: Description, task_type: TaskType | None = None) -> Task:
-    """One of `TASKS`, or the task that a description means.
-
-    Args:
-        said: the name of a task, or a description of a data set.
-        task_type: kind of the task; None: the preset's, else text classification.
-
-    Raises:
-        ValueError: the description does not fit the kind.
-    """
-    preset = TASKS.get(said.name)
-    if preset is not None and not said.text_columns and task_type in (None, preset.task_type):
-        return replace(preset, spans=replace(preset.spans, **said.spans))
-    return KINDS[task_type or "text-classification"].describe(said)
+"""The types of tasks; a further one is a module with a subclass of `Task`, and a line here."""
 
 
 def _glue(
@@ -44,7 +28,7 @@ def _glue(
     metrics: tuple[str, ...] = ("accuracy",),
     validation_split: str = "validation",
 ) -> Task:
-    return Task(
+    return TextClassification(
         name, text_columns, "label", label_names, metrics, "nyu-mll/glue", name, validation_split
     )
 
@@ -71,9 +55,70 @@ TASKS: dict[str, Task] = {
     "qnli": _glue("qnli", ("question", "sentence"), _ENTAILMENT),
     "rte": _glue("rte", _SENTENCES, _ENTAILMENT),
     "wnli": _glue("wnli", _SENTENCES, ("not_entailment", "entailment")),
-    "squad": squad_task("squad", hub_id="rajpurkar/squad"),
-    "squad_v2": squad_task(
-        "squad_v2", hub_id="rajpurkar/squad_v2", spans=Spans(version_2_with_negative=True)
+    "squad": QuestionAnswering("squad", hub_id="rajpurkar/squad"),
+    "squad_v2": QuestionAnswering(
+        "squad_v2", hub_id="rajpurkar/squad_v2", version_2_with_negative=True
     ),
 }
 """The nine tasks of GLUE, and SQuAD, by name."""
+
+
+def describe_task(
+    name: str = "custom",
+    task_type: TaskType | None = None,
+    *,
+    text_columns: str | Sequence[str] | None = None,
+    label_column: str | None = None,
+    label_names: Sequence[str] | None = None,
+    choice_columns: Sequence[str] | None = None,
+    spans: Mapping[str, Any] | None = None,
+    hub_id: str | None = None,
+    hub_config: str | None = None,
+    validation_split: str | None = None,
+) -> Task:
+    """One of `TASKS`, or the task on a data set that is described.
+
+    Args:
+        name: a name in `TASKS`, or any other one for results and reports.
+        task_type: type of the task; None: that of the name in `TASKS`, else text classification.
+        text_columns: columns that are read: one, or two for a pair of texts; for token
+            classification the words; with it, `name` is not looked up in `TASKS`.
+        label_column: column with the label; default: label, for token classification tags.
+        label_names: names of the classes in the order of their ids; empty for regression; None to
+            read them from the data: text and integers are classes, real numbers are regression.
+        choice_columns: for multiple choice, the columns of the choices, or one with lists of them.
+        spans: for question answering, values of `SPAN_FIELDS`.
+        hub_id: data set on the hub, ``org/name``.
+        hub_config: configuration of the data set on the hub.
+        validation_split: split to evaluate on; default: validation.
+
+    Returns:
+        The task.
+
+    Raises:
+        ValueError: the columns or the labels do not make a task of this type.
+    """
+    preset = TASKS.get(name)
+    if preset is not None and not text_columns and task_type in (None, preset.task_type):
+        return replace(preset, **spans or {}) if isinstance(preset, QuestionAnswering) else preset
+    cls = TASK_CLASSES[task_type or "text-classification"]
+    said: dict[str, Any] = {
+        "text_columns": _names(text_columns),
+        "label_column": label_column,
+        "label_names": _names(label_names),
+        "choice_columns": _names(choice_columns),
+        "hub_id": hub_id,
+        "hub_config": hub_config,
+        "validation_split": validation_split,
+        **(spans or {}),
+    }
+    own = {field.name: said[field.name] for field in fields(cls) if field.name in said}
+    task = cls(name, **{field: value for field, value in own.items() if value is not None})
+    task.check_description()
+    return task
+
+
+def _names(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    return (value,) if isinstance(value, str) else tuple(value)

@@ -23,13 +23,11 @@ from smoothtune.config.run import load_config
 from smoothtune.errors import ConfigError, DataError
 from smoothtune.models.load import load_base, load_classifier
 from smoothtune.run.train import train
-from smoothtune.tasks.base import Spans
 from smoothtune.tasks.prepare import prepare
-from smoothtune.tasks.presets import TASKS, kind_of
+from smoothtune.tasks.presets import TASKS
 from smoothtune.tasks.question_answering import squad
 
 SQUAD = TASKS["squad"]
-KIND = kind_of(SQUAD)
 METHODS = ["plain", "lnsr", "smart", "sift", "r3f", "jachess", "uegr", "mixout"]
 
 
@@ -67,7 +65,7 @@ def test_it_learns_and_the_folder_loads_with_transformers(tuned, data) -> None:
     assert result["config"]["doc_stride"] == 4
     base = load_base(str(folder))
     model = AutoModelForQuestionAnswering.from_pretrained(folder).eval()
-    task = replace(SQUAD, spans=Spans(doc_stride=4))
+    task = replace(SQUAD, doc_stride=4)
     prepared = prepare(data, task, base.tokenizer, max_seq_length=32)
     rows, right = prepared.validation, 0
     for row in rows:  # one window each, decoded by hand
@@ -79,20 +77,20 @@ def test_it_learns_and_the_folder_loads_with_transformers(tuned, data) -> None:
         pairs = [(start[s] + end[e], s, e) for s in range(len(words)) for e in range(s, len(words))]
         _, s, e = max(pairs)
         right += " ".join(words[s : e + 1]) == row["answers"][0]
-    predictions = KIND.predictions(SQUAD, _outputs(model, base, rows), rows)
-    evidence = KIND.evidence(SQUAD, predictions, rows)
-    assert evidence[:, 0].sum() == right
+    predictions = SQUAD.predictions(_outputs(model, base, rows), rows)
+    statistics = SQUAD.example_statistics(predictions, rows)
+    assert statistics[:, 0].sum() == right
     card = (folder / "README.md").read_text()
     assert "pipeline_tag: question-answering" in card
     assert "AutoModelForQuestionAnswering" in card
 
 
 def _outputs(model, base, rows):
-    batch = KIND.collator(base.tokenizer)([rows[i] for i in range(len(rows))])
+    batch = SQUAD.collator(base.tokenizer)([rows[i] for i in range(len(rows))])
     names = {"input_ids", "attention_mask", "token_type_ids"}
     with torch.no_grad():
         found = model(**{name: batch[name] for name in names & set(batch)})
-    return {name: found[name].numpy() for name in KIND.outputs}
+    return {name: found[name].numpy() for name in SQUAD.outputs}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -106,7 +104,7 @@ def test_every_kind_of_method_trains(method, bert, data, tmp_path) -> None:
 
 
 def prepared_rows(bert, folder, rows, *, length=12, stride=2, **spans):
-    task = replace(SQUAD, spans=Spans(doc_stride=stride, **spans))
+    task = replace(SQUAD, doc_stride=stride, **spans)
     write(folder, train=rows, validation=rows)
     base = load_base(str(bert))
     return task, prepare(folder, task, base.tokenizer, max_seq_length=length)
@@ -120,8 +118,8 @@ def test_the_best_window_wins_and_equals_the_scores_of_squad(bert, tmp_path) -> 
     windows = prepared.validation
     assert len(windows) > len(rows)
     shape = len(windows), max(windows["length"])
-    outputs = {name: rng.normal(size=shape) for name in KIND.outputs}
-    predictions = KIND.predictions(task, outputs, windows)
+    outputs = {name: rng.normal(size=shape) for name in SQUAD.outputs}
+    predictions = task.predictions(outputs, windows)
     texts = {}
     for question in range(len(rows)):
         candidates = []
@@ -133,10 +131,10 @@ def test_the_best_window_wins_and_equals_the_scores_of_squad(bert, tmp_path) -> 
                     score += outputs["end_logits"][number, first + e]
                     candidates.append((score, row["context"][begin : row["offset_end"][e]]))
         texts[str(question)] = max(candidates)[1]
-    assert KIND.answers(task, predictions, windows) == list(texts.values())
+    assert task.answers(predictions, windows) == list(texts.values())
     answers = {str(i): row["answers"]["text"] for i, row in enumerate(rows)}
     expected = squad.squad_metrics(texts, answers)
-    found = KIND.scores(task, KIND.evidence(task, predictions, windows))
+    found = task.scores(task.example_statistics(predictions, windows))
     assert {name: 100 * value for name, value in found.items()} == pytest.approx(expected)
 
 
@@ -146,15 +144,15 @@ def test_no_answer_is_given_where_its_least_score_is_higher(bert, tmp_path) -> N
     task, prepared = prepared_rows(bert, tmp_path, rows, length=32, version_2_with_negative=True)
     windows = prepared.validation
     assert prepared.report.splits["train"].labels["no answer"] == 1
-    outputs = {name: np.zeros((3, max(windows["length"]))) for name in KIND.outputs}
+    outputs = {name: np.zeros((3, max(windows["length"]))) for name in SQUAD.outputs}
     outputs["start_logits"][:, 0] = [1.0, -1.0, 0.5]  # minus the best span's 0: 1, -1, 0.5
-    predictions = KIND.predictions(task, outputs, windows)
-    empty = [text == "" for text in KIND.answers(task, predictions, windows)]
+    predictions = task.predictions(outputs, windows)
+    empty = [text == "" for text in task.answers(predictions, windows)]
     assert empty == [True, False, True]
-    higher = replace(task, spans=replace(task.spans, null_score_diff_threshold=0.7))
-    empty = [text == "" for text in KIND.answers(higher, predictions, windows)]
+    higher = replace(task, null_score_diff_threshold=0.7)
+    empty = [text == "" for text in higher.answers(predictions, windows)]
     assert empty == [True, False, False]
-    assert KIND.evidence(task, predictions, windows)[0].tolist() == [1, 1]
+    assert task.example_statistics(predictions, windows)[0].tolist() == [1, 1]
 
 
 def test_the_baseline_is_the_best_constant_answer(bert, tmp_path) -> None:
@@ -163,7 +161,7 @@ def test_the_baseline_is_the_best_constant_answer(bert, tmp_path) -> None:
     _, prepared = prepared_rows(bert, tmp_path, rows)
     answers = [row["answers"]["text"][0] for row in rows]
     expected = max(answers.count(word) for word in set(answers)) / 12
-    assert KIND.baseline(SQUAD, prepared.validation) == pytest.approx(expected)
+    assert SQUAD.baseline(prepared.validation) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -366,7 +364,7 @@ def test_a_foreign_model_is_evaluated_on_a_named_task(tuned, data, tmp_path) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--task-type", "qa"], "unknown kind of task 'qa'"),
+        (["--task-type", "qa"], "unknown type of task 'qa'"),
         (["--set", "stride=4"], "did you mean 'doc_stride'"),
         (["--set", "doc_stride=0"], "must be a positive whole number"),
         (["--set", "version_2_with_negative=1"], "must be a bool"),

@@ -14,7 +14,6 @@ from tokenizers import pre_tokenizers, processors
 from helpers.tiny_folder import tiny_bert, tiny_gpt2
 from smoothtune.errors import DataError, ModelError
 from smoothtune.models.load import load_base
-from smoothtune.tasks.base import Spans
 from smoothtune.tasks.question_answering import windows as module
 from smoothtune.tasks.question_answering.windows import locate, tokenize_windows
 
@@ -40,9 +39,12 @@ def examples(*rows):
 
 
 def windows(tokenizer, *rows, length=32, stride=2):
-    spans = Spans(doc_stride=stride)
     return tokenize_windows(
-        examples(*rows), tokenizer, spans, max_seq_length=length, content=f"{rows} {stride}"
+        examples(*rows),
+        tokenizer,
+        max_seq_length=length,
+        doc_stride=stride,
+        content=f"{rows} {stride}",
     )
 
 
@@ -142,16 +144,15 @@ def test_left_padding_is_refused(tmp_path) -> None:
 
 
 def test_workers_give_the_same_rows(tokenizer, monkeypatch) -> None:
-    monkeypatch.setattr("smoothtune.tasks.question_answering.windows.LARGE", 1)
+    monkeypatch.setattr("smoothtune.tasks.question_answering.windows.MIN_CACHED_QUESTIONS", 1)
     rows = [("plot", CONTEXT, ["film"], [4]), ("film", CONTEXT, ["bad"], [44])] * 4
-    spans, content = Spans(doc_stride=2), "workers"
     alone, several = (
         tokenize_windows(
             examples(*rows),
             tokenizer,
-            spans,
             max_seq_length=9,
-            content=f"{content} {count}",
+            doc_stride=2,
+            content=f"workers {count}",
             num_proc=count,
         )
         for count in (None, 2)
@@ -160,7 +161,7 @@ def test_workers_give_the_same_rows(tokenizer, monkeypatch) -> None:
 
 
 def test_a_large_split_is_tokenized_once(tokenizer, monkeypatch) -> None:
-    monkeypatch.setattr("smoothtune.tasks.question_answering.windows.LARGE", 1)
+    monkeypatch.setattr("smoothtune.tasks.question_answering.windows.MIN_CACHED_QUESTIONS", 1)
     encode, calls = module._encode, []
     monkeypatch.setattr(module, "_encode", lambda *x: calls.append(len(x[0])) or encode(*x))
     rows = [("plot", CONTEXT, ["film"], [4]), ("film", CONTEXT, ["bad"], [44])] * 4

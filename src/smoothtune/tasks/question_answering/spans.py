@@ -1,11 +1,15 @@
-"""Answers from the start and end scores of tokens."""
+"""Answers from the start and end scores of tokens, over the windows of a context."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import log_softmax
+
+START, END, SCORE, NULL, LOG_PROBABILITY = range(5)
+"""Columns of `best_spans`."""
 
 
 class SpanScores(NamedTuple):
@@ -71,3 +75,75 @@ def n_best_spans(
         score[rows, order],
         log_probabilities[0][rows, first] + log_probabilities[1][rows, last],
     )
+
+
+def best_spans(
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    windows: Mapping[str, Any],
+    *,
+    n_best_size: int,
+    max_answer_length: int,
+) -> np.ndarray:
+    """The best span of every window.
+
+    Args:
+        start_logits: (N, T).
+        end_logits: (N, T).
+        windows: columns context_start, offset_start, offset_end and cls_index.
+        n_best_size: as of `n_best_spans`.
+        max_answer_length: as of `n_best_spans`.
+
+    Returns:
+        (N, 5): the span's first character and the one after its last, its score, -inf where there
+        is none, the score of no answer, and the span's log-probability.
+    """
+    first = np.asarray(windows["context_start"])
+    count = np.array([len(offsets) for offsets in windows["offset_start"]])
+    positions = np.arange(start_logits.shape[1])
+    context = (positions >= first[:, None]) & (positions < (first + count)[:, None])
+    cls_index, rows = np.asarray(windows["cls_index"]), np.arange(len(first))
+    spans = n_best_spans(
+        start_logits,
+        end_logits,
+        context,
+        cls_index,
+        n_best_size=n_best_size,
+        max_answer_length=max_answer_length,
+    )
+    characters = [
+        (windows["offset_start"][row][start], windows["offset_end"][row][end]) if fits else (0, 0)
+        for row, start, end, fits in zip(
+            rows,
+            spans.start[:, 0] - first,
+            spans.end[:, 0] - first,
+            np.isfinite(spans.score[:, 0]),
+            strict=True,
+        )
+    ]
+    null = start_logits[rows, cls_index].astype(np.float64) + end_logits[rows, cls_index]
+    return np.column_stack([characters, spans.score[:, 0], null, spans.log_probability[:, 0]])
+
+
+def best_windows(
+    spans: np.ndarray, example_ids: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The window that holds the best span of each question.
+
+    Args:
+        spans: (N, 5) of `best_spans`.
+        example_ids: (N,) the question of each window.
+
+    Returns:
+        (E,) by question, in the order of their first windows: the window, the score of its span,
+        and the least score of no answer over all windows.
+    """
+    _, first, group = np.unique(example_ids, return_index=True, return_inverse=True)
+    question = first.argsort().argsort()[group]  # groups are by rising id, questions by place
+    score, null = np.full(len(first), -np.inf), np.full(len(first), np.inf)
+    np.maximum.at(score, question, spans[:, SCORE])
+    np.minimum.at(null, question, spans[:, NULL])
+    is_best = np.flatnonzero(spans[:, SCORE] == score[question])
+    chosen = np.full(len(first), len(example_ids))
+    np.minimum.at(chosen, question[is_best], is_best)
+    return chosen, score, null

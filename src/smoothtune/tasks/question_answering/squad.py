@@ -41,6 +41,15 @@ def token_f1(prediction: str, answer: str) -> float:
     return 2 * common / (len(predicted) + len(gold))
 
 
+def best_scores(prediction: str, accepted: Sequence[str]) -> tuple[float, float]:
+    """The best `exact_match` and the best `token_f1` over a question's accepted answers."""
+    gold = [text for text in accepted if normalize_answer(text)] or [""]
+    return (
+        max(exact_match(prediction, text) for text in gold),
+        max(token_f1(prediction, text) for text in gold),
+    )
+
+
 def squad_metrics(
     predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]
 ) -> dict[str, float]:
@@ -66,7 +75,6 @@ def squad_metrics(
         )
     exact = f1 = 0.0
     for question, accepted in answers.items():
-        gold = [text for text in accepted if normalize_answer(text)] or [""]
-        exact += max(exact_match(predictions[question], text) for text in gold)
-        f1 += max(token_f1(predictions[question], text) for text in gold)
+        scores = best_scores(predictions[question], accepted)
+        exact, f1 = exact + scores[0], f1 + scores[1]
     return {"exact_match": 100 * exact / len(answers), "f1": 100 * f1 / len(answers)}

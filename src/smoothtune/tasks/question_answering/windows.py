@@ -18,9 +18,8 @@ from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.tokenizing import cached_map
 from smoothtune.errors import DataError, ModelError
-from smoothtune.tasks.base import Spans
 
-LARGE = 2_000
+MIN_CACHED_QUESTIONS = 2_000
 """Questions from which a progress bar is shown and the result is cached."""
 
 
@@ -35,9 +34,9 @@ class Place(NamedTuple):
 def tokenize_windows(
     examples: Dataset,
     tokenizer: PreTrainedTokenizerBase,
-    spans: Spans,
     *,
     max_seq_length: int,
+    doc_stride: int,
     content: str,
     num_proc: int | None = None,
 ) -> Dataset:
@@ -46,8 +45,8 @@ def tokenize_windows(
     Args:
         examples: columns question, context, answers (texts), answer_start (characters), example_id.
         tokenizer: the model's, with the `tokenizers` library behind it.
-        spans: gives `doc_stride`.
         max_seq_length: length of a full window in tokens.
+        doc_stride: tokens that two windows of one context share.
         content: fingerprint of `examples`, part of the cache's key.
         num_proc: processes; None: this one, with the threads of the tokenizer.
 
@@ -66,18 +65,14 @@ def tokenize_windows(
             "question answering needs a tokenizer of the tokenizers library (a fast one) that pads "
             f"on the right, not {type(tokenizer).__name__}, padding_side={tokenizer.padding_side!r}"
         )
-    _check_questions(examples, tokenizer, spans.doc_stride, max_seq_length)
+    _check_questions(examples, tokenizer, doc_stride, max_seq_length)
 
-    def encode(batch: pa.Table) -> pa.Table:
-        return _encode(batch, tokenizer, spans.doc_stride, max_seq_length)
-
-    encode(examples.select([0]).with_format("arrow")[:])  # leaves the tokenizer as it is hashed
     rows = cached_map(
         examples.with_format("arrow"),
-        encode,
-        f"windows {content} {max_seq_length} {spans.doc_stride}",
+        lambda batch: _encode(batch, tokenizer, doc_stride, max_seq_length),
+        f"windows {content} {max_seq_length} {doc_stride}",
         tokenizer,
-        large=len(examples) >= LARGE,
+        cached=len(examples) >= MIN_CACHED_QUESTIONS,
         num_proc=num_proc,
     )
     return rows.with_format(None)
