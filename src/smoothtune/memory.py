@@ -16,7 +16,7 @@ _NEVER = -1  # no int is large enough: graphs of long rows take more than 2 GiB
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep what a training step frees, for all of this process from now on.
+    """Make glibc keep freed memory for the next step, in this process from now on.
 
     glibc gives large freed blocks back to the system after each step, and in the next one every
     page of them is a page fault again: a few per cent of a step on a CPU with methods of several
@@ -25,7 +25,7 @@ def keep_freed_memory() -> bool:
     MALLOC_MMAP_THRESHOLD_=1000000000``.
 
     Returns:
-        Whether the C library is one that listens.
+        True if the C library is glibc and accepted both settings.
     """
     if platform.libc_ver()[0] != "glibc":
         return False

@@ -20,7 +20,7 @@ from helpers.training import arguments
 from smoothtune import METHODS, ForwardPass, Jacobian, Objective
 from smoothtune.core import causal_lm
 from smoothtune.core.architecture import is_causal_lm
-from smoothtune.core.causal_lm import by_example, causal_lm_loss, predicting
+from smoothtune.core.causal_lm import by_example, causal_lm_loss, target_mask
 from smoothtune.core.support import NO_NEXT_TOKEN
 from smoothtune.functional.divergences import divergence, symmetric_kl
 from smoothtune.testing import (
@@ -270,7 +270,7 @@ def test_unlabeled_texts_are_compared_after_every_real_token():
     model, batch = tiny_language_model("gpt2"), language_batch()
     mask = batch["attention_mask"]
     unlabeled = {"input_ids": batch["input_ids"], "attention_mask": mask}
-    assert predicting(unlabeled).sum() == (mask.sum(1) - 1).sum()
+    assert target_mask(unlabeled).sum() == (mask.sum(1) - 1).sum()
     objective = Objective(METHODS["vat"]()).attach(model)
     objective(model, unlabeled)
     assert set(objective.terms) >= {"loss/vat"}
@@ -328,7 +328,7 @@ def test_full_logits_of_a_loss_of_your_own_are_narrowed_to_label_tokens():
     torch.testing.assert_close(
         divergence(own, own.at(noise)), divergence(stock, stock.at(noise)), rtol=1e-12, atol=0
     )
-    reference = F.cross_entropy(stock.logits, batch["labels"][:, 1:][predicting(batch)])
+    reference = F.cross_entropy(stock.logits, batch["labels"][:, 1:][target_mask(batch)])
     torch.testing.assert_close(stock.loss, reference, rtol=1e-12, atol=0)
 
 

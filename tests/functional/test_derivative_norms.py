@@ -11,10 +11,10 @@ from torch.func import functional_call
 from helpers.conformance import fed
 from smoothtune.core.higher_order import CompositeLayerNorm
 from smoothtune.functional.derivative_norms import (
-    differences,
     directional,
     exact,
     finite_difference,
+    finite_difference_per_layer,
     per_layer,
     probe_like,
     projected,
@@ -171,7 +171,7 @@ def test_finite_difference_is_exact_on_quadratics():
     matrices, x = half + half.mT, torch.randn(1, 2, 2, dtype=DOUBLE)
     u, w = (torch.randn(1, 2, 2, dtype=DOUBLE) for _ in range(2))
     with fed(u, w):
-        found = differences(
+        found = finite_difference_per_layer(
             lambda d: [quadratic(x + d, a, matrices)], x, hessian=True, step=0.5, probe="gaussian"
         )
     rows = a + torch.einsum("kij,j->ki", matrices, x.flatten())
@@ -188,7 +188,7 @@ def test_forward_difference_of_opposite_probes_errs_by_the_square_of_the_step():
 
     def draw(step, sign, center):
         with fed(sign * u, sign * w):
-            found = differences(
+            found = finite_difference_per_layer(
                 lambda d: model(x + d), x, hessian=True, step=step, probe="gaussian", center=center
             )
         return torch.cat([part.flatten() for part in found])

@@ -7,7 +7,7 @@ import torch
 from typer.testing import CliRunner
 
 from helpers.tiny_folder import tiny_bert
-from smoothtune import LNSR, Mixout
+from smoothtune import CWGNC, LNSR, SMART, FreeLB, JacHess, Mixout
 from smoothtune.cli import app
 from smoothtune.testing import tiny_model
 from smoothtune.trainer.step_cost import StepCost, measure_step_cost, random_batches
@@ -18,6 +18,36 @@ def test_ratio_is_the_median_of_the_rounds():
     assert cost.ratios == [3.0, 2.0, 1.0]
     assert cost.ratio == 2.0
     assert (cost.plain_seconds, cost.seconds) == (2.0, 4.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "passes"),
+    [
+        (CWGNC(), 1),  # edits gradients, no pass of its own
+        (LNSR(), 2),  # clean and noisy
+        (FreeLB(adv_steps=3), 3),  # a step each, no clean pass
+        (SMART(mu=0, num_steps=2), 4),  # clean, two steps of the search, its result
+        (JacHess(c=1.0, smoothness=[1.0, 1.0]), 4),  # clean, three for forward differences
+    ],
+    ids=lambda x: getattr(x, "name", ""),
+)
+def test_a_clock_that_ticks_with_every_forward_shows_the_number_of_passes(
+    monkeypatch, method, passes
+):
+    model = tiny_model("bert", dtype=torch.float32)
+    batches = random_batches(model, 3, 4, 6)
+    warm_up = 2 * (1 + passes)  # both kinds of steps on the first two batches
+    forwards = []
+    model.classifier.register_forward_hook(lambda *_: forwards.append(1))
+
+    def clock():  # the first forwards are slow, as on a cold cache
+        return len(forwards) + 100 * min(len(forwards), warm_up)
+
+    monkeypatch.setattr("smoothtune.trainer.step_cost.time.perf_counter", clock)
+    cost = measure_step_cost(model, [method], batches)
+    assert (cost.plain, cost.methods) == ([1, 1, 1], [passes] * 3)
+    assert cost.ratio == passes
+    assert (cost.plain_memory, cost.methods_memory) == (None, None)
 
 
 def test_measuring_changes_nothing():

@@ -22,7 +22,7 @@ CHUNK = 2**24
 """Logits that are widened to float32 at once, 64 MiB of them."""
 
 
-def predicting(batch: Mapping[str, Any]) -> Tensor:
+def target_mask(batch: Mapping[str, Any]) -> Tensor:
     """(B, T-1) True where the next token is a label; without labels, where it is a real token."""
     labels = batch.get("labels")
     if labels is not None:
@@ -34,7 +34,7 @@ def predicting(batch: Mapping[str, Any]) -> Tensor:
 
 def targets(batch: Mapping[str, Any]) -> Tensor:
     """(N,) the labels, in the order of the logits of `causal_lm_loss`."""
-    return batch["labels"][:, 1:][predicting(batch)]
+    return batch["labels"][:, 1:][target_mask(batch)]
 
 
 def num_items(batch: Mapping[str, Any]) -> Tensor:
@@ -44,7 +44,7 @@ def num_items(batch: Mapping[str, Any]) -> Tensor:
     the label tokens of one update divided by its number of batches.
     """
     given = batch.get("num_items_in_batch")
-    count = predicting(batch).sum() if given is None else torch.as_tensor(given)
+    count = target_mask(batch).sum() if given is None else torch.as_tensor(given)
     return count.to(batch["input_ids"].device).clamp(min=1)
 
 
@@ -60,7 +60,7 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | No
         `logits` are (N, V).
     """
     inputs = {k: v for k, v in batch.items() if k not in ("labels", "num_items_in_batch")}
-    keep = predicting(batch)
+    keep = target_mask(batch)
 
     def choose(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         return (args[0][:, :-1][keep][None], *args[1:])
@@ -74,13 +74,13 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | No
     logits = outputs["logits"][0]
     if "labels" not in batch:
         return None, {"logits": logits}
-    losses = in_chunks(cross_entropies, logits, targets(batch))
+    losses = in_chunks(label_losses, logits, targets(batch))
     return losses.sum() / num_items(batch), {"logits": logits}
 
 
 def label_logits(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
     """(N, V) of the label tokens, from all logits (B, T, V) or from what is chosen already."""
-    return logits if logits.ndim == 2 else logits[:, :-1][predicting(batch)]
+    return logits if logits.ndim == 2 else logits[:, :-1][target_mask(batch)]
 
 
 def by_example(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
@@ -90,14 +90,14 @@ def by_example(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
         logits: (N, V).
         batch: says which example a label token belongs to.
     """
-    keep = predicting(batch)
+    keep = target_mask(batch)
     rows, _ = keep.nonzero(as_tuple=True)
     columns = (keep.cumsum(1) - 1)[keep]
     filled = logits.new_zeros(len(keep), int(keep.sum(1).max()), logits.shape[-1])
     return filled.index_put((rows, columns), logits)
 
 
-def cross_entropies(logits: Tensor, labels: Tensor) -> Tensor:
+def label_losses(logits: Tensor, labels: Tensor) -> Tensor:
     """(N,) -log p of the labels, in float32 or wider."""
     wide = torch.promote_types(logits.dtype, torch.float32)
     return F.cross_entropy(logits.to(wide), labels, reduction="none")

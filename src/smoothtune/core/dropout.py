@@ -96,7 +96,7 @@ Key = tuple[bytes, torch.Size, torch.dtype, float]
 
 
 class Mask(NamedTuple):
-    """What one dropout has drawn."""
+    """A dropout mask and what it needs to be used again."""
 
     scaled: TensorWeakRef  # 0 or 1 / (1 - p), as dropout multiplies with
     version: int  # of that tensor when it was complete
@@ -105,13 +105,14 @@ class Mask(NamedTuple):
 
 
 class SharedMasks(TorchDispatchMode):
-    """While this is entered, dropout on a CPU looks its masks up before it draws them.
+    """While entered on a CPU, passes that replay a generator state share the masks drawn from it.
 
-    A draw is known by the state of the generator before it, its shape, type and probability, so a
-    mask that is found is the one that would have been drawn, and the generator is left where
-    drawing would have left it. Dropout is `bernoulli_` on a fresh tensor and, as the next operation
-    on any tensor, `div_` of it; whatever is not exactly this is drawn as ever and not remembered.
-    Masks live as long as a graph needs them for its backward, and no longer.
+    A dropout whose generator state, shape, type and probability have been seen takes the mask that
+    was drawn then, and the generator goes to the state after that draw, so numbers do not change.
+
+    Dropout is `bernoulli_` on a fresh tensor and, as the next operation on any tensor, `div_` of
+    it; anything else is drawn as ever. Masks are referenced weakly: they live as long as a graph
+    needs them for its backward.
     """
 
     def __init__(self) -> None:

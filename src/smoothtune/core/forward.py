@@ -179,6 +179,7 @@ class ForwardPass:
         dropout: Dropout = "independent",
         rate: Rate | None = None,
         detach: bool = False,
+        model: nn.Module | None = None,
     ) -> ForwardPass:
         """Run the model on the same batch at another perturbation.
 
@@ -189,6 +190,7 @@ class ForwardPass:
             rate: dropout rates in [0, 1), one for all or by kind; None: the model's own. See
                 `smoothtune.core.dropout`.
             detach: no gradient reaches the layers below the point.
+            model: another model of the same architecture, such as a teacher.
 
         Returns:
             The pass, which has run.
@@ -199,7 +201,7 @@ class ForwardPass:
         """
         shares = dropout == "shared"
         other = ForwardPass(
-            self.model,
+            model or self.model,
             self.batch,
             compute_loss=self.compute_loss,
             points=self.points,
@@ -258,7 +260,9 @@ class ForwardPass:
     def _values_below(self) -> dict[Point, Tensor]:
         """What the clean pass computed below the lowest perturbation, if it is the same here."""
         clean = self._clean
-        if clean is None or clean._clean is not None or clean._result is None or not self.deltas:
+        if clean is None or clean._clean is not None or clean._result is None:
+            return {}
+        if not self.deltas or self.model is not clean.model:
             return {}
         lowest = min(self.deltas, key=depth)
         same_masks = self.dropout == "shared" and self._rate is None

@@ -218,7 +218,7 @@ class Objective:
         )
 
     def _shared_masks(self, model: nn.Module, device: torch.device) -> SharedMasks | None:
-        """Where dropout masks are kept; not on accelerators, whose draws cost less than looking."""
+        """None on accelerators, where drawing a mask costs less than finding it."""
         passes = any(regularizer.has_loss for regularizer in self.regularizers.values())
         return SharedMasks() if passes and device.type == "cpu" and not is_compiled(model) else None
 

@@ -1,8 +1,8 @@
 """First and second derivatives of every layer's representation in the word embeddings.
 
 Reference: Jukic, Snajder, TACL 13 (2025) 264-280, whose penalty this measures; the estimator,
-`smoothtune.functional.derivative_norms.differences`, needs forward passes alone and is unbiased up
-to O(step^2).
+`derivative_norms.finite_difference_per_layer` of `smoothtune.functional`, needs forward passes
+alone and is unbiased up to O(step^2).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from smoothtune.core.architecture import blocks, embedding_table
 from smoothtune.core.forward import Batch, ForwardPass, evaluating
 from smoothtune.core.predictions import masked_mean
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.functional.derivative_norms import differences
+from smoothtune.functional.derivative_norms import finite_difference_per_layer
 from smoothtune.functional.input_derivatives import InputDerivatives
 from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian
 from smoothtune.report.curves import Curve, Point
@@ -64,7 +64,7 @@ def derivative_norms(
             for probe in range(num_probes):
                 with predictor.draws("derivatives", batch, probe, number):
                     drawn.append(
-                        differences(
+                        finite_difference_per_layer(
                             function, clean.zeros(), hessian=True, step=derivatives.absolute_step
                         )
                     )

@@ -117,11 +117,7 @@ def per_layer(
     >>> [round(part.mean().item()) for part in estimate]
     [3, 2]
 
-    Args:
-        outputs: z_l (B, d_l), computed from x.
-        x: (B, ...).
-        weights: (L,) lambda_l.
-        hessian: compute H too.
+    Args, beside those of `exact`:
         probes: v per layer.
         probe: distribution of u and v.
         dims: output dimensions drawn, with replacement, the same for all examples.
@@ -158,11 +154,7 @@ def projected(
     >>> [round(part.mean().item(), 1) for part in projected(z, x, weights, hessian=True)]
     [3.0, 2.0]
 
-    Args:
-        outputs: z_l (B, d_l), computed from x.
-        x: (B, ...).
-        weights: (L,) lambda_l >= 0.
-        hessian: compute H too.
+    Args, beside those of `exact`:
         probes: independent draws averaged.
         probe: distribution of u and v.
     """
@@ -202,11 +194,7 @@ def directional(
     >>> [round(part.mean().item(), 1) for part in directional(z, x, weights, hessian=True)]
     [3.0, 2.0]
 
-    Args:
-        outputs: z_l (B, d_l), computed from x.
-        x: (B, ...).
-        weights: (L,) lambda_l.
-        hessian: compute H too.
+    Args, beside those of `exact`:
         probes: independent draws averaged.
         probe: distribution of u and w.
     """
@@ -237,7 +225,7 @@ def finite_difference(
     u^T H w = (f++ - f+- - f-+ + f--) / 4h^2, and ||J||^2 = E (||a||^2 + ||b||^2) / 4 from
     a = (f++ - f--) / 2h = J(u+w) and b = (f+- - f-+) / 2h = J(u-w).
     Unbiased as `directional` up to O(h^2); both are exact for quadratic f.
-    From a `center` f already known, forward differences need one pass, three with the Hessian:
+    With `center` = f(x), forward differences need one pass, three with the Hessian:
     J u = [f(x+hu) - f] / h,  u^T H w = (f(x+hu+hw) - f(x+hu) - f(x+hw) + f) / h^2. A draw errs by
     O(h), their mean by O(h^2), as the error is odd in (u, w); H is exact for quadratic f.
     Rounding adds an error of about eps |f| / (2 h^2 |u^T H w|): in float32 take h = 0.01 times the
@@ -262,14 +250,16 @@ def finite_difference(
         center: function(0), for forward differences.
     """
     estimates = [
-        differences(function, x, hessian=hessian, step=step, probe=probe, center=center)
+        finite_difference_per_layer(
+            function, x, hessian=hessian, step=step, probe=probe, center=center
+        )
         for _ in range(probes)
     ]
     jacobian, curvature = (torch.stack(parts).mean(0) for parts in zip(*estimates, strict=True))
     return Estimate(weights @ jacobian, weights @ curvature)
 
 
-def differences(
+def finite_difference_per_layer(
     function: Callable[[Tensor], Outputs],
     x: Tensor,
     *,
@@ -278,7 +268,7 @@ def differences(
     probe: Probe = "rademacher",
     center: Outputs | None = None,
 ) -> Estimate:
-    """`finite_difference` of one probe and every layer for itself: two tensors (L, B)."""
+    """`finite_difference` with one probe and without the weighted sum: two tensors (L, B)."""
     u = step * probe_like(x, probe)
     if not hessian:
         other, distance = (function(-u), 2 * step) if center is None else (center, step)

@@ -38,19 +38,8 @@ class Teacher:
             clean: the student's pass, which has run.
             dropout: masks "independent" of the student's, "shared" with them, or "off".
         """
-        shares = dropout == "shared"
-        own = ForwardPass(
-            self.model.to(clean.device).train(),
-            clean.batch,
-            compute_loss=clean.compute_loss,
-            points=(),
-            hidden_states=False,
-            dropout=dropout,
-            start=clean.start if shares else None,
-            shared_masks=clean.shared_masks if shares else None,
-        )
         with torch.no_grad():
-            return own.run()
+            return clean.at(dropout=dropout, model=self.model.to(clean.device).train())
 
     @torch.no_grad()
     def update(self, beta: float) -> None:

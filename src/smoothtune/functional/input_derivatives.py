@@ -147,7 +147,7 @@ class InputDerivatives:
 
         with torch.autocast(clean.device.type, enabled=False):
             squares = [
-                derivative_norms.differences(
+                derivative_norms.finite_difference_per_layer(
                     function, clean.zeros(), hessian=False, step=self.absolute_step
                 ).jacobian.mean(1)
                 for _ in range(probes)

@@ -102,11 +102,11 @@ def in_manifold(ids: Tensor, table: Tensor, neighbors: Neighbors, normalize: boo
     """
     tokens, where = ids.unique(return_inverse=True)
     wide = table.detach().to(torch.promote_types(table.dtype, torch.float32))
-    differences = wide[neighbors.of(tokens)] - wide[tokens][:, None]  # (U, k, D)
-    gram = differences @ differences.mT
+    directions = wide[neighbors.of(tokens)] - wide[tokens][:, None]  # (U, k, D)
+    gram = directions @ directions.mT
     jitter = 1e-6 * gram.diagonal(dim1=1, dim2=2).mean(1).clamp(min=1e-12)
-    identity = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
-    lower = torch.linalg.cholesky(gram + jitter[:, None, None] * identity)[where]  # (B, T, k, k)
+    eye = torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    lower = torch.linalg.cholesky(gram + jitter[:, None, None] * eye)[where]  # (B, T, k, k)
     z = rng.normal_like(lower[..., 0])[..., None]
     if not normalize:
         z = z * lower.diagonal(dim1=-2, dim2=-1)[..., None]

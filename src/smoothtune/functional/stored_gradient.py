@@ -1,8 +1,8 @@
-"""Scalars whose gradient is known before anyone asks for it.
+"""Loss values with precomputed gradients.
 
 An adversarial step needs the gradient of its loss at the perturbation, to climb, and at the
-weights, to train. One backward gives both and frees the graph; the loss then goes on as a scalar
-that hands the stored gradient out when the objective is back-propagated.
+weights, to train. One backward gives both and frees the graph; the loss goes on as a scalar whose
+own backward returns the stored gradient.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 
-class _Known(torch.autograd.Function):
+class _StoredGradient(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any, value: Tensor, gradients: list[Tensor | None], *weights: Tensor
@@ -26,59 +26,48 @@ class _Known(torch.autograd.Function):
     def backward(ctx: Any, *upstream: Tensor) -> Any:
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            raise RuntimeError("this loss has handed out its gradients: back-propagate it once")
+            raise RuntimeError("the stored gradient is used up: back-propagate this loss once")
         for i, gradient in enumerate(gradients):  # one by one, so that there are never two sets
             gradients[i] = None if gradient is None else upstream[0] * gradient
         return (None, None, *gradients)
 
 
-def known(value: Tensor, gradients: Sequence[Tensor | None], weights: Sequence[Tensor]) -> Tensor:
-    """() a value that carries the given gradients to the weights.
-
-    >>> w = torch.tensor(3.0, requires_grad=True)
-    >>> known(torch.tensor(7.0), [torch.tensor(5.0)], [w]).backward()
-    >>> w.grad
-    tensor(5.)
-    """
-    return _Known.apply(value, list(gradients), *weights)
-
-
-class Accumulated:
+class AccumulatedLoss:
     """A sum of losses, each differentiated as soon as it is added.
 
     >>> w = torch.tensor(3.0, requires_grad=True)
     >>> x = torch.tensor(2.0, requires_grad=True)
-    >>> losses = Accumulated([w])
-    >>> losses.add(w * x, x).item(), losses.add(w * w * x, x).item()
-    (3.0, 9.0)
+    >>> losses = AccumulatedLoss([w])
+    >>> [losses.add(loss, x)[0].item() for loss in (w * x, w * w * x)]
+    [3.0, 9.0]
     >>> total = losses.total()
     >>> total.backward()
     >>> total.item(), w.grad.item()  # w x + w^2 x, x + 2 w x
     (24.0, 14.0)
     """
 
-    def __init__(self, weights: list[Tensor]):
+    def __init__(self, weights: Sequence[Tensor]):
         """Differentiate with respect to these weights."""
-        self.weights = weights
-        self.gradients: list[Tensor | None] = [None] * len(weights)
+        self.weights = list(weights)
+        self.gradients: list[Tensor | None] = [None] * len(self.weights)
         self.value: Tensor | None = None
 
     @classmethod
-    def over(cls, model: nn.Module) -> Accumulated:
+    def over(cls, model: nn.Module) -> AccumulatedLoss:
         """Over all trained weights of a model."""
         return cls([weight for weight in model.parameters() if weight.requires_grad])
 
-    def add(self, loss: Tensor, x: Tensor) -> Tensor:
-        """Add a scalar loss, free its graph, and return its gradient at x."""
-        at_x, *gradients = torch.autograd.grad(loss, [x, *self.weights], allow_unused=True)
-        for i, gradient in enumerate(gradients):
-            known = self.gradients[i]
+    def add(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
+        """Add a scalar loss, free its graph, and return its gradients at the inputs."""
+        found = torch.autograd.grad(loss, [*inputs, *self.weights], allow_unused=True)
+        for i, gradient in enumerate(found[len(inputs) :]):
+            sum_so_far = self.gradients[i]
             if gradient is not None:
-                self.gradients[i] = gradient if known is None else known.add_(gradient)
+                self.gradients[i] = gradient if sum_so_far is None else sum_so_far.add_(gradient)
         self.value = loss.detach() if self.value is None else self.value + loss.detach()
-        return at_x
+        return found[: len(inputs)]
 
     def total(self) -> Tensor:
-        """() the sum of the losses, with their gradient."""
+        """() the sum of the losses; its backward, once, returns the stored gradients."""
         assert self.value is not None
-        return known(self.value, self.gradients, self.weights)
+        return _StoredGradient.apply(self.value, list(self.gradients), *self.weights)

@@ -41,7 +41,7 @@ from smoothtune.functional.adversarial import (
     uniform_start,
     unit,
 )
-from smoothtune.functional.stored_gradient import Accumulated
+from smoothtune.functional.stored_gradient import AccumulatedLoss
 
 # adv_lr, adv_init_mag, adv_max_norm
 DEFAULTS = {"relative": (0.005, 0.005, 0.01), "absolute": (0.06, 0.16, 0.14)}
@@ -95,10 +95,11 @@ class FreeLB(Regularizer):
         u = unit(clean, self.layer, self.norm, "example", self.scale)
         draws = rng.uniform_like(clean.zeros(self.layer))
         delta = uniform_start(draws, clean.mask, magnitude * u, self.norm)
-        x, losses = clean.embeddings(self.layer), Accumulated.over(unwrap(clean.model))
+        x, losses = clean.embeddings(self.layer), AccumulatedLoss.over(unwrap(clean.model))
         for _ in range(self.adv_steps - 1):
             run = clean.at(delta.requires_grad_(), self.layer, dropout=self.dropout)
-            gradient = losses.add(task_loss(run), run.delta(self.layer)) * clean.mask[..., None]
+            (slope,) = losses.add(task_loss(run), run.delta(self.layer))
+            gradient = slope * clean.mask[..., None]
             delta = delta.detach() + lr * u * normalize(gradient, self.norm, "example")
             delta = project(delta, radius * u, self.norm, "example") if radius else delta
             self.diagnostics |= diagnostics(delta, gradient, x, clean.mask)

@@ -31,7 +31,7 @@ from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional import divergences
 from smoothtune.functional.adversarial import task_loss
-from smoothtune.functional.stored_gradient import known
+from smoothtune.functional.stored_gradient import AccumulatedLoss
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -64,11 +64,10 @@ class SAM(Regularizer):
                 "sam follows the gradient of a whole batch, but gradients of an earlier one are "
                 "there: set gradient_accumulation_steps=1 and call optimizer.zero_grad()"
             )
-        step = self._climb(clean, weights)
+        step, losses = self._climb(clean, weights), AccumulatedLoss(weights)
         with moved(weights, step):
-            loss = task_loss(clean.at(dropout=self.dropout))
-            gradients = torch.autograd.grad(loss, weights, allow_unused=True)
-        return known(loss.detach(), gradients, weights)
+            losses.add(task_loss(clean.at(dropout=self.dropout)))
+        return losses.total()
 
     def _climb(self, clean: ForwardPass, weights: Sequence[Tensor]) -> list[Tensor]:
         """e, for every weight."""

@@ -1,1 +1,1 @@
-"""Trainers of other libraries: how one of their batches becomes a batch and a task of ours."""
+"""Trainers of other libraries: their batches as model inputs, and their loss functions."""

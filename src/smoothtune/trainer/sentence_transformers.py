@@ -69,12 +69,12 @@ class EmbeddingLoss:
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
         """Embed all texts once; () the loss, and the outputs with `sentence_embedding` (N, D)."""
         outputs = dict(model({name: batch[name] for name in TEXT if name in batch}))
-        known = Embedded(unwrap(model), self.columns, outputs)
+        embedded = Embedded(unwrap(model), self.columns, outputs)
         from sentence_transformers.base.losses.merged_forward import column_merging_disabled
 
-        with _standing_in(self.loss, known), column_merging_disabled():
+        with _standing_in(self.loss, embedded), column_merging_disabled():
             loss = self.loss(self.columns, self.labels)
-        if known.asked != len(self.columns):
+        if embedded.asked != len(self.columns):
             raise ValueError(_SEVERAL.format(type(self.loss).__name__))
         if isinstance(loss, dict):
             self.trainer.track_loss_components(loss)
@@ -89,7 +89,7 @@ _SEVERAL = (
 
 
 class Embedded(nn.Module):
-    """Stands in for a model whose outputs are known; its other attributes are the model's."""
+    """Returns a model's precomputed outputs column by column; other attributes are the model's."""
 
     def __init__(self, model: nn.Module, columns: list[Column], outputs: dict[str, Any]):
         super().__init__()
@@ -114,8 +114,8 @@ class Embedded(nn.Module):
 
 
 @contextmanager
-def _standing_in(loss: nn.Module, known: Embedded) -> Iterator[None]:
-    """The stand-in wherever the loss, or a loss within it, holds the model."""
+def _standing_in(loss: nn.Module, embedded: Embedded) -> Iterator[None]:
+    """Put `embedded` wherever the loss, or a loss within it, holds the model."""
     owners = [
         module
         for module in loss.modules()
@@ -124,7 +124,7 @@ def _standing_in(loss: nn.Module, known: Embedded) -> Iterator[None]:
     ]
     models = [module._modules["model"] for module in owners]
     for module in owners:
-        module._modules["model"] = known
+        module._modules["model"] = embedded
     try:
         yield
     finally:

@@ -162,9 +162,9 @@ class _Binding(TrainerCallback):
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Hook the objective to the optimizer when it is made."""
-        known = self.trainer.optimizer
+        before = self.trainer.optimizer
         optimizer = self.original_create_optimizer(*args, **kwargs)
-        if optimizer is not known:
+        if optimizer is not before:
             self.objective.bind_optimizer(optimizer)
         return optimizer
 
