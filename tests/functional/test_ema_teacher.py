@@ -1,0 +1,89 @@
+"""The averaged model against its recursion."""
+
+import torch
+
+from smoothtune import ForwardPass
+from smoothtune.core.dropout import SharedMasks
+from smoothtune.functional.ema_teacher import Teacher
+from smoothtune.testing import tiny_batch, tiny_model
+
+
+def moved(model, seed):
+    """Move the weights that train; their new values by name."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+                parameter.add_(0.1 * noise)
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def student():
+    model = tiny_model("bert", dropout=0.2)
+    model.bert.embeddings.requires_grad_(False)
+    return model
+
+
+def test_average():
+    model = student()
+    w0 = {name: p.detach().clone() for name, p in model.named_parameters()}
+    teacher = Teacher(model)
+    w1 = moved(model, 1)
+    teacher.update(0.9)
+    w2 = moved(model, 2)
+    teacher.update(0.6)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert set(teacher.state_dict()) == trained
+    for name, average in teacher.state_dict().items():
+        expected = 0.6 * (0.9 * w0[name] + 0.1 * w1[name]) + 0.4 * w2[name]
+        torch.testing.assert_close(average, expected)
+        assert torch.equal(average, dict(teacher.model.named_parameters())[name])
+
+
+def test_only_what_trains_is_copied():
+    model = student()
+    teacher = Teacher(model)
+    for own, copied in zip(model.parameters(), teacher.model.parameters(), strict=True):
+        assert (own is copied) == (not own.requires_grad)
+        assert not copied.requires_grad
+    assert model.classifier.weight.requires_grad
+
+
+def test_state_round_trip():
+    model = student()
+    teacher = Teacher(model)
+    moved(model, 1)
+    teacher.update(0.5)
+    other = Teacher(student())
+    other.load_state_dict({name: value.clone() for name, value in teacher.state_dict().items()})
+    for a, b in zip(teacher.model.parameters(), other.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_predictions_are_those_of_the_averaged_weights():
+    model, batch = student(), tiny_batch()
+    teacher = Teacher(model)
+    expected = {name: p.clone() for name, p in teacher.model.state_dict().items()}
+    moved(model, 1)
+    clean = ForwardPass(model, batch).run()
+    found = teacher.run(clean, "off").logits
+    reference = tiny_model("bert").eval()
+    reference.load_state_dict(expected)
+    torch.testing.assert_close(found, reference(**batch).logits)
+    assert not found.requires_grad
+    assert teacher.model.training
+
+
+def test_dropout_of_the_teacher():
+    """With equal weights and shared masks it predicts what the student does."""
+    model, batch = student(), tiny_batch()
+    teacher = Teacher(model)
+    start = (torch.get_rng_state(), None)
+    clean = ForwardPass(model, batch, start=start, shared_masks=SharedMasks()).run()
+    assert torch.equal(teacher.run(clean, "shared").logits, clean.logits)
+    assert not torch.allclose(teacher.run(clean, "off").logits, clean.logits)
+    torch.manual_seed(5)
+    first, second = (teacher.run(clean, "independent").logits for _ in range(2))
+    assert not torch.allclose(first, clean.logits)
+    assert not torch.allclose(first, second)
