@@ -1,0 +1,63 @@
+"""Sizes of noise, token by token."""
+
+import pytest
+import torch
+
+from helpers.conformance import fed
+from smoothtune.functional.noise import gaussian, relative_norm, rescale
+
+MASK = torch.tensor([[True, True, False], [True, False, False]])
+
+
+def draws(seed):
+    return torch.randn(2, 3, 4, generator=torch.Generator().manual_seed(seed))
+
+
+def test_every_token_gets_its_share_of_its_own_norm():
+    noise, x = draws(0), draws(1)
+    found = rescale(noise, x, MASK, 0.3, "token")
+    for b in range(2):
+        for t in range(3):
+            expected = 0.3 * x[b, t].norm() * noise[b, t] / noise[b, t].norm() * MASK[b, t]
+            torch.testing.assert_close(found[b, t], expected)
+
+
+def test_norms_of_a_sequence_run_over_its_real_tokens():
+    noise, x = draws(0), draws(1)
+    found = rescale(noise, x, MASK, 0.3, "sequence")
+    for b, length in enumerate((2, 1)):
+        factor = 0.3 * x[b, :length].norm() / noise[b, :length].norm()
+        torch.testing.assert_close(found[b, :length], factor * noise[b, :length])
+        assert not found[b, length:].any()
+
+
+def test_noise_that_is_not_rescaled_is_zero_on_padding_alone():
+    noise = draws(0)
+    assert torch.equal(rescale(noise, draws(1), MASK, 0.3, "none"), noise * MASK[..., None])
+
+
+def test_zero_noise_stays_zero():
+    assert not rescale(torch.zeros(2, 3, 4), draws(1), MASK, 0.3, "token").any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_gaussian(dtype):
+    x = draws(1).to(dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    drawn = draws(0).to(wide)
+    for scale, expected in (
+        ("none", 0.3 * drawn * MASK[..., None]),
+        ("token", rescale(drawn, x, MASK, 0.3, "token")),
+    ):
+        with fed(drawn):
+            found = gaussian(x, MASK, 0.3, scale)
+        assert found.dtype == wide
+        torch.testing.assert_close(found, expected)
+    with fed(drawn):
+        assert torch.equal(gaussian(x, MASK, 0.3), expected)
+
+
+def test_the_ratio_that_is_logged_counts_real_tokens():
+    delta, x = draws(0), draws(1)
+    expected = delta[MASK].norm() / x[MASK].norm()
+    torch.testing.assert_close(relative_norm(delta, x, MASK), expected)
