@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import builtins
 import gc
 import hashlib
 import json
@@ -109,7 +110,7 @@ REMOVED = (ast.Expr, ast.AugAssign, ast.Raise, ast.Return, ast.Delete, ast.Conti
 def mutations(tree: ast.Module) -> Iterator[Mutation]:
     """Every fault of a module, in the order of its lines."""
     for function, name in functions(tree.body, ""):
-        first = min(node.lineno for node in (function, *function.decorator_list))
+        first = first_line(function)
         for node in inside(function):
             for change, apply in faults(node, function):
                 yield Mutation((name, first), getattr(node, "lineno", first), change, apply)
@@ -122,6 +123,11 @@ def functions(body: list[ast.stmt], prefix: str) -> Iterator[tuple[ast.FunctionD
             yield from functions(node.body, f"{prefix}{node.name}.")
         elif isinstance(node, ast.FunctionDef):
             yield node, prefix + node.name
+
+
+def first_line(function: ast.FunctionDef) -> int:
+    """Line of the definition, or of its first decorator."""
+    return min(node.lineno for node in (function, *function.decorator_list))
 
 
 def inside(function: ast.FunctionDef) -> Iterator[ast.AST]:
@@ -233,14 +239,16 @@ def compiled(path: Path, number: int) -> tuple[Mutation, types.CodeType, ast.Fun
     mutation = next(m for n, m in enumerate(mutations(tree)) if n == number)
     mutation.apply()
     code = compile(ast.fix_missing_locations(tree), str(path), "exec", dont_inherit=True)
-    waiting = [code]
-    while waiting:
-        found = waiting.pop()
-        if (found.co_qualname, found.co_firstlineno) == mutation.function:
-            break
-        waiting += [c for c in found.co_consts if isinstance(c, types.CodeType)]
     syntax = next(f for f, name in functions(tree.body, "") if name == mutation.function[0])
-    return mutation, found, syntax
+    return mutation, code_of(code, mutation.function), syntax
+
+
+def code_of(module: types.CodeType, key: tuple[str, int]) -> types.CodeType:
+    """Code of a function by its qualified name and first line."""
+    waiting = [module]
+    while (waiting[0].co_qualname, waiting[0].co_firstlineno) != key:
+        waiting += [c for c in waiting.pop(0).co_consts if isinstance(c, types.CodeType)]
+    return waiting[0]
 
 
 def install(function: types.FunctionType, code: types.CodeType, syntax: ast.FunctionDef) -> None:
@@ -268,6 +276,7 @@ class Mutants:
         self.module, self.numbers = module, numbers
         self.path, self.source = PACKAGE / f"{module}.py", digest(module)
         self.wanted = [item.partition("[") for item in tests_of(module)]
+        self.live: dict[tuple[str, int], list[types.FunctionType]] = defaultdict(list)
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """Keep the tests that are named; of files named with a part, those that have it.
@@ -288,40 +297,36 @@ class Mutants:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Find out which tests reach which function, then try the mutants."""
         reached: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
-        for seconds, index, names in in_child(lambda: self._baseline(session.items)):
-            for name in names:
-                reached[tuple(name)].append((seconds, index))
-        live = defaultdict(list)
         for thing in gc.get_objects():
             if type(thing) is types.FunctionType:  # isinstance would wake lazy modules
                 code = thing.__code__
-                if code.co_filename == str(self.path):
-                    live[code.co_qualname, code.co_firstlineno].append(thing)
+                if code.co_filename == str(self.path) and "<" not in code.co_qualname:
+                    self.live[code.co_qualname, code.co_firstlineno].append(thing)
+        for seconds, index, names in in_child(lambda: self._baseline(session.items)):
+            for name in names:
+                reached[tuple(name)].append((seconds, index))
         for number in self.numbers:
-            self._try(number, session.items, reached, live)
+            self._try(number, session.items, reached)
         return True
 
     def _baseline(self, items: list[pytest.Item]) -> list[Any]:
         """(seconds, index, functions of the module that it calls) of every test that passes."""
-        found = []
+        tree, found = ast.parse(self.path.read_text()), []
+        for function, name in functions(tree.body, ""):
+            note = ast.parse(f"_reached.add({(name, first_line(function))!r})").body
+            function.body[:0] = note
+        module = compile(ast.fix_missing_locations(tree), str(self.path), "exec", dont_inherit=True)
+        for key, live in self.live.items():
+            for function in live:
+                function.__code__ = code_of(module, key)
         for index, item in enumerate(items):
-            seen: set[tuple[str, int]] = set()
-
-            def profile(frame: Any, event: str, _: Any, seen: set = seen) -> None:
-                if event == "call" and frame.f_code.co_filename == str(self.path):
-                    seen.add((frame.f_code.co_qualname, frame.f_code.co_firstlineno))
-
+            builtins._reached = reached = set()  # type: ignore[attr-defined]
             start = time.perf_counter()
-            sys.setprofile(profile)
-            try:
-                passed = passes(item)
-            finally:
-                sys.setprofile(None)
-            if passed and seen:
-                found.append((time.perf_counter() - start, index, sorted(seen)))
+            if passes(item) and reached:
+                found.append((time.perf_counter() - start, index, sorted(reached)))
         return found
 
-    def _try(self, number: int, items: list, reached: dict, live: dict) -> None:
+    def _try(self, number: int, items: list, reached: dict) -> None:
         mutation, code, syntax = compiled(self.path, number)
         tests, total = [], 0.0
         for seconds, index in sorted(reached[mutation.function]):
@@ -332,7 +337,7 @@ class Mutants:
 
         def attempt() -> str:
             signal.alarm(int(20 + 10 * total))  # a loop without end
-            for function in live[mutation.function]:
+            for function in self.live[mutation.function]:
                 install(function, code, syntax)
             return next((f"killed by {t.name}" for t in tests if not passes(t)), "survived")
 
