@@ -337,8 +337,11 @@ class Mutants:
 
         def attempt() -> str:
             signal.alarm(int(20 + 10 * total))  # a loop without end
-            for function in self.live[mutation.function]:
-                install(function, code, syntax)
+            try:
+                for function in self.live[mutation.function]:
+                    install(function, code, syntax)
+            except ValueError:  # the mutant lacks a variable of an outer scope
+                return "invalid"
             return next((f"killed by {t.name}" for t in tests if not passes(t)), "survived")
 
         outcome = "no test" if not tests else in_child(attempt) or "killed: no answer in time"
