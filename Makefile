@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up what they need in .venv; see scripts/install.sh for the
 # variables that choose another Python or another build of torch.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow check lint types examples docs format clean
+.PHONY: help demo test test-slow mutants check lint types examples docs format clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp-installed
@@ -26,6 +26,9 @@ test: $(STAMP) ## Run the fast tests and the doctests
 
 test-slow: $(STAMP) ## Run the tests that take minutes or need the real MiniLM
 	$(PYTEST) -m slow tests $(PYTEST_ARGS)
+
+mutants: $(STAMP) ## Put small faults into core, functional and methods; the tests should see them
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/mutants.py $(or $(MUTANTS_ARGS),--sample 160)
 
 check: lint types test examples ## All that a change must pass: style, types, tests, examples
 
