@@ -51,6 +51,7 @@ def test_columns_and_values(source: Path) -> None:
         "attention_mask": [1] * 6,
         "labels": 1,
         "length": 6,
+        "cut": False,
         "example_id": 5,
     }
     assert prepared.validation.features["labels"].dtype == "int64"

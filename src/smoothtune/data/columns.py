@@ -85,13 +85,19 @@ def select_texts(
         Columns text, for pairs text_pair, labels if given, and example_id, the row's number.
     """
     chosen = raw.select_columns(list(columns)).select(rows, keep_in_memory=True)
-    names = TEXTS[: len(columns)]
-    features = {name: Value("string") for name in names}
-    data = {name: chosen[column][:] for name, column in zip(names, columns, strict=True)}
-    if labels is not None:
-        features["labels"], data["labels"] = Value(str(labels.dtype)), labels[rows]
-    features["example_id"] = Value("int64")
-    return Dataset.from_dict(data | {"example_id": rows}, features=Features(features))
+    texts = {
+        name: (Value("string"), chosen[column][:])
+        for name, column in zip(TEXTS, columns, strict=False)
+    }
+    labeled = {} if labels is None else {"labels": (Value(str(labels.dtype)), labels[rows])}
+    return typed_columns(**texts, **labeled, example_id=(Value("int64"), rows))
+
+
+def typed_columns(**columns: tuple[Any, Any]) -> Dataset:
+    """A data set in memory from a type and the values of each column."""
+    types = {name: kind for name, (kind, _) in columns.items()}
+    values = {name: values for name, (_, values) in columns.items()}
+    return Dataset.from_dict(values, features=Features(types))
 
 
 def fingerprint(texts: Dataset) -> str:

@@ -1,12 +1,12 @@
 """Tokenizing texts and pairs of texts, and what can go wrong there."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 from datasets import Dataset
@@ -38,20 +38,15 @@ def tokenize(
         num_proc: processes; None: this one, with the threads of the tokenizer.
 
     Returns:
-        The tokenizer's columns and `length` in place of the texts.
+        The tokenizer's columns, `length` and `cut`, whether a text was, in place of the texts.
 
     Raises:
         ValueError: If the tokenizer has nothing to put between the two texts of a pair.
     """
-
-    def encode(rows: Mapping[str, list[str]]) -> dict[str, Any]:
-        encoded = _encode(rows, tokenizer, max_seq_length)
-        return encoded | {"length": [len(ids) for ids in encoded["input_ids"]]}
-
     return cached_map(
         texts,
-        encode,
-        f"{content} {max_seq_length}",
+        lambda batch: _encode(batch, tokenizer, max_seq_length),
+        f"texts {content} {max_seq_length}",
         tokenizer,
         cached=len(texts) >= MIN_CACHED_ROWS,
         num_proc=num_proc,
@@ -101,10 +96,9 @@ def cached_map(
 
 
 def _encode(
-    rows: Mapping[str, list[str]], tokenizer: PreTrainedTokenizerBase, max_seq_length: int | None
-) -> dict[str, list[list[int]]]:
-    """Tokenizes texts, or pairs of texts, cut to a length where one is given."""
-    texts = [list(rows[column]) for column in TEXTS if column in rows]
+    batch: Mapping[str, list[str]], tokenizer: PreTrainedTokenizerBase, max_seq_length: int
+) -> dict[str, list]:
+    texts = [list(batch[column]) for column in TEXTS if column in batch]
     specials = tokenizer.num_special_tokens_to_add(pair=True)
     if len(texts) == 2 and specials == tokenizer.num_special_tokens_to_add(pair=False):
         if tokenizer.eos_token is None:
@@ -114,37 +108,41 @@ def _encode(
             )
         # In front of the second text, where cutting from the right keeps it.
         texts[1] = [tokenizer.eos_token + text for text in texts[1]]
-    encoded = tokenizer(
-        *texts, truncation=max_seq_length is not None, max_length=max_seq_length, verbose=False
-    )
-    return {name: encoded[name] for name in tokenizer.model_input_names if name in encoded}
+    return encode_texts(texts, tokenizer, max_seq_length)
+
+
+def encode_texts(
+    texts: Sequence[list[str]], tokenizer: PreTrainedTokenizerBase, max_seq_length: int
+) -> dict[str, list]:
+    """Tokenizes texts, or pairs of texts.
+
+    Args:
+        texts: one list, or the lists of first and of second texts.
+        tokenizer: the model's tokenizer.
+        max_seq_length: cut to so many tokens, special tokens included.
+
+    Returns:
+        The tokenizer's columns, `length`, and `cut`, whether a text was.
+    """
+    encoded = tokenizer(*texts, truncation=True, max_length=max_seq_length, verbose=False)
+    columns = {name: encoded[name] for name in tokenizer.model_input_names if name in encoded}
+    lengths = [len(ids) for ids in encoded["input_ids"]]
+    if encoded.encodings is not None:
+        cut = [bool(encoding.overflowing) for encoding in encoded.encodings]
+    else:  # a tokenizer that does not keep what it cuts off
+        full = [length >= max_seq_length for length in lengths]
+        uncut = (
+            tokenizer(*row, verbose=False)["input_ids"]
+            for row in compress(zip(*texts, strict=True), full)
+        )
+        cut = [is_full and len(next(uncut)) > max_seq_length for is_full in full]
+    return columns | {"length": lengths, "cut": cut}
 
 
 def _cache_file(key: str) -> str:
     folder = Path(datasets.config.HF_DATASETS_CACHE) / "smoothtune"
     folder.mkdir(parents=True, exist_ok=True)
     return str(folder / f"tokenized-{key}.arrow")
-
-
-def count_truncated(
-    texts: Dataset, tokenized: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
-) -> int:
-    """Counts the examples that were cut; only those that fill the length are tokenized again.
-
-    Args:
-        texts: the split before `tokenize`.
-        tokenized: the split after it.
-        tokenizer: the model's tokenizer.
-        max_seq_length: the length they were cut to.
-
-    Returns:
-        Number of examples with more tokens than `max_seq_length`.
-    """
-    full = np.flatnonzero(np.asarray(tokenized["length"][:]) >= max_seq_length)
-    if not len(full):
-        return 0
-    uncut = _encode(texts.select(full, keep_in_memory=True)[:], tokenizer, None)
-    return sum(len(ids) > max_seq_length for ids in uncut["input_ids"])
 
 
 def check_token_ids(tokenized: Dataset, vocab_size: int, where: str) -> None:

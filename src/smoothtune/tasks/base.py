@@ -77,7 +77,11 @@ class Task(ABC):
 
     def __post_init__(self) -> None:
         if self.label_names is not None and not self.metrics:
-            object.__setattr__(self, "metrics", self.default_metrics(self.label_names))
+            object.__setattr__(self, "metrics", self._metrics_for(self.label_names))
+
+    def _metrics_for(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
+        """Metrics of a task that names none."""
+        raise NotImplementedError(f"task {self.name!r} has no metrics")
 
     @property
     def main_metric(self) -> str:
@@ -122,10 +126,6 @@ class Task(ABC):
         Raises:
             ValueError: it does not make a task of this type.
         """
-
-    @abstractmethod
-    def default_metrics(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
-        """Metrics of a task that names none."""
 
     def load_splits(self, source: str | Path, *, need_train: bool = True) -> dict[str, Dataset]:
         """Read every split of a source, see `smoothtune.data.sources.load_splits`."""
@@ -199,7 +199,7 @@ class Task(ABC):
         content: str,
         num_proc: int | None = None,
     ) -> Dataset:
-        """Make rows, without padding, with `length` and `example_id`.
+        """Make rows, without padding, with `length`, `cut` (whether a text was) and `example_id`.
 
         Args:
             examples: of `select`.
@@ -212,16 +212,6 @@ class Task(ABC):
     @abstractmethod
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
         """Numbers about the labels of a split, by name, for its report."""
-
-    def count_truncated(
-        self,
-        examples: Dataset,
-        rows: Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_seq_length: int,
-    ) -> int:
-        """Number of examples that were cut."""
-        return sum(rows["cut"][:])
 
     # --- from rows to the model --------------------------------------------------------------
 

@@ -9,14 +9,14 @@ from typing import Any, final
 
 import numpy as np
 import torch
-from datasets import Dataset, Features, Value
+from datasets import Dataset, Value
 from datasets import Sequence as ListOf
 from torch import Tensor
 from transformers import AutoModelForMultipleChoice, PreTrainedTokenizerBase
 
 from smoothtune.data.collator import Collator
-from smoothtune.data.columns import rows_with_problems, text_problems
-from smoothtune.data.tokenizing import MIN_CACHED_ROWS, cached_map
+from smoothtune.data.columns import rows_with_problems, text_problems, typed_columns
+from smoothtune.data.tokenizing import MIN_CACHED_ROWS, cached_map, encode_texts
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Collate
 from smoothtune.tasks.single_label import SingleLabelTask
@@ -41,6 +41,7 @@ class MultipleChoice(SingleLabelTask):
         "drift": "its curves are about one sequence, and an example has several",
     }
 
+    metrics: tuple[str, ...] = ("accuracy",)
     choice_columns: tuple[str, ...] = ()
     """Columns with the choices, or one column with lists of them."""
 
@@ -56,10 +57,6 @@ class MultipleChoice(SingleLabelTask):
                 "multiple choice needs a text column, at most a second one with the beginning of "
                 "every choice, and the choice columns, or one that holds lists of choices"
             )
-
-    def default_metrics(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
-        """Accuracy."""
-        return ("accuracy",)
 
     def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
         count = len(self._choices(train.select([0]))[0] or ())
@@ -94,19 +91,12 @@ class MultipleChoice(SingleLabelTask):
                 [f"{start} {choice}" for choice in each]
                 for start, each in zip(starts, choices, strict=True)
             ]
-        types = {
-            "contexts": Value("string"),
-            "choices": ListOf(Value("string")),
-            "labels": Value("int64"),
-            "example_id": Value("int64"),
-        }
-        data = {
-            "contexts": rows[self.text_columns[0]][:],
-            "choices": choices,
-            "labels": labels[indices],
-            "example_id": indices,
-        }
-        return Dataset.from_dict(data, features=Features(types))
+        return typed_columns(
+            contexts=(Value("string"), rows[self.text_columns[0]][:]),
+            choices=(ListOf(Value("string")), choices),
+            labels=(Value("int64"), labels[indices]),
+            example_id=(Value("int64"), indices),
+        )
 
     def tokenize(
         self,
@@ -154,28 +144,10 @@ def _encode(
 ) -> dict[str, list]:
     contexts = [context for context in batch["contexts"] for _ in range(count)]
     choices = [choice for each in batch["choices"] for choice in each]
-    encoded = tokenizer(
-        contexts, choices, truncation=True, max_length=max_seq_length, verbose=False
-    )
+    flat = encode_texts([contexts, choices], tokenizer, max_seq_length)
     starts = range(0, len(choices), count)
-    columns = {
-        name: [encoded[name][start : start + count] for start in starts]
-        for name in tokenizer.model_input_names
-        if name in encoded
-    }
-    lengths = [max(map(len, each)) for each in columns["input_ids"]]
-    cut = [False] * len(lengths)
-    if full := [row for row, length in enumerate(lengths) if length >= max_seq_length]:
-        pairs = [
-            (contexts[starts[row] + i], choices[starts[row] + i])
-            for row in full
-            for i in range(count)
-        ]
-        uncut = tokenizer(pairs, verbose=False)["input_ids"]
-        for place, row in enumerate(full):
-            ids = uncut[place * count : (place + 1) * count]
-            cut[row] = max(map(len, ids)) > max_seq_length
-    return columns | {"length": lengths, "cut": cut}
+    rows = {name: [x[start : start + count] for start in starts] for name, x in flat.items()}
+    return rows | {"length": [*map(max, rows["length"])], "cut": [*map(any, rows["cut"])]}
 
 
 def _number(label: Any) -> int:

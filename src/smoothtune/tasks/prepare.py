@@ -24,9 +24,10 @@ class Prepared:
     """Data ready for training.
 
     Both splits have the columns input_ids, attention_mask, token_type_ids where the tokenizer
-    gives them, labels (int64 class ids or float32 scores), length (number of tokens) and
-    example_id (row in the source's split, from 0). Other types of tasks have other labels, and
-    question answering has a row for every window of a context, see their `tokenize`.
+    gives them, labels (int64 class ids or float32 scores), length (number of tokens), cut (whether
+    a text was longer) and example_id (row in the source's split, from 0). Other types of tasks
+    have other labels, and question answering has a row for every window of a context, see their
+    `tokenize`.
     """
 
     task: Task
@@ -112,7 +113,7 @@ def prepare(
             source_rows=len(raw[split]),
             labels=task.label_counts(examples, rows),
             lengths=lengths_of(np.asarray(rows["length"][:])),
-            truncated=task.count_truncated(examples, rows, tokenizer, max_seq_length),
+            truncated=len(np.unique(np.asarray(rows["example_id"][:])[rows["cut"][:]])),
             note=note if role == "validation" else "",
         )
     report = Report(max_seq_length, reports)

@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 
 from smoothtune.data.collator import Collator
 from smoothtune.data.columns import TEXTS, select_texts, text_problems
-from smoothtune.data.tokenizing import count_truncated, tokenize
+from smoothtune.data.tokenizing import tokenize
 from smoothtune.tasks.base import Collate
 from smoothtune.tasks.labels import class_ids, class_names, label_head, matched_outputs, real_scores
 from smoothtune.tasks.single_label import SingleLabelTask
@@ -42,8 +42,7 @@ class TextClassification(SingleLabelTask):
             name = self.label_names[0]
             raise ValueError(f"one class, {name!r}, is nothing to learn: name at least two")
 
-    def default_metrics(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
-        """Accuracy and F1; Pearson and Spearman correlation for regression."""
+    def _metrics_for(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
         return ("accuracy", "f1") if label_names else ("pearson", "spearman")
 
     @property
@@ -77,16 +76,6 @@ class TextClassification(SingleLabelTask):
     ) -> Dataset:
         """See `smoothtune.data.tokenizing.tokenize`."""
         return tokenize(examples, tokenizer, max_seq_length, content, num_proc)
-
-    def count_truncated(
-        self,
-        examples: Dataset,
-        rows: Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_seq_length: int,
-    ) -> int:
-        """See `smoothtune.data.tokenizing.count_truncated`."""
-        return count_truncated(examples, rows, tokenizer, max_seq_length)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:
         """Pads with the tokenizer."""

@@ -10,7 +10,7 @@ from typing import Any, final
 
 import numpy as np
 import torch.nn.functional as F
-from datasets import Dataset, Features, Value
+from datasets import Dataset, Value
 from datasets import Sequence as ListOf
 from seqeval.metrics.sequence_labeling import get_entities
 from torch import Tensor
@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from smoothtune.data.collator import Collator
-from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems
+from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems, typed_columns
 from smoothtune.data.tokenizing import MIN_CACHED_ROWS, cached_map
 from smoothtune.errors import ModelError
 from smoothtune.tasks.base import Collate, Task
@@ -56,8 +56,7 @@ class TokenClassification(Task):
         if len(self.text_columns) != 1 or self.text_columns[0] == self.label_column:
             raise ValueError("token classification reads one column of words and one of tags")
 
-    def default_metrics(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of entities where the tags are O, B-..., I-... and the like."""
+    def _metrics_for(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
         entities = all(_ENTITY.fullmatch(name) for name in label_names)
         return ("f1", "precision", "recall", "accuracy") if entities else ("accuracy",)
 
@@ -86,17 +85,11 @@ class TokenClassification(Task):
     def select(self, raw: Dataset, indices: np.ndarray, labels: list[list[int]]) -> Dataset:
         """Columns tokens, tags, example_id."""
         words = raw.select_columns(list(self.text_columns)).select(indices, keep_in_memory=True)
-        data = {
-            "tokens": words[self.text_columns[0]][:],
-            "tags": [labels[row] for row in indices],
-            "example_id": indices,
-        }
-        types = {
-            "tokens": ListOf(Value("string")),
-            "tags": ListOf(Value("int64")),
-            "example_id": Value("int64"),
-        }
-        return Dataset.from_dict(data, features=Features(types))
+        return typed_columns(
+            tokens=(ListOf(Value("string")), words[self.text_columns[0]][:]),
+            tags=(ListOf(Value("int64")), [labels[row] for row in indices]),
+            example_id=(Value("int64"), indices),
+        )
 
     def tokenize(
         self,

@@ -9,12 +9,13 @@ from typing import Any, final
 
 import numpy as np
 import torch.nn.functional as F
-from datasets import Dataset, Features, Sequence, Value
+from datasets import Dataset, Value
+from datasets import Sequence as ListOf
 from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
 from smoothtune.data.collator import Collator
-from smoothtune.data.columns import rows_with_problems, text_problems
+from smoothtune.data.columns import rows_with_problems, text_problems, typed_columns
 from smoothtune.tasks.base import Collate, Task
 from smoothtune.tasks.question_answering.spans import (
     END,
@@ -52,6 +53,7 @@ class QuestionAnswering(Task):
     text_columns: tuple[str, ...] = ("question", "context")
     label_column: str = "answers"
     label_names: tuple[str, ...] | None = ()
+    metrics: tuple[str, ...] = ("f1", "exact_match")
     doc_stride: int = 128
     """Tokens that two windows of one context share."""
     n_best_size: int = 20
@@ -71,10 +73,6 @@ class QuestionAnswering(Task):
                 "has them: rename yours, and name no columns"
             )
 
-    def default_metrics(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
-        """F1 and exact match."""
-        return ("f1", "exact_match")
-
     def _check_rows(self, split: Dataset) -> tuple[None, list[str]]:
         """Every answer must stand where it is said to."""
         problems = text_problems(split, self.text_columns)
@@ -84,21 +82,14 @@ class QuestionAnswering(Task):
         """Columns question, context, answers, answer_start, example_id."""
         rows = raw.select_columns(list(self.columns)).select(indices, keep_in_memory=True)
         answers = rows["answers"][:]
-        data = {
-            "question": rows["question"][:],
-            "context": rows["context"][:],
-            "answers": [list(answer["text"]) for answer in answers],
-            "answer_start": [list(answer["answer_start"]) for answer in answers],
-            "example_id": indices,
-        }
-        types = {
-            "question": Value("string"),
-            "context": Value("string"),
-            "answers": Sequence(Value("string")),
-            "answer_start": Sequence(Value("int32")),
-            "example_id": Value("int64"),
-        }
-        return Dataset.from_dict(data, features=Features(types))
+        starts = [list(answer["answer_start"]) for answer in answers]
+        return typed_columns(
+            question=(Value("string"), rows["question"][:]),
+            context=(Value("string"), rows["context"][:]),
+            answers=(ListOf(Value("string")), [list(answer["text"]) for answer in answers]),
+            answer_start=(ListOf(Value("int32")), starts),
+            example_id=(Value("int64"), indices),
+        )
 
     def tokenize(
         self,
@@ -129,17 +120,6 @@ class QuestionAnswering(Task):
         if self.version_2_with_negative:
             counts["no answer"] = len(examples) - answerable
         return counts
-
-    def count_truncated(
-        self,
-        examples: Dataset,
-        rows: Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_seq_length: int,
-    ) -> int:
-        """Number of questions with several windows."""
-        _, windows = np.unique(rows["example_id"][:], return_counts=True)
-        return int((windows > 1).sum())
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:
         """Pads with the tokenizer."""

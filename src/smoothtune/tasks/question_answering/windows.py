@@ -54,7 +54,7 @@ def tokenize_windows(
         The tokenizer's columns; start_positions and end_positions of the first answer, and
         holds_answer, whether it is in the window; cls_index; context_start, the first token of the
         context; offset_start and offset_end, the characters of each token of the context; length;
-        context, answers and example_id.
+        cut, whether the context has other windows; context, answers and example_id.
 
     Raises:
         DataError: A question leaves too little room for the context.
@@ -70,7 +70,7 @@ def tokenize_windows(
     rows = cached_map(
         examples.with_format("arrow"),
         lambda batch: _encode(batch, tokenizer, doc_stride, max_seq_length),
-        f"windows {content} {max_seq_length} {doc_stride}",
+        f"overlapping windows {content} {max_seq_length} {doc_stride}",
         tokenizer,
         cached=len(examples) >= MIN_CACHED_QUESTIONS,
         num_proc=num_proc,
@@ -106,7 +106,7 @@ def _encode(
         name: []
         for name in (
             *("start_positions", "end_positions", "holds_answer", "cls_index", "context_start"),
-            *("offset_start", "offset_end", "length"),
+            *("offset_start", "offset_end", "length", "cut"),
         )
     }
     for i, window in enumerate(windows):
@@ -126,6 +126,7 @@ def _encode(
         found["offset_start"].append(begins)
         found["offset_end"].append(ends)
         found["length"].append(len(window.ids))
+        found["cut"].append(not (is_first[i] and is_last[i]))
     inputs = {
         name: _arrow([np.array(getattr(window, _FIELDS[name]), np.int32) for window in windows])
         for name in tokenizer.model_input_names
