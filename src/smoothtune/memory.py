@@ -1,4 +1,4 @@
-"""Memory of this process: its peak, and keeping what a step frees for the next one."""
+"""Memory of this process: its peak, and reuse of freed blocks from step to step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measurable() -> bool:
 
 
 class PeakMemory:
-    """How far memory rises above what is in use now: CUDA's, or the resident set on Linux."""
+    """Rise of memory above what is in use now: CUDA allocations, or the resident set on Linux."""
 
     def __init__(self) -> None:
         gc.collect()
@@ -52,7 +52,7 @@ class PeakMemory:
         self.start = _status("VmRSS")
 
     def rise(self) -> int:
-        """Bytes."""
+        """Bytes from the memory in use at the start to the peak since."""
         if torch.cuda.is_available():
             return torch.cuda.max_memory_allocated() - self.start
         return _status("VmHWM") - self.start

@@ -33,7 +33,7 @@ def target_mask(batch: Mapping[str, Any]) -> Tensor:
 
 
 def targets(batch: Mapping[str, Any]) -> Tensor:
-    """(N,) the labels, in the order of the logits of `causal_lm_loss`."""
+    """(N,) the label tokens, in the order of the logits of `causal_lm_loss`."""
     return batch["labels"][:, 1:][target_mask(batch)]
 
 

@@ -1,4 +1,4 @@
-"""Dropout rates of a model, changed for the time of a forward."""
+"""Dropout rates set for the time of a forward, and dropout masks shared by several forwards."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Models whose derivatives of higher order are right.
+"""Second and third derivatives of transformers models.
 
-Two things in stock PyTorch stand in the way. Fused attention has no second derivative and raises.
-`nn.LayerNorm` has a wrong third one and says nothing: its double backward treats the saved mean and
-deviation as constants when it is differentiated again.
+Fused attention has no second derivative and raises. PyTorch's `nn.LayerNorm` has a wrong third
+one, without an error: its double backward treats the saved mean and deviation as constants when it
+is differentiated again.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class HigherDerivatives:
                 )
 
     def undo(self) -> None:
-        """Leave the model as it was found."""
+        """Restore the model's own attention and LayerNorm."""
         if self.attention is not None:
             self.model.set_attn_implementation(self.attention)  # type: ignore[operator]
         for module in self.norms:

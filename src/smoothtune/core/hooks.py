@@ -1,4 +1,4 @@
-"""Where a perturbation enters a model, and what is seen there.
+"""Hooks that add a perturbation at a point of a model and record what passes it.
 
 A *point* is ``"word"``, the output of the word-embedding layer, or an integer b, the input of
 transformer block b; 0 is what Hugging Face calls ``hidden_states[0]``. At ``"normalized"``, the

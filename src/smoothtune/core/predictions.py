@@ -1,4 +1,4 @@
-"""What a pass predicts, in one shape for all heads."""
+"""Predictions of a forward pass, in one shape for all heads."""
 
 from __future__ import annotations
 

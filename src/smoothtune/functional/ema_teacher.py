@@ -1,4 +1,4 @@
-"""A moving average of the model that is not trained: what proximal terms compare with."""
+"""An exponential moving average of the weights: the teacher of a proximal term."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ class Teacher:
             average.lerp_(weight.to(average.device), 1 - beta)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The averaged weights by name."""
+        """The averaged weights by name, each of its own shape."""
         return {name: average for name, _, average in self._averaged}
 
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take them back."""
+        """Set the averaged weights to what `state_dict` returned."""
         for name, _, average in self._averaged:
             average.copy_(state[name])

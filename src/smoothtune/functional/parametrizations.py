@@ -1,4 +1,4 @@
-"""Which weights are pre-trained, and how one weight stands in for another during training."""
+"""Weights replaced by a function of them during training, as `torch.nn.utils.parametrize` does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.utils import parametrize
 def substitute(
     module: nn.Module, stand_in: nn.Module, *, saves: Literal["trained", "effective"]
 ) -> list[Any]:
-    """Let `stand_in(weight)` take the place of `module.weight` in every forward.
+    """Use `stand_in(weight)` instead of `module.weight` in every forward.
 
     The nn.Parameter stays the same object, so optimizers made before go on working, and the keys of
     state dicts stay those of the plain model.
@@ -56,5 +56,5 @@ def restore(
 
 
 def trained_weight(module: nn.Module) -> Tensor:
-    """The parameter behind a substituted weight."""
+    """The parameter behind a substituted weight, of the same shape."""
     return module.get_parameter("parametrizations.weight.original")

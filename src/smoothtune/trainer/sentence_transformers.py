@@ -74,7 +74,7 @@ class EmbeddingLoss:
 
         with _standing_in(self.loss, embedded), column_merging_disabled():
             loss = self.loss(self.columns, self.labels)
-        if embedded.asked != len(self.columns):
+        if embedded.calls != len(self.columns):
             raise ValueError(_SEVERAL.format(type(self.loss).__name__))
         if isinstance(loss, dict):
             self.trainer.track_loss_components(loss)
@@ -94,17 +94,17 @@ class Embedded(nn.Module):
     def __init__(self, model: nn.Module, columns: list[Column], outputs: dict[str, Any]):
         super().__init__()
         self.__dict__["embedder"] = model  # no submodule: nothing may be moved or trained here
-        self.columns, self.outputs, self.asked = columns, outputs, 0
+        self.columns, self.outputs, self.calls = columns, outputs, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["embedder"], name)
 
     def forward(self, column: Column, **options: Any) -> dict[str, Any]:
         """The outputs of the texts of one column."""
-        number = self.asked
+        number = self.calls
         if number >= len(self.columns) or column is not self.columns[number]:
             raise ValueError(_SEVERAL.format("the loss"))
-        self.asked += 1
+        self.calls += 1
         size, length = column["input_ids"].shape
         rows = slice(number * size, (number + 1) * size)
         found = {k: x[rows] for k, x in self.outputs.items() if isinstance(x, Tensor)}

@@ -97,7 +97,7 @@ class SmoothTrainer(Trainer):
 
 
 class _Binding(TrainerCallback):
-    """Connects an objective to the moments of one trainer."""
+    """Puts an objective into the methods and callbacks of one trainer."""
 
     def __init__(self, trainer: Trainer, objective: Objective):
         self.trainer, self.objective = trainer, objective

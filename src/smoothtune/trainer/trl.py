@@ -12,9 +12,14 @@ from transformers import Trainer
 
 from smoothtune.core.causal_lm import IGNORED
 
-NO_MODEL_INPUT = (
-    *("position_ids", "cu_seq_lens_q", "cu_seq_lens_k"),
-    *("max_length_q", "max_length_k", "seq_idx"),
+# inputs that describe a packed row, and not the documents in it
+PACKING = (
+    "position_ids",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+    "seq_idx",
 )
 
 
@@ -71,5 +76,5 @@ def unpacked(batch: Mapping[str, Any]) -> dict[str, Any]:
     padded = {"input_ids": rows(ids, 0), "attention_mask": rows(torch.ones_like(ids), 0)}
     if "labels" in batch:
         padded["labels"] = rows(batch["labels"], IGNORED)
-    kept = {key: value for key, value in batch.items() if key not in {*NO_MODEL_INPUT, *padded}}
+    kept = {key: value for key, value in batch.items() if key not in {*PACKING, *padded}}
     return padded | kept

@@ -7,6 +7,7 @@ this its dual mode; VAT was made for it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sized
+from itertools import cycle, islice
 from typing import Any, Literal
 
 import torch
@@ -57,8 +58,8 @@ class AlternatingBatches(BatchSampler):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         size, count = self.batch_size, self.group * self._updates()
         order = torch.randperm(self.labeled, generator=generator).tolist()
-        # The last update is filled up from the beginning, so that all have the same size.
-        labeled = [_cyclic(order, i * size, size) for i in range(count)]
+        rows = cycle(order)  # fills the last update up, so that all have the same size
+        labeled = [list(islice(rows, size)) for _ in range(count)]
         drawn: list[int] = []
         while len(drawn) < count * size:
             drawn += (torch.randperm(self.unlabeled, generator=generator) + self.labeled).tolist()
@@ -74,12 +75,8 @@ class AlternatingBatches(BatchSampler):
         return -(-self.labeled // (self.batch_size * self.group))
 
 
-def _cyclic(order: list[int], start: int, size: int) -> list[int]:
-    return [order[(start + i) % len(order)] for i in range(size)]
-
-
 class WithoutLabels(Dataset):
-    """A dataset whose rows have lost their labels.
+    """A dataset without its label columns.
 
     Args:
         rows: a map-style dataset of mappings.
