@@ -22,8 +22,8 @@ ENTRIES = {
     "plain": "plain",
     "lnsr, weight 1": {"name": "lnsr", "weight": 1.0},
     "lnsr, weight 10": {"name": "lnsr", "weight": 10.0},
-    "lnsr, weight 38.4": {"name": "lnsr", "reduce": "token_sum", "weight": 0.1},  # 384 features
-    "lnsr, weight 384": {"name": "lnsr", "reduce": "token_sum"},
+    "lnsr, weight 38.4": {"name": "lnsr", "reduction": "token_sum", "weight": 0.1},  # 384 features
+    "lnsr, weight 384": {"name": "lnsr", "reduction": "token_sum"},
     "reinit, pooler only": {"name": "reinit", "layers": 0},
     "reinit, 1 block": {"name": "reinit"},
     "reinit, 2 blocks": {"name": "reinit", "layers": 2},

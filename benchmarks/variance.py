@@ -26,12 +26,12 @@ ESTIMATORS = [
     {"estimator": "per_layer", "hessian_dims": 2},
     {"estimator": "projected"},
     {"estimator": "projected", "probe": "gaussian"},
-    {"estimator": "projected", "probes": 3},
+    {"estimator": "projected", "num_probes": 3},
     {"estimator": "directional"},
     {"estimator": "finite_difference", "difference": "forward"},
     {"estimator": "finite_difference", "difference": "symmetric"},
     {"estimator": "finite_difference", "difference": "forward", "probe": "gaussian"},
-    {"estimator": "finite_difference", "difference": "forward", "probes": 3},
+    {"estimator": "finite_difference", "difference": "forward", "num_probes": 3},
 ]
 
 

@@ -145,17 +145,20 @@ def test_named_methods_exist():
     assert named - {"NAME"} <= set(METHODS)
 
 
-def test_pages_made_from_the_code_are_up_to_date():
-    pages = runpy.run_path(str(ROOT / "scripts" / "docs.py"))["pages"]()
+@pytest.fixture(scope="module")
+def docs_script():
+    return runpy.run_path(str(ROOT / "scripts" / "docs.py"))
+
+
+def test_pages_made_from_the_code_are_up_to_date(docs_script):
+    pages = docs_script["pages"]()
     assert [page.name for page in pages] == ["methods.md", "support.md"]
     for page, text in pages.items():
         assert page.read_text("utf-8") == text, f"{page.name} is stale: run `make docs`"
 
 
-def test_method_sections_show_equation_and_own_fields():
-    from smoothtune.methods.describe import methods_page
-
-    section = methods_page().split("\n## l2_sp\n")[1].split("\n## ")[0]
+def test_method_sections_show_equation_and_own_fields(docs_script):
+    section = docs_script["methods_page"]().split("\n## l2_sp\n")[1].split("\n## ")[0]
     assert "```text\ntotal = L(f(x), y) + alpha/2 ||w_S - w_S^0||^2" in section
     assert "| `alpha` | `number >= 0` | `0.01` | Pull towards" in section
     assert "[arXiv 1802.01483](https://arxiv.org/abs/1802.01483)" in section

@@ -21,7 +21,6 @@ from smoothtune import METHODS, ForwardPass, Jacobian, Objective
 from smoothtune.core import causal_lm
 from smoothtune.core.architecture import is_causal_lm
 from smoothtune.core.causal_lm import by_example, causal_lm_loss, target_mask
-from smoothtune.core.support import NO_NEXT_TOKEN
 from smoothtune.functional.divergences import divergence, symmetric_kl
 from smoothtune.testing import (
     all_in_float64,
@@ -47,7 +46,7 @@ LITERAL = {  # name -> fields, and what is compared: symmetric KL, KL from the c
     "fgm": ({}, "loss"),
     "pgd": ({}, "loss"),
 }
-SUPPORTED = [name for name in METHODS if name not in NO_NEXT_TOKEN]
+SUPPORTED = [name for name in METHODS if name not in ("cross_holder", "double_backprop")]
 VALUES = [has_right_gradient, is_mean_over_examples, ignores_padding]
 STATE = [leaves_ambient_draws, leaves_no_trace, resumes, survives_checkpointing]
 CONTRACT = [(clause, name) for clause in VALUES for name in LANGUAGE_MODELS]
@@ -176,7 +175,7 @@ def test_jacobian_is_that_of_every_label_token(architecture):
     model = tiny_language_model(architecture)
     batch = language_batch(rows=slice(1, 4))  # 6 label tokens of 40 logits
     batch.pop("num_items_in_batch")
-    objective = Objective(Jacobian(n=-1, weight=1.0)).attach(model)
+    objective = Objective(Jacobian(num_probes=-1, weight=1.0)).attach(model)
     with all_in_float64():
         objective(model, batch)
         delta = torch.zeros(3, 6, 8, dtype=torch.float64, requires_grad=True)
@@ -197,7 +196,7 @@ def test_random_projection_is_unbiased_over_label_tokens():
     batch = language_batch()
     values = {}
     for n in (-1, 400):
-        objective = Objective(Jacobian(n=n, weight=1.0, probe="rademacher")).attach(model)
+        objective = Objective(Jacobian(num_probes=n, weight=1.0, probe="rademacher")).attach(model)
         values[n] = objective(model, batch)
         values[n] = objective.terms["loss/jacobian"].item()
         objective.detach()
@@ -219,12 +218,19 @@ def test_contract(clause, architecture, name):
     )
 
 
-@pytest.mark.parametrize("form", NO_NEXT_TOKEN)
-def test_what_has_no_meaning_is_refused(form):
-    name, *option = form.split()
-    method = METHODS[name](**dict(pair.split("=") for pair in option))
-    with pytest.raises(ValueError, match="with a causal language model: "):
-        Objective(method).attach(tiny_language_model("gpt2"))
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("cross_holder", {}, "one prediction per example, .*: use jacobian"),
+        ("double_backprop", {}, "the loss is a mean over tokens: use jacobian"),
+        ("jachess", {"factors": "logits"}, "one prediction per example, .*: leave factors"),
+        ("smart", {"compat": "mt-dnn"}, "one prediction per example, .*: leave compat out"),
+        ("sift", {"compat": "deberta"}, "one prediction per example, .*: leave compat out"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(name, fields, message):
+    with pytest.raises(ValueError, match=f"{name} needs .*{message}"):
+        Objective(METHODS[name](**fields)).attach(tiny_language_model("gpt2"))
 
 
 def test_r4f_cannot_normalize_a_tied_head():

@@ -5,7 +5,6 @@ DDP and FSDP2 cells run on two processes in tests/distributed.
 
 import re
 from contextlib import nullcontext
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,7 +23,7 @@ from smoothtune import (
     Mixout,
     Objective,
 )
-from smoothtune.core.support import ENVIRONMENTS, KINDS, REFUSED, kinds, support_table
+from smoothtune.core.support import ENVIRONMENTS, KINDS, REFUSED, kinds
 from smoothtune.testing import (
     all_in_float64,
     fixed_draws,
@@ -34,7 +33,7 @@ from smoothtune.testing import (
 )
 
 REPRESENTATIVES = {
-    "perturbs": [lambda: LNSR(reduce="token_sum"), lambda: SMART(weight=5.0, mu=0)],
+    "perturbs": [lambda: LNSR(reduction="token_sum"), lambda: SMART(weight=5.0, mu=0)],
     "finite differences": [lambda: JacHess(c=1.0, estimator="finite_difference")],
     "differentiates twice": [lambda: Jacobian(weight=1.0, estimator="projected")],
     "stands in for weights": [lambda: Mixout(p=0.5)],
@@ -179,11 +178,6 @@ def test_lora(kind, make):
     trained = {n for n, p in model.named_parameters() if p.grad is not None and p.grad.any()}
     assert any("lora_A" in name for name in trained)
     assert all("lora" in name or "classifier" in name for name in trained)
-
-
-def test_documented_table_is_the_one_in_the_code():
-    page = Path(__file__).parents[2] / "docs" / "support.md"
-    assert support_table() in page.read_text()
 
 
 def test_every_refusal_is_of_a_known_environment():

@@ -35,7 +35,7 @@ def language_batch(*, rows=slice(None), **changes):
 
 LANGUAGE_TESTED = {  # one method of each kind, name -> fields
     "plain": {},
-    "lnsr": {"reduce": "token_sum"},
+    "lnsr": {"reduction": "token_sum"},
     "r3f": {"noise": "normal", "sigma": 0.1},
     "smart": {"lambda_s": 5.0},
     "jacobian": {"estimator": "projected", "probe": "rademacher"},

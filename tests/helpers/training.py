@@ -12,7 +12,7 @@ from smoothtune.testing import VOCABULARY, fixed_draws, tiny_model
 
 METHODS_TESTED = {  # name -> fields; fields that make the term big enough to matter
     "plain": {},
-    "lnsr": {"reduce": "token_sum"},
+    "lnsr": {"reduction": "token_sum"},
     "noise": {"noise": "in_manifold", "k": 4},
     "r3f": {"noise": "normal", "sigma": 0.1},
     "r4f": {"noise": "normal", "sigma": 0.1},
@@ -85,7 +85,7 @@ def weights_after(output_dir, method, architecture="bert", *, data=None, **chang
 
 
 FSDP_TESTED = {
-    "lnsr": {"reduce": "token_sum"},
+    "lnsr": {"reduction": "token_sum"},
     "r3f": {"noise": "normal", "sigma": 0.1},
     "smart": {"lambda_s": 5.0, "mu": 0},
     "pgd": {},

@@ -50,7 +50,7 @@ def test_equals_its_equation(architecture, num_labels):
             clean.append(target)
         return task(clean, data["labels"]) + 2 * (sum(gold) + 3 * sum(virtual)) / 4
 
-    method = ALICE(weight=2, alpha=3, sigma=0.02, eta=0.3, epsilon=0.1)
+    method = ALICE(weight=2, alpha=3, sigma=0.02, step_size=0.3, epsilon=0.1)
     compare(Objective(method), model, data, expected)
 
 

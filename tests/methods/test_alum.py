@@ -40,7 +40,7 @@ def test_equals_its_equation(architecture, num_labels):
         task = (squared_error if num_labels == 1 else cross_entropy)(clean, data["labels"])
         return task + 2 * sum(terms) / 4
 
-    method = ALUM(weight=2, sigma=0.02, eta=0.3, epsilon=0.1, detach_targets=True)
+    method = ALUM(weight=2, sigma=0.02, step_size=0.3, epsilon=0.1, detach_targets=True)
     compare(Objective(method), model, data, expected)
 
 

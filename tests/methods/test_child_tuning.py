@@ -34,7 +34,7 @@ def step(objective, model, optimizer):
 def test_f_draws_a_new_mask_in_every_update_and_is_unbiased():
     model = tiny_model("bert")
     plain = gradients(model)
-    objective = Objective(ChildTuning(p=0.3)).attach(model)
+    objective = Objective(ChildTuning(keep=0.3)).attach(model)
     weight = "bert.encoder.layer.0.output.dense.weight"
     parameter, total, masks = model.get_parameter(weight), 0, []
     for _ in range(600):
@@ -56,7 +56,7 @@ def test_f_draws_a_new_mask_in_every_update_and_is_unbiased():
 
 def test_d_keeps_the_largest_fisher_information_of_the_blocks():
     model = tiny_model("bert")
-    objective, optimizer = bound(model, mode="D", p=0.2, fisher_steps=2)
+    objective, optimizer = bound(model, mode="D", keep=0.2, fisher_steps=2)
     plain = gradients(model)
     edited, moved = step(objective, model, optimizer)
     assert all(gradient is None for gradient in edited.values())
@@ -83,7 +83,7 @@ def test_d_keeps_the_largest_fisher_information_of_the_blocks():
 
 def test_d_fixes_its_mask():
     model = tiny_model("bert")
-    objective, optimizer = bound(model, mode="D", p=0.2, fisher_steps=1)
+    objective, optimizer = bound(model, mode="D", keep=0.2, fisher_steps=1)
     (first, _), (second, _) = (step(objective, model, optimizer) for _ in range(2))
     for name in first:
         if ".layer." in name:
@@ -94,7 +94,7 @@ def test_d_fixes_its_mask():
 @pytest.mark.parametrize("mode", ["F", "D"])
 def test_freeze_holds_masked_weights_under_adamw(mode, freeze):
     model = tiny_model("bert")
-    objective, optimizer = bound(model, mode=mode, p=0.3, fisher_steps=1, freeze=freeze)
+    objective, optimizer = bound(model, mode=mode, keep=0.3, fisher_steps=1, freeze=freeze)
     name = "bert.encoder.layer.1.output.dense.weight"
     for _ in range(3):
         edited, moved = step(objective, model, optimizer)

@@ -7,11 +7,11 @@ from smoothtune.testing import ARCHITECTURES, CLAUSES
 
 VARIANTS = {
     "smart": [{"norm": "l2", "per": "token", "num_steps": 2, "mu": 0}, {"compat": "mt-dnn"}],
-    "alum": [{"detach_targets": True, "scale": "absolute", "epsilon": 0.1}],
+    "alum": [{"detach_targets": True, "units": "absolute", "epsilon": 0.1}],
     "sift": [{"norm": "l2", "num_steps": 2}],
-    "freelb": [{"norm": "linf", "adv_steps": 2}],
+    "freelb": [{"norm": "linf", "num_steps": 2}],
     "pgd": [{"norm": "linf"}],
-    "lnsr": [{"noise": "in_manifold", "k": 5}, {"layer": 1, "reduce": "token_sum"}],
+    "lnsr": [{"noise": "in_manifold", "k": 5}, {"layer": 1, "reduction": "token_sum"}],
     "noise": [{"noise": "in_manifold", "k": 5}],
     "r3f": [{"noise": "normal", "sigma": 0.1}],
     "jachess": [
@@ -19,13 +19,13 @@ VARIANTS = {
         {"c": 0.1, "estimator": "projected", "factors": "softmax"},
         {"c": 0.1, "factors": "logits", "reduction": "token_mean", "difference": "symmetric"},
     ],
-    "jacobian": [{"weight": 1.0}, {"weight": 1.0, "n": -1}],
+    "jacobian": [{"weight": 1.0}, {"weight": 1.0, "num_probes": -1}],
     "cross_holder": [{"weight": 1.0, "estimator": "projected"}, {"pairs": "sampled"}],
     "double_backprop": [{"weight": 1.0}],
     "mixout": [{"mask": "element", "head": True}],
     "cwgnc": [{"max_norm": 0.01}],
     "uegr": [
-        {"combination": "model", "attack": "pgd", "beta": 1.0, "attack_point": 0, "passes": 1},
+        {"combination": "model", "attack": "pgd", "beta": 1.0, "layer": 0, "passes": 1},
         {"attack": "none", "adaptive": "divergence", "mask": "bernoulli", "mask_every": 2},
         {"attack": "pgd", "random_start": True, "apply_to": "gradient", "scope": "global"},
     ],

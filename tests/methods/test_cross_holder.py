@@ -61,7 +61,7 @@ def test_quadratic_scores(norm, classes):
     """Value and parameter gradient: both norms of a constant Hessian are known."""
     model = Quadratic(classes)
     method = CrossHolder(
-        weight=1.0, gamma=GAMMA, scale="absolute", norm=norm, estimator="exact", iterations=400
+        weight=1.0, gamma=GAMMA, units="absolute", norm=norm, estimator="exact", iterations=400
     )
     value = Objective(method).attach(model)(model, BATCH)
     expected = closed_form(model, norm)
@@ -74,7 +74,7 @@ def test_quadratic_scores(norm, classes):
 def test_random_estimates_agree(settings):
     model = Quadratic()
     objective = Objective(
-        CrossHolder(weight=1.0, gamma=GAMMA, scale="absolute", **settings)
+        CrossHolder(weight=1.0, gamma=GAMMA, units="absolute", **settings)
     ).attach(model)
     many = {"input_ids": BATCH["input_ids"].repeat(1000, 1)}
     values = torch.stack([objective(model, many).detach() for _ in range(20)])
@@ -91,7 +91,7 @@ def test_gradient_term_equals_plain_loops(architecture):
     inputs.pop("labels")
     with all_in_float64():
         model = tiny_model(architecture)
-        method = CrossHolder(weight=1.0, gamma=0.0, scale="absolute", estimator="exact")
+        method = CrossHolder(weight=1.0, gamma=0.0, units="absolute", estimator="exact")
         value = Objective(method).attach(model)(model, inputs)
         delta = torch.zeros(4, 6, 8, dtype=torch.float64, requires_grad=True)
         hook = model.get_input_embeddings().register_forward_hook(lambda *a: a[2] + delta)

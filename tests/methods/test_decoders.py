@@ -34,7 +34,7 @@ MORE = {
     "gemma3": Gemma3TextConfig,
 }
 CONTRACT = {
-    "lnsr": {"reduce": "token_sum"},
+    "lnsr": {"reduction": "token_sum"},
     "r3f": {"noise": "normal", "sigma": 0.1},
     "smart": {"mu": 0.0},
     "jacobian": {"weight": 1.0},

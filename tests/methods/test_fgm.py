@@ -31,7 +31,7 @@ def test_equals_its_equation(architecture, num_labels):
 
 def test_raises_the_loss_along_its_gradient():
     model, data = tiny_model("bert", dropout=0.2), tiny_batch()
-    objective = Objective(FGM(scale="absolute", epsilon=1e-3)).attach(model)
+    objective = Objective(FGM(units="absolute", epsilon=1e-3)).attach(model)
     objective(model, data)
     assert objective.terms["loss/fgm"] > objective.terms["loss/task"]
     torch.testing.assert_close(objective.terms["fgm/cos_gradient"], torch.tensor(1.0).double())

@@ -38,7 +38,7 @@ def test_equals_its_equation(architecture, num_labels, norm):
                     delta = moved.clamp(-0.15 * unit, 0.15 * unit)
         return sum(losses) / len(losses)
 
-    method = FreeLB(norm=norm, adv_lr=0.1, adv_init_mag=0.2, adv_max_norm=0.15, adv_steps=3)
+    method = FreeLB(norm=norm, step_size=0.1, init_size=0.2, epsilon=0.15, num_steps=3)
     compare(Objective(method), model, data, expected)
 
 
@@ -48,26 +48,26 @@ def test_equals_its_equation(architecture, num_labels, norm):
         (
             "freelb_l2_K2_max0.15",
             Tiny,
-            {"adv_steps": 2, "adv_init_mag": 0.05, "adv_max_norm": 0.15},
+            {"num_steps": 2, "init_size": 0.05, "epsilon": 0.15},
             1,
         ),
         (
             "freelb_linf_K3_max0.01",
             Tiny,
-            {"norm": "linf", "adv_init_mag": 0.05, "adv_max_norm": 0.01},
+            {"norm": "linf", "init_size": 0.05, "epsilon": 0.01},
             0.05,
         ),
         (
             "creat_freelb",
             recorded_bert,
-            {"adv_steps": 2, "adv_init_mag": 0, "adv_max_norm": 0.1},
+            {"num_steps": 2, "init_size": 0, "epsilon": 0.1},
             1,
         ),
     ],
 )
 def test_equals_released_code(case, make, fields, draw_size):
     model = make()
-    method = FreeLB(scale="absolute", adv_lr=0.1, **fields)
+    method = FreeLB(units="absolute", step_size=0.1, **fields)
     queue = [draw / draw_size for draw in draws(case)] or [torch.zeros(3, 4, 8)]
     with fed(*queue):
         loss = Objective(method)(model, batch())
@@ -93,13 +93,13 @@ def perturbations(method, calls=1):
 
 
 def test_first_perturbation_has_the_papers_size():
-    method = FreeLB(scale="absolute", adv_init_mag=0.6, adv_steps=1)
+    method = FreeLB(units="absolute", init_size=0.6, num_steps=1)
     squares = torch.cat([delta.square().sum((1, 2)) for delta in perturbations(method, calls=50)])
     assert abs(squares.mean() - 0.6**2 / 3) < 4 * squares.std() / 200**0.5
 
 
 def test_a_step_from_zero_has_the_step_size():
-    method = FreeLB(scale="absolute", adv_init_mag=0, adv_lr=0.3, adv_max_norm=0, adv_steps=2)
+    method = FreeLB(units="absolute", init_size=0, step_size=0.3, epsilon=0, num_steps=2)
     second = perturbations(method)[1].flatten(1).norm(dim=1)
     torch.testing.assert_close(second, torch.full((4,), 0.3).double())
 
@@ -107,7 +107,7 @@ def test_a_step_from_zero_has_the_step_size():
 def test_one_step_without_noise_is_plain_training():
     model, data = tiny_model("bert", dropout=0.2), tiny_batch()
     gradients = []
-    for methods in ([], [FreeLB(adv_steps=1, adv_init_mag=0)]):
+    for methods in ([], [FreeLB(num_steps=1, init_size=0)]):
         torch.manual_seed(3)
         total = Objective(*methods).attach(model)(model, data)
         gradients.append(torch.autograd.grad(total, list(model.parameters())))
@@ -119,7 +119,7 @@ def test_masks_are_shared_by_the_steps():
     model, data = tiny_model("bert", dropout=0.3), tiny_batch()
     totals = []
     for steps in (1, 3):
-        method = FreeLB(adv_steps=steps, adv_init_mag=0, adv_lr=1e-9)
+        method = FreeLB(num_steps=steps, init_size=0, step_size=1e-9)
         torch.manual_seed(3)
         totals.append(Objective(method)(model, data))
     torch.testing.assert_close(*totals)
@@ -127,7 +127,7 @@ def test_masks_are_shared_by_the_steps():
 
 def test_raises_the_loss_of_spans():
     model, data = tiny_span_model(), span_batch(tiny_batch())
-    objective = Objective(FreeLB(adv_init_mag=0)).attach(model)
+    objective = Objective(FreeLB(init_size=0)).attach(model)
     total = objective(model, data)
     total.backward()
     assert total > model(**data).loss

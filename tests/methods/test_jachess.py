@@ -210,7 +210,7 @@ def test_equals_the_official_jacobian_term():
         hessian_weight=0.0,
         estimator="per_layer",
         probe="gaussian",
-        probes=10,
+        num_probes=10,
     )
     inputs = batch()
     inputs.pop("labels")

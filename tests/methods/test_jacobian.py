@@ -42,7 +42,7 @@ def without_labels(**settings):
 def test_exact_equals_plain_loops(architecture, num_labels):
     with all_in_float64():
         model = tiny_model(architecture, num_labels=num_labels)
-        objective = Objective(Jacobian(weight=1.0, n=-1)).attach(model)
+        objective = Objective(Jacobian(weight=1.0, num_probes=-1)).attach(model)
         value = objective(model, without_labels())
         expected = literal(model, without_labels(), lambda outputs: outputs.logits)
         torch.testing.assert_close(value, expected, rtol=1e-9, atol=0)
@@ -54,7 +54,7 @@ def test_exact_equals_plain_loops(architecture, num_labels):
 @pytest.mark.parametrize("model", ["tiny", "tinybert"])
 def test_equals_the_public_code_exactly(model):
     built = Tiny() if model == "tiny" else recorded_bert()
-    conforms(f"jacobian_n-1_{model}", built, Jacobian(weight=1.0, n=-1))
+    conforms(f"jacobian_n-1_{model}", built, Jacobian(weight=1.0, num_probes=-1))
 
 
 def test_equals_the_public_code_with_one_projection():
@@ -73,7 +73,7 @@ def conforms(case, model, method):
 def test_one_score_needs_one_projection():
     """With a single logit every projection is +-1 and the value is exact."""
     model = tiny_model("bert", num_labels=1)
-    values = [Objective(Jacobian(weight=1.0, n=n)).attach(model) for n in (1, -1)]
+    values = [Objective(Jacobian(weight=1.0, num_probes=n)).attach(model) for n in (1, -1)]
     found = []
     for objective in values:
         found.append(objective(model, without_labels()).item())
@@ -83,20 +83,20 @@ def test_one_score_needs_one_projection():
 
 def test_more_projections_come_closer():
     model = tiny_model("bert")
-    exact = Objective(Jacobian(weight=1.0, n=-1)).attach(model)
+    exact = Objective(Jacobian(weight=1.0, num_probes=-1)).attach(model)
     expected = exact(model, without_labels()).item()
     exact.detach()
-    objective = Objective(Jacobian(weight=1.0, n=800)).attach(model)
+    objective = Objective(Jacobian(weight=1.0, num_probes=800)).attach(model)
     assert objective(model, without_labels()).item() == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.parametrize("estimator", ["directional", "finite_difference"])
 def test_input_side_estimators_agree(estimator):
     model = tiny_model("bert")
-    exact = Objective(Jacobian(weight=1.0, n=-1)).attach(model)
+    exact = Objective(Jacobian(weight=1.0, num_probes=-1)).attach(model)
     expected = exact(model, without_labels()).item()
     exact.detach()
-    method = Jacobian(weight=1.0, n=600, estimator=estimator, probe="rademacher")
+    method = Jacobian(weight=1.0, num_probes=600, estimator=estimator, probe="rademacher")
     objective = Objective(method).attach(model)
     assert objective(model, without_labels()).item() == pytest.approx(expected, rel=0.06)
 
@@ -113,7 +113,7 @@ def test_question_answering_counts_real_tokens(padding):
         ]
 
     with all_in_float64():
-        objective = Objective(Jacobian(weight=1.0, n=-1)).attach(model)
+        objective = Objective(Jacobian(weight=1.0, num_probes=-1)).attach(model)
         value = objective(model, inputs)
         expected = literal(model, inputs, real)
     torch.testing.assert_close(value, expected, rtol=1e-9, atol=0)
@@ -121,5 +121,5 @@ def test_question_answering_counts_real_tokens(padding):
 
 @pytest.mark.parametrize("n", [0, -2])
 def test_impossible_number_of_projections(n):
-    with pytest.raises(ValueError, match=f"n = {n}: give a number of projections, or -1 for all"):
-        Jacobian(n=n)
+    with pytest.raises(ValueError, match=f"num_probes = {n}: give a number"):
+        Jacobian(num_probes=n)

@@ -84,7 +84,7 @@ class TestClosedForms:
         squared = model.blocks[0].weight.square().sum().item()
         rho = 0.05 * model.embedding.weight[0].norm().item()
         for scale, expected in [("token", rho**2 * squared / 6), ("none", 0.05**2 * squared)]:
-            method = LNSR(reduce="sum", scale=scale, dropout="off")
+            method = LNSR(reduction="sum", rescale_over=scale, dropout="off")
             found, error = self.mean(model, method, 40000)
             assert abs(found - expected) < 4 * error
             assert error < 0.02 * expected
@@ -116,7 +116,7 @@ class TestClosedForms:
         else:
             rho = 0.5 * x.norm()
             expected = rho**2 * first / d + rho**4 / 4 * second / (d * (d + 2))
-        method = LNSR(reduce="sum", scale=scale, noise_ratio=0.5, dropout="off")
+        method = LNSR(reduction="sum", rescale_over=scale, noise_ratio=0.5, dropout="off")
         found, error = self.mean(model, method, 200000)
         assert abs(found - expected.item()) < 4 * error
         assert error < 0.01 * expected
@@ -169,8 +169,8 @@ def literal(model, inputs, delta, point, weights, reduce, tokens="all"):
     ("fields", "point", "weights"),
     [
         ({}, 0, [1, 1]),
-        ({"layer": 1, "layer_weights": [0.4], "reduce": "token_sum"}, 1, [0.4]),
-        ({"layer": "word", "layer_weights": [0.2, 0.8], "reduce": "sum"}, "word", [0.2, 0.8]),
+        ({"layer": 1, "layer_weights": [0.4], "reduction": "token_sum"}, 1, [0.4]),
+        ({"layer": "word", "layer_weights": [0.2, 0.8], "reduction": "sum"}, "word", [0.2, 0.8]),
         ({"noise": "in_manifold", "k": 3}, "word", [1, 1]),
     ],
 )
@@ -183,7 +183,7 @@ def test_equation_and_its_gradient(architecture, fields, point, weights):
         value = method.loss(run)
         delta = method._noise.draw(run)
     assert delta.norm() > 0
-    expected = literal(model, inputs, delta, point, weights, method.reduce)
+    expected = literal(model, inputs, delta, point, weights, method.reduction)
     torch.testing.assert_close(value, expected, check_dtype=False, rtol=1e-6, atol=1e-12)
     parameters = [p for p in model.parameters() if p.requires_grad]
     for found, wanted in zip(

@@ -68,14 +68,14 @@ def test_weights_come_back_bit_for_bit():
 def test_terms_of_other_methods_are_those_at_w():
     """Their graphs, made at w, are back-propagated after the weights were away."""
     found = []
-    for methods in ([SAM(rho=2.0)], [LNSR(reduce="token_sum")], []):
+    for methods in ([SAM(rho=2.0)], [LNSR(reduction="token_sum")], []):
         model = tiny_model("bert")
         torch.manual_seed(0)
         Objective(*methods).attach(model)(model, tiny_batch()).backward()
         found.append(model.bert.encoder.layer[0].output.dense.weight.grad)
     model = tiny_model("bert")
     torch.manual_seed(0)
-    both = Objective(SAM(rho=2.0), LNSR(reduce="token_sum")).attach(model)
+    both = Objective(SAM(rho=2.0), LNSR(reduction="token_sum")).attach(model)
     both(model, tiny_batch()).backward()
     sam, lnsr, plain = found
     torch.testing.assert_close(
@@ -89,10 +89,10 @@ def test_several_processes_and_accumulation_are_refused_before_the_first_step(tm
             torch.nn.Module.__init__(self)
             self.module = module
 
-    with pytest.raises(ValueError, match="sam with DDP: .* train in one process"):
+    with pytest.raises(ValueError, match="sam with DDP: .* use one process"):
         Objective(SAM()).attach(Wrapped(tiny_model("bert")))
     args = arguments(tmp_path, gradient_accumulation_steps=2)
-    with pytest.raises(ValueError, match="set gradient_accumulation_steps=1"):
+    with pytest.raises(ValueError, match="sam with gradient_acc.*: .* no accumulation"):
         SmoothTrainer(
             model=tiny_model("bert"), args=args, train_dataset=Rows(), regularizers=[SAM()]
         )

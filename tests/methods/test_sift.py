@@ -74,7 +74,7 @@ def test_equals_its_equation(architecture, num_labels):
         task = (squared_error if num_labels == 1 else cross_entropy)(clean, data["labels"])
         return task + sum(terms) / 4
 
-    compare(Objective(SiFT(sigma=0.02, eta=0.3, epsilon=0.1)), model, data, expected)
+    compare(Objective(SiFT(sigma=0.02, step_size=0.3, epsilon=0.1)), model, data, expected)
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -97,12 +97,12 @@ def test_does_not_depend_on_the_size_of_the_embeddings():
 
 
 @pytest.mark.parametrize(
-    ("case", "eta"), [("sift_deberta_symmetric-kl", 1e-4), ("sift_deberta_lr1", 1.0)]
+    ("case", "step_size"), [("sift_deberta_symmetric-kl", 1e-4), ("sift_deberta_lr1", 1.0)]
 )
-def test_equals_released_code(case, eta):
+def test_equals_released_code(case, step_size):
     model, (draw,) = Tiny(), draws(case)
     with fed(draw / 0.01):  # recorded with its deviation
-        term = SiFT(compat="deberta", eta=eta).loss(
+        term = SiFT(compat="deberta", step_size=step_size).loss(
             ForwardPass(model, batch(), hidden_states=False)
         )
     term.backward()

@@ -51,7 +51,7 @@ def test_equals_its_equation(architecture, num_labels):
         task = (squared_error if num_labels == 1 else cross_entropy)(clean, data["labels"])
         return task + 0.5 * sum(terms) / 4
 
-    method = SMART(weight=0.5, mu=0, sigma=0.02, eta=0.3, epsilon=0.1, num_steps=2)
+    method = SMART(weight=0.5, mu=0, sigma=0.02, step_size=0.3, epsilon=0.1, num_steps=2)
     compare(Objective(method), model, data, expected)
 
 
@@ -126,7 +126,7 @@ def test_stays_in_the_ball_and_beats_noise(norm):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ForwardPass, "at", at)
-        objective = Objective(SMART(mu=0, norm=norm, scale="absolute", epsilon=0.2, eta=9.0))
+        objective = Objective(SMART(mu=0, norm=norm, units="absolute", epsilon=0.2, step_size=9.0))
         term = objective.attach(model)(model, data) - model(**data).loss
     delta = found["delta"]
     size = delta.abs().amax((1, 2)) if norm == "linf" else delta.flatten(1).norm(dim=1)
@@ -157,10 +157,14 @@ def test_spans_take_the_mean_of_start_and_end():
 @pytest.mark.parametrize(
     ("case", "fields", "num_labels"),
     [
-        ("smart_mtdnn_inf_K1", {"eta": 1e-3}, 3),
-        ("smart_mtdnn_big_noise", {"eta": 1.0, "sigma": 1e-3}, 3),
-        ("smart_mtdnn_regression", {"eta": 1e-3}, 1),
-        ("smart_pytorch_steps1", {"eta": 1e-3, "weight": 3}, 3),  # sums over the batch of three
+        ("smart_mtdnn_inf_K1", {"step_size": 1e-3}, 3),
+        ("smart_mtdnn_big_noise", {"step_size": 1.0, "sigma": 1e-3}, 3),
+        ("smart_mtdnn_regression", {"step_size": 1e-3}, 1),
+        (
+            "smart_pytorch_steps1",
+            {"step_size": 1e-3, "weight": 3},
+            3,
+        ),  # sums over the batch of three
     ],
 )
 def test_equals_released_code(case, fields, num_labels):
@@ -208,7 +212,7 @@ def test_criterion_of_the_released_code():
     values = {}
     for criterion in ("sym_kl", "js"):
         model, data = Tiny(), batch()
-        method = SMART(compat="mt-dnn", eta=1.0, sigma=1e-3, criterion=criterion)
+        method = SMART(compat="mt-dnn", step_size=1.0, sigma=1e-3, criterion=criterion)
         method.attach(model)
         with fed(*draws("smart_mtdnn_big_noise")):
             values[criterion] = method.loss(ForwardPass(model, data, hidden_states=False)).item()

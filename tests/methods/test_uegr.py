@@ -72,7 +72,7 @@ def test_forward_stage_equals_its_equation(architecture, num_labels):
     model, low, high = (
         tiny_model(architecture, num_labels=num_labels, dropout=rate) for rate in (0.2, 0.1, 0.3)
     )
-    objective = Objective(UEGR(gamma=1.3, alpha=0.7, beta=0.4, eps=0.2, **FORWARD_ONLY))
+    objective = Objective(UEGR(gamma=1.3, alpha=0.7, beta=0.4, epsilon=0.2, **FORWARD_ONLY))
     torch.manual_seed(7)
     delta = fast_gradient(model, batch, 0.2, relative=True)
     torch.manual_seed(7)
@@ -126,7 +126,7 @@ def test_without_ensemble_and_mask_it_is_adversarial_training(architecture):
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         batch = tiny_batch()
         method = UEGR(
-            passes=1, alpha=0.0, keep=1.0, combination="model", eps=1.0, eps_mode="absolute"
+            passes=1, alpha=0.0, keep=1.0, combination="model", epsilon=1.0, units="absolute"
         )
         objective = Objective(method).bind(model, optimizer) if ours else None
         for _ in range(3):
@@ -147,7 +147,7 @@ def test_without_ensemble_and_mask_it_is_adversarial_training(architecture):
 @pytest.mark.parametrize("fields", [{}, {"random_start": True}, {"attack_dropout": "off"}])
 def test_attack_has_its_norm_raises_the_loss_and_spares_padding(attack, fields):
     model, batch = tiny_model("bert"), tiny_batch()
-    method = UEGR(attack=attack, eps=0.05, eps_mode="absolute", **fields)
+    method = UEGR(attack=attack, epsilon=0.05, units="absolute", **fields)
     clean = ForwardPass(model, batch, differentiable=True).run()
     delta = method._adversary(clean)
     norms = torch.linalg.vector_norm(delta, dim=(1, 2))
@@ -162,7 +162,7 @@ def test_attack_has_its_norm_raises_the_loss_and_spares_padding(attack, fields):
 
 def test_pgd_takes_projected_steps():
     model, batch = tiny_model("bert"), tiny_batch()
-    method = UEGR(attack="pgd", attack_steps=3, eps=0.4, step_size=0.3, eps_mode="absolute")
+    method = UEGR(attack="pgd", num_steps=3, epsilon=0.4, step_size=0.3, units="absolute")
     delta = method._adversary(ForwardPass(model, batch, differentiable=True))
     expected = torch.zeros(4, 6, 8, dtype=torch.float64)
     for _ in range(3):

@@ -77,7 +77,7 @@ def test_iteration_finds_the_top_eigenvector_of_the_fisher_metric():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ForwardPass, "at", at)
-        method = VAT(scale="absolute", epsilon=1e-3, xi=1e-4, num_steps=30)
+        method = VAT(units="absolute", epsilon=1e-3, xi=1e-4, num_steps=30)
         value = method.loss(clean)
     p = clean.logits.softmax(-1)[0].detach()
     w = model.head.weight.detach()

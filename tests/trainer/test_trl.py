@@ -8,7 +8,6 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from helpers.tiny_folder import tiny_tokenizer
 from smoothtune import L2SP, LNSR, METHODS, R3F, UEGR, regularize
-from smoothtune.core.support import NO_NEXT_TOKEN
 from smoothtune.testing import all_in_float64, fixed_draws
 from smoothtune.trainer.trl import sft_problems, unpacked
 
@@ -18,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning"),  # TRL's own
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
 ]
-STEEP = {"noise_ratio": 0.5, "reduce": "token_sum"}
+STEEP = {"noise_ratio": 0.5, "reduction": "token_sum"}
 
 
 def tokenizer():
@@ -80,7 +79,7 @@ def sft_trainer(output_dir, *, model=None, peft_config=None, **changes):
     )
 
 
-@pytest.mark.parametrize("name", [name for name in METHODS if name not in NO_NEXT_TOKEN])
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"cross_holder", "double_backprop"}))
 def test_every_method_logs_its_terms(name, tmp_path):
     trainer = regularize(sft_trainer(tmp_path), METHODS[name](), *([R3F()] * (name == "plain")))
     trainer.train()

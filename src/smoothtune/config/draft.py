@@ -153,6 +153,7 @@ def _take_recommended(draft: Draft) -> None:
 
 def check_methods(draft: Draft) -> None:
     """Validate every method's fields and fill in the defaults."""
+    from smoothtune.core.regularizer import former_name
     from smoothtune.methods import METHODS
 
     _name_methods(draft)
@@ -162,6 +163,10 @@ def check_methods(draft: Draft) -> None:
         if name not in METHODS:
             draft.report(("methods", name), unknown("method", name, METHODS))
             continue
+        former = METHODS[name].former_names()
+        for field in former.keys() & fields.keys():
+            draft.report(("methods", name, field), former_name(field, former[field]))
+        fields = {former.get(field, field): value for field, value in fields.items()}
         adapter: TypeAdapter[Regularizer] = TypeAdapter(METHODS[name])
         try:
             complete[name] = _plain_data(adapter.validate_python(fields).settings())
@@ -172,6 +177,17 @@ def check_methods(draft: Draft) -> None:
     if not draft.values["methods"] and not draft.problems:
         draft.report(("methods",), "is empty; for plain fine-tuning leave it out or write plain")
     draft.values["methods"] = complete
+
+
+def with_present_names(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The fields of recorded methods under the names that they have now."""
+    from smoothtune.methods import METHODS
+
+    former = {name: METHODS[name].former_names() if name in METHODS else {} for name in methods}
+    return {
+        name: {former[name].get(field, field): value for field, value in fields.items()}
+        for name, fields in methods.items()
+    }
 
 
 def message_of(detail: Any, known: list[str]) -> str:

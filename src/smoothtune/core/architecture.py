@@ -15,6 +15,16 @@ def is_causal_lm(model: nn.Module) -> bool:
     return callable(head) and head() is not None and is_causal(model)
 
 
+def is_embedding_model(model: nn.Module) -> bool:
+    """Whether an unwrapped model is a SentenceTransformer, whose prediction is an embedding."""
+    return transformer(model) is not model
+
+
+def is_multiple_choice_model(model: nn.Module) -> bool:
+    """Whether an unwrapped model makes one prediction from several sequences."""
+    return type(model).__name__.endswith("ForMultipleChoice")
+
+
 def unwrap(model: nn.Module) -> nn.Module:
     """The user's module inside DDP, FSDP or torch.compile wrappers."""
     return extract_model_from_parallel(model, keep_torch_compile=False)

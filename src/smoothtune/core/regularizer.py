@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
+from pydantic_core import ArgsKwargs
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
@@ -18,6 +20,11 @@ STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_typ
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+def former_name(old: str, new: str) -> str:
+    """What to say to someone who uses a field's former name."""
+    return f"field {old!r} is called {new!r} now"
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -47,6 +54,10 @@ class Regularizer:
     """It moves the weights up the loss of a whole batch, so its loss is no mean over examples."""
     resets_weights: ClassVar[bool] = False
     """`attach` changes the weights, so it comes before methods that remember them."""
+    does_nothing: ClassVar[bool] = False
+    """It leaves training as it is, so it works wherever training does."""
+    renamed: ClassVar[Mapping[str, str]] = {"on": "batches"}
+    """Former names of the fields that this class declares, with the present ones."""
 
     weight: NonNegative = 1.0
     """Factor of the loss term; 0 turns the method off."""
@@ -55,12 +66,27 @@ class Regularizer:
     batches: Literal["labeled", "unlabeled", "both"] = "both"
     """Batches the loss term is taken on; a batch without labels has no task loss."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_former_names(cls, values: Any) -> Any:
+        given = values.kwargs or {} if isinstance(values, ArgsKwargs) else values
+        former = cls.former_names()
+        if found := [former_name(old, former[old]) for old in former if old in given]:
+            raise ValueError("; ".join(found))
+        return values
+
     def __post_init__(self):
         if not self.has_loss and (self.weight not in (0, 1) or self.every != 1):
             raise ValueError(
                 f"{self.name} has no loss term, so weight is 1 (on) or 0 (off) and every is 1"
             )
         self.diagnostics: dict[str, Tensor] = {}
+
+    @classmethod
+    def former_names(cls) -> dict[str, str]:
+        """Former names of all fields, with the present ones."""
+        tables = [vars(base).get("renamed", {}) for base in cls.__mro__]
+        return {old: new for table in tables for old, new in table.items()}
 
     @property
     def has_loss(self) -> bool:
@@ -85,6 +111,10 @@ class Regularizer:
     def points(self) -> tuple[Point, ...]:
         """Where the method perturbs or looks; see `smoothtune.core.hooks`."""
         return ()
+
+    def refuses(self, model: nn.Module) -> str | None:
+        """Why it would not be right on an unwrapped model, and what to change; None if it is."""
+        return None
 
     def attach(self, model: nn.Module) -> None:
         """Prepare on the unwrapped, pre-trained model: snapshots, parametrizations, statistics."""

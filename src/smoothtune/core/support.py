@@ -7,17 +7,19 @@ every other one raise.
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import torch
-from accelerate.utils import DistributedType
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
-from transformers import Trainer
 
-from smoothtune.core.architecture import is_causal_lm, transformer, unwrap
+from smoothtune.core.architecture import (
+    is_causal_lm,
+    is_embedding_model,
+    transformer,
+    unwrap,
+)
 from smoothtune.core.regularizer import Regularizer
-from smoothtune.trainer.trl import sft_problems
 
 Kind = Literal[
     "perturbs",
@@ -48,7 +50,7 @@ _NO_BF16 = "its derivatives drown in 16-bit rounding: train in float32 (bf16=Fal
 _NO_FP16 = "its inner gradients underflow in fp16: use bf16=True or float32"
 _NO_COMPILE = "hooks that come and go are lost in a compiled model: set torch_compile=False"
 _NO_FSDP = "it needs whole weights where FSDP2 has shards: use DDP"
-_ONE_PROCESS = "it climbs the loss of a whole batch and would see a part: train in one process"
+FULL_BATCH = "it needs the gradient of the full batch: use one process and no accumulation"
 _NON_REENTRANT = (
     'reentrant checkpointing has no inner gradients: set activation_checkpointing_kwargs={"use_'
     'reentrant": False}'
@@ -96,27 +98,24 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "fp16 and scaler": _NO_FP16,
         "16-bit weights": f"16-bit weights round small steps away: {_FLOAT32}",
         "reentrant checkpointing": _NON_REENTRANT,
-        "DDP": _ONE_PROCESS,
-        "FSDP2": _ONE_PROCESS,
+        "DDP": FULL_BATCH,
+        "FSDP2": FULL_BATCH,
     },
 }
 
-_ONE_PREDICTION = "it is about the one prediction of an example, not one for every token"
-NO_NEXT_TOKEN = {  # methods, and released forms of methods, that causal language models cannot have
-    "cross_holder": f"{_ONE_PREDICTION}: use jacobian",
-    "double_backprop": "the gradient of a mean over tokens is not one example's: use jacobian",
-    "jachess factors=logits": f"{_ONE_PREDICTION}: leave factors at its default, or use jacobian",
-    "smart compat=mt-dnn": f"{_ONE_PREDICTION}: leave compat out",
-    "sift compat=deberta": f"{_ONE_PREDICTION}: leave compat out",
-}
-NO_EMBEDDING = {  # the same for embedding models
-    name: "it compares class scores, and an embedding has none: use r3f, smart or jacobian"
-    for name in ("cross_holder", "label_smoothing", "smart compat=mt-dnn", "sift compat=deberta")
-}
-NO_CHOICES = {  # the same for multiple choice
-    name: "its derivatives are those of an example with one sequence: use lnsr, r3f or smart"
-    for name in ("cross_holder", "double_backprop", "jachess", "jacobian")
-}
+ONE_PREDICTION = "needs exactly one prediction per example, and a causal language model has many"
+CLASS_SCORES = "compares class scores, and an embedding model has none"
+ONE_SEQUENCE = (
+    "takes derivatives at the one sequence of an example, and multiple choice has several: use "
+    "lnsr, r3f or smart"
+)
+
+
+def no_class_scores(model: nn.Module) -> str | None:
+    """Why an example has not exactly one prediction, by class scores; None if it has."""
+    if is_causal_lm(model):
+        return ONE_PREDICTION
+    return CLASS_SCORES if is_embedding_model(model) else None
 
 
 def kinds(regularizer: Regularizer) -> set[Kind]:
@@ -203,19 +202,14 @@ def check(
     found = [p for name, r in regularizers.items() for p in problems(name, r, where)]
     perturbing = [name for name, r in regularizers.items() if r.points()]
     bare = unwrap(model)
-    for title, refused, applies in (
-        ("a causal language model", NO_NEXT_TOKEN, is_causal_lm(bare)),
-        ("an embedding model", NO_EMBEDDING, transformer(bare) is not bare),
-        ("a multiple-choice model", NO_CHOICES, type(bare).__name__.endswith("ForMultipleChoice")),
-    ):
-        found += [
-            f"{form} with {title}: {refused[form]}"
-            for r in regularizers.values()
-            for form in _forms(r)
-            if applies and form in refused
-        ]
+    reasons = {name: r.refuses(bare) for name, r in regularizers.items()}
+    found += [f"{name} {reason}" for name, reason in reasons.items() if reason]
     if is_quantized(bare):
-        found += [f"{n} with quantized weights: {_why_not(r)}" for n, r in _acting(regularizers)]
+        found += [
+            f"{name} with quantized weights: {_why_not(r)}"
+            for name, r in regularizers.items()
+            if not r.does_nothing
+        ]
     config = getattr(transformer(bare), "config", None)
     if perturbing and getattr(config, "model_type", "") == "xlnet":
         found.append(
@@ -239,80 +233,12 @@ def is_quantized(model: nn.Module) -> bool:
     )
 
 
-def _acting(regularizers: dict[str, Regularizer]) -> list[tuple[str, Regularizer]]:
-    return [(name, r) for name, r in regularizers.items() if r.name != "plain"]
-
-
 def _why_not(regularizer: Regularizer) -> str:
     second = regularizer.second_order
     reason = "their kernels have no second derivative" if second else "that is not verified"
     return f"{reason}: load the base model with dtype=torch.float32, and train LoRA with bf16=True"
 
 
-def _forms(regularizer: Regularizer) -> list[str]:
-    """A method's name, alone and with what its fields make of it."""
-    options = {key: getattr(regularizer, key, None) for key in ("compat", "factors")}
-    name = regularizer.name
-    return [name, *(f"{name} {key}={value}" for key, value in options.items() if value)]
-
-
-def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> None:
-    """Refuse what is not right in this trainer.
-
-    Raises:
-        ValueError: says everything that is wrong, and what to change.
-    """
-    args, found = trainer.args, []
-    if trainer.model is None or getattr(trainer, "model_init", None) is not None:
-        found.append("`model_init` makes a new model that the methods would not see: pass `model`")
-    if args.n_gpu > 1:
-        found.append("nn.DataParallel does not split perturbations: use torchrun or accelerate")
-    kind = trainer.accelerator.distributed_type
-    if kind not in (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
-        found.append(f"{kind} is not verified in the Trainer: use a single process or DDP")
-    found += sft_problems(trainer)
-    if args.auto_find_batch_size:
-        found.append("auto_find_batch_size restarts training behind the methods: turn it off")
-    where = _planned(args)
-    for name, regularizer in regularizers.items():
-        found += problems(name, regularizer, where)
-        if regularizer.clips_gradients and args.max_grad_norm:
-            found.append(f"{name} takes the place of the global gradient clip: set max_grad_norm=0")
-        if regularizer.climbs_in_weights and args.gradient_accumulation_steps > 1:
-            found.append(
-                f"{name} climbs the loss of a whole batch and would see a part: set "
-                "gradient_accumulation_steps=1"
-            )
-    refuse(found)
-
-
-def _planned(args: Any) -> set[Environment]:
-    """What the Trainer will do to the model when training begins."""
-    reentrant = (args.activation_checkpointing_kwargs or {}).get("use_reentrant", False)
-    planned: dict[Environment, bool] = {
-        "bf16 autocast": args.bf16,
-        "fp16 and scaler": args.fp16,
-        "torch.compile": args.torch_compile,
-        "activation checkpointing": args.activation_checkpointing and not reentrant,
-        "reentrant checkpointing": args.activation_checkpointing and reentrant,
-    }
-    return {environment for environment, planned_so in planned.items() if planned_so}
-
-
 def _reentrant(modules: list[nn.Module]) -> bool:
     functions = (getattr(module, "_gradient_checkpointing_func", None) for module in modules)
     return any((getattr(f, "keywords", None) or {}).get("use_reentrant") for f in functions)
-
-
-def support_table() -> str:
-    """The table as Markdown: "yes", or the number of the reason below it."""
-    reasons = list(dict.fromkeys(r for row in REFUSED.values() for r in row.values()))
-    lines = ["| | " + " | ".join(ENVIRONMENTS) + " |", "|---" * (len(ENVIRONMENTS) + 1) + "|"]
-    for kind in KINDS:
-        cells = [
-            f"no ({reasons.index(REFUSED[kind][e]) + 1})" if e in REFUSED[kind] else "yes"
-            for e in ENVIRONMENTS
-        ]
-        lines.append(f"| {kind} | " + " | ".join(cells) + " |")
-    notes = [f"{i}. {reason}." for i, reason in enumerate(reasons, start=1)]
-    return "\n".join([*lines, "", *notes]) + "\n"

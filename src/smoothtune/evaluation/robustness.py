@@ -134,7 +134,7 @@ def _attacks(
                 point="word",
                 norm="l2",
                 per="example",
-                scale="relative",
+                units="relative",
                 sigma=0.0,
                 step_size=PGD_STEP * level / steps,
                 epsilon=level,

@@ -2,7 +2,7 @@
 
 Norms run over one token, or over all real tokens of one example (`per`), so a perturbation does not
 depend on the batch an example comes in. Sizes are absolute, or relative to the embeddings they
-disturb (`scale`): relative to ||x||_2 for l2 balls and to the root mean square of x for linf balls.
+disturb (`units`): relative to ||x||_2 for l2 balls and to the root mean square of x for linf balls.
 
 The gradient of a divergence vanishes where both predictions agree, so a search that climbs one
 starts from noise, large enough for float32 to see what it moves: on a tuned MiniLM a KL at noise of
@@ -13,20 +13,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from smoothtune.core import rng
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Layer, Point
+from smoothtune.core.hooks import Point
 from smoothtune.functional.noise import relative_norm
 
 Norm = Literal["l2", "linf"]
 Per = Literal["token", "example"]
-Scale = Literal["relative", "absolute"]
+Units = Literal["relative", "absolute"]
 Inner = Callable[[ForwardPass], Tensor]
+Update = Callable[[Tensor, Tensor], Tensor]
+"""(delta, gradient) -> next delta"""
 
 
 def norm_of(x: Tensor, norm: Norm, per: Per) -> Tensor:
@@ -70,13 +72,13 @@ def project(delta: Tensor, radius: Tensor | float, norm: Norm, per: Per) -> Tens
     return delta * (bound / found).clamp(max=1)
 
 
-def unit(clean: ForwardPass, point: Point, norm: Norm, per: Per, scale: Scale) -> Tensor:
+def unit(clean: ForwardPass, point: Point, norm: Norm, per: Per, units: Units) -> Tensor:
     """What sizes count in: ||x||_2 (l2) or rms(x) (linf) of tokens or examples; 1 if absolute.
 
     Returns:
         (), (B, T, 1) or (B, 1, 1).
     """
-    if scale == "absolute":
+    if units == "absolute":
         return clean.zeros(point).new_ones(())
     keep = clean.mask[..., None]
     x = clean.embeddings(point).to(clean.zeros(point).dtype) * keep
@@ -126,7 +128,7 @@ def ascend(
     clean: ForwardPass,
     start: Tensor,
     inner: Inner,
-    update: Callable[[Tensor, Tensor], Tensor],
+    update: Update,
     *,
     point: Point,
     num_steps: int,
@@ -154,17 +156,6 @@ def ascend(
     return delta, gradient
 
 
-class Searching(Protocol):
-    """A method whose fields describe its search."""
-
-    layer: Layer
-    norm: Norm
-    per: Per
-    scale: Scale
-    num_steps: int
-    dropout: Dropout
-
-
 @dataclass(frozen=True)
 class Ascent:
     """Normalized gradient ascent from Gaussian noise, projected onto a ball.
@@ -176,32 +167,17 @@ class Ascent:
     point: Point
     norm: Norm
     per: Per
-    scale: Scale
+    units: Units
     sigma: float
     step_size: float
     epsilon: float
     num_steps: int
     dropout: Dropout
 
-    @classmethod
-    def of(cls, method: Searching, sigma: float, step_size: float, epsilon: float) -> Ascent:
-        """The search that a method's fields describe."""
-        return cls(
-            method.layer,
-            method.norm,
-            method.per,
-            method.scale,
-            sigma,
-            step_size,
-            epsilon,
-            method.num_steps,
-            method.dropout,
-        )
-
     def search(self, clean: ForwardPass, inner: Inner) -> tuple[Tensor, Tensor]:
-        """The perturbation that `inner` dislikes most, and the last gradient."""
-        u = unit(clean, self.point, self.norm, self.per, self.scale)
-        rms = unit(clean, self.point, "linf", self.per, self.scale)
+        """The perturbation that maximizes `inner`, and the last gradient."""
+        u = unit(clean, self.point, self.norm, self.per, self.units)
+        rms = unit(clean, self.point, "linf", self.per, self.units)
 
         def update(delta: Tensor, gradient: Tensor) -> Tensor:
             step = self.step_size * u * normalize(gradient, self.norm, self.per)

@@ -23,7 +23,7 @@ from smoothtune.functional import derivative_norms
 from smoothtune.functional.derivative_norms import Estimate, Probe
 
 EstimatorName = Literal["exact", "per_layer", "projected", "directional", "finite_difference"]
-Difference = Literal["symmetric", "forward"]
+DifferenceScheme = Literal["symmetric", "forward"]
 Reader = Callable[[ForwardPass], list[Tensor]]  # L outputs (B, d_l) of a pass
 
 ROWS = 4096  # word embeddings looked at to learn their size
@@ -39,10 +39,10 @@ class InputDerivatives:
 
     estimator: EstimatorName | None
     hessian: bool
-    probes: int
+    num_probes: int
     probe: Probe
-    step: float
-    difference: Difference = "symmetric"
+    difference_step: float
+    difference: DifferenceScheme = "symmetric"
     dims: int = 10
 
     def __post_init__(self):
@@ -58,7 +58,7 @@ class InputDerivatives:
         return 3 if self.hessian or self.name == "directional" else 2
 
     def attach(self, model: nn.Module) -> None:
-        """Learn the size of the pre-trained embeddings, the unit of `step`."""
+        """Learn the size of the pre-trained embeddings, the unit of `difference_step`."""
         table = embedding_table(model)
         stride = max(1, len(table) // ROWS)
         ids = torch.arange(0, len(table), stride, device=table.device)
@@ -70,7 +70,7 @@ class InputDerivatives:
         self.rms = rows.double().square().mean().sqrt().item()
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The unit of `step`."""
+        """The unit of `difference_step`."""
         return {"rms": torch.tensor(self.rms, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
@@ -100,7 +100,7 @@ class InputDerivatives:
                     weights,
                     hessian=self.hessian,
                     step=self.absolute_step,
-                    probes=self.probes,
+                    probes=self.num_probes,
                     probe=self.probe,
                     center=center,
                 )
@@ -108,7 +108,7 @@ class InputDerivatives:
         leaf = clean.delta()
         if self.name == "exact":
             return derivative_norms.exact(outputs, leaf, weights, hessian=self.hessian)
-        drawn: Any = {"hessian": self.hessian, "probes": self.probes, "probe": self.probe}
+        drawn: Any = {"hessian": self.hessian, "probes": self.num_probes, "probe": self.probe}
         if self.name == "per_layer":
             return derivative_norms.per_layer(outputs, leaf, weights, dims=self.dims, **drawn)
         if self.name == "directional":
@@ -128,8 +128,8 @@ class InputDerivatives:
 
     @property
     def absolute_step(self) -> float:
-        """H, a number of the size of embeddings."""
-        return self.step * self.unit
+        """Finite-difference step h, in embedding units."""
+        return self.difference_step * self.unit
 
     @torch.no_grad()
     def jacobian_norms(self, clean: ForwardPass, read: Reader, probes: int) -> Tensor:

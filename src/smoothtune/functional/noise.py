@@ -15,35 +15,35 @@ from smoothtune.core.hooks import Layer
 from smoothtune.functional.neighbors import Neighbors, in_manifold
 
 NoiseKind = Literal["standard", "in_manifold"]
-Scale = Literal["token", "sequence", "none"]
+RescaleOver = Literal["token", "sequence", "none"]
 
 
-def rescale(noise: Tensor, x: Tensor, mask: Tensor, ratio: float, scale: Scale) -> Tensor:
+def rescale(noise: Tensor, x: Tensor, mask: Tensor, ratio: float, over: RescaleOver) -> Tensor:
     """Give noise the norm `ratio` * ||x||, and zero on padding.
 
     Args:
         noise: (B, T, D) draws.
         x: (B, T, D) what is disturbed.
         mask: (B, T) real tokens.
-        ratio: ||noise|| / ||x||; unused for scale "none".
-        scale: "token": every token for itself; "sequence": the norms run over the real tokens of
+        ratio: ||noise|| / ||x||; unused for "none".
+        over: "token": every token for itself; "sequence": the norms run over the real tokens of
             an example together; "none": the noise keeps its norm.
     """
     keep = mask[..., None]
     noise = noise * keep
-    if scale == "none":
+    if over == "none":
         return noise
-    dims = (-1,) if scale == "token" else (1, 2)
+    dims = (-1,) if over == "token" else (1, 2)
     norm = torch.linalg.vector_norm
     wanted = ratio * norm((x * keep).to(noise.dtype), dim=dims, keepdim=True)
     found = norm(noise, dim=dims, keepdim=True)
     return noise * (wanted / found.clamp(min=torch.finfo(noise.dtype).tiny))
 
 
-def gaussian(x: Tensor, mask: Tensor, ratio: float, scale: Scale = "token") -> Tensor:
-    """Isotropic noise: N(0, I), then `rescale`; with scale "none" its deviation is `ratio`."""
+def gaussian(x: Tensor, mask: Tensor, ratio: float, over: RescaleOver = "token") -> Tensor:
+    """Isotropic noise: N(0, I), then `rescale`; with "none" its deviation is `ratio`."""
     draws = rng.normal_like(x.to(torch.promote_types(x.dtype, torch.float32)))
-    return rescale(ratio * draws if scale == "none" else draws, x, mask, ratio, scale)
+    return rescale(ratio * draws if over == "none" else draws, x, mask, ratio, over)
 
 
 def relative_norm(delta: Tensor, x: Tensor, mask: Tensor) -> Tensor:
@@ -65,7 +65,7 @@ class EmbeddingNoise:
     layer: Layer | None
     k: int
     orthonormal: bool
-    scale: Scale
+    rescale_over: RescaleOver
 
     def __post_init__(self):
         if self.kind == "in_manifold" and self.layer not in (None, "word"):
@@ -93,9 +93,9 @@ class EmbeddingNoise:
         """(B, T, D) one draw, zero on padding, for the point `self.point`."""
         x, mask = clean.embeddings(self.point), clean.mask
         if self.kind == "standard":
-            return gaussian(x, mask, self.norm_ratio, self.scale)
+            return gaussian(x, mask, self.norm_ratio, self.rescale_over)
         table = embedding_table(unwrap(clean.model))
         if self.neighbors is None:
             self.neighbors = Neighbors(table, self.k)
         draws = in_manifold(clean.input_ids, table, self.neighbors, self.orthonormal)
-        return rescale(draws, x, mask, self.norm_ratio, self.scale)
+        return rescale(draws, x, mask, self.norm_ratio, self.rescale_over)

@@ -21,38 +21,24 @@ Departures:
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.core import rng
-from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Layer, Point
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
-from smoothtune.functional.adversarial import (
-    Ascent,
-    Inner,
-    Norm,
-    Per,
-    Scale,
-    ascend,
-    diagnostics,
-    given,
-    task_loss,
-)
+from smoothtune.core.forward import ForwardPass
+from smoothtune.core.regularizer import STRICT, NonNegative
+from smoothtune.functional.adversarial import Inner, task_loss
 from smoothtune.functional.divergences import divergence, kl
-from smoothtune.methods.smart import DEFAULTS, mt_dnn_direction
+from smoothtune.methods.adversarial_base import AdversarialSearch
 
-# sigma, eta, guard of the division
-VAT_PYTORCH = (1e-5, 1e-3, 1e-6)
+VAT_PYTORCH = (1e-5, 1e-3, 1e-6)  # sigma, step_size, guard of the division
 
 
 @dataclass(config=STRICT, kw_only=True)
-class ALICE(Regularizer):
+class ALICE(AdversarialSearch):
     """The worst small perturbation must change neither the loss nor the prediction."""
 
     name: ClassVar[str] = "alice"
@@ -60,36 +46,13 @@ class ALICE(Regularizer):
 
     alpha: NonNegative = 1.0
     """alpha, strength of the virtual term. Public code: 1."""
-    epsilon: Positive | None = None
-    """epsilon, radius of the ball; default 0.02 (relative), 1e-5 (absolute). RECONSTRUCTED."""
-    sigma: Positive | None = None
-    """sigma, deviation of delta_0; default 0.01 (relative), 1e-5 (absolute). Public code: 1e-5."""
-    eta: Positive | None = None
-    """eta, step size; default 2 (relative), 1e-3 (absolute). Public code: 1e-3."""
-    num_steps: Annotated[int, Field(ge=1)] = 1
-    """K, ascent steps of each search. Public code: 1."""
-    norm: Norm = "linf"
-    """Norm of the ball. Public code: infinity."""
-    per: Per = "example"
-    """What norms run over. Public code: token."""
-    scale: Scale = "relative"
-    """Whether sizes are multiples of the embedding's norm (rms for linf). Public code: absolute."""
-    layer: Layer = "word"
-    """Where the perturbation enters, "word" or a block number from 0."""
-    dropout: Dropout = "shared"
-    """Dropout masks of the other passes relative to the clean one. Public code: independent."""
     compat: Literal["vat-pytorch"] | None = None
     """"vat-pytorch": number and gradient of the public code; sizes 1e-5 and 1e-3, guard 1e-6."""
 
     def __post_init__(self):
         super().__post_init__()
-        defaults = VAT_PYTORCH if self.compat else DEFAULTS[self.scale]
-        sigma, eta, epsilon = given((self.sigma, self.eta, self.epsilon), defaults)
-        self._ascent = Ascent.of(self, sigma, eta, epsilon)
-
-    def points(self) -> tuple[Point, ...]:
-        """The one point where the perturbations enter."""
-        return (self.layer,)
+        if self.compat:
+            self._ascent = self.ascent(VAT_PYTORCH)
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """R_gold + alpha R_virtual."""
@@ -114,21 +77,9 @@ class ALICE(Regularizer):
 
     def _worst(self, clean: ForwardPass, inner: Inner) -> Tensor:
         """The maximum of `inner`; diagnostics are those of the last search, the gold one."""
-        search = self._ascent.search if not self.compat else self._vat_pytorch_search
-        delta, gradient = search(clean, inner)
-        x = clean.embeddings(self.layer)
-        self.diagnostics |= diagnostics(delta, gradient, x, clean.mask)
-        return inner(clean.at(delta, self.layer, dropout=self.dropout))
-
-    def _vat_pytorch_search(self, clean: ForwardPass, inner: Inner) -> tuple[Tensor, Tensor]:
-        """The public search; its gradient is that of a mean over the batch."""
-        search = self._ascent
-        return ascend(
-            clean,
-            search.sigma * rng.normal_like(clean.zeros(self.layer)),
-            inner,
-            mt_dnn_direction(search.step_size / len(clean.mask), search.epsilon),
-            point=self.layer,
-            num_steps=self.num_steps,
-            dropout=self.dropout,
-        )
+        if self.compat:  # the gradient of the public search is that of a mean over the batch
+            step_size = self._ascent.step_size / len(clean.mask)
+            delta, gradient = self.released_search(clean, inner, step_size)
+        else:
+            delta, gradient = self.search(clean, inner)
+        return inner(self.attacked(clean, delta, gradient))

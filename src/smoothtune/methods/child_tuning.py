@@ -23,6 +23,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -48,11 +49,12 @@ class ChildTuning(Regularizer):
     """Every update changes a part of the weights only."""
 
     name: ClassVar[str] = "child_tuning"
+    renamed: ClassVar[Mapping[str, str]] = {"p": "keep"}
 
     mode: Literal["F", "D"] = "F"
     """F: a new random part in every update; D: the part with the largest Fisher information."""
-    p: Annotated[float, Field(gt=0, le=1)] = 0.7
-    """Fraction of the weights that are updated. Released script: 0.3, with which 96 updates on
+    keep: Annotated[float, Field(gt=0, le=1)] = 0.7
+    """p, fraction of the weights that are updated. Released script: 0.3, with which 96 updates on
     STS-B end 12 points of Pearson correlation below plain fine-tuning."""
     fisher_steps: Annotated[int, Field(ge=1)] = 20
     """D: updates whose gradients give the Fisher information. Paper: those of one epoch."""
@@ -75,7 +77,7 @@ class ChildTuning(Regularizer):
         found = {name: p for name, p, _ in trainable(model) if p.grad is not None}
         if self.mode == "F":
             masks = {
-                name: rng.keep_mask(tuple(p.shape), 1 - self.p, p) for name, p in found.items()
+                name: rng.keep_mask(tuple(p.shape), 1 - self.keep, p) for name, p in found.items()
             }
         elif self._ready(model, found):
             masks = {name: self._masks[name] for name in found if name in self._masks}
@@ -86,7 +88,7 @@ class ChildTuning(Regularizer):
         for name, mask in masks.items():
             gradient = found[name].grad
             assert gradient is not None
-            gradient.mul_(mask / self.p if self.mode == "F" else mask)
+            gradient.mul_(mask / self.keep if self.mode == "F" else mask)
         self._held = PartialUpdate(masks, found) if self.freeze else None
 
     def _ready(self, model: nn.Module, found: dict[str, nn.Parameter]) -> bool:
@@ -101,7 +103,7 @@ class ChildTuning(Regularizer):
         self._seen += 1
         if self._seen < self.fisher_steps:
             return False
-        self._masks = over("global", lambda values: top_fraction(values, self.p), self._fisher)
+        self._masks = over("global", lambda values: top_fraction(values, self.keep), self._fisher)
         self._fisher = {}
         return True
 

@@ -1,4 +1,4 @@
-"""Cross-Hoelder regularization: close scores of different classes bend alike.
+"""Cross-Hoelder regularization: penalizes input gradients and Hessians of score differences.
 
 Reference: Mustafa, Vandermeulen, Kloft: Input Hessian Regularization of Neural Networks, 2020
     (arXiv 2009.06571), after Hein, Andriushchenko: Formal Guarantees on the Robustness of a
@@ -25,6 +25,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -33,12 +34,15 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core import rng
+from smoothtune.core.architecture import is_embedding_model
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.hooks import Point
 from smoothtune.core.predictions import Head, heads
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
-from smoothtune.functional.derivative_norms import Estimate, Probe, gradient, squared_norm
+from smoothtune.core.regularizer import STRICT, NonNegative
+from smoothtune.core.support import no_class_scores
+from smoothtune.functional.adversarial import Units
+from smoothtune.functional.derivative_norms import Estimate, gradient, squared_norm
 from smoothtune.functional.input_derivatives import EstimatorName, InputDerivatives
+from smoothtune.methods.derivative_base import DerivativePenalty
 
 
 def centered_scores(run: ForwardPass) -> Tensor:
@@ -83,17 +87,17 @@ def _unit(v: Tensor) -> Tensor:
 
 
 @dataclass(config=STRICT, kw_only=True)
-class CrossHolder(Regularizer):
+class CrossHolder(DerivativePenalty):
     """Small first and second derivatives of the differences between class scores."""
 
     name: ClassVar[str] = "cross_holder"
-    differentiates: ClassVar[bool] = True
+    renamed: ClassVar[Mapping[str, str]] = {"scale": "units"}
 
     weight: NonNegative = 0.1
     """Factor of Omega. Paper: not stated."""
     gamma: NonNegative = 1.0
     """Weight of the Hessian against the gradient. Paper: not stated."""
-    scale: Literal["relative", "absolute"] = "relative"
+    units: Units = "relative"
     """Unit of x: the rms of the pre-trained word embeddings, or 1."""
     norm: Literal["op", "fro"] = "fro"
     """Norm of the Hessian. Paper: operator norm (dearer: third-order autograd)."""
@@ -101,38 +105,32 @@ class CrossHolder(Regularizer):
     """Pairs of classes. Paper: not stated."""
     iterations: Annotated[int, Field(ge=1)] = 5
     """Power iterations of norm="op". Paper: not stated."""
-    probes: Annotated[int, Field(ge=1)] = 1
+    num_probes: Annotated[int, Field(ge=1)] = 1
     """Random probes of norm="fro"."""
-    probe: Probe = "rademacher"
-    """Distribution of the probes."""
     estimator: EstimatorName | None = None
     """Of norm="fro". Default: projected if gamma is 0, else finite_difference."""
-    step: Positive = 0.01
-    """h of finite differences, relative to the rms of the pre-trained word embeddings."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        self._derivatives = InputDerivatives(
-            self.estimator, self.gamma > 0, self.probes, self.probe, self.step
+    def input_derivatives(self) -> InputDerivatives:
+        """Of norm="fro"."""
+        return InputDerivatives(
+            self.estimator, self.gamma > 0, self.num_probes, self.probe, self.difference_step
         )
 
     @property
     def derivative_order(self) -> int:
         """As the estimator says; the power iteration needs third derivatives."""
-        return 3 if self.norm == "op" else self._derivatives.order
+        return 3 if self.norm == "op" else super().derivative_order
 
     @property
     def needs_float32(self) -> bool:
         """Finite differences do."""
-        return self.norm == "fro" and self._derivatives.name == "finite_difference"
+        return self.norm == "fro" and super().needs_float32
 
-    def points(self) -> tuple[Point, ...]:
-        """Derivatives are taken at the word embeddings."""
-        return ("word",)
-
-    def attach(self, model: nn.Module) -> None:
-        """Learn the size of the pre-trained embeddings."""
-        self._derivatives.attach(model)
+    def refuses(self, model: nn.Module) -> str | None:
+        """It compares the class scores of one prediction."""
+        other = "r3f, smart or jacobian" if is_embedding_model(model) else "jacobian"
+        reason = no_class_scores(model)
+        return f"{reason}: use {other}" if reason else super().refuses(model)
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """Omega, a mean over examples.
@@ -180,16 +178,8 @@ class CrossHolder(Regularizer):
 
     def _omega(self, estimate: Estimate) -> Tensor:
         """() both norms in the chosen unit, a mean over examples."""
-        unit = 1.0 if self.scale == "absolute" else self._derivatives.unit
+        unit = 1.0 if self.units == "absolute" else self._derivatives.unit
         return (unit**2 * estimate.jacobian + self.gamma * unit**4 * estimate.hessian).mean()
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The size of the pre-trained embeddings."""
-        return self._derivatives.state_dict()
-
-    def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take it back."""
-        self._derivatives.load_state_dict(state)
 
 
 def _single_head(run: ForwardPass) -> Head:

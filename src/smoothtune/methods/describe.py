@@ -1,7 +1,4 @@
-"""What `smoothtune methods` and docs/methods.md show: read from each method's docstring and fields.
-
-`python -m smoothtune.describe` prints docs/methods.md.
-"""
+"""What `smoothtune methods` and docs/methods.md show, from the docstrings and fields of methods."""
 
 from __future__ import annotations
 
@@ -13,6 +10,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from smoothtune.core.regularizer import Regularizer
 from smoothtune.methods import METHODS
 
 
@@ -57,7 +55,7 @@ def describe(name: str) -> MethodDescription:
     text = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or "")
     title, sections = _sections(text)
     schema = TypeAdapter(cls).json_schema()
-    definitions = schema.get("$defs", {})
+    entries, definitions = schema.get("properties", {}), schema.get("$defs", {})
     return MethodDescription(
         name=name,
         title=title,
@@ -68,13 +66,20 @@ def describe(name: str) -> MethodDescription:
         fields=[
             FieldDescription(
                 field,
-                _type(entry, definitions),
-                entry.get("default"),
+                _type(entries[field], definitions),
+                entries[field].get("default"),
                 _description(cls, field),
             )
-            for field, entry in schema.get("properties", {}).items()
+            for field in _in_order(cls)
+            if field in entries
         ],
     )
+
+
+def _in_order(cls: type) -> dict[str, None]:
+    """Names of fields: what every method has, then those in the method's file, then its base's."""
+    classes = (Regularizer, *cls.__mro__)
+    return dict.fromkeys(name for each in classes for name in inspect.get_annotations(each))
 
 
 def _description(cls: type, field: str) -> str:
@@ -115,76 +120,3 @@ def _type(entry: dict[str, Any], definitions: dict[str, Any]) -> str:
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     limits = [f"{sign} {entry[key]:g}" for key, sign in signs.items() if key in entry]
     return " ".join([entry.get("type", "any"), ", ".join(limits)]).strip()
-
-
-# --- Markdown ------------------------------------------------------------------------------------
-
-METHODS_PAGE = """\
-# Methods
-
-Written by `make docs` from the methods' own files: change those, not this page. `smoothtune methods
-NAME` shows the same in a terminal. Which of them to try: [Choosing a method](choosing.md).
-
-x is the input, f(x) the prediction, L the task loss, y the label. RECONSTRUCTED marks what paper
-and code leave open and we filled in.
-
-{overview}
-## Fields of every method
-
-{shared}
-A method without a loss term takes 1 and 0 for `weight`, on and off. Where a method has a default of
-its own, the field is listed again.
-
-{sections}"""
-
-
-def methods_page() -> str:
-    """docs/methods.md: all methods in one table, then one section each."""
-    found = [describe(name) for name in METHODS]
-    shared = describe("plain").fields
-    return METHODS_PAGE.format(
-        overview=_table(
-            ["name", "method", "in one sentence"],
-            [[f"[`{m.name}`](#{m.name})", _plain(m.title), _plain(m.summary)] for m in found],
-        ),
-        shared=_fields(shared),
-        sections="\n".join(_section(method, shared) for method in found),
-    )
-
-
-def _section(method: MethodDescription, shared: list[FieldDescription]) -> str:
-    own = [field for field in method.fields if field not in shared]
-    arxiv = r"[arXiv \1](https://arxiv.org/abs/\1)"
-    parts = [
-        f"## {method.name}",
-        f"**{_plain(method.title)}.** {_plain(method.summary)}",
-        "Reference: " + re.sub(r"arXiv (\d{4}\.\d{4,5})", arxiv, _plain(method.reference)),
-        f"```text\n{method.equation}\n```",
-        _fields(own).rstrip() if own else "No fields of its own.",
-        re.sub(r"\s+\* ", "\n\n* ", f"Departures: {_plain(method.departures)}", count=1),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _fields(fields: list[FieldDescription]) -> str:
-    return _table(
-        ["field", "type", "default", "meaning"],
-        [[f"`{f.name}`", f"`{f.type}`", f"`{f.default!r}`", _plain(f.description)] for f in fields],
-    )
-
-
-def _table(titles: list[str], rows: list[list[str]]) -> str:
-    lines = [titles, ["---"] * len(titles)]
-    lines += [[cell.replace("|", r"\|") for cell in row] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _plain(text: str) -> str:
-    """The text with what Markdown would eat escaped; code in backticks and bullets stay."""
-    parts = re.split(r"(`[^`]*`)", text)
-    parts[::2] = [re.sub(r"(?<!^)(?<!\n)[*]|[~<\[\]]|\b_|_\b", r"\\\g<0>", p) for p in parts[::2]]
-    return "".join(parts)
-
-
-if __name__ == "__main__":
-    print(methods_page(), end="")

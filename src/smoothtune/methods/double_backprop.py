@@ -17,11 +17,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
-from torch import Tensor
+from torch import Tensor, nn
 
+from smoothtune.core.architecture import is_causal_lm, is_multiple_choice_model
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer
+from smoothtune.core.support import ONE_SEQUENCE
 from smoothtune.functional.derivative_norms import gradient, squared_norm
 
 
@@ -43,6 +45,12 @@ class DoubleBackprop(Regularizer):
     def points(self) -> tuple[Point, ...]:
         """Derivatives are taken at the word embeddings."""
         return ("word",)
+
+    def refuses(self, model: nn.Module) -> str | None:
+        """Only the gradient of a mean over examples holds each example's."""
+        if is_causal_lm(model):
+            return "needs each example's gradient, and the loss is a mean over tokens: use jacobian"
+        return ONE_SEQUENCE if is_multiple_choice_model(model) else None
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """1/2 ||dL/dx||^2, a mean over examples; None without labels."""

@@ -8,7 +8,7 @@ Equation: total = L(f(x), y) + weight * L(f(x + r), y),   r = epsilon g / ||g||_
 
 Departures:
     * The paper normalizes the embeddings; here epsilon is relative to ||x|| instead, and
-      RECONSTRUCTED. `scale="absolute"` has 1, usual in public code on transformers.
+      RECONSTRUCTED. `units="absolute"` has 1, usual in public code on transformers.
     * Public code disturbs the embedding matrix, found by its name, so all places of a token in a
       batch move alike, and nothing happens where no name fits. The equation, and this, disturb the
       input.
@@ -23,23 +23,16 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Layer, Point
-from smoothtune.core.regularizer import STRICT, Positive, Regularizer
-from smoothtune.functional.adversarial import (
-    Scale,
-    diagnostics,
-    gradient_at,
-    normalize,
-    task_loss,
-    unit,
-)
+from smoothtune.core.forward import ForwardPass
+from smoothtune.core.regularizer import STRICT, Positive
+from smoothtune.functional.adversarial import gradient_at, normalize, task_loss
+from smoothtune.methods.adversarial_base import Adversarial
 
 DEFAULTS = {"relative": 0.01, "absolute": 1.0}
 
 
 @dataclass(config=STRICT, kw_only=True)
-class FGM(Regularizer):
+class FGM(Adversarial):
     """The task loss is added once more, one step up its gradient."""
 
     name: ClassVar[str] = "fgm"
@@ -49,28 +42,15 @@ class FGM(Regularizer):
     epsilon: Positive | None = None
     """epsilon, l2 norm of r. Paper: 5, normalized embeddings; default 0.01 (relative), 1
     (absolute)."""
-    scale: Scale = "relative"
-    """Whether epsilon is a multiple of the embedding's norm."""
-    layer: Layer = "word"
-    """Where the perturbation enters, "word" or a block number from 0. Paper: word."""
-    dropout: Dropout = "shared"
-    """Dropout masks of the perturbed pass relative to the clean one. Paper: not stated."""
 
     def __post_init__(self):
         super().__post_init__()
-        self._epsilon = self.epsilon if self.epsilon is not None else DEFAULTS[self.scale]
-
-    def points(self) -> tuple[Point, ...]:
-        """The one point where the perturbation enters."""
-        return (self.layer,)
+        self._epsilon = self.epsilon if self.epsilon is not None else DEFAULTS[self.units]
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss at x + r; None without labels."""
         if not clean.labeled:
             return None
         gradient = gradient_at(clean, task_loss(clean.run()), self.layer, keep_graph=True)
-        radius = self._epsilon * unit(clean, self.layer, "l2", "example", self.scale)
-        r = radius * normalize(gradient, "l2", "example")
-        x = clean.embeddings(self.layer)
-        self.diagnostics |= diagnostics(r, gradient, x, clean.mask)
-        return clean.at(r, self.layer, dropout=self.dropout).loss
+        r = self._epsilon * self.unit(clean) * normalize(gradient, "l2", "example")
+        return self.attacked(clean, r, gradient).loss

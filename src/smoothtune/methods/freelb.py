@@ -4,12 +4,12 @@ Reference: Zhu, Cheng, Gan, Sun, Goldstein, Liu: FreeLB: Enhanced Adversarial Tr
     Language Understanding, ICLR 2020 (arXiv 1909.11764). Code: zhuchen03/FreeLB.
 
 Equation: total = 1/K sum_{t<K} L(f(x + delta_t), y)   in place of L(f(x), y),
-    delta_0 ~ U(-1, 1) adv_init_mag / sqrt(N D) (l2; N real tokens) or U(-1, 1) adv_init_mag (linf),
-    delta_{t+1} = Project(delta_t + adv_lr g_t / ||g_t||), g_t = grad_delta L(f(x + delta_t), y).
+    delta_0 ~ U(-1, 1) init_size / sqrt(N D) (l2; N real tokens) or U(-1, 1) init_size (linf),
+    delta_{t+1} = Project(delta_t + step_size g_t / ||g_t||), g_t = grad_delta L(f(x + delta_t), y).
 
 Departures:
     * Sizes are relative to the embeddings and RECONSTRUCTED, as the paper's were tuned for each
-      task and model. `scale="absolute"` has those of its RTE recipe for RoBERTa-large.
+      task and model. `units="absolute"` has those of its RTE recipe for RoBERTa-large.
     * As in the released code one backward pass of a step serves both ascent and training; here the
       gradients of the weights wait until the objective is back-propagated, so the term composes.
     * Dropout masks are shared by the K steps, as in the paper, on every model; the released code
@@ -19,6 +19,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -27,81 +28,76 @@ from torch import Tensor
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
-from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Layer, Point
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
+from smoothtune.core.forward import ForwardPass
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.functional.adversarial import (
     Norm,
-    Scale,
-    diagnostics,
     given,
     normalize,
     project,
     task_loss,
     uniform_start,
-    unit,
 )
 from smoothtune.functional.stored_gradient import AccumulatedLoss
+from smoothtune.methods.adversarial_base import Adversarial
 
-# adv_lr, adv_init_mag, adv_max_norm
+# step_size, init_size, epsilon
 DEFAULTS = {"relative": (0.005, 0.005, 0.01), "absolute": (0.06, 0.16, 0.14)}
 
 
 @dataclass(config=STRICT, kw_only=True)
-class FreeLB(Regularizer):
+class FreeLB(Adversarial):
     """The task loss is averaged over the steps of an ascent."""
 
     name: ClassVar[str] = "freelb"
     version: ClassVar[int] = 2
     replaces_task_loss: ClassVar[bool] = True
 
-    adv_lr: Positive | None = None
-    """Step size. Paper: 0.025-0.1; default 0.005 (relative), 0.06 (absolute)."""
-    adv_steps: Annotated[int, Field(ge=1)] = 3
+    renamed: ClassVar[Mapping[str, str]] = {
+        "adv_lr": "step_size",
+        "adv_steps": "num_steps",
+        "adv_init_mag": "init_size",
+        "adv_max_norm": "epsilon",
+    }
+
+    step_size: Positive | None = None
+    """adv_lr, step size. Paper: 0.025-0.1; default 0.005 (relative), 0.06 (absolute)."""
+    num_steps: Annotated[int, Field(ge=1)] = 3
     """K, steps. Paper: 3 (RoBERTa), 2-4 (ALBERT)."""
-    adv_init_mag: NonNegative | None = None
-    """Size of delta_0. Paper: 0.16-0.64 (RoBERTa); default 0.005 (relative), 0.16 (absolute)."""
-    adv_max_norm: NonNegative | None = None
-    """Radius of the ball, 0: no limit. Paper: 0.14-0.4 (RoBERTa), mostly 0 (ALBERT); default 0.01
-    (relative), 0.14 (absolute)."""
+    init_size: NonNegative | None = None
+    """adv_init_mag, size of delta_0. Paper: 0.16-0.64 (RoBERTa); default 0.005 (relative), 0.16
+    (absolute)."""
+    epsilon: NonNegative | None = None
+    """adv_max_norm, radius of the ball, 0: no limit. Paper: 0.14-0.4 (RoBERTa), mostly 0 (ALBERT);
+    default 0.01 (relative), 0.14 (absolute)."""
     norm: Norm = "l2"
     """Norm of the ball, over an example. Paper: l2."""
-    scale: Scale = "relative"
-    """Whether sizes are multiples of the embedding's norm (rms for linf). Paper: absolute."""
-    layer: Layer = "word"
-    """Where the perturbation enters, "word" or a block number from 0. Paper: word."""
-    dropout: Dropout = "shared"
-    """Dropout masks of the steps, among themselves. Paper: shared."""
 
     def __post_init__(self):
         super().__post_init__()
-        sizes = (self.adv_lr, self.adv_init_mag, self.adv_max_norm)
-        self._sizes = given(sizes, DEFAULTS[self.scale])
+        sizes = (self.step_size, self.init_size, self.epsilon)
+        self._sizes = given(sizes, DEFAULTS[self.units])
 
     @property
     def needs_whole_weights(self) -> bool:
         """Every step but the last differentiates at them."""
-        return self.adv_steps > 1
-
-    def points(self) -> tuple[Point, ...]:
-        """The one point where the perturbation enters."""
-        return (self.layer,)
+        return self.num_steps > 1
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Mean task loss of K steps; no clean forward is run. None without labels."""
         if not clean.labeled:
             return None
-        lr, magnitude, radius = self._sizes
-        u = unit(clean, self.layer, self.norm, "example", self.scale)
+        step_size, init_size, radius = self._sizes
+        u = self.unit(clean, self.norm)
         draws = rng.uniform_like(clean.zeros(self.layer))
-        delta = uniform_start(draws, clean.mask, magnitude * u, self.norm)
-        x, losses = clean.embeddings(self.layer), AccumulatedLoss.over(unwrap(clean.model))
-        for _ in range(self.adv_steps - 1):
+        delta = uniform_start(draws, clean.mask, init_size * u, self.norm)
+        losses = AccumulatedLoss.over(unwrap(clean.model))
+        for _ in range(self.num_steps - 1):
             run = clean.at(delta.requires_grad_(), self.layer, dropout=self.dropout)
             (slope,) = losses.add(task_loss(run), run.delta(self.layer))
             gradient = slope * clean.mask[..., None]
-            delta = delta.detach() + lr * u * normalize(gradient, self.norm, "example")
+            delta = delta.detach() + step_size * u * normalize(gradient, self.norm, "example")
             delta = project(delta, radius * u, self.norm, "example") if radius else delta
-            self.diagnostics |= diagnostics(delta, gradient, x, clean.mask)
+            self.log(clean, delta, gradient)
         last = task_loss(clean.at(delta, self.layer, dropout=self.dropout))
-        return (losses.total() + last if losses.value is not None else last) / self.adv_steps
+        return (losses.total() + last if losses.value is not None else last) / self.num_steps

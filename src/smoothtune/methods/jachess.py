@@ -13,7 +13,7 @@ Equation: total = L(f(x), y) + sum_l lambda_l (||J_l||_F^2 + sum_{i in S_l} ||H_
 Departures:
     * The Hessian term of the code trains nothing (its value has no graph); here it has a gradient.
     * By default three more forward passes estimate both terms for all layers and dimensions, with
-      the same expectation up to O(step^2): E ||J_l u||^2 = ||J_l||^2, E (u^T H w)^2 = ||H||^2.
+      the same expectation up to O(h^2): E ||J_l u||^2 = ||J_l||^2, E (u^T H w)^2 = ||H||^2.
       `estimator="per_layer"` draws as the paper does.
     * The sum over S_l is the code's mean over dimensions; `hessian_reduction="sum"` takes all.
     * The code averages over tokens, padding among them; `reduction="sum"` is the norm, and
@@ -41,15 +41,16 @@ from torch import Tensor, nn
 from smoothtune.core import rng
 from smoothtune.core.architecture import is_causal_lm, unwrap
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.hooks import Point
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive
+from smoothtune.core.support import ONE_PREDICTION
 from smoothtune.functional.derivative_norms import Probe
 from smoothtune.functional.input_derivatives import (
-    Difference,
+    DifferenceScheme,
     EstimatorName,
     InputDerivatives,
     scores,
 )
+from smoothtune.methods.derivative_base import DerivativePenalty
 
 Factors = Literal["normalized", "softmax", "uniform", "inverse", "logits"]
 
@@ -77,11 +78,10 @@ def layer_factors(n: Tensor, factors: Factors, temperature: float = 1.0) -> Tens
 
 
 @dataclass(config=STRICT, kw_only=True)
-class JacHess(Regularizer):
+class JacHess(DerivativePenalty):
     """Small first and second derivatives of every layer's representation in the embeddings."""
 
     name: ClassVar[str] = "jachess"
-    differentiates: ClassVar[bool] = True
     uses_hidden_states: ClassVar[bool] = True
 
     factors: Factors = "normalized"
@@ -100,15 +100,13 @@ class JacHess(Regularizer):
     """Over output dimensions: mean (code) or sum over all; eq 4 is k times the mean."""
     hessian_dims: Annotated[int, Field(ge=1)] = 10
     """k: dimensions drawn by `estimator="per_layer"`; others take all. Code: 10."""
-    probes: Annotated[int, Field(ge=1)] = 1
+    num_probes: Annotated[int, Field(ge=1)] = 1
     """Random probes. Code: 10 (Jacobian), 1 (Hessian)."""
     probe: Probe = "rademacher"
     """Distribution of the probes: signs vary least. Code: gaussian; paper: sphere."""
     estimator: EstimatorName | None = None
     """Default: projected without the Hessian, else finite_difference. Paper: per_layer."""
-    step: Positive = 0.01
-    """h of finite differences, relative to the rms of the pre-trained word embeddings."""
-    difference: Difference = "forward"
+    difference: DifferenceScheme = "forward"
     """Finite differences: forward from the clean pass (3 passes more, or 1 without the Hessian), or
     symmetric (4 or 2), with a tenth of the error in a single draw."""
     reduction: Literal["sum", "token_mean"] = "sum"
@@ -119,31 +117,26 @@ class JacHess(Regularizer):
 
     def __post_init__(self):
         super().__post_init__()
-        self._derivatives = InputDerivatives(
-            self.estimator,
-            self.hessian_weight > 0,
-            self.probes,
-            self.probe,
-            self.step,
-            self.difference,
-            self.hessian_dims,
-        )
         self._c = self.c or 2e-5
         self._norms: Tensor | None = None
 
-    @property
-    def derivative_order(self) -> int:
-        """As the estimator says."""
-        return self._derivatives.order
+    def input_derivatives(self) -> InputDerivatives:
+        """Of the layers' states, or the logits."""
+        return InputDerivatives(
+            self.estimator,
+            self.hessian_weight > 0,
+            self.num_probes,
+            self.probe,
+            self.difference_step,
+            self.difference,
+            self.hessian_dims,
+        )
 
-    @property
-    def needs_float32(self) -> bool:
-        """Finite differences do."""
-        return self._derivatives.name == "finite_difference"
-
-    def points(self) -> tuple[Point, ...]:
-        """Derivatives are taken at the word embeddings."""
-        return ("word",)
+    def refuses(self, model: nn.Module) -> str | None:
+        """Logits of many predictions have no common width."""
+        if self.factors == "logits" and is_causal_lm(model):
+            return f"{ONE_PREDICTION}: leave factors at its default, or use jacobian"
+        return super().refuses(model)
 
     def attach(self, model: nn.Module) -> None:
         """Learn the size of the pre-trained embeddings.
@@ -156,7 +149,7 @@ class JacHess(Regularizer):
             raise ValueError(
                 f"smoothness has {len(self.smoothness)} entries; this model has {layers} layers"
             )
-        self._derivatives.attach(model)
+        super().attach(model)
         self._norms = None if self.smoothness is None else torch.tensor(self.smoothness)
 
     def bind_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -205,12 +198,12 @@ class JacHess(Regularizer):
 
     def state_dict(self) -> dict[str, Tensor]:
         """c, the size of the embeddings and, once measured, the pre-trained smoothness."""
-        state = self._derivatives.state_dict() | {"c": torch.tensor(self._c, dtype=torch.float64)}
+        state = super().state_dict() | {"c": torch.tensor(self._c, dtype=torch.float64)}
         return state if self._norms is None else state | {"norms": self._norms}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Take them back."""
-        self._derivatives.load_state_dict(state)
+        super().load_state_dict(state)
         self._c, self._norms = state["c"].item(), state.get("norms")
 
 

@@ -22,13 +22,14 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
+from torch import Tensor, nn
 
-from smoothtune.core.architecture import is_causal_lm, unwrap
+from smoothtune.core.architecture import is_causal_lm, is_embedding_model, unwrap
 from smoothtune.core.causal_lm import targets
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, head_mean, heads
 from smoothtune.core.regularizer import STRICT, Regularizer
+from smoothtune.core.support import CLASS_SCORES
 
 
 def smoothed_cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
@@ -60,6 +61,12 @@ class LabelSmoothing(Regularizer):
 
     smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
     """s, the probability spread evenly over all classes. Paper: 0.1."""
+
+    def refuses(self, model: nn.Module) -> str | None:
+        """Labels of an embedding are no classes."""
+        if is_embedding_model(model):
+            return f"{CLASS_SCORES}: use r3f, smart or jacobian"
+        return None
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Smoothed cross entropy, a mean over heads and examples.

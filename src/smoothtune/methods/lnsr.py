@@ -12,12 +12,12 @@ Equation: total = L(f(x), y) + R with
                   k nearest neighbors in the word-embedding space           (TNNLS III-B.2)
 
 Departures: no official code is public; what the papers leave open is RECONSTRUCTED here.
-    * What the squared norm runs over is not stated. `reduce="mean"` averages over features and real
-      tokens; "token_sum" sums over features, "sum" over both. Look at `loss/lnsr` beside
+    * What the squared norm runs over is not stated. `reduction="mean"` averages over features and
+      real tokens; "token_sum" sums over features, "sum" over both. Look at `loss/lnsr` beside
       `loss/task`: on MiniLM with few examples the mean is a hundredth of it and changes little,
       `weight` 10 to 40 did not help either, and the sum kept the model from learning
       (benchmarks/results/held-out.md).
-    * The rescaling is done for every token; `scale="sequence"` does it for every example.
+    * The rescaling is done for every token; `rescale_over="sequence"` does it for every example.
     * The papers disagree about the layer: standard noise enters at the input of the first block
       (after position embeddings and LayerNorm), in-manifold noise at the word embeddings.
     * The magnitude of in-manifold noise is called noise scale, magnitude and mix ratio; here it is
@@ -32,44 +32,32 @@ Departures: no official code is public; what the papers leave open is RECONSTRUC
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.architecture import blocks
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.predictions import masked_mean
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
-from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, Scale, relative_norm
+from smoothtune.core.regularizer import STRICT, NonNegative
+from smoothtune.methods.noise_base import NoisyEmbeddings
 
 
 @dataclass(config=STRICT, kw_only=True)
-class LNSR(Regularizer):
+class LNSR(NoisyEmbeddings):
     """Layer-wise noise stability: hidden states must not move when the input is disturbed."""
 
     name: ClassVar[str] = "lnsr"
     uses_hidden_states: ClassVar[bool] = True
+    renamed: ClassVar[Mapping[str, str]] = {"reduce": "reduction"}
 
-    noise: NoiseKind = "standard"
-    """Kind of noise; the papers use both."""
-    noise_ratio: Positive | None = None
-    """||eps|| / ||x||. Papers: 0.05 (standard), 0.10-0.20 (in-manifold); default 0.05 and 0.10."""
-    layer: Layer | None = None
-    """b: where noise enters, "word" or a block number from 0. Default: 0, in-manifold "word"."""
     layer_weights: list[NonNegative] | None = None
     """lambda_r for the outputs of blocks b..L-1 (0-based). NAACL: all 1 (the default); TNNLS
     searches 0.2-1."""
-    k: Annotated[int, Field(ge=1)] = 10
-    """Nearest neighbors of in-manifold noise. Paper: 10."""
-    orthonormal: bool = True
-    """Basis vectors of length 1. Paper: text says orthogonal, Claim 2 needs orthonormal."""
-    scale: Scale = "token"
-    """What the rescaling runs over; "none" leaves N(0, noise_ratio^2). Paper: not stated."""
-    reduce: Literal["mean", "token_sum", "sum"] = "mean"
+    reduction: Literal["mean", "token_sum", "sum"] = "mean"
     """What the squared norm does over features and tokens. Paper: not stated."""
     tokens: Literal["all", "pooled"] = "all"
     """Compare all real tokens, or the one the head reads. Paper: not stated."""
@@ -80,19 +68,7 @@ class LNSR(Regularizer):
 
     def __post_init__(self):
         super().__post_init__()
-        self._noise = EmbeddingNoise(
-            self.noise, self.noise_ratio, self.layer, self.k, self.orthonormal, self.scale
-        )
         self._first = 0 if self._noise.point == "word" else self._noise.point
-
-    @property
-    def needs_whole_weights(self) -> bool:
-        """In-manifold noise keeps the pre-trained word embeddings."""
-        return self.noise == "in_manifold"
-
-    def points(self) -> tuple[Point, ...]:
-        """The one point where noise enters."""
-        return (self._noise.point,)
 
     def attach(self, model: nn.Module) -> None:
         """Index the pre-trained embeddings.
@@ -106,25 +82,19 @@ class LNSR(Regularizer):
                 f"layer_weights has {len(self.layer_weights)} entries; with noise at layer "
                 f"{self._noise.point!r} this model needs {wanted}, one for each block above"
             )
-        self._noise.attach(model)
-
-    def detach(self, model: nn.Module) -> None:
-        """Keep the neighbors found for later runs."""
-        self._noise.detach()
+        super().attach(model)
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """R of eq. 11."""
-        point, above = self._noise.point, slice(self._first + 1, None)
+        above = slice(self._first + 1, None)
         hidden = clean.run().hidden_states[above]
-        delta = self._noise.draw(clean)
-        noisy = clean.at(delta, point, dropout=self.dropout).hidden_states[above]
+        noisy = self.noisy(clean, self.dropout).hidden_states[above]
         terms = [
             factor * self.distance(h.detach() if self.detach_clean else h, h_, clean)
             for factor, h, h_ in zip(
                 self.layer_weights or [1.0] * len(hidden), hidden, noisy, strict=True
             )
         ]
-        self.diagnostics["delta_ratio"] = relative_norm(delta, clean.embeddings(point), clean.mask)
         return torch.stack(terms).sum()
 
     def distance(self, h: Tensor, h_: Tensor, clean: ForwardPass) -> Tensor:
@@ -135,7 +105,7 @@ class LNSR(Regularizer):
             mask = torch.ones_like(squares[..., 0], dtype=torch.bool)
         else:
             mask = clean.mask
-        per_token = squares.mean(-1) if self.reduce == "mean" else squares.sum(-1)
-        if self.reduce == "sum":
+        per_token = squares.mean(-1) if self.reduction == "mean" else squares.sum(-1)
+        if self.reduction == "sum":
             return (per_token * mask).sum(1).mean()
         return masked_mean(per_token, mask).mean()

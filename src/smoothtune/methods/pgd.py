@@ -10,7 +10,7 @@ Equation: total = max_{||delta|| <= epsilon} L(f(x + delta), y)   in place of L(
 Departures:
     * The input is the word embedding, with norms over all real tokens of an example.
     * Sizes are relative to the embeddings and RECONSTRUCTED; the paper's are for images.
-      `scale="absolute"` has 1 and 0.3, usual in public code on transformers with l2.
+      `units="absolute"` has 1 and 0.3, usual in public code on transformers with l2.
     * delta_0 is uniform in the cube; for l2, in the largest cube inside the ball.
     * Only the worst case is trained on, as in the equation, so the default radius is smaller than
       that of the other methods: MiniLM learns nothing from 1,000 examples of SST-2 at 0.05, and
@@ -27,28 +27,25 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core import rng
-from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Layer, Point
-from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.core.forward import ForwardPass
+from smoothtune.core.regularizer import STRICT, Positive
 from smoothtune.functional.adversarial import (
     Norm,
-    Scale,
     ascend,
-    diagnostics,
     given,
     normalize,
     project,
     task_loss,
     uniform_start,
-    unit,
 )
+from smoothtune.methods.adversarial_base import Adversarial
 
 # step_size, epsilon
 DEFAULTS = {"relative": (0.0025, 0.005), "absolute": (0.3, 1.0)}
 
 
 @dataclass(config=STRICT, kw_only=True)
-class PGD(Regularizer):
+class PGD(Adversarial):
     """The task loss is taken at the worst perturbation found, and nowhere else."""
 
     name: ClassVar[str] = "pgd"
@@ -63,27 +60,16 @@ class PGD(Regularizer):
     """K, steps. Paper: 7-40 on images; 3 is usual in public code on transformers."""
     norm: Norm = "l2"
     """Norm of the ball, over an example. Paper: infinity."""
-    scale: Scale = "relative"
-    """Whether sizes are multiples of the embedding's norm (rms for linf). Paper: absolute."""
-    layer: Layer = "word"
-    """Where the perturbation enters, "word" or a block number from 0."""
-    dropout: Dropout = "shared"
-    """Dropout masks of the passes, among themselves. Paper: has none."""
 
     def __post_init__(self):
         super().__post_init__()
-        self._sizes = given((self.step_size, self.epsilon), DEFAULTS[self.scale])
-
-    def points(self) -> tuple[Point, ...]:
-        """The one point where the perturbation enters."""
-        return (self.layer,)
+        self._sizes = given((self.step_size, self.epsilon), DEFAULTS[self.units])
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss at the worst case; no clean forward is run. None without labels."""
         if not clean.labeled:
             return None
-        u = unit(clean, self.layer, self.norm, "example", self.scale)
-        step_size, radius = (size * u for size in self._sizes)
+        step_size, radius = (size * self.unit(clean, self.norm) for size in self._sizes)
 
         def update(delta: Tensor, gradient: Tensor) -> Tensor:
             linf = self.norm == "linf"
@@ -100,6 +86,4 @@ class PGD(Regularizer):
             num_steps=self.num_steps,
             dropout=self.dropout,
         )
-        x = clean.embeddings(self.layer)
-        self.diagnostics |= diagnostics(delta, gradient, x, clean.mask)
-        return clean.at(delta, self.layer, dropout=self.dropout).loss
+        return self.attacked(clean, delta, gradient).loss

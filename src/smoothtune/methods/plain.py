@@ -21,3 +21,4 @@ class Plain(Regularizer):
     """Plain fine-tuning: no term, no change."""
 
     name: ClassVar[str] = "plain"
+    does_nothing: ClassVar[bool] = True

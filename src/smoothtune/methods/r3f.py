@@ -38,10 +38,8 @@ from smoothtune.functional.parametrizations import restore, substitute, trained_
 
 
 @dataclass(config=STRICT, kw_only=True)
-class R3F(Regularizer):
-    """R3F: the prediction must not change under small noise on the word embeddings."""
-
-    name: ClassVar[str] = "r3f"
+class NoisyPrediction(Regularizer):
+    """Base of R3F and R4F, which have one term."""
 
     noise: Literal["normal", "uniform"] = "uniform"
     """Distribution of z. fairseq's RTE recipe: uniform."""
@@ -69,6 +67,13 @@ class R3F(Regularizer):
         return term
 
 
+@dataclass(config=STRICT, kw_only=True)
+class R3F(NoisyPrediction):
+    """R3F: the prediction must not change under small noise on the word embeddings."""
+
+    name: ClassVar[str] = "r3f"
+
+
 class SpectralNorm(nn.Module):
     """W -> W / sigma_max(W), so that x -> W x is Lipschitz with constant 1."""
 
@@ -78,7 +83,7 @@ class SpectralNorm(nn.Module):
 
 
 @dataclass(config=STRICT, kw_only=True)
-class R4F(R3F):
+class R4F(NoisyPrediction):
     """R4F: R3F with a spectrally normalized head."""
 
     name: ClassVar[str] = "r4f"

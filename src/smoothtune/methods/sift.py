@@ -26,25 +26,27 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
-from torch import Tensor
+from torch import Tensor, nn
 
 from smoothtune.core import rng
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Point, token_std
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.core.support import no_class_scores
 from smoothtune.functional.adversarial import Ascent, Inner, Norm, Per, ascend, diagnostics, given
 from smoothtune.functional.divergences import divergence, symmetric_kl
 
-# sigma, eta, epsilon
+# sigma, step_size, epsilon
 DEFAULTS = {"paper": (0.01, 2.0, 0.02), "deberta": (0.01, 1e-4, float("inf"))}
 POINT: Point = "normalized"
 
 
-def cross_entropies(p: Tensor, q: Tensor) -> Tensor:
+def both_cross_entropies(p: Tensor, q: Tensor) -> Tensor:
     """DeBERTa's loss: cross entropies of q from p and p from q, targets constant; shape (...)."""
     log_p, log_q = p.log_softmax(-1), q.log_softmax(-1)
     return -(log_p.exp().detach() * log_q + log_q.exp().detach() * log_p).sum(-1)
@@ -62,9 +64,11 @@ class SiFT(Regularizer):
     name: ClassVar[str] = "sift"
     version: ClassVar[int] = 2
 
+    renamed: ClassVar[Mapping[str, str]] = {"eta": "step_size"}
+
     sigma: Positive | None = None
     """sigma, deviation of the first noise. Released code: 0.01; default 0.01."""
-    eta: Positive | None = None
+    step_size: Positive | None = None
     """eta, step size. Released code: 1e-4; default 2, with `compat` 1e-4."""
     epsilon: Positive | None = None
     """epsilon, radius of the ball. Released code: none; default 0.02, with `compat` none."""
@@ -81,20 +85,24 @@ class SiFT(Regularizer):
 
     def __post_init__(self):
         super().__post_init__()
-        sigma, eta, epsilon = given(
-            (self.sigma, self.eta, self.epsilon), DEFAULTS[self.compat or "paper"]
-        )
+        sizes = (self.sigma, self.step_size, self.epsilon)
+        sigma, step_size, epsilon = given(sizes, DEFAULTS[self.compat or "paper"])
         self._ascent = Ascent(
             point=POINT,
             norm=self.norm,
             per=self.per,
-            scale="absolute",
+            units="absolute",
             sigma=sigma,
-            step_size=eta,
+            step_size=step_size,
             epsilon=epsilon,
             num_steps=self.num_steps,
             dropout=self.dropout,
         )
+
+    def refuses(self, model: nn.Module) -> str | None:
+        """The released code compares the class scores of one prediction."""
+        reason = no_class_scores(model) if self.compat else None
+        return reason and f"{reason}: leave compat out"
 
     def points(self) -> tuple[Point, ...]:
         """The input of the embeddings' LayerNorm."""
@@ -103,7 +111,7 @@ class SiFT(Regularizer):
     def loss(self, clean: ForwardPass) -> Tensor:
         """R at the perturbation found."""
         compat = self.compat == "deberta"
-        measure = cross_entropies if compat else symmetric_kl
+        measure = both_cross_entropies if compat else symmetric_kl
         search = self.deberta_search if compat else self._ascent.search
         clean.run()
         delta, gradient = search(clean, lambda run: divergence(clean, run, measure))

@@ -13,13 +13,14 @@ Equation: total = L(f(x), y) + weight * (lambda_s R_s + mu D)
 Departures:
     * With the paper's sigma = epsilon = 1e-5 the term is next to nothing (6e-6 on a tuned MiniLM,
       whose embeddings have an rms of 0.06). Sizes are relative to the embeddings and RECONSTRUCTED,
-      with eta / epsilon = 100 as in the paper; `scale="absolute"` has its values.
+      with eta / epsilon = 100 as in the paper; `units="absolute"` has its values.
     * The released code adds the gradient to the noise, divides by the largest entry of each token
       and never projects: epsilon only guards the division, the perturbation is the initial noise
       blown up to size 1. `compat="mt-dnn"` reproduces it, with the gradient of its outer loss
       (targets detached, about half the true one), its inner loss, which is no KL, and for
       regression its error over all pairs of examples. archinetai/smart-pytorch is the same with
       step size 1e-3 and weight * batch size.
+    * The released code disturbs the input of block 0 (`layer=0`).
     * No released code has D. The teacher is a moving average that starts at the first weights;
       which late beta holds from when is a field in updates, as the length of a run is not known.
     * Dropout masks of all passes are shared, so that R_s and D measure smoothness only; the
@@ -28,7 +29,6 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -36,21 +36,15 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core import rng
-from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Layer, Point
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import heads
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Probability, Regularizer
-from smoothtune.functional.adversarial import Ascent, Norm, Per, Scale, ascend, diagnostics, given
+from smoothtune.core.regularizer import STRICT, NonNegative, Probability
+from smoothtune.core.support import no_class_scores
 from smoothtune.functional.divergences import Divergence, divergence, symmetric_kl_detached
 from smoothtune.functional.ema_teacher import Teacher
+from smoothtune.methods.adversarial_base import AdversarialSearch
 
-# sigma, eta, epsilon
-DEFAULTS = {
-    "relative": (0.01, 2.0, 0.02),
-    "absolute": (1e-5, 1e-3, 1e-5),
-    "mt-dnn": (1e-5, 1e-5, 1e-6),
-}
+MT_DNN = (1e-5, 1e-5, 1e-6)  # sigma, step_size, guard of the division
 
 
 def stable_kl(p: Tensor, q: Tensor, epsilon: float = 1e-6) -> Tensor:
@@ -98,18 +92,8 @@ def mt_dnn_outer(clean: ForwardPass, noisy: ForwardPass, measure: Divergence) ->
     return divergence(clean, noisy, measure)
 
 
-def mt_dnn_direction(step_size: float, guard: float) -> Callable[[Tensor, Tensor], Tensor]:
-    """Released update: noise + step * gradient, divided by the largest entry of each token."""
-
-    def update(delta: Tensor, gradient: Tensor) -> Tensor:
-        delta = delta + step_size * gradient
-        return delta / (delta.abs().amax(-1, keepdim=True) + guard)
-
-    return update
-
-
 @dataclass(config=STRICT, kw_only=True)
-class SMART(Regularizer):
+class SMART(AdversarialSearch):
     """Predictions must not change under the worst small perturbation, nor fast between steps."""
 
     name: ClassVar[str] = "smart"
@@ -117,14 +101,6 @@ class SMART(Regularizer):
 
     lambda_s: NonNegative = 1.0
     """lambda_s, strength of the adversarial term. Paper: 1, 3 or 5; 0 leaves it out."""
-    epsilon: Positive | None = None
-    """epsilon, radius of the ball. Paper: 1e-5; default 0.02 (relative), 1e-5 (absolute)."""
-    sigma: Positive | None = None
-    """sigma, deviation of delta_0. Paper: 1e-5; default 0.01 (relative), 1e-5 (absolute)."""
-    eta: Positive | None = None
-    """eta, step size. Paper: 1e-3; default 2 (relative), 1e-3 (absolute)."""
-    num_steps: Annotated[int, Field(ge=1)] = 1
-    """T, ascent steps. Paper: 1."""
     mu: NonNegative | None = None
     """mu, strength of the proximal term. Paper: 1; 0 with `compat`, whose code has none."""
     beta: Probability = 0.99
@@ -133,16 +109,6 @@ class SMART(Regularizer):
     """beta after `late_after` updates. Paper: 0.999."""
     late_after: Annotated[int, Field(ge=0)] | None = None
     """Updates after which `late_beta` holds; None: never. Paper: 10 % of all updates."""
-    norm: Norm = "linf"
-    """p, norm of the ball. Paper: infinity."""
-    per: Per = "example"
-    """What norms run over. Paper: not stated; released code: token."""
-    scale: Scale = "relative"
-    """Whether sizes are multiples of the embedding's norm (rms for linf). Paper: absolute."""
-    layer: Layer = "word"
-    """Where the perturbation enters, "word" or a block number from 0. Released code: 0."""
-    dropout: Dropout = "shared"
-    """Dropout masks of the other passes relative to the clean one. Released code: independent."""
     compat: Literal["mt-dnn"] | None = None
     """"mt-dnn": number and gradient of the released code; sizes 1e-5, 1e-5 and guard 1e-6."""
     criterion: Literal["sym_kl", "js"] = "sym_kl"
@@ -150,10 +116,8 @@ class SMART(Regularizer):
 
     def __post_init__(self):
         super().__post_init__()
-        sigma, eta, epsilon = given(
-            (self.sigma, self.eta, self.epsilon), DEFAULTS[self.compat or self.scale]
-        )
-        self._ascent = Ascent.of(self, sigma, eta, epsilon)
+        if self.compat:
+            self._ascent = self.ascent(MT_DNN)
         if self.criterion == "js" and self.compat is None:
             raise ValueError('criterion="js" is a form of the released code: set compat="mt-dnn"')
         self._mu = self.mu if self.mu is not None else 0.0 if self.compat else 1.0
@@ -167,9 +131,10 @@ class SMART(Regularizer):
         """Those of the teacher."""
         return bool(self._mu)
 
-    def points(self) -> tuple[Point, ...]:
-        """The one point where the perturbation enters."""
-        return (self.layer,)
+    def refuses(self, model: nn.Module) -> str | None:
+        """The released code compares the class scores of one prediction."""
+        reason = no_class_scores(model) if self.compat else None
+        return reason and f"{reason}: leave compat out"
 
     def attach(self, model: nn.Module) -> None:
         """Copy the model: the first teacher."""
@@ -193,31 +158,13 @@ class SMART(Regularizer):
     def smoothness(self, clean: ForwardPass) -> Tensor:
         """R_s at the perturbation found."""
         if self.compat == "mt-dnn":
-            delta, gradient = self.mt_dnn_search(clean)
+            delta, gradient = self.released_search(
+                clean, lambda run: mt_dnn_inner(clean, run), self._ascent.step_size
+            )
             measure = mt_dnn_js if self.criterion == "js" else symmetric_kl_detached
-            term = mt_dnn_outer(clean, self._at(clean, delta), measure)
-        else:
-            delta, gradient = self._ascent.search(clean, lambda run: divergence(clean, run))
-            term = divergence(clean, self._at(clean, delta))
-        x = clean.embeddings(self.layer)
-        self.diagnostics |= diagnostics(delta, gradient, x, clean.mask)
-        return term
-
-    def _at(self, clean: ForwardPass, delta: Tensor) -> ForwardPass:
-        return clean.at(delta, self.layer, dropout=self.dropout)
-
-    def mt_dnn_search(self, clean: ForwardPass) -> tuple[Tensor, Tensor]:
-        """The released search, and its last gradient."""
-        search = self._ascent
-        return ascend(
-            clean,
-            search.sigma * rng.normal_like(clean.zeros(self.layer)),
-            lambda run: mt_dnn_inner(clean, run),
-            mt_dnn_direction(search.step_size, search.epsilon),
-            point=self.layer,
-            num_steps=self.num_steps,
-            dropout=self.dropout,
-        )
+            return mt_dnn_outer(clean, self.attacked(clean, delta, gradient), measure)
+        delta, gradient = self.search(clean, lambda run: divergence(clean, run))
+        return divergence(clean, self.attacked(clean, delta, gradient))
 
     def proximal(self, clean: ForwardPass) -> Tensor:
         """D: divergence from the teacher on the clean input."""

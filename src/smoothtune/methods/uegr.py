@@ -7,7 +7,7 @@ Equation: total = gamma * L_adv + alpha * L_JS + beta * L(f(x), y), with K sub-m
     adversarial sample x + delta, P_k = f(x + delta; dropout rate p_k), M = 1/K sum_k P_k:
     L_adv = 1/K sum_k L(P_k, y),   L_JS = 1/K sum_k KL(P_k || M) = H(M) - 1/K sum_k H(P_k)
     (regression: mean squared deviation of the K scores from their mean);
-    delta = eps * g / ||g||_2 per example, g = dL/dx (FGM), or projected steps (PGD).
+    delta = epsilon * g / ||g||_2 per example, g = dL/dx (FGM), or projected steps (PGD).
     Then only the fraction rho of the weights with the largest saliency |w dL/dw| is updated, or
     each with probability p_i, by 1/p_i as much.
 
@@ -29,7 +29,7 @@ Departures: all of the following is RECONSTRUCTED.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -46,11 +46,13 @@ from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.predictions import head_mean, heads
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Probability, Regularizer
 from smoothtune.functional.adversarial import (
+    Units,
     ascend,
     diagnostics,
     gradient_at,
     normalize,
     project,
+    task_loss,
     unit,
 )
 from smoothtune.functional.update_masks import (
@@ -121,19 +123,25 @@ class UEGR(Regularizer):
     name: ClassVar[str] = "uegr"
     differentiates: ClassVar[bool] = True
     replaces_task_loss: ClassVar[bool] = True
+    renamed: ClassVar[Mapping[str, str]] = {
+        "attack_point": "layer",
+        "eps": "epsilon",
+        "eps_mode": "units",
+        "attack_steps": "num_steps",
+    }
 
     attack: Literal["fgm", "pgd", "none"] = "fgm"
     """How adversarial samples are made. RECONSTRUCTED."""
-    attack_point: Layer = "word"
+    layer: Layer = "word"
     """Where they are disturbed, "word" or a block number from 0. RECONSTRUCTED."""
-    eps: Positive = 0.005
-    """||delta|| per example; see eps_mode. RECONSTRUCTED; 1.0 absolute is usual for FGM on BERT."""
-    eps_mode: Literal["relative", "absolute"] = "relative"
-    """Unit of eps: the norm of the example's embeddings, or 1. RECONSTRUCTED."""
-    attack_steps: Annotated[int, Field(ge=1)] = 3
+    epsilon: Positive = 0.005
+    """||delta|| per example; see units. RECONSTRUCTED; 1.0 absolute is usual for FGM on BERT."""
+    units: Units = "relative"
+    """Unit of epsilon: the norm of the example's embeddings, or 1. RECONSTRUCTED."""
+    num_steps: Annotated[int, Field(ge=1)] = 3
     """pgd: number of steps. RECONSTRUCTED."""
     step_size: Positive | None = None
-    """pgd: length of a step, in the unit of eps; default eps / 2. RECONSTRUCTED."""
+    """pgd: length of a step, in the unit of epsilon; default epsilon / 2. RECONSTRUCTED."""
     random_start: bool = False
     """pgd: start at a random point of the ball instead of 0. RECONSTRUCTED."""
     attack_dropout: Literal["model", "off"] = "model"
@@ -219,7 +227,7 @@ class UEGR(Regularizer):
 
     def points(self) -> tuple[Point, ...]:
         """The one point that is attacked."""
-        return (self.attack_point,)
+        return (self.layer,)
 
     def detach(self, model: nn.Module) -> None:
         """Forget rates and masks."""
@@ -233,10 +241,10 @@ class UEGR(Regularizer):
             return None
         delta = None if self.attack == "none" else self._adversary(clean)
         passes = [
-            clean.at(delta, self.attack_point, dropout="independent" if k else "shared", rate=rate)
+            clean.at(delta, self.layer, dropout="independent" if k else "shared", rate=rate)
             for k, rate in enumerate(self._dropout_rates())
         ]
-        total = self.gamma * torch.stack([_loss(each) for each in passes]).mean()
+        total = self.gamma * torch.stack([task_loss(each) for each in passes]).mean()
         among = [clean.run(), *passes] if self.js_over == "adversarial+clean" else passes
         apart = ensemble_divergence(among)
         self.diagnostics["js"] = apart
@@ -245,32 +253,32 @@ class UEGR(Regularizer):
         if self.js_norm == "log_k" and len(among) > 1:
             apart = apart / torch.tensor(float(len(among))).log().item()
         total = total + self.alpha * apart
-        return total + self.beta * _loss(clean.run()) if self.beta else total
+        return total + self.beta * task_loss(clean.run()) if self.beta else total
 
     def _adversary(self, clean: ForwardPass) -> Tensor:
         """(B, T, D) the attack."""
-        point, pgd = self.attack_point, self.attack == "pgd"
-        u = unit(clean, point, "l2", "example", self.eps_mode)
+        point, pgd = self.layer, self.attack == "pgd"
+        u = unit(clean, point, "l2", "example", self.units)
         length, steps = (
-            (self.eps, 1) if not pgd else (self.step_size or self.eps / 2, self.attack_steps)
+            (self.epsilon, 1) if not pgd else (self.step_size or self.epsilon / 2, self.num_steps)
         )
 
         def update(delta: Tensor, gradient: Tensor) -> Tensor:
             step = length * u * normalize(gradient, "l2", "example")
-            return project(delta + step, self.eps * u, "l2", "example")
+            return project(delta + step, self.epsilon * u, "l2", "example")
 
         delta = clean.zeros(point)
         if pgd and self.random_start:
             noise = rng.normal_like(delta) * clean.mask[..., None]
             share = (rng.uniform_like(delta[:, :1, :1]) + 1) / 2
-            delta = share * self.eps * u * normalize(noise, "l2", "example")
+            delta = share * self.epsilon * u * normalize(noise, "l2", "example")
         elif self.attack_dropout == "model":  # the clean pass has the first gradient already
-            gradient = gradient_at(clean, _loss(clean.run()), point, keep_graph=True)
+            gradient = gradient_at(clean, task_loss(clean.run()), point, keep_graph=True)
             delta, steps = update(delta, gradient), steps - 1
         if steps:
             dropout: Dropout = "off" if self.attack_dropout == "off" else "shared"
             delta, gradient = ascend(
-                clean, delta, _loss, update, point=point, num_steps=steps, dropout=dropout
+                clean, delta, task_loss, update, point=point, num_steps=steps, dropout=dropout
             )
         self.diagnostics |= diagnostics(delta, gradient, clean.embeddings(point), clean.mask)
         return delta
@@ -361,8 +369,3 @@ class UEGR(Regularizer):
             for key, value in state.items()
             if key.startswith("factor/")
         }
-
-
-def _loss(run: ForwardPass) -> Tensor:
-    assert run.loss is not None
-    return run.loss

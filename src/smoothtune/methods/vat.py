@@ -10,7 +10,7 @@ Equation: total = L(f(x), y) + weight * E KL(p || p(.|x + r)),   p = p(.|x) with
 
 Departures:
     * The input is the word embedding, with norms over all real tokens of an example.
-    * epsilon is relative to ||x|| and RECONSTRUCTED; `scale="absolute"` has the code's 8.
+    * epsilon is relative to ||x|| and RECONSTRUCTED; `units="absolute"` has the code's 8.
     * xi is always relative to ||x||: the released 1e-6 drowns in float32 rounding on transformers.
     * Dropout masks of all passes are shared, so that the KL is 0 without r; the released code draws
       new ones.
@@ -25,17 +25,17 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core import rng
-from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Layer, Point
-from smoothtune.core.regularizer import STRICT, Positive, Regularizer
-from smoothtune.functional.adversarial import Scale, ascend, diagnostics, normalize, unit
+from smoothtune.core.forward import ForwardPass
+from smoothtune.core.regularizer import STRICT, Positive
+from smoothtune.functional.adversarial import ascend, normalize, unit
 from smoothtune.functional.divergences import divergence, kl
+from smoothtune.methods.adversarial_base import Adversarial
 
 DEFAULTS = {"relative": 0.02, "absolute": 8.0}
 
 
 @dataclass(config=STRICT, kw_only=True)
-class VAT(Regularizer):
+class VAT(Adversarial):
     """The prediction is the label of the worst perturbation; needs no true label."""
 
     name: ClassVar[str] = "vat"
@@ -47,20 +47,10 @@ class VAT(Regularizer):
     """xi, l2 norm of the probe, relative to ||x||. Released code: 1e-6, absolute."""
     num_steps: Annotated[int, Field(ge=1)] = 1
     """Power iterations. Paper: 1."""
-    scale: Scale = "relative"
-    """Whether epsilon is a multiple of the embedding's norm. Released code: absolute."""
-    layer: Layer = "word"
-    """Where the perturbation enters, "word" or a block number from 0. Text papers: word."""
-    dropout: Dropout = "shared"
-    """Dropout masks of the other passes relative to the clean one. Released code: independent."""
 
     def __post_init__(self):
         super().__post_init__()
-        self._epsilon = self.epsilon if self.epsilon is not None else DEFAULTS[self.scale]
-
-    def points(self) -> tuple[Point, ...]:
-        """The one point where the perturbation enters."""
-        return (self.layer,)
+        self._epsilon = self.epsilon if self.epsilon is not None else DEFAULTS[self.units]
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """KL(p || p(.|x + r)), also on batches without labels."""
@@ -80,8 +70,5 @@ class VAT(Regularizer):
             num_steps=self.num_steps,
             dropout=self.dropout,
         )
-        radius = self._epsilon * unit(clean, self.layer, "l2", "example", self.scale)
-        r = radius * normalize(found, "l2", "example")
-        x = clean.embeddings(self.layer)
-        self.diagnostics |= diagnostics(r, gradient, x, clean.mask)
-        return target(clean.at(r, self.layer, dropout=self.dropout))
+        r = self._epsilon * self.unit(clean) * normalize(found, "l2", "example")
+        return target(self.attacked(clean, r, gradient))

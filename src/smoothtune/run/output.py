@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from smoothtune.config.draft import with_present_names
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutputError, changed_fields
 from smoothtune.files import RESULT, owned, read_json, refuse_other_files, write_json
@@ -114,5 +115,6 @@ def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
 def _changed(record: Mapping[str, Any], config: RunConfig) -> str:
     """Fields in which a recorded run differs from a configuration; empty if it is this run."""
     there = dict(record.get("config", {})) | {"versions of methods": record.get("method_versions")}
+    there["methods"] = with_present_names(there.get("methods", {}))
     here = config.identity() | {"versions of methods": config.method_versions()}
     return changed_fields(there, here)

@@ -7,9 +7,11 @@ import json
 import os
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from smoothtune.config.draft import with_present_names
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutputError
 from smoothtune.files import read_json, write_json
@@ -118,13 +120,27 @@ class Records:
 
     def read(self, cell_id: str) -> dict[str, Any] | None:
         """The record of a finished cell; None if there is none, or it does not verify."""
-        record = _read(self.folder / CELLS / f"{cell_id}.json")
+        record = _read(path := self.folder / CELLS / f"{cell_id}.json")
         if record is None:
-            return None
+            known = not path.exists() and cell_id in self.former
+            return self.read(self.former[cell_id]) if known else None
         content = {key: value for key, value in record.items() if key != "sha256"}
         whole = record.get("sha256") == digest(content)
         own = digest(record.get("identity"))[:16] == cell_id == record.get("id")
         return record if whole and own else None
+
+    @cached_property
+    def former(self) -> dict[str, str]:
+        """Ids under which cells were written when fields of methods had other names, by the new."""
+        found = {}
+        for path in (self.folder / CELLS).glob("*.json"):
+            known = (_read(path) or {}).get("identity", {})
+            config = known.get("config", {})
+            methods = with_present_names(config.get("methods", {}))
+            if methods != config.get("methods", {}):
+                present = known | {"config": config | {"methods": methods}}
+                found[digest(present)[:16]] = path.stem
+        return found
 
     def fail(self, cell: Cell, status: str, message: str) -> None:
         """Write how a cell failed."""

@@ -73,7 +73,7 @@ def run_study(
                 _describe(folder, study, cells, choices, command)
                 missing = [cell for cell in cells if records.read(cell.id) is None]
                 if stage == "final":
-                    _tell_ignored(console, folder, plan, cells)
+                    _tell_ignored(console, records, plan, cells)
                 if missing:
                     pool = pool or _pool(plan, folder, jobs, ray)
                     _execute(missing, cells, pool, records, console, signals)
@@ -166,10 +166,11 @@ def _describe(
     write_json(folder / STUDY, content)
 
 
-def _tell_ignored(console: Console, folder: Path, plan: Plan, cells: list[Cell]) -> None:
+def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Cell]) -> None:
     """Say how many finished cells the study no longer asks for."""
     asked = {cell.id for cell in cells} | {cell.id for cell in plan.selection_cells()}
-    others = [path for path in folder.glob(f"{CELLS}/*.json") if path.stem not in asked]
+    asked |= {former for new, former in records.former.items() if new in asked}
+    others = [path for path in records.folder.glob(f"{CELLS}/*.json") if path.stem not in asked]
     if others:
         say(console, f"{len(others)} finished cells are not in this study any more: left alone")
 

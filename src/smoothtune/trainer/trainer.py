@@ -19,7 +19,7 @@ from smoothtune.core.causal_lm import causal_lm_loss
 from smoothtune.core.forward import ComputeLoss
 from smoothtune.core.objective import Objective
 from smoothtune.core.regularizer import Regularizer
-from smoothtune.core.support import check_trainer
+from smoothtune.trainer.compatibility import check_trainer
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
 from smoothtune.trainer.trl import trl_trainer, unpacked
 from smoothtune.trainer.unlabeled import Alternate, alternating_loader
