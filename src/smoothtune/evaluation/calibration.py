@@ -25,6 +25,7 @@ from smoothtune.tasks.metrics import brier, nll
 
 Bins = Literal["width", "mass"]
 
+NUM_BINS = 15
 LARGEST_LOG_TEMPERATURE = 5.0
 
 
@@ -69,9 +70,14 @@ def reliability(
     Raises:
         ValueError: there are no examples, or the number of bins is not positive.
     """
+    return binned(*_answers(logits, labels), num_bins=num_bins, bins=bins)
+
+
+def _answers(logits: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+    """(N,) the confidence of each prediction, and (N,) whether it is right."""
     probabilities = softmax(np.asarray(logits, np.float64), axis=1)
     correct = probabilities.argmax(axis=1) == np.asarray(labels)
-    return binned(probabilities.max(axis=1, initial=0), correct, num_bins=num_bins, bins=bins)
+    return probabilities.max(axis=1, initial=0), correct
 
 
 def binned(
@@ -127,9 +133,6 @@ def split_for_temperature(labels: ArrayLike, *, seed: int) -> tuple[np.ndarray, 
     return np.sort(fit), np.sort(judge)
 
 
-NUM_BINS = 15
-
-
 def calibration_report(
     logits: np.ndarray, labels: np.ndarray, *, seed: int
 ) -> tuple[dict[str, Any], Curve]:
@@ -147,8 +150,6 @@ def calibration_report(
     fit, judge = split_for_temperature(labels, seed=seed)
     temperature = fit_temperature(logits[fit], labels[fit])
     scaled = logits / temperature
-    before = reliability(logits, labels, num_bins=NUM_BINS)
-    after = reliability(scaled[judge], labels[judge], num_bins=NUM_BINS)
     numbers = {
         "all_rows": calibration_numbers(logits, labels),
         "mean_confidence": float(softmax(logits, axis=1).max(axis=1).mean()),
@@ -158,31 +159,17 @@ def calibration_report(
         "judged_rows_before": calibration_numbers(logits[judge], labels[judge]),
         "judged_rows_after": calibration_numbers(scaled[judge], labels[judge]),
     }
-    curve = Curve(
-        "reliability",
-        "confidence (mean of the bin)",
-        "accuracy (share of the bin)",
-        {
-            "perfect": [Point(0, 0), Point(1, 1)],
-            "as it is": _points(before),
-            f"temperature {temperature:.2f}, other half": _points(after),
-        },
-        band="95 % Wilson interval",
-    )
-    return numbers, curve
+    series = {
+        "as it is": _answers(logits, labels),
+        f"temperature {temperature:.2f}, other half": _answers(scaled[judge], labels[judge]),
+    }
+    return numbers, _diagram("reliability", "accuracy (share of the bin)", series)
 
 
 def calibration_numbers(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     """Brier (0 to 2), nll (nats), ece and mce (15 bins of equal width), ece_mass (equal mass)."""
-    width = reliability(logits, labels, num_bins=NUM_BINS)
-    mass = reliability(logits, labels, num_bins=NUM_BINS, bins="mass")
-    return {
-        "brier": brier(logits, labels),
-        "nll": nll(logits, labels),
-        "ece": width.expected_error,
-        "ece_mass": mass.expected_error,
-        "mce": width.maximum_error,
-    }
+    errors = _errors(*_answers(logits, labels))
+    return {"brier": brier(logits, labels), "nll": nll(logits, labels)} | errors
 
 
 def answer_calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[dict[str, Any], Curve]:
@@ -195,27 +182,36 @@ def answer_calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[dic
     Returns:
         Numbers, and the reliability diagram.
     """
-    bins = binned(confidence, correct, num_bins=NUM_BINS)
-    mass = binned(confidence, correct, num_bins=NUM_BINS, bins="mass")
+    squared = float(((confidence - correct) ** 2).mean())
     numbers = {
-        "all_rows": {
-            "brier": float(((confidence - correct) ** 2).mean()),
-            "ece": bins.expected_error,
-            "ece_mass": mass.expected_error,
-            "mce": bins.maximum_error,
-        },
+        "all_rows": {"brier": squared} | _errors(confidence, correct),
         "mean_confidence": float(confidence.mean()),
         "mean_correct": float(correct.mean()),
     }
-    series = {"perfect": [Point(0, 0), Point(1, 1)], "as it is": _points(bins)}
-    curve = Curve(
-        "reliability of answers",
+    series = {"as it is": (confidence, correct)}
+    return numbers, _diagram("reliability of answers", "exact matches (share of the bin)", series)
+
+
+def _errors(confidence: np.ndarray, correct: np.ndarray) -> dict[str, float]:
+    width = binned(confidence, correct, num_bins=NUM_BINS)
+    mass = binned(confidence, correct, num_bins=NUM_BINS, bins="mass")
+    return {
+        "ece": width.expected_error,
+        "ece_mass": mass.expected_error,
+        "mce": width.maximum_error,
+    }
+
+
+def _diagram(title: str, y_label: str, answers: dict[str, tuple[np.ndarray, np.ndarray]]) -> Curve:
+    """A reliability diagram; `answers` are confidences and whether they are right, by line."""
+    lines = {name: _points(binned(*pair, num_bins=NUM_BINS)) for name, pair in answers.items()}
+    return Curve(
+        title,
         "confidence (mean of the bin)",
-        "exact matches (share of the bin)",
-        series,
+        y_label,
+        {"perfect": [Point(0, 0), Point(1, 1)]} | lines,
         band="95 % Wilson interval",
     )
-    return numbers, curve
 
 
 def _points(bins: Reliability) -> list[Point]:

@@ -47,6 +47,11 @@ class Found:
     skipped: str = ""
     """Why the part does not apply."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        curves = {name: curve.to_dict() for name, curve in self.curves.items()}
+        return {"numbers": self.numbers, "curves": curves, "skipped": self.skipped}
+
 
 @dataclass
 class Subject:

@@ -174,12 +174,7 @@ class _Evaluation:
         if name == "metrics":
             write_atomic(self.folder / PREDICTIONS, _predictions(self.subject))
         seconds = time.perf_counter() - start
-        self.content["parts"][name] = {
-            "numbers": found.numbers,
-            "curves": {key: curve.to_dict() for key, curve in found.curves.items()},
-            "skipped": found.skipped,
-            "seconds": seconds,
-        }
+        self.content["parts"][name] = found.to_dict() | {"seconds": seconds}
         write_json(self.folder / EVALUATION, self.content)
         done = f"left out: {found.skipped}" if found.skipped else f"done in {seconds:.1f} s"
         say(self.console, f"{name}: {done}")

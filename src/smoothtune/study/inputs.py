@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -78,7 +77,8 @@ def data_fingerprint(source: str, run: RunConfig) -> str:
     return digest.hexdigest()
 
 
-def _unlabeled(source: str, run: RunConfig) -> str:
+def unlabeled_fingerprint(source: str, run: RunConfig) -> str:
+    """Sha256, in hex, of the texts of an unlabeled source."""
     task, digest = task_of(run), hashlib.sha256()
     for name, split in sorted(task.load_splits(source).items()):
         for column in task.text_columns:
@@ -86,7 +86,8 @@ def _unlabeled(source: str, run: RunConfig) -> str:
     return digest.hexdigest()
 
 
-def _at_hand(run: RunConfig) -> str | None:
+def data_at_hand(run: RunConfig) -> str | None:
+    """The data of a run, where the demo's sentences are files."""
     return _demo_folder() if run.data == DEMO else run.data
 
 
@@ -101,12 +102,13 @@ def _demo_folder() -> str:
     return str(folder)
 
 
-def _base_weights(run: RunConfig) -> str:
+def base_weights_fingerprint(run: RunConfig) -> str:
+    """Sha256, in hex, of the weights that a run starts from."""
     base = load_base(run.model, trust_remote_code=run.trust_remote_code)
     return weights_fingerprint(base.source)
 
 
-def _parameters(model: str) -> int:
+def num_parameters(model: str) -> int:
     """Parameters of a base model, from its configuration alone."""
     import torch
     from transformers import AutoModel
@@ -114,9 +116,3 @@ def _parameters(model: str) -> int:
     base = load_base(model)
     with torch.device("meta"):
         return int(AutoModel.from_config(base.config).num_parameters())
-
-
-def _once(known: dict[str, str], key: str, make: Callable[[], str]) -> str:
-    if key not in known:
-        known[key] = make()
-    return known[key]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,11 @@ from smoothtune.run.inputs import task_of
 from smoothtune.study.config import Condition, Study
 from smoothtune.study.entries import Entry
 from smoothtune.study.inputs import (
-    _at_hand,
-    _base_weights,
-    _once,
-    _parameters,
-    _unlabeled,
+    base_weights_fingerprint,
+    data_at_hand,
     data_fingerprint,
+    num_parameters,
+    unlabeled_fingerprint,
     write_parts,
 )
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, identity
@@ -49,7 +48,7 @@ class Choice:
     setting: int | None
     """Number of the best setting; None while it is not known, or none could be trained."""
     scores: dict[str, float | None]
-    """Mean headline score on held-out training rows, by setting."""
+    """Mean score on held-out training rows, by setting."""
 
 
 class Plan:
@@ -134,7 +133,7 @@ class Plan:
         self, c: int, e: int, s: int, run: RunConfig, extras: Extras, *, selection: bool
     ) -> Cell:
         condition, entry = self.study.conditions[c], self.study.entries[e]
-        run = run.model_copy(update={"data": _at_hand(run), "output_dir": "unset"})
+        run = run.model_copy(update={"data": data_at_hand(run), "output_dir": "unset"})
         known = identity(run, extras, self.fingerprints(run))
         return Cell(
             label=entry.label,
@@ -161,22 +160,24 @@ class Plan:
         """
         source = run.data or task_of(run).hub_id or ""
         data = _once(self._data, f"{run.task} {source}", lambda: data_fingerprint(source, run))
-        weights = _once(self._weights, run.model, lambda: _base_weights(run))
+        weights = _once(self._weights, run.model, lambda: base_weights_fingerprint(run))
         extra = None
         if run.unlabeled is not None:
             place = run.unlabeled
-            extra = _once(self._data, f"unlabeled {place}", lambda: _unlabeled(place, run))
+            extra = _once(
+                self._data, f"unlabeled {place}", lambda: unlabeled_fingerprint(place, run)
+            )
         return Fingerprints(data, weights, extra)
 
     def weight_bytes(self) -> int:
         """Size of the largest model's weights in float32, by its configuration's count."""
         models = {condition.fields["model"] for condition in self.study.conditions}
-        sizes = [_parameters(model) for model in models]
+        sizes = [num_parameters(model) for model in models]
         return 4 * max(sizes, default=0)
 
     def _part_of_training_rows(self, run: RunConfig) -> Path:
         """A folder with two parts of the rows that a run trains on: to train, and to compare on."""
-        source = _at_hand(run) or task_of(run).hub_id or ""
+        source = data_at_hand(run) or task_of(run).hub_id or ""
         share = self.study.config.selection_share
         key = [self.fingerprints(run).data, run.seed, run.max_train_samples, share]
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
@@ -187,7 +188,7 @@ class Plan:
 
 
 def _mean_score(cells: list[Cell], records: Records) -> float | None:
-    """Mean headline score; None unless every run gave one."""
+    """Mean score; None unless every run gave one."""
     scores: list[float] = []
     for cell in cells:
         record: dict[str, Any] = records.read(cell.id) or {}
@@ -196,3 +197,9 @@ def _mean_score(cells: list[Cell], records: Records) -> float | None:
         result = record["result"]
         scores.append(result["metrics"][result["headline"]])
     return float(np.mean(scores))
+
+
+def _once(known: dict[str, str], key: str, make: Callable[[], str]) -> str:
+    if key not in known:
+        known[key] = make()
+    return known[key]

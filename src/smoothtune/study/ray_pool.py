@@ -23,13 +23,10 @@ def compute_on_node(cell: Cell) -> tuple[Status, Any]:
     Returns:
         How it ended, with the record's content, or with the message of an error.
     """
-    from smoothtune.study.worker import classify, compute
+    from smoothtune.study.worker import attempt
 
-    try:
-        with tempfile.TemporaryDirectory(prefix="smoothtune-cell-") as work:
-            return "done", compute(cell, Path(work))
-    except Exception as error:
-        return classify(error), f"{type(error).__name__}: {error}"
+    with tempfile.TemporaryDirectory(prefix="smoothtune-cell-") as work:
+        return attempt(cell, Path(work))
 
 
 class RayPool:
@@ -87,15 +84,8 @@ class RayPool:
             status, found = "out of memory", str(error)
         except self.ray.exceptions.RayError as error:
             status, found = "killed", f"{type(error).__name__}: the worker or its node was lost"
-        message = "" if status == "done" else str(found)
-        if status == "done":
-            self.records.write(cell, found)
-        elif status == "nan":
-            self.records.write(cell, {"status": "nan", "message": message})
-        else:
-            self.records.fail(cell, status, message)
-        self.records.note(status, cell.id)
-        return Ended(cell, status, message)
+        self.records.end(cell, status, found)
+        return Ended(cell, status, "" if status == "done" else found)
 
     def stop(self) -> None:
         """End all cells."""

@@ -142,6 +142,16 @@ class Records:
                 found[digest(present)[:16]] = path.stem
         return found
 
+    def end(self, cell: Cell, status: Status, found: Any) -> None:
+        """Write how a cell ended: the content of its record, or the message of an error."""
+        if status == "done":
+            self.write(cell, found)
+        elif status == "nan":
+            self.write(cell, {"status": "nan", "message": found})
+        else:
+            self.fail(cell, status, found)
+        self.note(status, cell.id)
+
     def fail(self, cell: Cell, status: str, message: str) -> None:
         """Write how a cell failed."""
         (self.folder / FAILURES).mkdir(exist_ok=True)

@@ -25,7 +25,7 @@ from smoothtune.evaluation.robustness import noise_curve
 from smoothtune.evaluation.settings import Settings
 from smoothtune.run.train import Trained, fit
 from smoothtune.study.files import portable, portable_fields
-from smoothtune.study.records import Cell, Extras, Records, Status
+from smoothtune.study.records import RESULTS, Cell, Extras, Records, Status
 
 WORK, MODELS = "work", "models"
 NOISE_ROWS = 256
@@ -48,22 +48,14 @@ def run_here(cell: Cell, folder: Path, keep_model: bool) -> None:
     log = (work / "output.txt").open("w", encoding="utf-8", buffering=1)
     records.note("start", cell.id)
     with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
-        status, message = "done", ""
         try:
-            records.write(cell, compute(cell, work, folder / MODELS if keep_model else None))
+            status, found = attempt(cell, work, folder / MODELS if keep_model else None)
         except Stopped:  # a signal that the study got as well
             os._exit(STOPPED)
-        except Exception as error:
-            traceback.print_exc()
-            status, message = classify(error), f"{type(error).__name__}: {error}"
-    if status == "nan":
-        records.write(cell, {"status": "nan", "message": message})
-    elif status != "done":
-        records.fail(cell, status, message)
-    records.note(status, cell.id)
+    records.end(cell, status, found)
     log.close()
     shutil.rmtree(work, ignore_errors=True)
-    os._exit(0 if status in ("done", "nan") else 1)  # all is written; tearing down takes a second
+    os._exit(0 if status in RESULTS else 1)  # all is written; tearing down takes a second
 
 
 def _end_with_parent() -> None:
@@ -72,6 +64,21 @@ def _end_with_parent() -> None:
     if parent is not None:
         wait([parent.sentinel])
         os._exit(STOPPED)
+
+
+def attempt(cell: Cell, work: Path, models: Path | None = None) -> tuple[Status, Any]:
+    """`compute` a cell, or say why not.
+
+    Returns:
+        How it ended, with the record's content, or with the message of an error.
+    """
+    try:
+        return "done", compute(cell, work, models)
+    except Stopped:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        return classify(error), f"{type(error).__name__}: {error}"
 
 
 def compute(cell: Cell, work: Path, models: Path | None = None) -> dict[str, Any]:
@@ -108,8 +115,7 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
     """
     task, extras = trained.prepared.task, cell.extras
     found: dict[str, Any] = {}
-    classes = task.label_names is not None and bool(task.label_names)
-    if classes and task.task_type == "text-classification":
+    if task.label_names and task.task_type == "text-classification":
         labels = np.asarray(trained.prepared.validation["labels"][:])
         found["ece"] = reliability(trained.logits, labels).expected_error
     if extras == Extras():
@@ -121,16 +127,8 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
         found["noise"] = curve.numbers | {
             f"{point.x:g}": point.y for points in curve.series.values() for point in points
         }
-    parts = {name: PART[name](subject) for name in extras.evaluate}
-    if parts:
-        found["parts"] = {
-            name: {
-                "numbers": part.numbers,
-                "curves": {key: curve.to_dict() for key, curve in part.curves.items()},
-                "skipped": part.skipped,
-            }
-            for name, part in parts.items()
-        }
+    if extras.evaluate:
+        found["parts"] = {name: PART[name](subject).to_dict() for name in extras.evaluate}
     return found
 
 

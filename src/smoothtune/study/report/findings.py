@@ -68,11 +68,7 @@ def _scores(group: Sequence[Mapping[str, Any]], title: str, test: str) -> Iterat
         p, gap = item["against_plain"]["p_holm"], item["against_plain"]["difference"]["value"]
         if p is not None and p < LEVEL:
             named[gap > 0].append(f"{item['method']} ({POINTS * gap:+.1f} points, p = {p:.2g})")
-    for better, names in named.items():
-        if names:
-            word = "better" if better else "worse"
-            text = f"{title}: {word} than plain after Holm's correction ({test}): "
-            yield Sentence("good" if better else "fragile", text + ", ".join(names) + ".")
+    yield from _better_and_worse(named, f"{title}:", f"after Holm's correction ({test})")
     if compared and not any(named.values()):
         yield Sentence(
             "note",
@@ -92,15 +88,18 @@ def _beside_the_score(
                 gap = tested["difference"]["value"]
                 text = f"{TITLES[measure]} {method} ({gap:+.3f}, p = {tested['p_holm']:.2g})"
                 named[sign * gap > 0].append(text)
-    for better, names in named.items():
-        if names:
-            word = "better" if better else "worse"
-            text = (
-                f"{where}: beside the score {word} than plain after Holm's correction within each"
-            )
-            yield Sentence(
-                "good" if better else "fragile", f"{text} measure ({test}): {', '.join(names)}."
-            )
+    corrected = f"after Holm's correction within each measure ({test})"
+    yield from _better_and_worse(named, f"{where}: beside the score", corrected)
+
+
+def _better_and_worse(
+    named: Mapping[bool, Sequence[str]], where: str, how: str
+) -> Iterator[Sentence]:
+    """The methods that are better than plain (True), and those that are worse."""
+    if named[True]:
+        yield Sentence("good", f"{where} better than plain {how}: {', '.join(named[True])}.")
+    if named[False]:
+        yield Sentence("fragile", f"{where} worse than plain {how}: {', '.join(named[False])}.")
 
 
 def _aggregate(content: Mapping[str, Any]) -> Iterator[Sentence]:
