@@ -82,12 +82,12 @@ def test_curve_of_tokens(linear_predictor, rows):
     predictor = linear_predictor([rotation(0)], batch_size=2, seed=3)
     labels = predictor.predict(rows).argmax(1)
     right = rows.remove_columns("labels").add_column("labels", labels.tolist())
-    curve = token_corruption_curve(predictor, right, vocab_size=14, rates=(0.0, 1.0), num_draws=5)
+    curve = token_corruption_curve(predictor, right, vocab_size=14, rates=(0.0, 1.0), num_samples=5)
     ((start, end),) = curve.series.values()
     assert (start.y, start.low, start.high) == (1, 1, 1)
     assert end.low < end.high <= 1  # the draws differ
     assert curve == token_corruption_curve(
-        predictor, right, vocab_size=14, rates=(0.0, 1.0), num_draws=5
+        predictor, right, vocab_size=14, rates=(0.0, 1.0), num_samples=5
     )
     assert right["input_ids"] == rows["input_ids"]
 
@@ -106,7 +106,7 @@ def test_curves_of_text(linear_predictor, damage):
     )
     predictor = linear_predictor([rotation(0)], batch_size=2)
     curve = text_corruption_curve(
-        predictor, texts, damage, max_seq_length=16, rates=(0.0, 0.5), num_draws=2
+        predictor, texts, damage, max_seq_length=16, rates=(0.0, 0.5), num_samples=2
     )
     (points,) = curve.series.values()
     assert [point.x for point in points] == [0, 0.5]

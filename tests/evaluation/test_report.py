@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from smoothtune.cli import app
 from smoothtune.evaluation import Curve, Point, draw
-from smoothtune.evaluation.compare import Difference, differences, load_runs
+from smoothtune.evaluation.compare import Difference, load_runs, paired_differences
 from smoothtune.evaluation.findings import comparison, sentences
 from smoothtune.evaluation.intervals import Interval
 
@@ -164,14 +164,14 @@ def test_differences_beyond_noise(evaluated: Path, tmp_path: Path) -> None:
     for copy, right in zip(copies, (150, 152, 190), strict=True):
         predicted(copy, right)
     plain, near, far = load_runs(copies)
-    found = differences(plain, far)
+    found = paired_differences(plain, far)
     gap = found[0]
     assert (gap.metric, gap.value) == ("accuracy", pytest.approx(0.2))
     # Paired: 40 of 200 examples changed, so the deviation is sqrt(0.2 * 0.8 / 200) = 0.0283.
     assert gap.interval == pytest.approx((0.2 - 0.0554, 0.2 + 0.0554), abs=0.015)
     assert gap.beyond_noise
     assert "accuracy +0.200" in comparison(plain, far, found)
-    small = differences(plain, near)[:1]
+    small = paired_differences(plain, near)[:1]
     assert not small[0].beyond_noise
     assert "do not differ beyond" in comparison(plain, near, small)
 
@@ -180,7 +180,7 @@ def test_other_examples_are_not_compared(evaluated: Path, tmp_path: Path) -> Non
     copies = [edited(evaluated / "first", tmp_path / name) for name in ("a", "b")]
     predicted(copies[0], 100)
     first, second = load_runs(copies)
-    assert differences(first, second) is None
+    assert paired_differences(first, second) is None
     assert "cannot be tested" in comparison(first, second, None)
 
 

@@ -4,7 +4,7 @@ import torch
 
 from helpers.linear_network import rotation
 from smoothtune.evaluation import attack_curve, noise_curve
-from smoothtune.evaluation.robustness import _attacks, _noise
+from smoothtune.evaluation.robustness import attack_perturbations, sample_noise
 from smoothtune.functional.noise import EmbeddingNoise, relative_norm
 
 
@@ -17,13 +17,13 @@ def test_without_noise_it_is_the_metric_and_noise_moves_it(linear_predictor, row
     predictor = linear_predictor([rotation(0)], batch_size=2)
     labels = predictor.predict(rows).argmax(1)  # all right
     right = rows.remove_columns("labels").add_column("labels", labels.tolist())
-    curve = noise_curve(predictor, right, kind, levels=(0.0, 1e-6, 3.0), num_draws=4)
+    curve = noise_curve(predictor, right, kind, levels=(0.0, 1e-6, 3.0), num_samples=4)
     (points,) = curve.series.values()
     assert [point.x for point in points] == [0, 1e-6, 3.0]
     assert [point.y for point in points[:2]] == [1, 1]
     assert points[2].low <= points[2].y <= points[2].high
     assert points[2].low < 1
-    again = noise_curve(predictor, right, kind, levels=(0.0, 1e-6, 3.0), num_draws=4)
+    again = noise_curve(predictor, right, kind, levels=(0.0, 1e-6, 3.0), num_samples=4)
     assert again == curve
     width = 3.0
     expected = ((1 + 1) / 2 * 1e-6 + (1 + points[2].y) / 2 * (width - 1e-6)) / width
@@ -37,7 +37,7 @@ def test_noise_is_as_large_as_the_embeddings(linear_predictor, rows, kind, toler
     noise.attach(predictor.model)
     _, batch = next(predictor.batches(rows))
     clean = predictor.clean(batch)
-    draws = [_noise(clean, noise) for _ in range(100)]
+    draws = [sample_noise(clean, noise) for _ in range(100)]
     squares = [relative_norm(draw, clean.embeddings(), clean.mask).item() ** 2 for draw in draws]
     assert np.sqrt(np.mean(squares)) == pytest.approx(1, rel=tolerance)
     assert not any(draw[~clean.mask].any() for draw in draws)
@@ -48,7 +48,7 @@ def test_noise_is_as_large_as_the_embeddings(linear_predictor, rows, kind, toler
 def test_attack_of_a_linear_model_goes_along_the_weights(linear_predictor, rows, attack):
     predictor = linear_predictor([rotation(0)], batch_size=5)
     ((_, batch),) = predictor.batches(rows)
-    zero, delta = _attacks(predictor, batch, attack, (0.0, 0.2), 3)
+    zero, delta = attack_perturbations(predictor, batch, attack, (0.0, 0.2), 3)
     assert not zero.any()
     clean = predictor.clean(batch)
     x = clean.embeddings() * clean.mask[..., None]

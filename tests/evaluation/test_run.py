@@ -24,7 +24,7 @@ from helpers.tiny_folder import tiny_gpt2
 from smoothtune.cli import app
 from smoothtune.console import Bar
 from smoothtune.evaluation import parts
-from smoothtune.evaluation.run import read_predictions
+from smoothtune.evaluation.output import read_predictions
 from smoothtune.models.load import load_base
 
 CURVES = {

@@ -25,7 +25,7 @@ def test_attenuation_is_the_closed_form_of_a_linear_network(linear_predictor, ro
     monkeypatch.setattr(rng, "normal_like", lambda x: direction.expand_as(x))
     squeeze = torch.diag(torch.linspace(0.1, 2, WIDTH, dtype=torch.float64))
     predictor = linear_predictor([squeeze, squeeze], batch_size=2)
-    curve = noise_attenuation(predictor, rows, layers=(0,), num_draws=1)
+    curve = noise_attenuation(predictor, rows, layers=(0,), num_samples=1)
     (points,) = curve.series.values()
     table = predictor.model.embedding.weight.detach().numpy()
     e = (direction / direction.norm()).numpy()

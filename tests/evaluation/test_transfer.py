@@ -107,7 +107,7 @@ def test_further_training_turns_a_reversed_meaning(tiny_folder, reversed_data) -
     torch.manual_seed(7)
     trained = trained_further(predictor, some, num_train_epochs=80, learning_rate=2e-3)
     assert torch.equal(torch.rand(1), drawn)
-    scores = [p.headline(p.predict(rest), rest) for p in (predictor, trained)]
+    scores = [p.main_metric(p.predict(rest), rest) for p in (predictor, trained)]
     assert scores[0] < 0.3 < 0.7 < scores[1]
     assert all(torch.equal(w, before[n]) for n, w in predictor.model.state_dict().items())
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from smoothtune.errors import OutputError
 from smoothtune.evaluation.intervals import Interval, bootstrap_intervals
-from smoothtune.evaluation.run import EVALUATION, PREDICTIONS, read_evaluation, read_predictions
+from smoothtune.evaluation.output import EVALUATION, PREDICTIONS, read_evaluation, read_predictions
 from smoothtune.report.curves import Curve
 from smoothtune.tasks.presets import TASK_CLASSES
 
@@ -36,13 +36,13 @@ class Run:
     @property
     def label(self) -> str:
         """Name and score, for a legend."""
-        value = self.numbers("metrics")["metrics"][self.headline]["value"]
+        value = self.numbers("metrics")["metrics"][self.main_metric]["value"]
         name = self.name if len(self.name) <= 30 else f"{self.name[:29]}…"
-        return f"{name} ({self.headline} {value:.3f})"
+        return f"{name} ({self.main_metric} {value:.3f})"
 
     @property
-    def headline(self) -> str:
-        """The task's first metric."""
+    def main_metric(self) -> str:
+        """Name of the task's first metric."""
         return self.content["headline"]
 
 
@@ -77,14 +77,14 @@ def load_runs(folders: Sequence[Path]) -> list[Run]:
         short = folder.resolve().name
         taken = [other.resolve().name for other in folders].count(short) > 1
         runs.append(Run(str(folder) if taken else short, folder, content))
-    tasks = {(run.content["task"], run.headline) for run in runs}
+    tasks = {(run.content["task"], run.main_metric) for run in runs}
     if len(tasks) != 1:
         names = ", ".join(sorted(task for task, _ in tasks)) or "none"
         raise OutputError(f"a report is about one task, and these are about: {names}")
     return runs
 
 
-def differences(first: Run, other: Run) -> list[Difference] | None:
+def paired_differences(first: Run, other: Run) -> list[Difference] | None:
     """Paired bootstrap of all metrics, `other` minus `first`.
 
     Returns:

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from smoothtune.data.columns import TEXTS
 from smoothtune.data.tokenizing import tokenize
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.report.curves import Curve, area, metric_label, spread
+from smoothtune.report.curves import Curve, metric_curve, spread
 
 RATES = (0.0, 0.05, 0.1, 0.2)
 TextDamage = Callable[[str, float, np.random.Generator], str]
@@ -132,19 +132,19 @@ def token_corruption_curve(
     *,
     vocab_size: int,
     rates: Sequence[float] = RATES,
-    num_draws: int = 3,
+    num_samples: int = 3,
 ) -> Curve:
-    """Headline metric against the share of tokens that became random ones.
+    """Main metric against the share of tokens that became random ones.
 
     Args:
         predictor: the model.
         rows: tokenized examples with labels, without padding.
         vocab_size: rows of the model's embedding matrix.
         rates: shares, 0 to 1, rising from 0.
-        num_draws: draws for every rate above 0.
+        num_samples: samples for every rate above 0.
 
     Returns:
-        Mean over the draws, with the least and greatest, and the `area` under it.
+        Mean over the samples, with the least and greatest, and the `area` under it.
     """
     special = set(predictor.tokenizer.all_special_ids)
     ordinary = ordinary_tokens(predictor.tokenizer, vocab_size)
@@ -156,7 +156,7 @@ def token_corruption_curve(
         ]
         return rows.remove_columns("input_ids").add_column("input_ids", ids)
 
-    return _curve(predictor, rows, "random tokens", damaged, rates, num_draws)
+    return _curve(predictor, rows, "random tokens", damaged, rates, num_samples)
 
 
 def text_corruption_curve(
@@ -166,9 +166,9 @@ def text_corruption_curve(
     *,
     max_seq_length: int,
     rates: Sequence[float] = RATES,
-    num_draws: int = 3,
+    num_samples: int = 3,
 ) -> Curve:
-    """Headline metric against the share of damaged words.
+    """Main metric against the share of damaged words.
 
     Args:
         predictor: the model.
@@ -176,10 +176,10 @@ def text_corruption_curve(
         damage: a name in `TEXT_DAMAGE`.
         max_seq_length: inputs are cut to so many tokens.
         rates: shares, 0 to 1, rising from 0.
-        num_draws: draws for every rate above 0.
+        num_samples: samples for every rate above 0.
 
     Returns:
-        Mean over the draws, with the least and greatest, and the `area` under it.
+        Mean over the samples, with the least and greatest, and the `area` under it.
     """
     change = TEXT_DAMAGE[damage]
 
@@ -191,7 +191,7 @@ def text_corruption_curve(
         content = f"{damage} {rate} {rng.bit_generator.state} {changed[0]}"
         return tokenize(changed, predictor.tokenizer, max_seq_length, content)
 
-    return _curve(predictor, texts, damage, damaged, rates, num_draws)
+    return _curve(predictor, texts, damage, damaged, rates, num_samples)
 
 
 def _curve(
@@ -200,23 +200,16 @@ def _curve(
     name: str,
     damaged: Callable[[float, np.random.Generator], Dataset],
     rates: Sequence[float],
-    num_draws: int,
+    num_samples: int,
 ) -> Curve:
-    metric = predictor.task.metrics[0]
-    passes = sum(num_draws if rate else 1 for rate in rates)
+    passes = sum(num_samples if rate else 1 for rate in rates)
     predictor.progress.start(name, passes * predictor.count(rows))
     points = []
     for rate in rates:
         scores = []
-        for draw in range(num_draws if rate else 1):
-            changed = damaged(rate, np.random.default_rng([predictor.seed, draw]))
-            scores.append(predictor.headline(predictor.predict(changed), changed))
+        for sample in range(num_samples if rate else 1):
+            changed = damaged(rate, np.random.default_rng([predictor.seed, sample]))
+            scores.append(predictor.main_metric(predictor.predict(changed), changed))
         points.append(spread(rate, scores))
-    return Curve(
-        f"{metric} with {name}",
-        f"{name} (share)",
-        metric_label(metric),
-        {name: points},
-        band=f"range of {num_draws} draws",
-        numbers={"area": area(points), "clean": points[0].y},
-    )
+    metric, band = predictor.task.metrics[0], f"range of {num_samples} samples"
+    return metric_curve(metric, f"with {name}", f"{name} (share)", name, points, band)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from smoothtune.evaluation.compare import Difference, Run
+from smoothtune.evaluation.output import other_data_set
 from smoothtune.evaluation.smoothness import RATIO
 from smoothtune.report.page import Sentence, Verdict
 
-TOLERATED_LOSS = 0.05  # of the headline metric, from which a disturbance is called harmful
+TOLERATED_LOSS = 0.05  # of the main metric, from which a disturbance is called harmful
 NOISE_LEVEL, ATTACK_LEVEL, CORRUPTION_RATE = 0.3, 0.05, 0.1
 CALIBRATED = 0.05  # expected calibration error below which confidence can be taken at its word
 
@@ -19,18 +20,18 @@ def sentences(run: Run) -> list[Sentence]:
     return [sentence for part in parts for sentence in part(run)]
 
 
-def comparison(first: Run, other: Run, found: list[Difference] | None) -> str:
+def comparison(first: Run, other: Run, gaps: list[Difference] | None) -> str:
     """Where two runs differ by more than the choice of the evaluated examples explains."""
-    if found is None:
+    if gaps is None:
         return (
             f"{other.name} and {first.name} were not evaluated on the same examples, so their "
             "difference cannot be tested."
         )
-    beyond = [gap for gap in found if gap.beyond_noise]
+    beyond = [gap for gap in gaps if gap.beyond_noise]
     if not beyond:
         return (
             f"{other.name} and {first.name} do not differ beyond the noise of the evaluated "
-            f"examples: {_signed(found[0])}."
+            f"examples: {_signed(gaps[0])}."
         )
     return (
         f"{other.name} differs from {first.name} beyond the noise of the evaluated examples in "
@@ -45,8 +46,8 @@ def _signed(gap: Difference) -> str:
 
 def _score(run: Run) -> Iterator[Sentence]:
     numbers = run.numbers("metrics")
-    metric, baseline = numbers["metrics"][run.headline], numbers["trivial_baseline"]
-    text = f"{run.headline} is {metric['value']:.3f}"
+    metric, baseline = numbers["metrics"][run.main_metric], numbers["trivial_baseline"]
+    text = f"{run.main_metric} is {metric['value']:.3f}"
     if metric["low"] is None:
         yield Sentence("note", f"{text} on a single row, which says nothing.")
         return
@@ -61,10 +62,10 @@ def _score(run: Run) -> Iterator[Sentence]:
 
 def _gap(run: Run) -> Iterator[Sentence]:
     numbers = run.numbers("metrics")
-    gap, score = numbers["generalization_gap"], numbers["train_metrics"][run.headline]
+    gap, score = numbers["generalization_gap"], numbers["train_metrics"][run.main_metric]
     yield Sentence(
         "fragile" if gap > 2 * TOLERATED_LOSS else "good",
-        f"On training rows {run.headline} is {score:.3f}: a generalization gap of {gap:+.3f}.",
+        f"On training rows {run.main_metric} is {score:.3f}: a generalization gap of {gap:+.3f}.",
     )
 
 
@@ -98,9 +99,9 @@ def _disturbance(run: Run) -> Iterator[Sentence]:
         shown = f"{name} at {level:g} ({0.0 - loss:+.3f})"
         (harmful if loss > TOLERATED_LOSS else kept).append(shown)
     if harmful:
-        yield Sentence("fragile", f"{run.headline} suffers from {'; '.join(harmful)}.")
+        yield Sentence("fragile", f"{run.main_metric} suffers from {'; '.join(harmful)}.")
     if kept:
-        yield Sentence("good", f"{run.headline} hardly suffers from {'; '.join(kept)}.")
+        yield Sentence("good", f"{run.main_metric} hardly suffers from {'; '.join(kept)}.")
 
 
 def _noise(run: Run) -> Iterator[Sentence]:
@@ -122,27 +123,24 @@ def _drift(run: Run) -> Iterator[Sentence]:
 
 
 def _other_data(run: Run) -> Iterator[Sentence]:
-    home = run.numbers("metrics")["metrics"][run.headline]
+    home = run.numbers("metrics")["metrics"][run.main_metric]
     for name in run.content["parts"]:
-        if not name.startswith("ood: "):
+        data_set, numbers = other_data_set(name), run.numbers(name)
+        if data_set is None or "metrics" not in numbers:
             continue
-        numbers = run.numbers(name)
-        if "metrics" not in numbers:
-            continue
-        metric = numbers["metrics"][run.headline]
+        metric = numbers["metrics"][run.main_metric]
         if before := numbers.get("metrics_before"):
             yield Sentence(
                 "note",
-                f"Trained further on {numbers['rows_trained_on']} rows of "
-                f"{name.removeprefix('ood: ').partition(' after ')[0]}, {run.headline} on its "
-                f"other {numbers['rows']} rows goes from {before[run.headline]['value']:.3f} to "
-                f"{metric['value']:.3f}.",
+                f"Trained further on {numbers['rows_trained_on']} rows of {data_set}, "
+                f"{run.main_metric} on its other {numbers['rows']} rows goes from "
+                f"{before[run.main_metric]['value']:.3f} to {metric['value']:.3f}.",
             )
             continue
         worse = metric["high"] is not None and metric["high"] < home["value"]
         yield Sentence(
             "fragile" if worse else "good",
-            f"On {name.removeprefix('ood: ')} {run.headline} is {metric['value']:.3f} "
+            f"On {data_set} {run.main_metric} is {metric['value']:.3f} "
             f"({numbers['rows']} rows; best constant answer {numbers['trivial_baseline']:.3f}).",
         )
 

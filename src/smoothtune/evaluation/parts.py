@@ -39,7 +39,7 @@ MAX_ATTACKED = 128
 
 
 @dataclass
-class Found:
+class PartResult:
     """What one part gives."""
 
     numbers: dict[str, Any] = field(default_factory=dict)
@@ -101,42 +101,42 @@ class Subject:
         return self.prepared.validation.select(self.sample(count), keep_in_memory=True)
 
 
-def metrics(subject: Subject) -> Found:
+def metrics(subject: Subject) -> PartResult:
     """Validation and training scores, and the gap between them."""
     predictor, prepared = subject.predictor, subject.prepared
     task = prepared.task
-    found = scores_with_intervals(
+    scores = scores_with_intervals(
         task, subject.predictions, prepared.validation, **subject.bootstrap
     )
     predictor.progress.start("training rows", predictor.count(prepared.train))
     train = predictor.metrics(predictor.predict(prepared.train), prepared.train)
-    headline = task.metrics[0]
-    return Found(
-        found
+    main_metric = task.metrics[0]
+    return PartResult(
+        scores
         | {
             "train_metrics": train,
             "train_rows": subject.count(prepared.train),
-            "generalization_gap": train[headline] - found["metrics"][headline]["value"],
+            "generalization_gap": train[main_metric] - scores["metrics"][main_metric]["value"],
         }
     )
 
 
-def calibration(subject: Subject) -> Found:
+def calibration(subject: Subject) -> PartResult:
     """Calibration, where there are probabilities."""
     task, rows = subject.prepared.task, subject.prepared.validation
     if task.regression:
-        return Found(skipped="a regression model gives no probabilities")
+        return PartResult(skipped="a regression model gives no probabilities")
     if not task.predicts_logits:
         numbers, curve = answer_calibration(*task.confidence(subject.predictions, rows))
-        return Found(numbers, {"reliability": curve})
+        return PartResult(numbers, {"reliability": curve})
     labels = np.asarray(rows["labels"][:])
     if len(labels) < 4:
-        return Found(skipped="fewer than four rows")
+        return PartResult(skipped="fewer than four rows")
     numbers, curve = calibration_report(subject.predictions, labels, seed=subject.settings.seed)
-    return Found(numbers, {"reliability": curve})
+    return PartResult(numbers, {"reliability": curve})
 
 
-def robustness(subject: Subject) -> Found:
+def robustness(subject: Subject) -> PartResult:
     """Noise and attacks on the embeddings."""
     predictor, rows = subject.predictor, subject.rows()
     curves = {
@@ -146,10 +146,10 @@ def robustness(subject: Subject) -> Found:
         "pgd": attack_curve(predictor, subject.rows(MAX_ATTACKED), "pgd"),
     }
     numbers = {"rows": subject.count(rows), "rows_pgd": subject.count(subject.rows(MAX_ATTACKED))}
-    return Found(numbers, curves)
+    return PartResult(numbers, curves)
 
 
-def corruption(subject: Subject) -> Found:
+def corruption(subject: Subject) -> PartResult:
     """Damaged tokens and texts."""
     predictor, rows = subject.predictor, subject.rows()
     texts = subject.texts.select(subject.sample(), keep_in_memory=True)
@@ -160,10 +160,10 @@ def corruption(subject: Subject) -> Found:
         )
         for damage in TEXT_DAMAGE
     }
-    return Found({"rows": len(rows)}, curves)
+    return PartResult({"rows": len(rows)}, curves)
 
 
-def smoothness(subject: Subject) -> Found:
+def smoothness(subject: Subject) -> PartResult:
     """Derivatives, noise attenuation and the spectrum of noise."""
     predictor, rows = subject.predictor, subject.rows(MAX_ATTACKED)
     derivatives = derivative_norms(predictor, rows) if predictor.task.one_sequence else {}
@@ -171,14 +171,14 @@ def smoothness(subject: Subject) -> Found:
         "attenuation": noise_attenuation(predictor, rows),
         "spectrum": noise_spectrum(predictor, rows),
     }
-    return Found({"rows": subject.count(rows)}, curves)
+    return PartResult({"rows": subject.count(rows)}, curves)
 
 
-def drift(subject: Subject) -> Found:
+def drift(subject: Subject) -> PartResult:
     """Distance to the pre-trained model."""
     settings = subject.settings
     if settings.base_model is None:
-        return Found(skipped="the pre-trained model is not known; name it with --base-model")
+        return PartResult(skipped="the pre-trained model is not known; name it with --base-model")
     base = load_base(settings.base_model, trust_remote_code=settings.trust_remote_code)
     before, new = load_classifier(base, subject.prepared.task, seed=settings.seed)
     before.eval()
@@ -190,25 +190,25 @@ def drift(subject: Subject) -> Found:
         raise ModelError(f"--base-model {settings.base_model}: {error}") from error
     cka = representation_drift(subject.predictor, before, rows)
     numbers = {"rows": subject.count(rows), "base_model": settings.base_model}
-    return Found(numbers, curves | {"cka": cka})
+    return PartResult(numbers, curves | {"cka": cka})
 
 
-def other_data(subject: Subject, other: OtherData) -> Found:
+def other_data(subject: Subject, other: OtherData) -> PartResult:
     """The task's metrics on another data set, whole."""
     rows, repeated = _foreign(subject, other)
-    found = _scores(subject, subject.predictor, rows, "other data")
-    return Found(found | {"repeated_rows_left_out": repeated, "read_as": asdict(other)})
+    scores = _scores(subject, subject.predictor, rows, "other data")
+    return PartResult(scores | {"repeated_rows_left_out": repeated, "read_as": asdict(other)})
 
 
-def further_data(subject: Subject, other: OtherData, share: float) -> Found:
+def further_data(subject: Subject, other: OtherData, share: float) -> PartResult:
     """Metrics on another data set after training on a share of it, on the rest."""
     if not subject.prepared.task.predicts_logits:
-        return Found(skipped="further training is for classification and regression of texts")
+        return PartResult(skipped="further training is for classification and regression of texts")
     rows, repeated = _foreign(subject, other)
     some, rest = split_for_further(rows, share, subject.settings.seed)
     before = _scores(subject, subject.predictor, rest, "the rest, as it is")
     after = _scores(subject, trained_further(subject.predictor, some), rest, "the rest, after")
-    return Found(
+    return PartResult(
         after
         | {
             "metrics_before": before["metrics"],

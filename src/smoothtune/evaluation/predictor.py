@@ -125,7 +125,9 @@ class Predictor:
             dropout="off",
         )
 
-    def draws(self, name: str, batch: Batch, *counters: int) -> AbstractContextManager[None]:
+    def random_stream(
+        self, name: str, batch: Batch, *counters: int
+    ) -> AbstractContextManager[None]:
         """Draw, within a `with`, from a generator that depends on seed, name and counters alone."""
         call = int(np.random.SeedSequence(counters).generate_state(1)[0])
         return rng.stream(batch["input_ids"].device, self.seed, name, call)
@@ -177,8 +179,8 @@ class Predictor:
         """The task's metrics."""
         return self.task.scores(self.task.example_statistics(predictions, rows))
 
-    def headline(self, predictions: np.ndarray, rows: Dataset) -> float:
-        """The task's first metric."""
+    def main_metric(self, predictions: np.ndarray, rows: Dataset) -> float:
+        """Value of the task's first metric."""
         return self.metrics(predictions, rows)[self.task.main_metric]
 
 

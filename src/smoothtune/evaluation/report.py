@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from smoothtune.errors import OutputError
-from smoothtune.evaluation.compare import Run, differences, load_runs
+from smoothtune.evaluation.compare import Run, load_runs, paired_differences
 from smoothtune.evaluation.findings import comparison, sentences
-from smoothtune.evaluation.run import OOD
+from smoothtune.evaluation.output import OOD
 from smoothtune.files import write_atomic
 from smoothtune.report.curves import Curve
 from smoothtune.report.page import Plot, Table, render
@@ -45,11 +45,12 @@ def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) 
         raise OutputError(f"{to} exists; choose another name or replace it with --overwrite")
     runs = load_runs(folders)
     is_html = to.suffix == ".html"
+    first, *others = runs
     content = {
-        "task": runs[0].content["task"],
-        "title": f"{runs[0].content['task']}: {', '.join(run.name for run in runs)}",
+        "task": first.content["task"],
+        "title": f"{first.content['task']}: {', '.join(run.name for run in runs)}",
         "findings": [(run.name, sentences(run)) for run in runs],
-        "compared": [comparison(runs[0], run, differences(runs[0], run)) for run in runs[1:]],
+        "compared": [comparison(first, run, paired_differences(first, run)) for run in others],
         "scores": score_table(runs),
         "summaries": {name: summary_table(runs, name) for name in SECTIONS},
         "made": provenance_table(runs),
@@ -68,9 +69,9 @@ def score_table(runs: Sequence[Run]) -> Table:
         [name, *(_interval(run.numbers("metrics")["metrics"].get(name)) for run in runs)]
         for name in first["metrics"]
     ]
-    headline = runs[0].headline
+    main = runs[0].main_metric
     rows += [
-        [f"{headline} on training rows", *_numbers(runs, lambda n: n["train_metrics"][headline])],
+        [f"{main} on training rows", *_numbers(runs, lambda n: n["train_metrics"][main])],
         ["generalization gap", *_numbers(runs, lambda n: n["generalization_gap"])],
         ["best constant answer", *_numbers(runs, lambda n: n["trivial_baseline"])],
     ]

@@ -23,7 +23,7 @@ from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.adversarial import Ascent, normalize, task_loss, unit
 from smoothtune.functional.adversarial import gradient_at as loss_gradient
 from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian
-from smoothtune.report.curves import Curve, Point, area, metric_label, spread
+from smoothtune.report.curves import Curve, Point, metric_curve, spread
 
 NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
 ATTACKS = (0.0, 0.01, 0.02, 0.05, 0.1)
@@ -39,47 +39,48 @@ def noise_curve(
     kind: NoiseKind = "standard",
     *,
     levels: Sequence[float] = NOISE,
-    num_draws: int = 3,
+    num_samples: int = 3,
     k: int = 10,
 ) -> Curve:
-    """Headline metric against noise; all levels scale the same draws.
+    """Main metric against noise; all levels scale the same samples.
 
     Args:
         predictor: the model.
         rows: tokenized examples with labels.
         kind: "standard": Gaussian; "in_manifold": in the span of the nearest neighbors.
         levels: sizes relative to the embeddings, rising from 0.
-        num_draws: draws for every level above 0.
+        num_samples: samples for every level above 0.
         k: neighbors of in-manifold noise; at most one less than the vocabulary has words.
 
     Returns:
-        Mean over the draws, with the least and greatest, and the `area` under it.
+        Mean over the samples, with the least and greatest, and the `area` under it.
     """
     k = min(k, len(embedding_table(predictor.model)) - 1)
     noise = EmbeddingNoise(kind, 1.0, "word", k, True, "token")
     noise.attach(predictor.model)
     title = {"standard": "Gaussian noise", "in_manifold": "in-manifold noise"}[kind]
     predictor.progress.start(title, predictor.count(rows))
-    found = np.tile(predictor.blank(rows), (len(levels), num_draws, 1, 1))
+    predictions = np.tile(predictor.blank(rows), (len(levels), num_samples, 1, 1))
     with torch.no_grad(), evaluating(predictor.model):
         for number, (chosen, batch) in enumerate(predictor.batches(rows)):
             clean = predictor.clean(batch, hidden_states=False)
-            for draw in range(num_draws):
-                with predictor.draws(f"robustness/{kind}", batch, draw, number):
-                    delta = _noise(clean, noise)
+            for sample in range(num_samples):
+                with predictor.random_stream(f"robustness/{kind}", batch, sample, number):
+                    delta = sample_noise(clean, noise)
                 for index, level in enumerate(levels):
                     run = clean.at(level * delta, dropout="off") if level else clean.run()
-                    predictor.fill(found[index, draw], run, rows, chosen)
+                    predictor.fill(predictions[index, sample], run, rows, chosen)
     noise.detach()
     points = [
-        spread(level, [predictor.headline(predictions, rows) for predictions in draws])
-        for level, draws in zip(levels, found, strict=True)
+        spread(level, [predictor.main_metric(each, rows) for each in samples])
+        for level, samples in zip(levels, predictions, strict=True)
     ]
-    return _curve(predictor, title, NOISE_LABEL, points, f"range of {num_draws} draws")
+    metric, band = predictor.task.metrics[0], f"range of {num_samples} samples"
+    return metric_curve(metric, f"under {title}", NOISE_LABEL, title, points, band)
 
 
-def _noise(clean: ForwardPass, noise: EmbeddingNoise) -> Tensor:
-    """(B, T, D) a draw as large as the embeddings."""
+def sample_noise(clean: ForwardPass, noise: EmbeddingNoise) -> Tensor:
+    """(B, T, D) noise as large as the embeddings."""
     if noise.kind == "in_manifold":
         return noise.draw(clean)
     rms = unit(clean, "word", "linf", "example", "relative")
@@ -94,7 +95,7 @@ def attack_curve(
     levels: Sequence[float] = ATTACKS,
     num_steps: int = 3,
 ) -> Curve:
-    """Headline metric against the strength of an attack that climbs the task loss.
+    """Main metric against the strength of an attack that climbs the task loss.
 
     Args:
         predictor: the model.
@@ -107,23 +108,26 @@ def attack_curve(
     Returns:
         The metric at every level, and the `area` under it.
     """
-    found = np.tile(predictor.blank(rows), (len(levels), 1, 1))
+    predictions = np.tile(predictor.blank(rows), (len(levels), 1, 1))
     predictor.progress.start(attack.upper(), predictor.count(rows))
     with evaluating(predictor.model):
         for chosen, batch in predictor.batches(rows):
-            for index, delta in enumerate(_attacks(predictor, batch, attack, levels, num_steps)):
+            for index, delta in enumerate(
+                attack_perturbations(predictor, batch, attack, levels, num_steps)
+            ):
                 run = predictor.clean(batch, hidden_states=False)
                 with torch.no_grad():
-                    predictor.fill(found[index], run.at(delta, dropout="off"), rows, chosen)
+                    predictor.fill(predictions[index], run.at(delta, dropout="off"), rows, chosen)
     points = [
-        Point(level, predictor.headline(predictions, rows))
-        for level, predictions in zip(levels, found, strict=True)
+        Point(level, predictor.main_metric(each, rows))
+        for level, each in zip(levels, predictions, strict=True)
     ]
-    steps = "" if attack == "fgm" else f", {num_steps} steps"
-    return _curve(predictor, f"{attack.upper()} attack{steps}", ATTACK_LABEL, points, "")
+    title = f"{attack.upper()} attack" + ("" if attack == "fgm" else f", {num_steps} steps")
+    metric = predictor.task.metrics[0]
+    return metric_curve(metric, f"under {title}", ATTACK_LABEL, title, points)
 
 
-def _attacks(
+def attack_perturbations(
     predictor: Predictor, batch: dict[str, Tensor], attack: str, levels: Sequence[float], steps: int
 ) -> list[Tensor]:
     """(B, T, D) perturbation of each level."""
@@ -148,15 +152,3 @@ def _attacks(
     gradient = loss_gradient(clean, task_loss(clean.run()), "word")
     size = unit(clean, "word", "l2", "example", "relative")
     return [level * size * normalize(gradient, "l2", "example") for level in levels]
-
-
-def _curve(predictor: Predictor, title: str, x_label: str, points: list[Point], band: str) -> Curve:
-    metric = predictor.task.metrics[0]
-    return Curve(
-        f"{metric} under {title}",
-        x_label,
-        metric_label(metric),
-        {title: points},
-        band=band,
-        numbers={"area": area(points), "clean": points[0].y},
-    )

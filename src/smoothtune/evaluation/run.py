@@ -2,39 +2,33 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from rich.console import Console
 
 from smoothtune.console import Bar, quiet, say
-from smoothtune.errors import OutputError, PlotsMissing, changed_fields
-from smoothtune.evaluation.parts import PART, Found, Subject, further_data, other_data
+from smoothtune.errors import OutputError
+from smoothtune.evaluation.output import (
+    AFTER,
+    EVALUATION,
+    OOD,
+    check_read_as,
+    kept_evaluation,
+    write_curves,
+    write_predictions,
+)
+from smoothtune.evaluation.parts import PART, PartResult, Subject, further_data, other_data
 from smoothtune.evaluation.predictor import load_predictor
 from smoothtune.evaluation.settings import Settings, resolve, task_of, training_record
-from smoothtune.files import (
-    owned,
-    read_json,
-    refuse_other_files,
-    versions,
-    write_atomic,
-    write_json,
-)
+from smoothtune.files import owned, versions, write_json
 from smoothtune.models.load import load_base, weights_fingerprint
-from smoothtune.report.plots import draw
 from smoothtune.tasks.prepare import prepare
 
-EVALUATION = "evaluation.json"
-PREDICTIONS = "predictions.csv"
-OOD, AFTER = "ood: ", " after "  # before, and behind, the name of another data set in a part's name
+Part = Callable[[Subject], PartResult]
 
 
 def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str, Any]:
@@ -57,184 +51,103 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
         OutputError: the folder holds something else.
     """
     console = console or Console()
-    record = training_record(settings.model)
-    settings = resolve(settings, record)
-    with owned(Path(settings.output_dir)) as folder:
-        wanted = {name: PART[name] for name in ("metrics", *settings.parts)} | _on_other_data(
-            settings
-        )
-        known = _kept(folder, settings)
-        with Bar(console) as bar:
-            evaluation = _Evaluation(folder, settings, record, console, bar, known)
-            for name, part in wanted.items():
-                if name in evaluation.content["parts"]:
-                    _check_read_as(name, evaluation.content["parts"][name], settings)
-                    say(console, f"{name}: done before, kept")
-                else:
-                    evaluation.add(name, part)
-    return evaluation.content
-
-
-def _on_other_data(settings: Settings) -> dict[str, Callable[[Subject], Found]]:
-    """The parts about other data sets."""
-    found: dict[str, Callable[[Subject], Found]] = {}
-    for name, other in settings.ood.items():
-        found[OOD + name] = partial(other_data, other=other)
-        if share := settings.further_share:
-            part = partial(further_data, other=other, share=share)
-            found[f"{OOD}{name}{AFTER}{share:.0%} of it"] = part
-    return found
-
-
-def _check_read_as(name: str, part: dict[str, Any], settings: Settings) -> None:
-    """Refuse to keep numbers of another data set, or of one that was read otherwise."""
-    if not name.startswith(OOD) or "read_as" not in part["numbers"]:
-        return
-    then = part["numbers"]["read_as"]
-    now = asdict(settings.ood[name.removeprefix(OOD).partition(AFTER)[0]])
-    if then != json.loads(json.dumps(then | now)):
-        raise OutputError(
-            f"{name} was evaluated before with {then}: give this data set another name, or replace "
-            "the evaluation with --overwrite-output-dir"
-        )
-
-
-class _Evaluation:
-    """A loaded model, and the file that grows with every part."""
-
-    def __init__(
-        self,
-        folder: Path,
-        settings: Settings,
-        record: dict[str, Any] | None,
-        console: Console,
-        bar: Bar,
-        known: dict[str, Any] | None,
-    ) -> None:
-        self.folder, self.console, self.bar = folder, console, bar
-        base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
-        task = task_of(settings)
-        prepared = prepare(
-            settings.data or task.hub_id or "",
-            task,
-            base.tokenizer,
-            max_train_samples=settings.max_train_samples,
-            max_eval_samples=settings.max_eval_samples,
-            max_seq_length=settings.max_seq_length or task.default_max_seq_length,
-            seed=settings.data_seed or 0,
-            vocab_size=base.config.get_text_config().vocab_size,
-        )
-        predictor = load_predictor(
-            base,
-            prepared.task,
-            batch_size=settings.batch_size,
-            seed=settings.seed,
-            progress=bar,
-        )
-        self.subject = Subject(settings, predictor, prepared)
-        task = prepared.task
-        fingerprints = {
-            "weights": weights_fingerprint(base.source),
-            "data": prepared.fingerprint,
-        }
-        if known and known["fingerprints"] != fingerprints:
+    training = training_record(settings.model)
+    settings = resolve(settings, training)
+    with owned(Path(settings.output_dir)) as folder, Bar(console) as bar:
+        kept = kept_evaluation(folder, settings)
+        subject, fingerprints = load_subject(settings, bar)
+        if kept and kept["fingerprints"] != fingerprints:
             raise OutputError(
                 f"{folder} holds an evaluation of other weights or data; choose another output_dir "
                 "or replace it with --overwrite-output-dir"
             )
-        self.content: dict[str, Any] = known or {
-            "model": settings.model,
-            "task": task.name,
-            "task_type": task.task_type,
-            "headline": task.metrics[0],
-            "metrics": list(task.metrics),
-            "label_names": list(task.label_names or ()),
-            "training": record and {name: record.get(name) for name in ("methods", "cost", "seed")},
-            "data": prepared.report.to_dict(),
-            "settings": settings.identity(),
-            "fingerprints": fingerprints,
-            "versions": versions(),
-            "parts": {},
-        }
-
-    def add(self, name: str, part: Callable[[Subject], Found]) -> None:
-        """Run a part and write its numbers, tables and plots."""
-        self.bar.part, start = name, time.perf_counter()
-        task = self.subject.prepared.task
-        reason = task.unsupported_parts.get(name)
-        skipped = reason and Found(skipped=f"not for {task.task_type}: {reason}")
-        with quiet():
-            found = skipped or part(self.subject)
-        for curve_name, curve in found.curves.items():
-            write_atomic(self.folder / f"{name}_{curve_name}.csv", curve.to_csv())
-            try:
-                write_atomic(self.folder / f"{name}_{curve_name}.svg", draw({name: curve}))
-            except PlotsMissing as error:
-                say(self.console, f"{name}: no plot of {curve_name}: {error}")
-        if name == "metrics":
-            write_atomic(self.folder / PREDICTIONS, _predictions(self.subject))
-        seconds = time.perf_counter() - start
-        self.content["parts"][name] = found.to_dict() | {"seconds": seconds}
-        write_json(self.folder / EVALUATION, self.content)
-        done = f"left out: {found.skipped}" if found.skipped else f"done in {seconds:.1f} s"
-        say(self.console, f"{name}: {done}")
+        content = kept or empty_evaluation(subject, fingerprints, training)
+        for name, part in wanted_parts(settings).items():
+            if name in content["parts"]:
+                check_read_as(name, content["parts"][name], settings)
+                say(console, f"{name}: done before, kept")
+                continue
+            bar.part, start = name, time.perf_counter()
+            result = evaluate_part(name, part, subject)
+            write_curves(folder, name, result, console)
+            if name == "metrics":
+                write_predictions(folder, subject)
+            seconds = time.perf_counter() - start
+            content["parts"][name] = result.to_dict() | {"seconds": seconds}
+            write_json(folder / EVALUATION, content)
+            done = f"left out: {result.skipped}" if result.skipped else f"done in {seconds:.1f} s"
+            say(console, f"{name}: {done}")
+    return content
 
 
-def _predictions(subject: Subject) -> str:
-    """A row for every validation example: its row in the source, and what metrics follow from."""
-    rows, task, text = subject.prepared.validation, subject.prepared.task, io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["example_id", *task.statistic_names()])
-    statistics = task.example_statistics(subject.predictions, rows).tolist()
-    ids = task.example_ids(rows).tolist()
-    table.writerows([row, *values] for row, values in zip(ids, statistics, strict=True))
-    return text.getvalue()
+def wanted_parts(settings: Settings) -> dict[str, Part]:
+    """The task's metrics, the parts that are asked for, and those about other data sets."""
+    wanted: dict[str, Part] = {name: PART[name] for name in ("metrics", *settings.parts)}
+    for name, other in settings.ood.items():
+        wanted[OOD + name] = partial(other_data, other=other)
+        if share := settings.further_share:
+            part = partial(further_data, other=other, share=share)
+            wanted[f"{OOD}{name}{AFTER}{share:.0%} of it"] = part
+    return wanted
 
 
-def read_predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
-    """What ``predictions.csv`` holds: ids (E,), and the example statistics (E, K) of `Task`.
-
-    For texts these are the label and the logits.
-    """
-    values = np.loadtxt(folder / PREDICTIONS, delimiter=",", skiprows=1, ndmin=2)
-    return values[:, 0].astype(int), values[:, 1:]
-
-
-def read_evaluation(folder: Path) -> dict[str, Any] | None:
-    """The content of a folder's ``evaluation.json``; None without the file.
+def load_subject(settings: Settings, bar: Bar) -> tuple[Subject, dict[str, str]]:
+    """Load the model and its data, with their fingerprints.
 
     Raises:
-        OutputError: the file is damaged, or is something else.
+        ModelError: the model cannot be loaded, or does not fit the task.
+        DataError: the data cannot be evaluated on.
     """
-    content = read_json(folder / EVALUATION)
-    if content is not None and not isinstance(content.get("parts"), dict):
-        raise OutputError(f"{folder / EVALUATION} is no evaluation of smoothtune")
-    return content
+    base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
+    task = task_of(settings)
+    prepared = prepare(
+        settings.data or task.hub_id or "",
+        task,
+        base.tokenizer,
+        max_train_samples=settings.max_train_samples,
+        max_eval_samples=settings.max_eval_samples,
+        max_seq_length=settings.max_seq_length or task.default_max_seq_length,
+        seed=settings.data_seed or 0,
+        vocab_size=base.config.get_text_config().vocab_size,
+    )
+    predictor = load_predictor(
+        base, prepared.task, batch_size=settings.batch_size, seed=settings.seed, progress=bar
+    )
+    fingerprints = {"weights": weights_fingerprint(base.source), "data": prepared.fingerprint}
+    return Subject(settings, predictor, prepared), fingerprints
 
 
-def _remove(folder: Path, content: dict[str, Any]) -> None:
-    """Delete an evaluation that is to be replaced, and nothing else."""
-    curves = [
-        f"{part}_{name}" for part, found in content["parts"].items() for name in found["curves"]
-    ]
-    names = [f"{curve}{suffix}" for curve in curves for suffix in (".csv", ".svg")]
-    for name in (EVALUATION, PREDICTIONS, *names):
-        (folder / Path(name).name).unlink(missing_ok=True)
+def empty_evaluation(
+    subject: Subject, fingerprints: dict[str, str], training: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The content of ``evaluation.json`` before the first part.
+
+    Args:
+        subject: the model and its data.
+        fingerprints: of their content.
+        training: ``result.json`` of the model's folder, if there is one.
+    """
+    settings, task = subject.settings, subject.prepared.task
+    return {
+        "model": settings.model,
+        "task": task.name,
+        "task_type": task.task_type,
+        "headline": task.metrics[0],
+        "metrics": list(task.metrics),
+        "label_names": list(task.label_names or ()),
+        "training": training and {name: training.get(name) for name in ("methods", "cost", "seed")},
+        "data": subject.prepared.report.to_dict(),
+        "settings": settings.identity(),
+        "fingerprints": fingerprints,
+        "versions": versions(),
+        "parts": {},
+    }
 
 
-def _kept(folder: Path, settings: Settings) -> dict[str, Any] | None:
-    """The evaluation that the folder holds already, if it can be continued."""
-    content = read_evaluation(folder)
-    if settings.overwrite_output_dir and content is not None:
-        _remove(folder, content)
-        return None
-    if content is None:
-        refuse_other_files(folder, "evaluation")
-        return None
-    here = json.loads(json.dumps(settings.identity()))
-    if changed := changed_fields(content["settings"], here):
-        raise OutputError(
-            f"{folder} holds another evaluation ({changed}); choose another "
-            "output_dir or replace it with --overwrite-output-dir"
-        )
-    return content
+def evaluate_part(name: str, part: Part, subject: Subject) -> PartResult:
+    """Run a part, where it has a meaning for the task."""
+    task = subject.prepared.task
+    if reason := task.unsupported_parts.get(name):
+        return PartResult(skipped=f"not for {task.task_type}: {reason}")
+    with quiet():
+        return part(subject)

@@ -62,7 +62,7 @@ def derivative_norms(
 
             drawn = []
             for probe in range(num_probes):
-                with predictor.draws("derivatives", batch, probe, number):
+                with predictor.random_stream("derivatives", batch, probe, number):
                     drawn.append(
                         finite_difference_per_layer(
                             function, clean.zeros(), hessian=True, step=derivatives.absolute_step
@@ -116,7 +116,7 @@ def noise_attenuation(
     *,
     layers: Sequence[int] | None = None,
     ratio: float = RATIO,
-    num_draws: int = 3,
+    num_samples: int = 3,
 ) -> Curve:
     """Relative error of every hidden state above the layer where noise enters.
 
@@ -126,7 +126,7 @@ def noise_attenuation(
         layers: b, numbers of the blocks whose input is disturbed; default: the first block, and
             those after a quarter, a half and three quarters of the depth.
         ratio: ||noise|| / ||x|| of every token.
-        num_draws: draws of the noise for every example.
+        num_samples: samples of the noise for every example.
 
     Returns:
         For each b, ||h_r(x + noise) - h_r(x)|| / ||h_r(x)|| against r; the point r = b is `ratio`.
@@ -144,7 +144,7 @@ def noise_attenuation(
             for number, (chosen, batch) in enumerate(predictor.batches(rows)):
                 drawn = [
                     _errors(predictor, batch, layer, ratio, (draw, number))
-                    for draw in range(num_draws)
+                    for draw in range(num_samples)
                 ]
                 errors[:, chosen] = torch.stack(drawn).mean(0).cpu().numpy()
         name = f"noise before block {layer}"
@@ -167,7 +167,7 @@ def _errors(
     clean = predictor.clean(batch, points=(layer,)).run()
     states = clean.hidden_states[layer + 1 :]
     x, mask = clean.embeddings(layer), clean.mask
-    with predictor.draws(f"attenuation/{layer}", batch, *counters):
+    with predictor.random_stream(f"attenuation/{layer}", batch, *counters):
         delta = gaussian(x, mask, ratio)
     noisy = clean.at(delta, layer, dropout="off").hidden_states[layer + 1 :]
     norm = torch.linalg.vector_norm
@@ -232,7 +232,7 @@ def _vectors(
     with torch.no_grad(), evaluating(predictor.model):
         for number, (_, batch) in enumerate(predictor.batches(rows)):
             clean = predictor.clean(batch, hidden_states=False)
-            with predictor.draws(f"spectrum/{noise.kind}", batch, number):
+            with predictor.random_stream(f"spectrum/{noise.kind}", batch, number):
                 found.append(noise.draw(clean)[clean.mask].double().cpu().numpy())
             if sum(map(len, found)) >= num_vectors:
                 break

@@ -60,6 +60,24 @@ def csv_text(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
     return text.getvalue()
 
 
+def metric_curve(
+    metric: str, title: str, x_label: str, line: str, points: list[Point], band: str = ""
+) -> Curve:
+    """A metric against the strength of a disturbance, with the area under it.
+
+    Args:
+        metric: its name.
+        title: how the model is disturbed, "under ..." or "with ...".
+        x_label: strength, from 0, with the unit.
+        line: name of the line.
+        points: its points.
+        band: what their `low` and `high` are.
+    """
+    numbers = {"area": area(points), "clean": points[0].y}
+    label = metric_label(metric)
+    return Curve(f"{metric} {title}", x_label, label, {line: points}, band, numbers=numbers)
+
+
 def metric_label(name: str) -> str:
     """A metric as the label of an axis.
 

@@ -123,7 +123,7 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
     subject = _subject(trained, cell)
     if extras.noise_curve:
         rows = subject.rows(NOISE_ROWS)
-        curve = noise_curve(subject.predictor, rows, num_draws=1)  # every seed draws anew
+        curve = noise_curve(subject.predictor, rows, num_samples=1)  # every seed draws anew
         found["noise"] = curve.numbers | {
             f"{point.x:g}": point.y for points in curve.series.values() for point in points
         }

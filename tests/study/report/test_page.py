@@ -19,7 +19,7 @@ from smoothtune.study.report.comparison import (
     table_of_runs,
 )
 from smoothtune.study.report.findings import recommend, sentences
-from smoothtune.study.report.page import _page
+from smoothtune.study.report.page import page_content
 from smoothtune.study.report.plots import study_plots
 from smoothtune.study.report.tables import paper_table, score_table
 
@@ -200,7 +200,7 @@ def test_over_tasks_leaves_out_tasks_without_the_measure() -> None:
     assert over_tasks(table_of_runs(found), "nll") == []
     said = texts(content(found))
     assert "good: Over all conditions that have the measure: beside the score better" in said
-    page = _page(content(found), [])["over_tasks_secondary"]
+    page = page_content(content(found), [])["over_tasks_secondary"]
     assert page.head[2] == "Brier"
     assert page.rows[0][:1] + page.rows[0][2:3] == [
         "calm",
@@ -270,7 +270,7 @@ def test_names_from_outside_are_only_text(suffix: str) -> None:
 
     hostile = "<script>alert(1)</script>|*x*"
     found = content(rows({hostile: 0.05}), title=hostile, notes=hostile)
-    page = render(f"study.{suffix}.jinja", _page(found, []))
+    page = render(f"study.{suffix}.jinja", page_content(found, []))
     assert "<script" not in page
     tags = Tags()
     tags.feed(page)

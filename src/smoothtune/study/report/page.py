@@ -81,7 +81,7 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
     }
     write_json(folder / RESULTS, content)
     write_atomic(folder / "results.csv", runs.to_csv(index=False, lineterminator="\n"))
-    page = _page(content, _plots(runs, content, records, folder, console))
+    page = page_content(content, _plots(runs, content, records, folder, console))
     write_atomic(folder / "report.md", render("study.md.jinja", page))
     write_atomic(folder / "report.html", render("study.html.jinja", page))
     _show(content, console)
@@ -166,7 +166,7 @@ def _versions(cells: Sequence[Cell], records: Records) -> dict[str, list[str]]:
     return {name: sorted(values) for name, values in found.items()}
 
 
-def _page(content: Mapping[str, Any], plots: Sequence[Plot]) -> dict[str, Any]:
+def page_content(content: Mapping[str, Any], plots: Sequence[Plot]) -> dict[str, Any]:
     """What the templates show."""
     return {
         "title": content["title"],

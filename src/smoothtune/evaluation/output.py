@@ -1,0 +1,114 @@
+"""The folder of an evaluation: what it keeps, and what would not fit to it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from smoothtune.console import say
+from smoothtune.errors import OutputError, PlotsMissing, changed_fields
+from smoothtune.evaluation.parts import PartResult, Subject
+from smoothtune.evaluation.settings import Settings
+from smoothtune.files import read_json, refuse_other_files, write_atomic
+from smoothtune.report.curves import csv_text
+from smoothtune.report.plots import draw
+
+EVALUATION = "evaluation.json"
+PREDICTIONS = "predictions.csv"
+OOD, AFTER = "ood: ", " after "  # before, and behind, the name of another data set in a part's name
+
+
+def other_data_set(part: str) -> str | None:
+    """The name of the data set that a part is about; None for the model's own."""
+    return part.removeprefix(OOD).partition(AFTER)[0] if part.startswith(OOD) else None
+
+
+def read_evaluation(folder: Path) -> dict[str, Any] | None:
+    """The content of a folder's ``evaluation.json``; None without the file.
+
+    Raises:
+        OutputError: the file is damaged, or is something else.
+    """
+    content = read_json(folder / EVALUATION)
+    if content is not None and not isinstance(content.get("parts"), dict):
+        raise OutputError(f"{folder / EVALUATION} is no evaluation of smoothtune")
+    return content
+
+
+def kept_evaluation(folder: Path, settings: Settings) -> dict[str, Any] | None:
+    """The evaluation that an owned folder holds already, if it can be continued.
+
+    Raises:
+        OutputError: the folder holds another evaluation, or something else.
+    """
+    content = read_evaluation(folder)
+    if content is None:
+        refuse_other_files(folder, "evaluation")
+        return None
+    if settings.overwrite_output_dir:
+        _remove(folder, content)
+        return None
+    here = json.loads(json.dumps(settings.identity()))
+    if changed := changed_fields(content["settings"], here):
+        raise OutputError(
+            f"{folder} holds another evaluation ({changed}); choose another "
+            "output_dir or replace it with --overwrite-output-dir"
+        )
+    return content
+
+
+def _remove(folder: Path, content: dict[str, Any]) -> None:
+    """Delete an evaluation that is to be replaced, and nothing else."""
+    curves = [
+        f"{part}_{name}" for part, found in content["parts"].items() for name in found["curves"]
+    ]
+    names = [f"{curve}{suffix}" for curve in curves for suffix in (".csv", ".svg")]
+    for name in (EVALUATION, PREDICTIONS, *names):
+        (folder / Path(name).name).unlink(missing_ok=True)
+
+
+def check_read_as(name: str, part: dict[str, Any], settings: Settings) -> None:
+    """Refuse to keep numbers of another data set, or of one that was read otherwise."""
+    data_set = other_data_set(name)
+    if data_set is None or "read_as" not in part["numbers"]:
+        return
+    then = part["numbers"]["read_as"]
+    if then != json.loads(json.dumps(then | asdict(settings.ood[data_set]))):
+        raise OutputError(
+            f"{name} was evaluated before with {then}: give this data set another name, or replace "
+            "the evaluation with --overwrite-output-dir"
+        )
+
+
+def write_curves(folder: Path, part: str, result: PartResult, console: Console) -> None:
+    """Write a table and, with matplotlib, a plot for each curve of a part."""
+    for name, curve in result.curves.items():
+        write_atomic(folder / f"{part}_{name}.csv", curve.to_csv())
+        try:
+            write_atomic(folder / f"{part}_{name}.svg", draw({part: curve}))
+        except PlotsMissing as error:
+            say(console, f"{part}: no plot of {name}: {error}")
+
+
+def write_predictions(folder: Path, subject: Subject) -> None:
+    """Write a row for every validation example: its row in the source, and its statistics."""
+    rows, task = subject.prepared.validation, subject.prepared.task
+    statistics = task.example_statistics(subject.predictions, rows).tolist()
+    ids = task.example_ids(rows).tolist()
+    lines = ([row, *values] for row, values in zip(ids, statistics, strict=True))
+    text = csv_text(["example_id", *task.statistic_names()], lines)
+    write_atomic(folder / PREDICTIONS, text)
+
+
+def read_predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
+    """What ``predictions.csv`` holds: ids (E,), and the example statistics (E, K) of `Task`.
+
+    For texts these are the label and the logits.
+    """
+    values = np.loadtxt(folder / PREDICTIONS, delimiter=",", skiprows=1, ndmin=2)
+    return values[:, 0].astype(int), values[:, 1:]
