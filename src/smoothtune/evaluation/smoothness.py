@@ -1,5 +1,6 @@
-"""First and second derivatives of every layer's representation in the word embeddings.
+"""How smooth a model is: derivatives of its layers, and how noise grows or fades on its way up.
 
+Derivatives are the first and second of every layer's representation in the word embeddings.
 Reference: Jukic, Snajder, TACL 13 (2025) 264-280, whose penalty this measures; the estimator,
 `derivative_norms.finite_difference_per_layer` of `smoothtune.functional`, needs forward passes
 alone and is unbiased up to O(step^2).
@@ -24,8 +25,8 @@ from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian
 from smoothtune.report.curves import Curve, Point
 
 STEP = 0.01
-
-
+RATIO = 0.05
+NUM_VECTORS = 2048
 LABELS = {
     "Jacobian": "||dz / dx||, units of z per unit of x",
     "Hessian": "||d2z / dx2||, units of z per unit of x squared",
@@ -106,10 +107,6 @@ def _root(x: float, squares: np.ndarray) -> Point:
     return Point(x, root, max(root - 1.96 * error, 0.0), root + 1.96 * error)
 
 
-RATIO = 0.05
-NUM_VECTORS = 2048
-
-
 def noise_attenuation(
     predictor: Predictor,
     rows: Dataset,
@@ -142,11 +139,11 @@ def noise_attenuation(
         errors = np.empty((depth - layer + 1, len(rows)))
         with torch.no_grad(), evaluating(predictor.model):
             for number, (chosen, batch) in enumerate(predictor.batches(rows)):
-                drawn = [
-                    _errors(predictor, batch, layer, ratio, (draw, number))
-                    for draw in range(num_samples)
+                samples = [
+                    _errors(predictor, batch, layer, ratio, (sample, number))
+                    for sample in range(num_samples)
                 ]
-                errors[:, chosen] = torch.stack(drawn).mean(0).cpu().numpy()
+                errors[:, chosen] = torch.stack(samples).mean(0).cpu().numpy()
         name = f"noise before block {layer}"
         series[name] = [_mean(layer + above, values) for above, values in enumerate(errors)]
         numbers[f"amplification, {name}"] = series[name][-1].y / ratio
@@ -228,12 +225,12 @@ def _vectors(
     predictor: Predictor, rows: Dataset, noise: EmbeddingNoise, num_vectors: int
 ) -> np.ndarray:
     """(N, D) noise vectors of real tokens."""
-    found: list[np.ndarray] = []
+    vectors: list[np.ndarray] = []
     with torch.no_grad(), evaluating(predictor.model):
         for number, (_, batch) in enumerate(predictor.batches(rows)):
             clean = predictor.clean(batch, hidden_states=False)
             with predictor.random_stream(f"spectrum/{noise.kind}", batch, number):
-                found.append(noise.draw(clean)[clean.mask].double().cpu().numpy())
-            if sum(map(len, found)) >= num_vectors:
+                vectors.append(noise.draw(clean)[clean.mask].double().cpu().numpy())
+            if sum(map(len, vectors)) >= num_vectors:
                 break
-    return np.concatenate(found)[:num_vectors]
+    return np.concatenate(vectors)[:num_vectors]
