@@ -12,7 +12,7 @@ from smoothtune.evaluation.findings import comparison, sentences
 from smoothtune.evaluation.output import OOD
 from smoothtune.files import write_atomic
 from smoothtune.report.curves import Curve
-from smoothtune.report.page import Plot, Table, render
+from smoothtune.report.page import DASH, Plot, Table, render, with_interval
 from smoothtune.report.plots import draw
 
 LARGEST_TABLE = 60  # points that a reader may want to see as numbers
@@ -90,13 +90,8 @@ def _numbers(runs: Sequence[Run], read: Any) -> list[str]:
     return [f"{read(run.numbers('metrics')):.4f}" for run in runs]
 
 
-def _interval(metric: dict[str, float | None] | None) -> str:
-    if metric is None:
-        return "–"
-    value = f"{metric['value']:.4f}"
-    if metric["low"] is None:
-        return value
-    return f"{value} [{metric['low']:.4f}, {metric['high']:.4f}]"
+def _interval(metric: dict[str, Any] | None) -> str:
+    return with_interval(metric["value"], (metric["low"], metric["high"])) if metric else DASH
 
 
 def summary_table(runs: Sequence[Run], part: str) -> Table:
@@ -123,7 +118,7 @@ def _flat(numbers: dict[str, Any]) -> dict[str, Any]:
 
 def _value(value: object) -> str:
     if value is None:
-        return "–"
+        return DASH
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -51,6 +51,24 @@ class Sentence(NamedTuple):
     text: str
 
 
+DASH = "–"
+"""Stands where there is no number."""
+
+
+def number(value: float | None, spec: str = ".4f") -> str:
+    """A number in a table, formatted by `spec`."""
+    return DASH if value is None else format(value, spec)
+
+
+def with_interval(
+    value: float, interval: tuple[float | None, float | None] | None, spec: str = ".4f"
+) -> str:
+    """A number with its interval, if it has one: ``0.91 [0.89, 0.93]``."""
+    if interval is None or None in interval:
+        return number(value, spec)
+    return f"{number(value, spec)} [{', '.join(number(bound, spec) for bound in interval)}]"
+
+
 def render(template: str, content: dict[str, Any]) -> str:
     """A page from a template of this package; what is put into HTML is escaped.
 

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import runpy
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,11 +19,12 @@ from smoothtune.study.report.comparison import (
     paired,
     table_of_runs,
 )
-from smoothtune.study.report.findings import recommend, sentences
+from smoothtune.study.report.findings import sentences
 from smoothtune.study.report.page import page_content
 from smoothtune.study.report.plots import study_plots
 from smoothtune.study.report.tables import paper_table, score_table
 
+ROOT = Path(__file__).parents[3]
 SEEDS = range(5)
 
 
@@ -289,6 +291,7 @@ def test_csv_has_every_run() -> None:
 
 
 def test_a_recommendation_needs_evidence_everywhere() -> None:
+    recommend = runpy.run_path(str(ROOT / "scripts" / "recommend.py"))["recommend"]
     cheap_and_good = content(rows({"good": 0.05, "dear": 0.06, "plain_more_epochs": 0.01}))
     found = recommend(cheap_and_good)
     assert found["methods"] == {"good": {}}

@@ -66,23 +66,23 @@ def test_wilcoxon_with_ties_is_the_permutation_of_ranks() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_holm_is_step_down(seed: int) -> None:
     values = np.random.default_rng(seed).uniform(size=6) ** 2
-    found = holm({str(i): float(p) for i, p in enumerate(values)})
+    found = holm([float(p) for p in values])
     for i, p in enumerate(values):  # Holm: the largest (m - rank) p of all that are not larger
         smaller = sorted(q for q in values if q <= p)
         expected = min(1.0, max((6 - rank) * q for rank, q in enumerate(smaller)))
-        assert found[str(i)] == pytest.approx(expected)
+        assert found[i] == pytest.approx(expected)
 
 
 def test_holm_leaves_undefined_ones_out() -> None:
-    assert holm({"a": None, "b": 0.02, "c": 0.03}) == {"a": None, "b": 0.04, "c": 0.04}
-    assert holm({}) == {}
+    assert holm([None, 0.02, 0.03]) == [None, 0.04, 0.04]
+    assert holm([]) == []
 
 
 def test_summary() -> None:
     found = statistics.summary([1.0, 2.0, 6.0])
-    assert (found.n, found.mean, found.median, found.max) == (3, 3.0, 2.0, 6.0)
-    assert found.sd == pytest.approx(np.sqrt(7.0))
-    assert statistics.summary([0.5]).sd is None
+    assert found["sd"] == pytest.approx(np.sqrt(7.0))
+    assert found | {"sd": None} == {"n": 3, "mean": 3.0, "sd": None, "median": 2.0, "max": 6.0}
+    assert statistics.summary([0.5])["sd"] is None
 
 
 def test_difference_with_the_interval_of_scipys_bootstrap() -> None:
@@ -154,8 +154,6 @@ def test_holm_holds_the_level_over_many_methods() -> None:
     wrong = 0
     for _ in range(500):
         plain, *others = draw.normal(0.8, 0.01, (7, 5))
-        p = {
-            str(i): stats.ttest_ind(x, plain, equal_var=False).pvalue for i, x in enumerate(others)
-        }
-        wrong += min(holm(p).values()) < 0.05
+        p = [stats.ttest_ind(x, plain, equal_var=False).pvalue for x in others]
+        wrong += min(holm(p)) < 0.05
     assert wrong / 500 < 0.07

@@ -124,7 +124,7 @@ def _method(own: pd.DataFrame, group: pd.DataFrame, test: str) -> dict[str, Any]
     summaries = {}
     for measure in (*MEASURES, *COSTS):
         values = done[measure].dropna()
-        summaries[measure] = asdict(statistics.summary(values)) if len(values) else None
+        summaries[measure] = statistics.summary(values) if len(values) else None
     return {
         **{name: first[name] for name in (*CONDITION, "method", "setting")},
         "metric": done["metric"].iloc[0] if len(done) else None,
@@ -227,8 +227,7 @@ def over_tasks(runs: pd.DataFrame, measure: str = "score") -> list[dict[str, Any
 
 def _correct(tested: Sequence[dict[str, Any]], p_values: Sequence[float | None]) -> None:
     """Add `p_holm`, the p-values corrected after Holm over methods."""
-    corrected = statistics.holm({str(k): p for k, p in enumerate(p_values)})
-    for item, p in zip(tested, corrected.values(), strict=True):
+    for item, p in zip(tested, statistics.holm(p_values), strict=True):
         item["p_holm"] = p
 
 

@@ -14,7 +14,7 @@ improvement).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,23 +33,16 @@ NAMES = {
 """Tests of equal scores, by the short name that study files use."""
 
 
-@dataclass(frozen=True)
-class Summary:
-    """Scores of one method over seeds."""
-
-    n: int
-    mean: float
-    sd: float | None
-    """With N - 1 in the denominator; None for one seed."""
-    median: float
-    max: float
-
-
-def summary(scores: ArrayLike) -> Summary:
-    """Mean, standard deviation (ddof 1), median and maximum of scores (N,), N >= 1."""
+def summary(scores: ArrayLike) -> dict[str, float | None]:
+    """n, mean, sd (N - 1 in the denominator; None for one seed), median and max of scores (N,)."""
     x = np.asarray(scores, np.float64)
-    sd = float(x.std(ddof=1)) if len(x) > 1 else None
-    return Summary(len(x), float(x.mean()), sd, float(np.median(x)), float(x.max()))
+    return {
+        "n": len(x),
+        "mean": float(x.mean()),
+        "sd": float(x.std(ddof=1)) if len(x) > 1 else None,
+        "median": float(np.median(x)),
+        "max": float(x.max()),
+    }
 
 
 def p_values(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> dict[str, float | None]:
@@ -114,19 +107,19 @@ def _permutation(gaps: np.ndarray, seed: int) -> float:
     return float(result.pvalue)
 
 
-def holm(values: Mapping[str, float | None]) -> dict[str, float | None]:
+def holm(values: Sequence[float | None]) -> list[float | None]:
     """p-values corrected for their number (Holm 1979); None stays None and counts for nothing.
 
-    >>> holm({"a": 0.01, "b": 0.04, "c": 0.03})
-    {'a': 0.03, 'b': 0.06, 'c': 0.06}
+    >>> holm([0.01, 0.04, 0.03])
+    [0.03, 0.06, 0.06]
     """
-    known = sorted((p, name) for name, p in values.items() if p is not None)
-    found: dict[str, float | None] = dict.fromkeys(values)
+    known = sorted((p, place) for place, p in enumerate(values) if p is not None)
+    corrected: list[float | None] = [None] * len(values)
     least = 0.0
-    for rank, (p, name) in enumerate(known):
+    for rank, (p, place) in enumerate(known):
         least = max(least, min(1.0, p * (len(known) - rank)))
-        found[name] = round(least, 15)
-    return found
+        corrected[place] = round(least, 15)
+    return corrected
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from smoothtune.report.page import Table
+from smoothtune.report.page import DASH, Table, number, with_interval
 from smoothtune.study.report.comparison import SECONDARY, condition_of, condition_title
 from smoothtune.study.report.plots import POINTS
 from smoothtune.study.report.statistics import NAMES
 
-DASH = "–"
 TITLES = dict(zip(SECONDARY, ("gap", "Brier", "NLL", "ECE", "score under noise"), strict=True))
 
 
@@ -22,7 +21,7 @@ def score_table(group: Sequence[Mapping[str, Any]]) -> Table:
     rows = []
     for method in group:
         score, against = method["measures"]["score"], method["against_plain"]
-        values = [_number(score and score[name], 4) for name in ("mean", "sd", "median", "max")]
+        values = [number(score and score[name]) for name in ("mean", "sd", "median", "max")]
         done = score["n"] if score else 0
         failed = ", ".join(f"{count} {status}" for status, count in method["failed"].items())
         cells = [method["method"], f"{done} of {method['asked']}", *values, failed or "0"]
@@ -32,7 +31,7 @@ def score_table(group: Sequence[Mapping[str, Any]]) -> Table:
                 _p(against["p"][against["test"]]),
                 _p(against["p_holm"]),
                 _effect(against["improvement"], 1, 2),
-                _number(against["cost_ratio"], 2),
+                number(against["cost_ratio"], ".2f"),
             ]
         rows.append(cells + [DASH] * (len(head) - len(cells)))
     return Table(head, rows)
@@ -47,7 +46,7 @@ def stability_table(group: Sequence[Mapping[str, Any]]) -> Table:
         against, measures = method["against_plain"], method["measures"]
         ratio = against and against["variance_ratio"]
         names = ("train_score", "generalization_gap", "brier", "nll", "ece", "noise")
-        means = [_number(measures[name] and measures[name]["mean"], 4) for name in names]
+        means = [number(measures[name] and measures[name]["mean"]) for name in names]
         spread = _effect(ratio, 1, 2) if ratio else DASH
         rows.append([method["method"], spread, _p(against and against["p_variance"]), *means])
     return Table(head, rows)
@@ -96,7 +95,7 @@ def choice_table(choices: Sequence[Mapping[str, Any]]) -> Table:
             choice["method"],
             str(choice["tried"]),
             choice["chosen"] or "none: all failed",
-            "; ".join(f"{name}: {_number(score, 4)}" for name, score in choice["scores"].items()),
+            "; ".join(f"{name}: {number(score)}" for name, score in choice["scores"].items()),
         ]
         for choice in choices
     ]
@@ -111,11 +110,11 @@ def paper_table(paper: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) 
     rows = []
     for task, by_method in paper["values"].items():
         for method, numbers in by_method.items():
-            printed = [_number(value, 2) for value in numbers]
+            printed = [number(value, ".2f") for value in numbers]
             printed += [DASH] * (len(paper["columns"]) - len(printed))
             score = ours.get((task, method))
             mine = [
-                _number(score and score[name] and POINTS * score[name], 2)
+                number(score and score[name] and POINTS * score[name], ".2f")
                 for name in ("mean", "sd", "max")
             ]
             rows.append([task, method, *printed, *mine])
@@ -126,10 +125,6 @@ def paper_table(paper: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) 
         "notes": paper["notes"],
         "table": table,
     }
-
-
-def _number(value: float | None, digits: int) -> str:
-    return DASH if value is None else f"{value:.{digits}f}"
 
 
 def _p(value: float | None) -> str:
@@ -145,9 +140,5 @@ def _tested(test: Mapping[str, Any] | None) -> str:
 
 
 def _effect(effect: Mapping[str, Any], factor: float, digits: int, *, signed: bool = False) -> str:
-    sign = "+" if signed else ""
-    value = f"{factor * effect['value']:{sign}.{digits}f}"
-    if effect["interval"] is None:
-        return value
-    low, high = (f"{factor * bound:{sign}.{digits}f}" for bound in effect["interval"])
-    return f"{value} [{low}, {high}]"
+    interval = effect["interval"] and tuple(factor * bound for bound in effect["interval"])
+    return with_interval(factor * effect["value"], interval, f"{'+' if signed else ''}.{digits}f")
