@@ -125,7 +125,7 @@ def test_task_loss_is_that_of_an_sft_trainer_without_methods(tmp_path):
 def test_only_completions_are_labels(tmp_path):
     trainer = regularize(sft_trainer(tmp_path), R3F())
     batch = next(iter(trainer.get_train_dataloader()))
-    given, _ = trainer.compute_loss.__self__.batch_and_task(batch, None)
+    given, _ = trainer.compute_loss.__self__.batch_and_loss(batch, None)
     prompts = given["attention_mask"].sum() - (given["labels"] != -100).sum()
     assert prompts == sum(3 + i % 4 for i in range(16))
 
