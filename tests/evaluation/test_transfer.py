@@ -13,12 +13,12 @@ from typer.testing import CliRunner
 
 from helpers.tiny_folder import WORDS
 from smoothtune.cli import app
+from smoothtune.config.evaluation import OtherData, load_settings
 from smoothtune.errors import ConfigError, DataError
 from smoothtune.evaluation.predictor import load_predictor
-from smoothtune.evaluation.settings import other_data_sets
 from smoothtune.evaluation.transfer import (
-    OtherData,
     foreign_rows,
+    relabeled,
     split_for_further,
     trained_further,
 )
@@ -67,8 +67,8 @@ def test_another_number_of_texts_is_refused(tokenizer, reversed_data) -> None:
 def test_names_of_a_class_label_can_be_given_a_meaning() -> None:
     data = Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]})
     data = data.cast_column("label", ClassLabel(names=["nice", "hateful"]))
-    said = OtherData("tweets", labels={"nice": "fine", "hateful": "poor"})
-    assert said.relabeled(data, TASK, "tweets")["label"][:] == [0, 1]
+    labels = {"nice": "fine", "hateful": "poor"}
+    assert relabeled(data, labels, TASK, "tweets")["label"][:] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -154,4 +154,4 @@ def test_the_command_scores_both_and_keeps_them(tiny_folder, reversed_data, tmp_
 )
 def test_wrong_fields_are_refused(fields, message) -> None:
     with pytest.raises(ConfigError, match=message):
-        other_data_sets({"yelp": "yelp.csv"}, fields)
+        load_settings(ood=["yelp=yelp.csv"], ood_set=fields)

@@ -123,7 +123,10 @@ def evaluated_model(output_dir):
 def test_evaluate_reads_an_adapter(adapter, tmp_path):
     _, output_dir = adapter
     found = evaluate(
-        Settings(str(output_dir), str(tmp_path / "evaluation"), parts=("drift",)), console=NOWHERE
+        Settings(
+            model=str(output_dir), output_dir=str(tmp_path / "evaluation"), parts=("drift",)
+        ),
+        console=NOWHERE,
     )
     result = json.loads((output_dir / "result.json").read_text())
     accuracy = found["parts"]["metrics"]["numbers"]["metrics"]["accuracy"]["value"]

@@ -97,12 +97,7 @@ def evaluate(
     }
     with errors_as_exit_codes():
         from smoothtune.evaluation.run import evaluate as run_evaluation
-        from smoothtune.evaluation.settings import (
-            Settings,
-            chosen_task_type,
-            other_data_sets,
-            span_fields,
-        )
+        from smoothtune.config.evaluation import load_settings
 
         settings = Settings(
             model=model,

@@ -1,5 +1,6 @@
 """See what a fine-tuned model is made of: scores, calibration, robustness, smoothness, drift."""
 
+from smoothtune.config.evaluation import Settings
 from smoothtune.evaluation.calibration import (
     Reliability,
     fit_temperature,
@@ -19,7 +20,6 @@ from smoothtune.evaluation.intervals import Interval, bootstrap_intervals
 from smoothtune.evaluation.predictor import Predictor, load_predictor
 from smoothtune.evaluation.robustness import attack_curve, noise_curve
 from smoothtune.evaluation.run import evaluate
-from smoothtune.evaluation.settings import Settings
 from smoothtune.evaluation.smoothness import derivative_norms, noise_attenuation, noise_spectrum
 from smoothtune.report.curves import Curve, Point, area
 from smoothtune.report.plots import draw

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 
+from smoothtune.config.evaluation import OtherData, Settings
 from smoothtune.core.architecture import embedding_table
 from smoothtune.errors import ModelError
 from smoothtune.evaluation.calibration import answer_calibration, calibration_report
@@ -21,10 +22,8 @@ from smoothtune.evaluation.drift import representation_drift, weight_drift
 from smoothtune.evaluation.intervals import scores_with_intervals
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import attack_curve, noise_curve
-from smoothtune.evaluation.settings import Settings
 from smoothtune.evaluation.smoothness import derivative_norms, noise_attenuation, noise_spectrum
 from smoothtune.evaluation.transfer import (
-    OtherData,
     foreign_rows,
     split_for_further,
     trained_further,

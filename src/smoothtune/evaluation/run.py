@@ -10,6 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
+from smoothtune.config.evaluation import Settings
 from smoothtune.console import Bar, quiet, say
 from smoothtune.errors import OutputError
 from smoothtune.evaluation.output import (
@@ -23,7 +24,7 @@ from smoothtune.evaluation.output import (
 )
 from smoothtune.evaluation.parts import PART, PartResult, Subject, further_data, other_data
 from smoothtune.evaluation.predictor import load_predictor
-from smoothtune.evaluation.settings import Settings, resolve, task_of, training_record
+from smoothtune.evaluation.settings import resolve, task_of, training_record
 from smoothtune.files import owned, versions, write_json
 from smoothtune.models.load import load_base, weights_fingerprint
 from smoothtune.tasks.prepare import prepare

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from sklearn.model_selection import train_test_split
 from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, get_linear_schedule_with_warmup
 
+from smoothtune.config.evaluation import OtherData
 from smoothtune.data.columns import fingerprint
 from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.data.tokenizing import check_token_ids
@@ -24,80 +25,75 @@ from smoothtune.tasks.base import Task
 from smoothtune.tasks.prepare import Prepared
 
 
-@dataclass(frozen=True)
-class OtherData:
-    """Another data set, and how it is read as the model's task."""
+def as_task(other: OtherData, task: Task) -> Task:
+    """The model's task with the columns of another data set.
 
-    source: str
-    """File, folder or hub id."""
-    text_columns: tuple[str, ...] | None = None
-    """Its text columns, where they have other names than the task's."""
-    label_column: str | None = None
-    """Its label column, likewise."""
-    labels: Mapping[str, str] | None = None
-    """The task's class, by name or number, that each of its labels means. Needed where the same
-    number means something else: 1 may be hateful in one set and positive in another."""
-
-    def task(self, task: Task) -> Task:
-        """The model's task with the columns of this data set.
-
-        Raises:
-            DataError: another number of text columns than the model reads, or the columns do not
-                fit its task.
-        """
-        if self.text_columns and len(self.text_columns) != len(task.text_columns):
-            raise DataError(
-                f"{self.source}: {len(self.text_columns)} text columns are named, but task "
-                f"{task.name} reads {len(task.text_columns)}"
-            )
-        read = replace(
-            task,
-            text_columns=self.text_columns or task.text_columns,
-            label_column=self.label_column or task.label_column,
+    Raises:
+        DataError: another number of text columns than the model reads, or the columns do not fit
+            its task.
+    """
+    if other.text_columns and len(other.text_columns) != len(task.text_columns):
+        raise DataError(
+            f"{other.source}: {len(other.text_columns)} text columns are named, but task "
+            f"{task.name} reads {len(task.text_columns)}"
         )
-        try:
-            read.check_description()
-        except ValueError as error:
-            raise DataError(f"{self.source}: {error}") from error
-        return read
+    read = replace(
+        task,
+        text_columns=other.text_columns or task.text_columns,
+        label_column=other.label_column or task.label_column,
+    )
+    try:
+        read.check_description()
+    except ValueError as error:
+        raise DataError(f"{other.source}: {error}") from error
+    return read
 
-    def relabeled(self, raw: Dataset, task: Task, where: str) -> Dataset:
-        """The rows with the task's class numbers in place of their labels.
 
-        Raises:
-            DataError: a row has a label that `labels` does not name, or `labels` names a class that
-                the task has not.
-        """
-        if self.labels is None:
-            return raw
-        column = self.label_column or task.label_column
-        classes = self._classes(task, where)
-        feature = raw.features[column]
-        values = raw[column][:]
-        if isinstance(feature, ClassLabel):
-            values = [feature.int2str(value) for value in values]
-        found = []
-        for row, value in enumerate(values):
-            if str(value) not in classes:
-                raise DataError(
-                    f"{where}, row {row}, column {column!r}: label {value!r} is not among those "
-                    f"that are given a meaning: {', '.join(classes)}"
-                )
-            found.append(classes[str(value)])
-        return raw.remove_columns(column).add_column(column, found)
+def relabeled(raw: Dataset, labels: Mapping[str, str] | None, task: Task, where: str) -> Dataset:
+    """The rows with the task's class numbers in place of their labels.
 
-    def _classes(self, task: Task, where: str) -> dict[str, int]:
-        names = list(task.label_names or ())
-        numbers = {name: index for index, name in enumerate(names)} | {
-            str(index): index for index in range(len(names))
-        }
-        for label, meant in (self.labels or {}).items():
-            if str(meant) not in numbers:
-                raise DataError(
-                    f"{where}: label {label!r} is to mean {meant!r}, but the classes of task "
-                    f"{task.name} are {', '.join(names) or 'none: it is a regression'}"
-                )
-        return {str(label): numbers[str(meant)] for label, meant in (self.labels or {}).items()}
+    Args:
+        raw: rows with the task's label column.
+        labels: the task's class, by name or number, that each label means; None: rows as they are.
+        task: the task.
+        where: the source and split, for errors.
+
+    Raises:
+        DataError: a row has a label that `labels` does not name, or `labels` names a class that the
+            task has not.
+    """
+    if labels is None:
+        return raw
+    column = task.label_column
+    classes = _classes(labels, task, where)
+    feature = raw.features[column]
+    values = raw[column][:]
+    if isinstance(feature, ClassLabel):
+        values = [feature.int2str(value) for value in values]
+    found = []
+    for row, value in enumerate(values):
+        if str(value) not in classes:
+            raise DataError(
+                f"{where}, row {row}, column {column!r}: label {value!r} is not among those "
+                f"that are given a meaning: {', '.join(classes)}"
+            )
+        found.append(classes[str(value)])
+    return raw.remove_columns(column).add_column(column, found)
+
+
+def _classes(labels: Mapping[str, str], task: Task, where: str) -> dict[str, int]:
+    """The class number that each label means."""
+    names = list(task.label_names or ())
+    numbers = {name: index for index, name in enumerate(names)} | {
+        str(index): index for index in range(len(names))
+    }
+    for label, meant in labels.items():
+        if meant not in numbers:
+            raise DataError(
+                f"{where}: label {label!r} is to mean {meant!r}, but the classes of task "
+                f"{task.name} are {', '.join(names) or 'none: it is a regression'}"
+            )
+    return {label: numbers[meant] for label, meant in labels.items()}
 
 
 def split_for_further(rows: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
@@ -211,12 +207,12 @@ def foreign_rows(
     Raises:
         DataError: the source cannot be read, or does not fit the task.
     """
-    source, task = other.source, other.task(task)
+    source, task = other.source, as_task(other, task)
     splits = task.load_splits(source, need_train=False)
     order = (task.validation_split, "validation", "test", "train", *splits)
     split = next(name for name in order if name in splits)
     where = f"{source}, split {split!r}"
-    raw = other.relabeled(splits[split], task, where)
+    raw = relabeled(splits[split], other.labels, task, where)
     labels = task.check({split: raw}, str(source))[split]
     examples = task.select(raw, np.arange(len(raw)), labels)
     texts = [examples[name][:] for name in task.input_columns if name in examples.column_names]

@@ -17,12 +17,12 @@ import numpy as np
 from rich.console import Console
 from tqdm import tqdm
 
+from smoothtune.config.evaluation import Settings
 from smoothtune.errors import NonFiniteLoss, Stopped
 from smoothtune.evaluation.calibration import reliability
 from smoothtune.evaluation.parts import PART, Subject
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import noise_curve
-from smoothtune.evaluation.settings import Settings
 from smoothtune.run.train import Trained, fit
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.records import RESULTS, Cell, Extras, Records, Status

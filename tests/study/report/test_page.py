@@ -305,16 +305,16 @@ def test_a_recommendation_needs_evidence_everywhere() -> None:
 
 
 def test_auto_is_refused_while_there_is_no_evidence(monkeypatch) -> None:
-    from smoothtune.config import draft
+    from smoothtune.config import checks
     from smoothtune.config.run import load_config
     from smoothtune.errors import ConfigError
 
     options = {"task": "sst2", "output_dir": "x"}
-    monkeypatch.setattr(draft, "recommended", lambda: {"methods": None})
+    monkeypatch.setattr(checks, "recommended", lambda: {"methods": None})
     with pytest.raises(ConfigError, match="none yet"):
         load_config(options=options, methods=["auto"])
     known = {"methods": {"mixout": {"p": 0.3}}}
-    monkeypatch.setattr(draft, "recommended", lambda: known)
+    monkeypatch.setattr(checks, "recommended", lambda: known)
     assert load_config(options=options, methods=["auto"]).methods["mixout"]["p"] == 0.3
     with pytest.raises(ConfigError, match="stands alone"):
         load_config(options=options, methods=["auto", "lnsr"])

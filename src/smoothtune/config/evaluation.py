@@ -1,0 +1,152 @@
+"""What is to be evaluated, and on which data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, field_validator
+from pydantic.dataclasses import dataclass
+
+from smoothtune.config.draft import Draft
+from smoothtune.config.fields import (
+    DATA,
+    MODEL,
+    OUTPUT,
+    PARTS,
+    SAMPLING,
+    Count,
+    DataFields,
+    Name,
+    Seed,
+    SpanFields,
+)
+from smoothtune.errors import Problem, unknown
+
+Part = Literal["calibration", "robustness", "corruption", "smoothness", "drift"]
+"""The parts that can be asked for; the task's metrics are always there."""
+
+
+@dataclass(frozen=True, config=ConfigDict(coerce_numbers_to_str=True))
+class OtherData:
+    """Another data set, and how it is read as the model's task."""
+
+    source: str
+    """File, folder or hub id."""
+    text_columns: tuple[str, ...] | None = None
+    """Its text columns, where they have other names than the task's."""
+    label_column: str | None = None
+    """Its label column, likewise."""
+    labels: dict[str, str] | None = None
+    """The task's class, by name or number, that each of its labels means. Needed where the same
+    number means something else: 1 may be hateful in one set and positive in another."""
+
+    @field_validator("text_columns", mode="before")
+    @classmethod
+    def _one_column(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("labels", mode="before")
+    @classmethod
+    def _mapping(cls, value: Any) -> Any:
+        if value is None or (isinstance(value, Mapping) and value):
+            return value
+        raise ValueError(f"cannot be {value!r}; write labels={{negative: 1, positive: 0}}")
+
+
+class Settings(DataFields):
+    """One evaluation; what is unset is taken from the model folder's ``result.json``."""
+
+    task: Annotated[Name | None, DATA] = None
+    """A GLUE task (cola, mrpc, rte, sst2, stsb, ...), squad, or a name for your own data set,
+    together with `text_columns` or `task_type`; unset: the task of the training run."""
+    ood: Annotated[dict[str, OtherData], DATA] = {}
+    """Other data sets for the task, by the name they get in the report."""
+    further_share: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, DATA] = None
+    """Also train a copy on this share of each other data set, and score it on the rest."""
+    max_train_samples: Annotated[Count | None, DATA] = None
+    """Rows for the training score, at most 1000 of those that were trained on."""
+    max_eval_samples: Annotated[Count | None, DATA] = None
+    """Evaluate on at most this many rows, the first ones."""
+    max_diagnostic_samples: Annotated[Count, DATA] = 256
+    """Rows, drawn at random, for all parts but the metrics, calibration and other data sets."""
+    max_seq_length: Annotated[Count | None, DATA] = None
+    """Longest input in tokens; unset: as in training, else 128, or 384 for question answering."""
+    data_seed: Annotated[int | None, DATA] = None
+    """Seed of the training run, which chose its rows; unset: as in training, else 42."""
+
+    model: Annotated[Name, MODEL]
+    """minilm, a fine-tuned model folder, or a hub id."""
+    base_model: Annotated[Name | None, MODEL] = None
+    """The pre-trained model, for `drift`; unset: what the training run started from."""
+
+    parts: Annotated[tuple[Part, ...], PARTS] = ()
+    """What to measure beside the task's metrics."""
+
+    seed: Annotated[Seed, SAMPLING] = 42
+    """Seed of all draws: noise, corruption, directions of derivatives, bootstrap resamples."""
+    num_resamples: Annotated[Count, SAMPLING] = 1000
+    """Bootstrap resamples behind each interval."""
+    batch_size: Annotated[Count, SAMPLING] = 32
+    """Rows that run at once."""
+
+    output_dir: Annotated[Name, OUTPUT]
+    """Folder for evaluation.json, tables and plots."""
+    overwrite_output_dir: Annotated[bool, OUTPUT] = False
+    """Replace another evaluation in `output_dir`."""
+
+    def identity(self) -> dict[str, Any]:
+        """What makes numbers comparable; parts and other data sets can be added later."""
+        ignored = {"output_dir", "parts", "ood", "further_share", "overwrite_output_dir"}
+        fields = self.model_dump(mode="json", exclude=ignored | set(SpanFields.model_fields))
+        return fields | {"spans": self.spans()}
+
+
+def load_settings(
+    overrides: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    ood: Sequence[str] = (),
+    ood_set: Sequence[str] = (),
+) -> Settings:
+    """The settings that a command line describes.
+
+    Args:
+        overrides: ``doc_stride=64``, for any field.
+        options: fields by name, which win; None means not given.
+        ood: ``NAME=DATA``, other data sets for the task.
+        ood_set: ``NAME.text_columns=sentence``, ``NAME.labels={0: 1, 1: 0}``: how they are read.
+
+    Raises:
+        ConfigError: with everything that is wrong, each with option and field.
+    """
+    draft = Draft()
+    for override in overrides:
+        draft.override(override)
+    draft.put_options(options or {})
+    if ood or ood_set:
+        draft.put("ood", _other_data_sets(draft, ood, ood_set), "--ood")
+    settings = draft.validated(Settings)
+    draft.stop_at_problems()
+    return settings
+
+
+def _other_data_sets(
+    draft: Draft, ood: Sequence[str], ood_set: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """The fields of every other data set; a name becomes part of file names."""
+    found: dict[str, dict[str, Any]] = {}
+    for text in ood:
+        name, _, source = text.partition("=")
+        if not source or not re.fullmatch(r"\w[\w. -]{0,60}", name) or name in found:
+            message = f"{text!r} is not NAME=DATA with a new, plain name"
+            draft.problems.append(Problem("--ood", "", message))
+        found[name] = {"source": source}
+    for text in ood_set:
+        path, _, value = text.partition("=")
+        name, _, field = path.strip().rpartition(".")
+        if name in found:
+            found[name][field] = draft.parse_value(value, f"--ood-set {text}")
+        else:
+            draft.problems.append(Problem("--ood-set", name, unknown("data set", name, found)))
+    return found

@@ -1,0 +1,83 @@
+"""What the settings of a run, of an evaluation and of a study share.
+
+Nothing here imports torch: the command line makes its options from these classes before it knows
+which command will run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=1)]
+Name = Annotated[str, Field(min_length=1)]
+Seed = Annotated[int, Field(ge=0, lt=2**32)]
+TaskType = Literal[
+    "text-classification", "question-answering", "token-classification", "multiple-choice"
+]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The heading under which ``--help`` lists a field."""
+
+    title: str
+
+
+DATA, ANSWERS, MODEL = Panel("Data"), Panel("Question answering"), Panel("Model")
+METHOD, TRAINING, OUTPUT = Panel("Method"), Panel("Training"), Panel("Output")
+PROGRESS = Panel("Evaluation, logging and checkpoints during training")
+PARTS, SAMPLING = Panel("Parts of the evaluation"), Panel("Sampling")
+
+
+class Fields(BaseModel):
+    """Base of all settings: nothing unknown, nothing converted, nothing changed later."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        frozen=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+        protected_namespaces=(),
+    )
+
+
+class SpanFields(Fields):
+    """How question answering cuts long contexts and chooses answers; unset: as the task has it."""
+
+    doc_stride: Annotated[Count | None, ANSWERS] = None
+    """Tokens that two windows of a long context share; unset: 128."""
+    n_best_size: Annotated[Count | None, ANSWERS] = None
+    """Number of best starts and ends that are combined; unset: 20."""
+    max_answer_length: Annotated[Count | None, ANSWERS] = None
+    """Longest answer in tokens; unset: 30."""
+    version_2_with_negative: Annotated[bool | None, ANSWERS] = None
+    """Some questions have no answer; unset: only with squad_v2."""
+    null_score_diff_threshold: Annotated[float | None, ANSWERS] = None
+    """How much higher than the best answer "no answer" must score to be given; unset: 0."""
+
+    def spans(self) -> dict[str, Any]:
+        """The fields of question answering that are set."""
+        return self.model_dump(include=set(SpanFields.model_fields), exclude_none=True)
+
+
+class DataFields(SpanFields):
+    """Where the data is, and which columns the task reads."""
+
+    task_type: Annotated[TaskType | None, DATA] = None
+    """Kind of task of your own data set; unset: text-classification."""
+    data: Annotated[Name | None, DATA] = None
+    """Hub id, folder, or Parquet, CSV, TSV or JSONL file; unset: the task's data on the hub."""
+    text_columns: Annotated[
+        Annotated[list[Name], Field(min_length=1, max_length=2)] | None, DATA
+    ] = None
+    """Text column of your own data set; two for pairs of texts."""
+    label_column: Annotated[Name | None, DATA] = None
+    """Label column of your own data set; unset: label, or tags for token classification."""
+    choice_columns: Annotated[Annotated[list[Name], Field(min_length=1)] | None, DATA] = None
+    """Multiple choice: a column for every choice, or one column that holds lists of choices."""
+    trust_remote_code: Annotated[bool, MODEL] = False
+    """Run code that comes with a model of the hub. Only for authors you trust."""
