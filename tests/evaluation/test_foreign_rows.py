@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from smoothtune.errors import DataError
 from smoothtune.config.evaluation import OtherData
+from smoothtune.errors import DataError
 from smoothtune.evaluation.transfer import foreign_rows, validation_texts
 from smoothtune.tasks.prepare import prepare
 from smoothtune.tasks.presets import TASKS, describe_task

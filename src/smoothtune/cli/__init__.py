@@ -1,34 +1,107 @@
-"""The command line: demo, train, evaluate, report, study, methods, cost, validate.
+"""The command line.
 
-What is heavy to import (torch, transformers) is imported inside the commands that need it.
+A command is imported when it is called or asked for help. What is heavy to import (torch,
+transformers) is imported when the command runs.
 """
 
 from __future__ import annotations
 
-import json
 import sys
-from importlib.metadata import version
-from pathlib import Path
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperGroup
+from typer.main import get_command
 
-from smoothtune.cli.evaluate import evaluate, report
-from smoothtune.cli.output import (
-    USAGE,
-    errors_as_exit_codes,
-    fail,
-    output_console,
-    show_method,
-    show_rows,
-)
+from smoothtune import __version__
 
+COMMANDS = {
+    "demo": (
+        "tools",
+        "Compare plain fine-tuning with LNSR on generated sentences, offline, in a minute or two.",
+    ),
+    "train": (
+        "train",
+        "Fine-tune a model; OUTPUT_DIR becomes a plain model folder with result.json.",
+    ),
+    "evaluate": (
+        "evaluate",
+        "Evaluate any fine-tuned model; finished parts are kept. What is unset is as in training.",
+    ),
+    "report": (
+        "evaluate",
+        "Write one page about evaluations of one task; the first is what others are compared with.",
+    ),
+    "study": (
+        "study",
+        "Compare methods over tasks and seeds; the same command goes on with a stopped study.",
+    ),
+    "methods": (
+        "tools",
+        "List the methods, or show one with its equation, fields and departures from the paper.",
+    ),
+    "cost": (
+        "tools",
+        "Measure what a step costs with each method, relative to plain fine-tuning; keep nothing.",
+    ),
+    "validate": (
+        "tools",
+        "Report everything that is wrong in run files, with file, line and field; run nothing.",
+    ),
+}
+"""Module and help of every command."""
+
+
+class Commands(TyperGroup):
+    """Imports a command when it is needed: ``smoothtune --help`` waits for none of them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options | {"commands": dict.fromkeys(COMMANDS)})
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The command of a name; None if there is none."""
+        if cmd_name not in COMMANDS:
+            return None
+        module, text = COMMANDS[cmd_name]
+        function = getattr(import_module(f"smoothtune.cli.{module}"), cmd_name)
+        single = typer.Typer(**PLAIN)
+        single.command(cmd_name, cls=PanelCommand, help=text)(function)
+        return get_command(single)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+class PanelCommand(TyperCommand):
+    """A command whose help lists its options under the headings of their panels."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write a list of options for every panel; typer's own are boxes that cut names off."""
+        panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
+        for parameter in self.get_params(ctx):
+            default = "Arguments" if parameter.param_type_name == "argument" else "Options"
+            if record := parameter.get_help_record(ctx):
+                title = getattr(parameter, "rich_help_panel", None) or default
+                panels.setdefault(title, []).append(record)
+        for title, records in panels.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+PLAIN: dict[str, Any] = {
+    "add_completion": False,
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+}
 app = typer.Typer(
+    cls=Commands,
     help="Fine-tune pre-trained language models so that they stay smooth.",
     no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode=None,  # the boxes cut long option names off
-    pretty_exceptions_enable=False,
+    **PLAIN,
 )
 
 
@@ -44,98 +117,15 @@ def _with_dashes(argument: str) -> str:
 
 def _show_version(asked: bool) -> None:
     if asked:
-        typer.echo(f"smoothtune {version('smoothtune')}")
+        typer.echo(f"smoothtune {__version__}")
         raise typer.Exit
 
 
 @app.callback()
 def _common(
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show it.")
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
     ] = False,
 ) -> None:
     pass
-
-
-@app.command()
-def demo(
-    model: Annotated[str, typer.Option(help="minilm, a model folder, or a hub id.")] = "minilm",
-    seed: Annotated[int, typer.Option(help="Seed of head, data order and dropout.")] = 42,
-) -> None:
-    """Compare plain fine-tuning with LNSR on generated sentences, offline, in a minute or two."""
-    with errors_as_exit_codes():
-        from smoothtune.cli.demo import demo as run_demo
-
-        run_demo(output_console(), model=model, seed=seed)
-
-
-app.command()(evaluate)
-app.command()(report)
-
-
-@app.command()
-def methods(
-    name: Annotated[str | None, typer.Argument(help="One method.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-) -> None:
-    """List the methods, or show one with its equation, fields and departures from the paper."""
-    from smoothtune.errors import unknown
-    from smoothtune.methods import METHODS
-    from smoothtune.methods.describe import describe
-
-    if name is not None and name not in METHODS:
-        fail(unknown("method", name, METHODS), USAGE)
-    found = [describe(each) for each in ([name] if name else METHODS)]
-    if as_json:
-        plain = [method.as_dict() for method in found]
-        typer.echo(json.dumps(plain[0] if name else plain, indent=2, ensure_ascii=False))
-    elif name:
-        show_method(found[0])
-    else:
-        show_rows(
-            ["name", "title", "what it does"],
-            [[method.name, method.title, method.summary] for method in found],
-        )
-
-
-@app.command()
-def cost(
-    method: Annotated[
-        list[str], typer.Option(metavar="NAME[:FIELD=VALUE,...]", help="Method; repeatable.")
-    ],
-    model: Annotated[str, typer.Option(help="minilm, a model folder, or a hub id.")] = "minilm",
-    batch: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 16,
-    length: Annotated[int, typer.Option(min=4, help="Tokens per example.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="Steps measured of each kind.")] = 5,
-) -> None:
-    """Say what a step costs with each method, relative to plain fine-tuning; nothing is kept."""
-    with errors_as_exit_codes():
-        from smoothtune.cli.cost import price_list
-
-        show_rows(
-            ["method", "x plain", "range", "seconds", "extra memory"],
-            price_list(method, model, batch, length, rounds),
-        )
-
-
-@app.command()
-def validate(
-    files: Annotated[list[Path] | None, typer.Argument(help="YAML run files.")] = None,
-    config: Annotated[list[Path] | None, typer.Option(help="A YAML run file.")] = None,
-) -> None:
-    """Say everything that is wrong in run files, with file, line and field; run nothing."""
-    from smoothtune.config.run import load_config
-    from smoothtune.errors import ConfigError
-
-    every = [*(config or ()), *(files or ())]
-    if not every:
-        fail("name a run file: smoothtune validate --config FILE", USAGE)
-    wrong = False
-    for file in every:
-        try:
-            run = load_config(file)
-            typer.echo(f"{file}: ok ({run.task}, {' + '.join(run.methods)})")
-        except ConfigError as error:
-            wrong = True
-            typer.echo(str(error), err=True)
-    raise typer.Exit(USAGE if wrong else 0)

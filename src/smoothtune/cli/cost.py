@@ -1,10 +1,14 @@
-"""src/smoothtune/cli/cost.py."""
+"""What a step costs with each method."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from smoothtune.config.run import load_config
+from smoothtune.console import quiet
 from smoothtune.memory import keep_freed_memory, measurable
+from smoothtune.models.load import load_base, load_classifier
+from smoothtune.tasks.presets import TASKS
 from smoothtune.trainer.step_cost import measure_step_cost, random_batches
 
 
@@ -24,11 +28,6 @@ def price_list(
         ConfigError: an unknown method or field.
         ModelError: the model cannot be loaded.
     """
-    from smoothtune.config.run import load_config
-    from smoothtune.console import quiet
-    from smoothtune.models.load import load_base, load_classifier
-    from smoothtune.tasks.presets import TASKS
-
     configs = [
         load_config(options={"task": "sst2", "output_dir": "unused"}, methods=[method])
         for method in methods

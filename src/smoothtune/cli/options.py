@@ -1,29 +1,91 @@
-"""Options that several commands have."""
+"""Options made from the fields of settings: name, type, default and help stand there alone."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import inspect
+from collections.abc import Callable, Collection
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import typer
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
-TextColumn = Annotated[
-    list[str] | None,
-    typer.Option("--text-column", "--text-columns", help="Text column; twice for pairs."),
-]
-LabelColumn = Annotated[str | None, typer.Option(help="Label column.")]
-TaskTypeOption = Annotated[
-    str | None,
-    typer.Option(
-        "--task-type",
-        help="text-classification (default), question-answering, token-classification or "
-        "multiple-choice.",
-    ),
-]
-ChoiceColumn = Annotated[
-    list[str] | None,
-    typer.Option("--choice-column", "--choice-columns", help="Choices; repeat, or one of lists."),
-]
-MaxEvalSamples = Annotated[int | None, typer.Option(help="Evaluate on at most N rows.")]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
-]
+from smoothtune.config.fields import Panel
+
+Command = Callable[..., None]
+
+
+def options_from(
+    settings: type[BaseModel], *names: str, but: Collection[str] = ()
+) -> Callable[[Command], Command]:
+    """Give a command an option for every field of settings.
+
+    Args:
+        settings: the class with the fields.
+        names: take these fields alone.
+        but: leave these fields out.
+
+    Returns:
+        A decorator. The command gets ``given``, the fields that the user named: what was not named
+        is not in it, so that a default never takes the place of a value from a file.
+    """
+    fields = {
+        name: field
+        for name, field in settings.model_fields.items()
+        if name in (names or settings.model_fields) and name not in but
+    }
+
+    def decorate(command: Command) -> Command:
+        def call(**values: Any) -> None:
+            named = {name: values.pop(name) for name in fields}
+            given = {name: value for name, value in named.items() if value not in (None, [])}
+            command(given, **values)
+
+        _, *own = inspect.signature(command, eval_str=True).parameters.values()
+        made = [_option(name, field) for name, field in fields.items()]
+        call.__signature__ = inspect.Signature(made + own)  # type: ignore[attr-defined]
+        call.__name__ = command.__name__
+        return call
+
+    return decorate
+
+
+def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+    """The option of a field; its value is None until the user names it."""
+    type_ = _without_none(field.annotation)
+    several, fields = get_origin(type_) is list, hasattr(type_, "model_fields")
+    flag = "--" + name.replace("_", "-")
+    flags = [flag.removesuffix("s"), flag] if several else [flag]
+    option = typer.Option(
+        *flags,
+        help=_help(field, type_),
+        metavar="FIELD=VALUE,..." if fields else None,
+        rich_help_panel=next((m.title for m in field.metadata if isinstance(m, Panel)), None),
+    )
+    plain = list[str] if several else type_ if type_ in (bool, int, float) else str
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[plain | None, option],
+    )
+
+
+def _without_none(annotation: Any) -> Any:
+    """``int`` of ``Annotated[int, ...] | None``."""
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        annotation = get_args(annotation)[0]
+    return annotation
+
+
+def _help(field: FieldInfo, type_: Any) -> str:
+    """What a field means, its choices and its default."""
+    text = " ".join((field.description or "").replace("`", "").split())
+    if get_origin(type_) is Literal:
+        text += f" One of {', '.join(get_args(type_))}."
+    if field.is_required():
+        return f"{text}  [required]"
+    if field.default is None or field.default is False:
+        return text
+    return f"{text}  [default: {field.default}]"

@@ -1,4 +1,4 @@
-"""src/smoothtune/cli/study.py."""
+"""The command `study`."""
 
 from __future__ import annotations
 
@@ -8,11 +8,9 @@ from typing import Annotated
 
 import typer
 
-from smoothtune.cli import app
 from smoothtune.cli.output import USAGE, errors_as_exit_codes, fail, output_console, show_rows
 
 
-@app.command()
 def study(
     file: Annotated[
         str | None, typer.Argument(help="A study file, or the name of a recipe.")
@@ -39,7 +37,7 @@ def study(
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
 ) -> None:
-    """Compare methods over tasks and seeds; the same command goes on with a stopped study."""
+    """Run a study, or say how it stands."""
     with errors_as_exit_codes():
         if list_:
             from smoothtune.study.files import recipe_titles

@@ -28,7 +28,7 @@ Part = Literal["calibration", "robustness", "corruption", "smoothness", "drift"]
 """The parts that can be asked for; the task's metrics are always there."""
 
 
-@dataclass(frozen=True, config=ConfigDict(coerce_numbers_to_str=True))
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
 class OtherData:
     """Another data set, and how it is read as the model's task."""
 
@@ -55,12 +55,9 @@ class OtherData:
         raise ValueError(f"cannot be {value!r}; write labels={{negative: 1, positive: 0}}")
 
 
-class Settings(DataFields):
+class Settings(SpanFields, DataFields):
     """One evaluation; what is unset is taken from the model folder's ``result.json``."""
 
-    task: Annotated[Name | None, DATA] = None
-    """A GLUE task (cola, mrpc, rte, sst2, stsb, ...), squad, or a name for your own data set,
-    together with `text_columns` or `task_type`; unset: the task of the training run."""
     ood: Annotated[dict[str, OtherData], DATA] = {}
     """Other data sets for the task, by the name they get in the report."""
     further_share: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, DATA] = None

@@ -45,6 +45,28 @@ class Fields(BaseModel):
     )
 
 
+class DataFields(Fields):
+    """Where the data is, and which columns the task reads."""
+
+    task: Annotated[Name | None, DATA] = None
+    """A GLUE task (cola, mrpc, rte, sst2, stsb, ...), squad, or a name for your own data set,
+    together with `text_columns` or `task_type`."""
+    task_type: Annotated[TaskType | None, DATA] = None
+    """Kind of task of your own data set; unset: text-classification."""
+    data: Annotated[Name | None, DATA] = None
+    """Hub id, folder, or Parquet, CSV, TSV or JSONL file; unset: the task's data on the hub."""
+    text_columns: Annotated[
+        Annotated[list[Name], Field(min_length=1, max_length=2)] | None, DATA
+    ] = None
+    """Text column of your own data set; two for pairs of texts."""
+    label_column: Annotated[Name | None, DATA] = None
+    """Label column of your own data set; unset: label, or tags for token classification."""
+    choice_columns: Annotated[Annotated[list[Name], Field(min_length=1)] | None, DATA] = None
+    """Multiple choice: a column for every choice, or one column that holds lists of choices."""
+    trust_remote_code: Annotated[bool, MODEL] = False
+    """Run code that comes with a model of the hub. Only for authors you trust."""
+
+
 class SpanFields(Fields):
     """How question answering cuts long contexts and chooses answers; unset: as the task has it."""
 
@@ -62,22 +84,3 @@ class SpanFields(Fields):
     def spans(self) -> dict[str, Any]:
         """The fields of question answering that are set."""
         return self.model_dump(include=set(SpanFields.model_fields), exclude_none=True)
-
-
-class DataFields(SpanFields):
-    """Where the data is, and which columns the task reads."""
-
-    task_type: Annotated[TaskType | None, DATA] = None
-    """Kind of task of your own data set; unset: text-classification."""
-    data: Annotated[Name | None, DATA] = None
-    """Hub id, folder, or Parquet, CSV, TSV or JSONL file; unset: the task's data on the hub."""
-    text_columns: Annotated[
-        Annotated[list[Name], Field(min_length=1, max_length=2)] | None, DATA
-    ] = None
-    """Text column of your own data set; two for pairs of texts."""
-    label_column: Annotated[Name | None, DATA] = None
-    """Label column of your own data set; unset: label, or tags for token classification."""
-    choice_columns: Annotated[Annotated[list[Name], Field(min_length=1)] | None, DATA] = None
-    """Multiple choice: a column for every choice, or one column that holds lists of choices."""
-    trust_remote_code: Annotated[bool, MODEL] = False
-    """Run code that comes with a model of the hub. Only for authors you trust."""

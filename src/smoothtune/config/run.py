@@ -1,0 +1,228 @@
+"""What one run is made of: a validated `RunConfig`, read from a file, ``--set`` and options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import Field, TypeAdapter, field_validator, model_validator
+
+from smoothtune.config.draft import Draft
+from smoothtune.config.fields import (
+    DATA,
+    METHOD,
+    MODEL,
+    OUTPUT,
+    PROGRESS,
+    TRAINING,
+    Count,
+    DataFields,
+    Name,
+    Seed,
+    SpanFields,
+)
+from smoothtune.models.lora import LoraSettings
+
+if TYPE_CHECKING:
+    from smoothtune.core.regularizer import Regularizer
+
+WINDOW_LENGTH = 384  # max_seq_length of question answering, as in transformers' example
+
+
+class RunConfig(SpanFields, DataFields):
+    """One training run; a name that transformers' `TrainingArguments` has means the same here."""
+
+    task: Annotated[Name, DATA] = "custom"
+    """A GLUE task (cola, mrpc, rte, sst2, stsb, ...), squad, or a name for your own data set,
+    together with `text_columns` or `task_type`."""
+    unlabeled: Annotated[Name | None, DATA] = None
+    """Texts for methods that need no labels: hub id, folder or file with the same text columns."""
+    max_train_samples: Annotated[Count | None, DATA] = None
+    """Train on a seeded sample of at most this many rows."""
+    max_eval_samples: Annotated[Count | None, DATA] = None
+    """Evaluate on at most this many rows, the first ones."""
+    max_unlabeled_samples: Annotated[Count | None, DATA] = None
+    """Use a seeded sample of at most this many unlabeled rows."""
+    max_seq_length: Annotated[int, Field(ge=4), DATA] = 128
+    """Longest input in tokens; longer texts are cut, and counted. Question answering: 384."""
+    preprocessing_num_workers: Annotated[Count | None, DATA] = None
+    """Processes that tokenize a large data set; unset: this one, with the tokenizer's threads."""
+
+    model: Annotated[Name, MODEL] = "minilm"
+    """minilm, a local model folder, or a hub id."""
+    lora: Annotated[LoraSettings | None, MODEL] = None
+    """Train low-rank adapters and the head alone: r, alpha, dropout, target_modules,
+    modules_to_save."""
+    regression_bias: Annotated[Literal["mean", "zero"], MODEL] = "mean"
+    """First bias of a new head for scores: the mean of the training scores, or 0 as transformers
+    has it, which spends the first updates on reaching the mean."""
+
+    methods: Annotated[dict[str, dict[str, Any]], METHOD] = {"plain": {}}
+    """Methods by name, each with its fields; see `smoothtune methods`."""
+    alternate: Annotated[Literal["step", "epoch"], METHOD] = "step"
+    """Unlabeled updates follow every labeled one, or all of an epoch's labeled ones."""
+    cost_steps: Annotated[int, Field(ge=0), METHOD] = 3
+    """Steps measured with and without the methods before training; 0: do not measure."""
+
+    seed: Annotated[Seed, TRAINING] = 42
+    """Seed of the new head, the sample and order of the rows, dropout and the methods' draws."""
+    num_train_epochs: Annotated[float, Field(gt=0), TRAINING] = 3.0
+    """Number of passes over the training rows."""
+    max_steps: Annotated[int, Field(ge=-1), TRAINING] = -1
+    """Number of updates; -1: as `num_train_epochs` says."""
+    learning_rate: Annotated[float, Field(gt=0), TRAINING] = 5e-5
+    """Peak learning rate of AdamW."""
+    lr_scheduler_type: Annotated[
+        Literal[
+            "linear",
+            "cosine",
+            "cosine_with_restarts",
+            "polynomial",
+            "constant",
+            "constant_with_warmup",
+            "inverse_sqrt",
+        ],
+        TRAINING,
+    ] = "linear"
+    """Schedule of the learning rate after the warm-up."""
+    warmup_steps: Annotated[float, Field(ge=0), TRAINING] = 0
+    """Number of warm-up updates; below 1: share of all updates."""
+    weight_decay: Annotated[float, Field(ge=0), TRAINING] = 0.0
+    """Weight decay of AdamW."""
+    max_grad_norm: Annotated[Annotated[float, Field(ge=0)] | None, TRAINING] = None
+    """Clip the gradient's norm; 0: never. Unset: 1, or 0 with a method that is itself the clip."""
+    per_device_train_batch_size: Annotated[Count, TRAINING] = 8
+    """Training examples per step and device."""
+    per_device_eval_batch_size: Annotated[Count, TRAINING] = 32
+    """Validation examples per step and device."""
+    gradient_accumulation_steps: Annotated[Count, TRAINING] = 1
+    """Steps whose gradients make one update."""
+    train_sampling_strategy: Annotated[Literal["random", "group_by_length"], TRAINING] = (
+        "group_by_length"
+    )
+    """Order of the training rows: random, or batches of similar length, which are padded less and
+    so take less time. Question answering, which learns less from those: random."""
+    gradient_checkpointing: Annotated[bool, TRAINING] = False
+    """Compute activations again in the backward pass: less memory, more time."""
+    bf16: Annotated[bool, TRAINING] = False
+    """Train in bfloat16 mixed precision."""
+
+    eval_strategy: Annotated[Literal["no", "steps", "epoch"], PROGRESS] = "epoch"
+    """When to evaluate on the validation rows during training."""
+    eval_steps: Annotated[Count | None, PROGRESS] = None
+    """Updates between evaluations with `eval_strategy: steps`; unset: `logging_steps`."""
+    logging_steps: Annotated[Count, PROGRESS] = 50
+    """Updates between lines of the log."""
+    save_strategy: Annotated[Literal["no", "steps", "epoch"], PROGRESS] = "no"
+    """When to write a checkpoint to resume from; the last one is kept until the run is done."""
+    save_steps: Annotated[Count, PROGRESS] = 500
+    """Updates between checkpoints with `save_strategy: steps`."""
+
+    output_dir: Annotated[Name, OUTPUT]
+    """Folder that becomes the model folder."""
+    merge_adapter: Annotated[bool, OUTPUT] = False
+    """Write a plain model that holds the adapters, in place of peft's files."""
+    overwrite_output_dir: Annotated[bool, OUTPUT] = False
+    """Replace the finished or unfinished run in `output_dir`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults_of_question_answering(cls, values: Any) -> Any:
+        from smoothtune.config.checks import task_type_of
+
+        if isinstance(values, Mapping) and task_type_of(values) == "question-answering":
+            own = {"max_seq_length": WINDOW_LENGTH, "train_sampling_strategy": "random"}
+            return own | dict(values)
+        return values
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _complete_methods(cls, value: Any) -> Any:
+        from smoothtune.config.checks import check_methods
+
+        draft = Draft()
+        draft.put("methods", value, "")
+        check_methods(draft)
+        if draft.problems:
+            raise ValueError("; ".join(str(problem) for problem in draft.problems))
+        return draft.values["methods"]
+
+    def regularizers(self) -> list[Regularizer]:
+        """New instances of the configured methods."""
+        from smoothtune.methods import METHODS
+
+        return [
+            TypeAdapter(METHODS[name]).validate_python(fields)
+            for name, fields in self.methods.items()
+        ]
+
+    def method_versions(self) -> dict[str, int]:
+        """Which code of each method makes the result; a default may change with it."""
+        from smoothtune.methods import METHODS
+
+        return {name: METHODS[name].version for name in self.methods}
+
+    def clip_norm(self) -> float:
+        """`max_grad_norm`, with its default resolved for the configured methods."""
+        from smoothtune.config.checks import clipping_methods
+
+        if self.max_grad_norm is not None:
+            return self.max_grad_norm
+        return 0.0 if clipping_methods(self.methods) else 1.0
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that decide the result: two runs with the same identity are the same run."""
+        return self.model_dump(
+            mode="json", exclude={"output_dir", "overwrite_output_dir", "cost_steps"}
+        )
+
+
+def load_config(
+    file: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    methods: Sequence[str] = (),
+) -> RunConfig:
+    """Read one run from a file, ``key=value`` overrides and options; the later one wins.
+
+    Args:
+        file: a YAML run file.
+        overrides: ``learning_rate=1e-4`` or ``methods.lnsr.weight=2``.
+        options: fields by name, from the command line; None means not given.
+        methods: ``lnsr`` or ``lnsr:noise=in_manifold,weight=2``; they replace the file's methods.
+
+    Returns:
+        The validated configuration, every field of every method filled in.
+
+    Raises:
+        ConfigError: with everything that is wrong, each with file, line and field.
+    """
+    from smoothtune.config.checks import (
+        check_combinations,
+        check_methods,
+        check_task,
+        name_methods,
+    )
+
+    draft = Draft(file or "")
+    if file is not None:
+        draft.read()
+    if not draft.values:  # an unreadable file: nothing else is worth saying
+        draft.stop_at_problems()
+    if any(override.startswith("methods") for override in overrides):
+        name_methods(draft)
+    for override in overrides:
+        draft.override(override)
+    draft.put_options(options or {})
+    if isinstance(lora := draft.values.get("lora"), str):
+        place = draft.place(("lora",))
+        draft.put("lora", draft.parse_fields(lora, "lora", place), place)
+    if methods:
+        draft.put("methods", [draft.parse_method(spec) for spec in methods], "--method")
+    check_methods(draft)
+    check_task(draft)
+    check_combinations(draft)
+    config = draft.validated(RunConfig)
+    draft.stop_at_problems()
+    return config

@@ -364,10 +364,13 @@ def test_a_foreign_model_is_evaluated_on_a_named_task(tuned, data, tmp_path) -> 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--task-type", "qa"], "unknown type of task 'qa'"),
+        (
+            ["--task-type", "qa"],
+            "task_type: Input should be 'text-classification'",
+        ),
         (["--set", "stride=4"], "did you mean 'doc_stride'"),
-        (["--set", "doc_stride=0"], "must be a positive whole number"),
-        (["--set", "version_2_with_negative=1"], "must be a bool"),
+        (["--set", "doc_stride=0"], "should be greater than or equal to 1, not 0"),
+        (["--set", "version_2_with_negative=1"], "should be a valid boolean, not 1"),
     ],
 )
 def test_wrong_options_are_named(options, message, tuned, tmp_path) -> None:

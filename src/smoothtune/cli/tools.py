@@ -1,0 +1,93 @@
+"""The commands `demo`, `methods`, `cost` and `validate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from smoothtune.cli.options import options_from
+from smoothtune.cli.output import (
+    USAGE,
+    errors_as_exit_codes,
+    fail,
+    output_console,
+    show_method,
+    show_rows,
+)
+from smoothtune.config.run import RunConfig, load_config
+from smoothtune.errors import ConfigError, unknown
+
+
+@options_from(RunConfig, "model", "seed")
+def demo(given: dict[str, Any]) -> None:
+    """Run the demonstration."""
+    with errors_as_exit_codes():
+        from smoothtune.cli.demo import demo as run_demo
+
+        run_demo(output_console(), **given)
+
+
+def methods(
+    name: Annotated[str | None, typer.Argument(help="One method.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print what methods say of themselves."""
+    from smoothtune.methods import METHODS
+    from smoothtune.methods.describe import describe
+
+    if name is not None and name not in METHODS:
+        fail(unknown("method", name, METHODS), USAGE)
+    found = [describe(each) for each in ([name] if name else METHODS)]
+    if as_json:
+        plain = [method.as_dict() for method in found]
+        typer.echo(json.dumps(plain[0] if name else plain, indent=2, ensure_ascii=False))
+    elif name:
+        show_method(found[0])
+    else:
+        show_rows(
+            ["name", "title", "what it does"],
+            [[method.name, method.title, method.summary] for method in found],
+        )
+
+
+@options_from(RunConfig, "model")
+def cost(
+    given: dict[str, Any],
+    *,
+    method: Annotated[
+        list[str], typer.Option(metavar="NAME[:FIELD=VALUE,...]", help="Method; repeatable.")
+    ],
+    batch: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 16,
+    length: Annotated[int, typer.Option(min=4, help="Tokens per example.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Steps measured of each kind.")] = 5,
+) -> None:
+    """Print a row for each method."""
+    with errors_as_exit_codes():
+        from smoothtune.cli.cost import price_list
+
+        show_rows(
+            ["method", "x plain", "range", "seconds", "extra memory"],
+            price_list(method, given.get("model", "minilm"), batch, length, rounds),
+        )
+
+
+def validate(
+    files: Annotated[list[Path] | None, typer.Argument(help="YAML run files.")] = None,
+    config: Annotated[list[Path] | None, typer.Option(help="A YAML run file.")] = None,
+) -> None:
+    """Read run files, and print what is wrong in them."""
+    every = [*(config or ()), *(files or ())]
+    if not every:
+        fail("name a run file: smoothtune validate --config FILE", USAGE)
+    wrong = False
+    for file in every:
+        try:
+            run = load_config(file)
+            typer.echo(f"{file}: ok ({run.task}, {' + '.join(run.methods)})")
+        except ConfigError as error:
+            wrong = True
+            typer.echo(str(error), err=True)
+    raise typer.Exit(USAGE if wrong else 0)
