@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothtune.config.draft import parse_method
+from smoothtune.config.draft import Draft
 from smoothtune.config.run import RunConfig, load_config
 from smoothtune.config.yaml_file import parse_yaml, read_yaml
 from smoothtune.errors import ConfigError
@@ -167,15 +167,19 @@ def test_method_option_replaces_the_methods_of_the_file(tmp_path: Path) -> None:
 
 
 def test_method_option() -> None:
-    assert parse_method("lnsr:noise=in_manifold,layer_weights=[1,2e-1],weight=2") == {
+    draft = Draft()
+    spec = "lnsr:noise=in_manifold,layer_weights=[1,2e-1],weight=2"
+    assert draft.parse_method(spec, "--method") == {
         "name": "lnsr",
         "noise": "in_manifold",
         "layer_weights": [1, 0.2],
         "weight": 2,
     }
-    assert parse_method("plain") == {"name": "plain"}
-    with pytest.raises(ConfigError, match="'weight' is not field=value"):
-        parse_method("lnsr:noise=standard,weight")
+    assert draft.parse_method("plain", "--method") == {"name": "plain"}
+    draft.stop_at_problems()
+    draft.parse_method("lnsr:noise=standard,weight", "--method")
+    with pytest.raises(ConfigError, match="--method: methods.lnsr: 'weight' is not field=value"):
+        draft.stop_at_problems()
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection
-from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from smoothtune.config.fields import Panel
+from smoothtune.config.fields import Panel, without_none
 
 Command = Callable[..., None]
 
@@ -53,7 +52,7 @@ def options_from(
 
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     """The option of a field; its value is None until the user names it."""
-    type_ = _without_none(field.annotation)
+    type_ = without_none(field.annotation)
     several, fields = get_origin(type_) is list, hasattr(type_, "model_fields")
     flag = "--" + name.replace("_", "-")
     flags = [flag.removesuffix("s"), flag] if several else [flag]
@@ -70,13 +69,6 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
         default=None,
         annotation=Annotated[plain | None, option],
     )
-
-
-def _without_none(annotation: Any) -> Any:
-    """``int`` of ``Annotated[int, ...] | None``."""
-    while get_origin(annotation) in (Annotated, Union, UnionType):
-        annotation = get_args(annotation)[0]
-    return annotation
 
 
 def _help(field: FieldInfo, type_: Any) -> str:

@@ -47,10 +47,11 @@ class Draft:
                 self.put(key, value, "--" + key.replace("_", "-"))
 
     def update(self, other: Draft) -> None:
-        """Let the fields of another draft win."""
+        """Let the fields of another draft win; take over its problems."""
         for key, value in other.values.items():
             self.put(key, value, other.place((key,)))
         self.places |= other.places
+        self.problems += other.problems
 
     def override(self, text: str) -> None:
         """Apply one ``key=value`` or ``methods.NAME.field=value`` of ``--set``."""
@@ -91,10 +92,10 @@ class Draft:
                 self.problems.append(Problem(place, location, message))
         return fields
 
-    def parse_method(self, spec: str) -> dict[str, Any]:
+    def parse_method(self, spec: str, place: str) -> dict[str, Any]:
         """Read ``lnsr:weight=2`` as ``{"name": "lnsr", "weight": 2}``."""
         name, _, text = spec.partition(":")
-        fields = self.parse_fields(text, f"methods.{name}", f"--method {spec}")
+        fields = self.parse_fields(text, f"methods.{name}", place)
         return {"name": name.strip()} | fields
 
     def place(self, location: Location) -> str:
@@ -124,18 +125,6 @@ class Draft:
         """Raise ConfigError with all problems, in the order of the lines, if there are any."""
         if self.problems:
             raise ConfigError(sorted(dict.fromkeys(self.problems), key=_line))
-
-
-def parse_method(spec: str) -> dict[str, Any]:
-    """``lnsr:noise=in_manifold,weight=2`` as ``{"name": "lnsr", "noise": ..., "weight": 2}``.
-
-    Raises:
-        ConfigError: no ``field=value`` after the colon.
-    """
-    draft = Draft()
-    fields = draft.parse_method(spec)
-    draft.stop_at_problems()
-    return fields
 
 
 def message_of(detail: Any, known: list[str]) -> str:

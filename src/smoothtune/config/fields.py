@@ -7,7 +7,8 @@ which command will run.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from types import UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,6 +31,13 @@ DATA, ANSWERS, MODEL = Panel("Data"), Panel("Question answering"), Panel("Model"
 METHOD, TRAINING, OUTPUT = Panel("Method"), Panel("Training"), Panel("Output")
 PROGRESS = Panel("Evaluation, logging and checkpoints during training")
 PARTS, SAMPLING = Panel("Parts of the evaluation"), Panel("Sampling")
+
+
+def without_none(annotation: Any) -> Any:
+    """``int`` of ``Annotated[int, ...] | None``."""
+    while get_origin(annotation) in (Annotated, Union, UnionType):
+        annotation = get_args(annotation)[0]
+    return annotation
 
 
 class Fields(BaseModel):

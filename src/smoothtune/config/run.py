@@ -219,7 +219,8 @@ def load_config(
         place = draft.place(("lora",))
         draft.put("lora", draft.parse_fields(lora, "lora", place), place)
     if methods:
-        draft.put("methods", [draft.parse_method(spec) for spec in methods], "--method")
+        listed = [draft.parse_method(spec, f"--method {spec}") for spec in methods]
+        draft.put("methods", listed, "--method")
     check_methods(draft)
     check_task(draft)
     check_combinations(draft)

@@ -9,26 +9,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
+from smoothtune.config.draft import Draft
+from smoothtune.config.evaluation import Part
+from smoothtune.config.fields import Count, Fields, Seed
 from smoothtune.config.run import RunConfig, load_config
-from smoothtune.errors import ConfigError, Location, Problem, dotted, unknown
+from smoothtune.errors import ConfigError, Location, Problem, unknown
 from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read_entry
-from smoothtune.study.files import Source, portable, read_study_file
+from smoothtune.study.files import portable, read_study_file
 
-Seed = Annotated[int, Field(ge=0, lt=2**32)]
 TestName = Literal["welch", "paired t", "wilcoxon", "permutation"]
-Part = Literal["calibration", "robustness", "corruption", "smoothness", "drift"]
 
 PLAIN, LONGER = "plain", "plain_more_epochs"
 DEMO = "demo"
 """The task of generated sentences."""
 
 
-class Paper(BaseModel):
+class Paper(Fields):
     """Printed numbers, to stand beside the study's own."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     source: str
     """Paper and table."""
@@ -40,12 +39,8 @@ class Paper(BaseModel):
     notes: str = ""
 
 
-class StudyConfig(BaseModel):
+class StudyConfig(Fields):
     """What a study file holds beside the fields of a run."""
-
-    model_config = ConfigDict(
-        extra="forbid", strict=True, frozen=True, use_attribute_docstrings=True
-    )
 
     title: str = ""
     notes: str = ""
@@ -59,7 +54,7 @@ class StudyConfig(BaseModel):
     """Seeds with which settings are compared; unset: the first of `seeds`."""
     selection_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """Share of the training rows that settings are compared on."""
-    max_settings: Annotated[int, Field(ge=1)] | None = None
+    max_settings: Count | None = None
     """Of a larger grid, try this many settings drawn at random."""
     evaluate: list[Part] = []
     """Parts of `smoothtune evaluate` for every run."""
@@ -115,158 +110,123 @@ def load_study(
     Raises:
         ConfigError: with all that is wrong, each with file, line and field.
     """
-    reader = _Reader(read_study_file(Path(file), scale))
-    for key, value in (options or {}).items():
-        if value is not None:
-            reader.source.put(key, value, "--" + key.replace("_", "-"))
-    return reader.study(Path(file).stem + (f" ({scale})" if scale else ""))
+    draft = read_study_file(Path(file), scale)
+    draft.put_options(options or {})
+    draft.stop_at_problems()
+    config = _config(draft)
+    grids = ("task", "model", "max_train_samples")
+    common = {k: v for k, v in draft.values.items() if k in RUN_FIELDS and k not in grids}
+    search = {key: common.pop(key) for key in list(common) if is_search(key, common[key])}
+    conditions = _conditions(draft, common)
+    entries = _entries(draft, config, search)
+    runs: dict[tuple[int, int, int], RunConfig] = {}
+    for (c, condition), (e, entry) in itertools.product(enumerate(conditions), enumerate(entries)):
+        for s, setting in enumerate(entry.settings):
+            run = _run(draft, condition, entry, setting, config.seeds[0])
+            if run is not None:
+                runs[c, e, s] = run
+    draft.stop_at_problems()
+    name = Path(file).stem + (f" ({scale})" if scale else "")
+    return Study(name, config, conditions, entries, runs)
 
 
-class _Reader:
-    """Takes a source apart and collects what is wrong."""
+def _config(draft: Draft) -> StudyConfig:
+    """The keys that are not fields of a run."""
+    values = {k: v for k, v in draft.values.items() if k in StudyConfig.model_fields}
+    known = RUN_FIELDS | set(StudyConfig.model_fields) | {"methods"}
+    for key in draft.values:
+        if key == "seed":
+            draft.report((key,), "write seeds: [0, 1, 2]")
+        elif key not in known:
+            draft.report((key,), unknown("field", key, known))
+    if isinstance(values.get("paper"), Mapping):
+        values["paper"] = [values["paper"]]
+    config = draft.validated(StudyConfig, values)
+    if len(set(config.seeds)) < len(config.seeds):
+        draft.report(("seeds",), "holds a seed twice")
+    return config
 
-    def __init__(self, source: Source) -> None:
-        self.source = source
 
-    def study(self, name: str) -> Study:
-        self._stop_at_problems()
-        config = self._config()
-        common, search = self._common()
-        conditions = self._conditions(common)
-        entries = self._entries(config, search)
-        runs: dict[tuple[int, int, int], RunConfig] = {}
-        numbered = itertools.product(enumerate(conditions), enumerate(entries))
-        for (c, condition), (e, entry) in numbered:
-            for s, setting in enumerate(entry.settings):
-                run = self._run(condition, entry, setting, config.seeds[0])
-                if run is not None:
-                    runs[c, e, s] = run
-        self._stop_at_problems()
-        return Study(name, config, conditions, entries, runs)
+def _conditions(draft: Draft, common: dict[str, Any]) -> list[Condition]:
+    """Tasks x models x training-set sizes."""
+    values, found = draft.values, []
+    grid = itertools.product(
+        _numbered(values.get("task"), "task"),
+        _numbered(values.get("model", "minilm"), "model"),
+        _numbered(values.get("max_train_samples"), "max_train_samples"),
+    )
+    for (task, location), (model, _), (size, _) in grid:
+        fields = dict(task) if isinstance(task, Mapping) else {"name": task}
+        name = fields.pop("name", None)
+        if not isinstance(name, str) or not set(fields) <= RUN_FIELDS:
+            wrong = [key for key in fields if key not in RUN_FIELDS]
+            what = unknown("field", wrong[0], RUN_FIELDS) if wrong else "write task: NAME"
+            draft.report(location, what)
+            continue
+        if not isinstance(model, str):
+            draft.report(("model",), f"must be a name, not {model!r}")
+            continue
+        run = common | {"max_train_samples": size, "model": model} | fields
+        run |= _data_of(name, run)
+        size, run = run["max_train_samples"], run | {"task": name}
+        found.append(Condition(name, _model_name(model, values.get("model")), size, run))
+    # a task with a size of its own comes once, whatever the sizes of the others
+    unique = {json.dumps(condition.fields, sort_keys=True): condition for condition in found}
+    return list(unique.values())
 
-    def _stop_at_problems(self) -> None:
-        if self.source.problems:
-            raise ConfigError(list(dict.fromkeys(self.source.problems)))
 
-    def report(self, location: Location, message: str) -> None:
-        """Note a problem at the nearest known place."""
-        self.source.problems.append(Problem(self.source.place(location), dotted(location), message))
+def _model_name(model: str, listed: Any) -> str:
+    """A model folder's name, unless another one has it too."""
+    others = [portable(each) for each in (listed if isinstance(listed, list) else [])]
+    return model if others.count(portable(model)) > 1 else portable(model)
 
-    def _config(self) -> StudyConfig:
-        """The keys that are not fields of a run."""
-        values = {k: v for k, v in self.source.values.items() if k in StudyConfig.model_fields}
-        known = RUN_FIELDS | set(StudyConfig.model_fields) | {"methods"}
-        for key in self.source.values:
-            if key == "seed":
-                self.report((key,), "write seeds: [0, 1, 2]")
-            elif key not in known:
-                self.report((key,), unknown("field", key, known))
-        if isinstance(values.get("paper"), Mapping):
-            values["paper"] = [values["paper"]]
-        try:
-            config = StudyConfig.model_validate(values)
-        except ValidationError as error:
-            for detail in error.errors():
-                self.report(detail["loc"], detail["msg"].removeprefix("Value error, "))
-            self._stop_at_problems()
-            raise
-        if len(set(config.seeds)) < len(config.seeds):
-            self.report(("seeds",), "holds a seed twice")
-        return config
 
-    def _common(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Fields that all runs share, and fields that are searched for all entries."""
-        grids = ("task", "model", "max_train_samples")
-        common = {
-            key: value
-            for key, value in self.source.values.items()
-            if key in RUN_FIELDS and key not in grids
-        }
-        search = {key: common.pop(key) for key in list(common) if is_search(key, common[key])}
-        return common, search
+def _entries(draft: Draft, config: StudyConfig, search: dict[str, Any]) -> list[Entry]:
+    """The file's entries, and the plain ones that belong to every study."""
+    listed = draft.values.get("methods", [])
+    if not isinstance(listed, list):
+        draft.report(("methods",), "must be a list: [plain, lnsr, [mixout, r3f]]")
+        return []
+    entries = [
+        read_entry(item, ("methods", index), search, draft) for index, item in enumerate(listed)
+    ]
+    if PLAIN not in [entry.label for entry in entries]:
+        entries.insert(0, read_entry(PLAIN, ("methods",), search, draft))
+    labels = [entry.label for entry in entries]
+    plain = entries[labels.index(PLAIN)]
+    if any(list(setting.methods) != [PLAIN] for setting in plain.settings):
+        draft.report(plain.location, "the label plain belongs to plain fine-tuning")
+    if config.more_epochs is not None and LONGER not in labels:
+        settings = [Setting(s.methods, s.changes, config.more_epochs) for s in plain.settings]
+        entries.insert(labels.index(PLAIN) + 1, Entry(LONGER, settings, plain.location))
+    for entry in entries:
+        if labels.count(entry.label) > 1:
+            draft.report(entry.location, f"{entry.label!r} stands twice; give one of them a label")
+    return entries
 
-    def _conditions(self, common: dict[str, Any]) -> list[Condition]:
-        """Tasks x models x training-set sizes."""
-        values, found = self.source.values, []
-        grid = itertools.product(
-            _numbered(values.get("task"), "task"),
-            _numbered(values.get("model", "minilm"), "model"),
-            _numbered(values.get("max_train_samples"), "max_train_samples"),
-        )
-        for (task, location), (model, _), (size, _) in grid:
-            fields = dict(task) if isinstance(task, Mapping) else {"name": task}
-            name = fields.pop("name", None)
-            if not isinstance(name, str) or not set(fields) <= RUN_FIELDS:
-                wrong = [key for key in fields if key not in RUN_FIELDS]
-                what = unknown("field", wrong[0], RUN_FIELDS) if wrong else "write task: NAME"
-                self.report(location, what)
-                continue
-            if not isinstance(model, str):
-                self.report(("model",), f"must be a name, not {model!r}")
-                continue
-            run = common | {"max_train_samples": size, "model": model} | fields
-            run |= _data_of(name, run)
-            size, run = run["max_train_samples"], run | {"task": name}
-            found.append(Condition(name, self._model_name(model), size, run))
-        # a task with a size of its own comes once, whatever the sizes of the others
-        unique = {json.dumps(condition.fields, sort_keys=True): condition for condition in found}
-        return list(unique.values())
 
-    def _model_name(self, model: str) -> str:
-        """A model folder's name, unless another one has it too."""
-        listed = self.source.values.get("model")
-        others = [portable(each) for each in (listed if isinstance(listed, list) else [])]
-        return model if others.count(portable(model)) > 1 else portable(model)
+def _run(
+    draft: Draft, condition: Condition, entry: Entry, setting: Setting, seed: int
+) -> RunConfig | None:
+    """One run, checked; its problems are reported where the file says so."""
+    options = condition.fields | setting.changes
+    if setting.epochs_factor != 1:
+        options |= _longer(options, setting.epochs_factor)
+    options |= {"seed": seed, "methods": setting.methods, "output_dir": "unset"}
+    try:
+        return load_config(options={"cost_steps": 0} | options)
+    except ConfigError as error:
+        for problem in error.problems:
+            place = _place(draft, problem.field, entry)
+            draft.problems.append(Problem(place, problem.field, problem.message))
+        return None
 
-    def _entries(self, config: StudyConfig, search: dict[str, Any]) -> list[Entry]:
-        """The file's entries, and the plain ones that belong to every study."""
-        listed = self.source.values.get("methods", [])
-        if not isinstance(listed, list):
-            self.report(("methods",), "must be a list: [plain, lnsr, [mixout, r3f]]")
-            return []
-        entries = [
-            read_entry(item, ("methods", index), search, self.report)
-            for index, item in enumerate(listed)
-        ]
-        if PLAIN not in [entry.label for entry in entries]:
-            entries.insert(0, read_entry(PLAIN, ("methods",), search, self.report))
-        labels = [entry.label for entry in entries]
-        plain = entries[labels.index(PLAIN)]
-        if any(list(setting.methods) != [PLAIN] for setting in plain.settings):
-            self.report(plain.location, "the label plain belongs to plain fine-tuning")
-        if config.more_epochs is not None and LONGER not in labels:
-            settings = [Setting(s.methods, s.changes, config.more_epochs) for s in plain.settings]
-            entries.insert(labels.index(PLAIN) + 1, Entry(LONGER, settings, plain.location))
-        for entry in entries:
-            if labels.count(entry.label) > 1:
-                message = f"{entry.label!r} stands twice; give one of them a label"
-                self.report(entry.location, message)
-        return entries
 
-    def _run(
-        self, condition: Condition, entry: Entry, setting: Setting, seed: int
-    ) -> RunConfig | None:
-        """One run, checked; its problems are reported where the file says so."""
-        options = condition.fields | setting.changes
-        if setting.epochs_factor != 1:
-            options |= _longer(options, setting.epochs_factor)
-        options |= {"seed": seed, "methods": setting.methods, "output_dir": "unset"}
-        try:
-            return load_config(options={"cost_steps": 0} | options)
-        except ConfigError as error:
-            for problem in error.problems:
-                place = self._place(problem.field, entry)
-                self.source.problems.append(Problem(place, problem.field, problem.message))
-            return None
-
-    def _place(self, name: str, entry: Entry) -> str:
-        """Where the file says the field of a run."""
-        key = name.split(".")[-1].split("[")[0]
-        known = [(*entry.location, key), (key,)]
-        if name.startswith("methods"):
-            known = [(*entry.location, key), entry.location]
-        places = self.source.places
-        return next((places[at] for at in known if at in places), self.source.place(known[-1]))
+def _place(draft: Draft, name: str, entry: Entry) -> str:
+    """Where the file says the field of a run: in the entry, or for all runs."""
+    key = name.split(".")[-1].split("[")[0]
+    for_all = entry.location if name.startswith("methods") else (key,)
+    return draft.places.get((*entry.location, key)) or draft.place(for_all)
 
 
 def _numbered(value: Any, key: str) -> Sequence[tuple[Any, Location]]:

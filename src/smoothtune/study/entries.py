@@ -9,15 +9,16 @@ every: 8}``), or a list of these, which is a composition. A mapping may also hol
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import TypeAdapter, ValidationError
 
-from smoothtune.config.draft import parse_method
+from smoothtune.config.draft import Draft
+from smoothtune.config.fields import without_none
 from smoothtune.config.run import RunConfig
-from smoothtune.errors import ConfigError, Location
+from smoothtune.errors import Location
 
 RUN_FIELDS = frozenset(RunConfig.model_fields) - {
     "output_dir",
@@ -26,7 +27,6 @@ RUN_FIELDS = frozenset(RunConfig.model_fields) - {
     "seed",
 }
 """Fields of a run that a study may set."""
-Report = Callable[[Location, str], None]
 
 
 @dataclass(frozen=True)
@@ -61,56 +61,53 @@ class Entry:
     location: Location
 
 
-def read_entry(item: Any, location: Location, search: Mapping[str, Any], report: Report) -> Entry:
+def read_entry(item: Any, location: Location, search: Mapping[str, Any], draft: Draft) -> Entry:
     """Read one entry; what is wrong is reported, and a rest that can be used is returned.
 
     Args:
         item: from the file.
         location: of the item.
         search: lists of values for fields of the run, tried for every entry.
-        report: is told what is wrong, and where.
+        draft: of the study; collects what is wrong.
     """
     mapping = dict(item) if isinstance(item, Mapping) else {}
     label, factor = mapping.pop("label", None), mapping.pop("epochs_factor", 1.0)
     if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
-        report((*location, "epochs_factor"), f"must be a number above 0, not {factor!r}")
+        draft.report((*location, "epochs_factor"), f"must be a number above 0, not {factor!r}")
         factor = 1.0
     changes = {key: mapping.pop(key) for key in list(mapping) if key in RUN_FIELDS}
     parts = mapping.pop("methods", None) if "name" not in mapping else None
     if parts is not None and mapping:
-        report(location, f"{', '.join(mapping)}: write fields inside methods: [{{name: ...}}]")
+        message = f"{', '.join(mapping)}: write fields inside methods: [{{name: ...}}]"
+        draft.report(location, message)
     if parts is None:
         parts = item if isinstance(item, list) else [mapping if mapping else item]
     methods: dict[str, dict[str, Any]] = {}
     for part in parts:
-        name, fields = _method(part, location, report)
+        name, fields = _method(part, location, draft)
         if name in methods:
-            report(location, f"{name} stands twice in one composition; keep one of them")
+            draft.report(location, f"{name} stands twice in one composition; keep one of them")
         if name:
             methods[name] = fields
     settings = _settings(methods, dict(search) | changes, float(factor))
     if label is None:
         label = _label(methods, changes, factor)
     elif not isinstance(label, str) or not label.strip():
-        report((*location, "label"), f"must be a word, not {label!r}")
+        draft.report((*location, "label"), f"must be a word, not {label!r}")
         label = repr(label)
     return Entry(label, settings, location)
 
 
-def _method(part: Any, location: Location, report: Report) -> tuple[str, dict[str, Any]]:
+def _method(part: Any, location: Location, draft: Draft) -> tuple[str, dict[str, Any]]:
     """Name and fields of one method."""
     fields: dict[str, Any] = {}
     if isinstance(part, str):
-        try:
-            fields = parse_method(part)
-        except ConfigError as error:
-            report(location, "; ".join(problem.message for problem in error.problems))
-            fields = {"name": part.partition(":")[0]}
+        fields = draft.parse_method(part, draft.place(location))
     elif isinstance(part, Mapping):
         fields = dict(part)
     name = fields.pop("name", None)
     if not isinstance(name, str) or not name:
-        report(location, f"{part!r} is no method; write a name, or a mapping with name: NAME")
+        draft.report(location, f"{part!r} is no method; write a name, or a mapping with name: NAME")
         return "", {}
     return name, fields
 
@@ -122,7 +119,9 @@ def _settings(
     axes: list[tuple[str | None, str, list[Any]]] = []
     for name, fields in methods.items():
         axes += [(name, key, _candidates(name, key, value)) for key, value in fields.items()]
-    axes += [(None, key, _run_candidates(key, value)) for key, value in changes.items()]
+    axes += [
+        (None, key, value if is_search(key, value) else [value]) for key, value in changes.items()
+    ]
     settings = []
     for values in itertools.product(*(candidates for _, _, candidates in axes)):
         chosen: dict[str, dict[str, Any]] = {name: {} for name in methods}
@@ -147,17 +146,10 @@ def _candidates(method: str, key: str, value: Any) -> list[Any]:
     return [value]
 
 
-def _run_candidates(key: str, value: Any) -> list[Any]:
-    return value if is_search(key, value) else [value]
-
-
 def is_search(key: str, value: Any) -> bool:
     """Whether a field of the run has a list of values to try, and is no list by its nature."""
-    return isinstance(value, list) and bool(value) and "list" not in _annotation(key)
-
-
-def _annotation(key: str) -> str:
-    return str(RunConfig.model_fields[key].annotation)
+    takes_list = get_origin(without_none(RunConfig.model_fields[key].annotation)) is list
+    return isinstance(value, list) and bool(value) and not takes_list
 
 
 def _label(
