@@ -1,0 +1,67 @@
+"""Options made from the fields of settings."""
+
+import re
+
+import pytest
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from smoothtune.cli import COMMANDS, app
+from smoothtune.cli.evaluate import Options
+from smoothtune.config.fields import Panel
+from smoothtune.config.run import RunConfig
+
+NAMED_OTHERWISE = {"methods": "method", "parts": "all", "model": "model"}
+
+
+def help_of(command: str) -> str:
+    found = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "200", "TERM": "dumb"})
+    assert found.exit_code == 0
+    return found.stdout
+
+
+@pytest.mark.parametrize(("command", "settings"), [("train", RunConfig), ("evaluate", Options)])
+def test_every_field_is_an_option_in_its_panel(command: str, settings: type[BaseModel]) -> None:
+    text = help_of(command)
+    panels = dict(re.findall(r"^(\S.*):\n((?:  .*\n)+)", text, re.M))
+    for name, field in settings.model_fields.items():
+        assert field.description, name
+        (panel,) = [each.title for each in field.metadata if isinstance(each, Panel)]
+        if (command, name) in {("evaluate", "model"), ("evaluate", "data_seed")}:
+            continue  # an argument, and a field that only the training run knows
+        flag = "--" + NAMED_OTHERWISE.get(name, name).replace("_", "-")
+        assert re.search(rf"{flag}\b", panels[panel]), name
+
+
+def test_defaults_and_choices_are_shown() -> None:
+    text = " ".join(help_of("train").split())
+    assert re.search(r"--max-seq-length <int> [^-]*\[default: 128\]", text)
+    assert re.search(r"--weight-decay <float> [^-]*\[default: 0.0\]", text)
+    assert "One of no, steps, epoch. [default: epoch]" in text
+    assert "--text-column, --text-columns <list[str]>" in text
+    assert "`" not in text
+
+
+def test_the_list_of_commands_shows_whole_sentences() -> None:
+    text = " ".join(CliRunner().invoke(app, ["--help"]).stdout.split())
+    for name, (_, sentence) in COMMANDS.items():
+        assert f" {name} {sentence}" in text
+        assert sentence in " ".join(help_of(name).split())
+
+
+def test_unknown_commands_are_named() -> None:
+    found = CliRunner().invoke(app, ["trian"])
+    assert found.exit_code == 2
+    assert "Did you mean 'train'?" in found.output
+
+
+def test_what_is_not_named_does_not_replace_the_file(tmp_path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text("task: rte\noutput_dir: out\nbf16: 3\nmax_steps: 1.5\nseed: -1\n")
+    found = CliRunner().invoke(app, ["train", "--config", str(file), "--seed", "-2"])
+    assert found.exit_code == 2
+    assert [line.split(": ")[:2] for line in found.stderr.splitlines()] == [
+        ["error", "--seed"],
+        [f"{file}:3", "bf16"],
+        [f"{file}:4", "max_steps"],
+    ]
