@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from smoothtune.config.draft import with_present_names
+from smoothtune.config.checks import with_present_names
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutputError, changed_fields
 from smoothtune.files import RESULT, owned, read_json, refuse_other_files, write_json

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
-from smoothtune.config.draft import with_present_names
+from smoothtune.config.checks import with_present_names
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutputError
 from smoothtune.files import read_json, write_json
