@@ -9,7 +9,7 @@ import typer
 
 from smoothtune.cli.options import options_from
 from smoothtune.cli.output import USAGE, errors_as_exit_codes, fail, output_console
-from smoothtune.config.evaluation import Part, Settings, load_settings
+from smoothtune.config.evaluation import PartName, Settings, load_settings
 from smoothtune.config.fields import DATA, PARTS
 
 
@@ -57,8 +57,8 @@ def evaluate(
     ] = None,
 ) -> None:
     """Evaluate, and say where the numbers are."""
-    asked = {name: given.pop(name, False) for name in ("all", *get_args(Part))}
-    parts = tuple(name for name in get_args(Part) if asked[name] or asked["all"])
+    asked = {name: given.pop(name, False) for name in ("all", *get_args(PartName))}
+    parts = tuple(name for name in get_args(PartName) if asked[name] or asked["all"])
     with errors_as_exit_codes():
         named = given | {"model": model, "parts": parts}
         settings = load_settings(set_ or (), named, ood or (), ood_set or ())

@@ -24,7 +24,7 @@ from smoothtune.config.fields import (
 )
 from smoothtune.errors import Problem, unknown
 
-Part = Literal["calibration", "robustness", "corruption", "smoothness", "drift"]
+PartName = Literal["calibration", "robustness", "corruption", "smoothness", "drift"]
 """The parts that can be asked for; the task's metrics are always there."""
 
 
@@ -78,7 +78,7 @@ class Settings(SpanFields, DataFields):
     base_model: Annotated[Name | None, MODEL] = None
     """The pre-trained model, for `drift`; unset: what the training run started from."""
 
-    parts: Annotated[tuple[Part, ...], PARTS] = ()
+    parts: Annotated[tuple[PartName, ...], PARTS] = ()
     """What to measure beside the task's metrics."""
 
     seed: Annotated[Seed, SAMPLING] = 42

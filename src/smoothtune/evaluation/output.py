@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from smoothtune.config.evaluation import Settings
 from smoothtune.console import say
 from smoothtune.errors import OutputError, PlotsMissing, changed_fields
 from smoothtune.evaluation.parts import PartResult, Subject
-from smoothtune.evaluation.settings import Settings
 from smoothtune.files import read_json, refuse_other_files, write_atomic
 from smoothtune.report.curves import csv_text
 from smoothtune.report.plots import draw

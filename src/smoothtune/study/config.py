@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from smoothtune.config.draft import Draft
-from smoothtune.config.evaluation import Part
+from smoothtune.config.evaluation import PartName
 from smoothtune.config.fields import Count, Fields, Seed
 from smoothtune.config.run import RunConfig, load_config
 from smoothtune.errors import ConfigError, Location, Problem, unknown
@@ -56,7 +56,7 @@ class StudyConfig(Fields):
     """Share of the training rows that settings are compared on."""
     max_settings: Count | None = None
     """Of a larger grid, try this many settings drawn at random."""
-    evaluate: list[Part] = []
+    evaluate: list[PartName] = []
     """Parts of `smoothtune evaluate` for every run."""
     noise_curve: bool = False
     """Score under Gaussian noise on the embeddings, for every run."""
