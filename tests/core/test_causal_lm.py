@@ -314,6 +314,26 @@ def test_chunks_hold_one_softmax_at_a_time(monkeypatch):
     assert saved[4 * 1000] <= 2 * 64 * 1000 * 4 + 4000
 
 
+@pytest.mark.parametrize(("chunk", "sizes"), [(1, [1] * 5), (20, [2, 2, 1]), (50, [5])])
+def test_size_of_chunks(monkeypatch, chunk, sizes):
+    monkeypatch.setattr(causal_lm, "CHUNK", chunk)
+    rows, found = torch.arange(50.0).view(5, 10), []
+
+    def total(first, second):
+        found.append(len(first))
+        return first.sum(1) + second
+
+    assert causal_lm.in_chunks(total, rows, torch.ones(5)).tolist() == (rows.sum(1) + 1).tolist()
+    assert found == sizes
+
+
+def test_without_labels_and_mask_every_token_but_the_last_predicts():
+    assert target_mask({"input_ids": torch.zeros(2, 3)}).tolist() == [[True] * 2] * 2
+    mask = torch.tensor([[0, 1, 1, 0]])
+    found = target_mask({"input_ids": torch.zeros(1, 4), "attention_mask": mask})
+    assert found.tolist() == [[False, True, False]]
+
+
 def test_logits_by_example():
     batch = {"labels": torch.tensor([[-100, 7, -100, 8], [-100, -100, 9, -100]])}
     logits = torch.arange(6.0).view(3, 2)

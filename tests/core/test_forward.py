@@ -147,3 +147,96 @@ def test_what_cannot_be_perturbed_is_refused():
 
     with pytest.raises(RuntimeError, match="passed twice"):
         ForwardPass(model, batch, compute_loss=twice).run()
+
+
+@pytest.mark.parametrize("name", ["labels", "start_positions", "end_positions", None])
+def test_a_batch_with_targets_is_labeled(name):
+    batch = {"input_ids": torch.zeros(1, 2)} | ({name: torch.zeros(1)} if name else {})
+    assert ForwardPass(tiny_model("bert"), batch).labeled == (name is not None)
+
+
+@pytest.mark.parametrize(("left", "first"), [(False, [0, 0, 0, 0]), (True, [1, 3, 2, 4])])
+def test_pooled_in_an_encoder_is_the_first_real_token(left, first):
+    run = ForwardPass(tiny_model("bert"), tiny_batch(left=left, padding=1))
+    positions = torch.arange(7.0).expand(4, 7)[..., None]
+    assert run.pooled(positions).flatten().tolist() == first
+
+
+def test_without_a_mask_every_token_is_real():
+    batch = {"input_ids": torch.zeros(2, 3, dtype=torch.long)}
+    assert ForwardPass(tiny_model("bert"), batch).mask.tolist() == [[True] * 3] * 2
+
+
+def test_embeddings_of_a_pass_that_has_run_cost_no_forward():
+    model, batch = tiny_model("bert"), tiny_batch()
+    run = ForwardPass(model, batch, points=("word", 1)).run()
+    calls = []
+    model.get_input_embeddings().register_forward_hook(lambda *_: calls.append(1))
+    found = run.embeddings("word"), run.embeddings(1)
+    assert not calls
+    assert torch.equal(found[0], model.get_input_embeddings()(batch["input_ids"]))
+    assert torch.equal(found[1], run.hidden_states[1])
+    assert not any(value.requires_grad for value in found)
+
+
+def lookups(value, table):
+    """How many times the graph of a value looks words up."""
+    seen, waiting, found = set(), [value.grad_fn], 0
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        below = [function for function, _ in node.next_functions]
+        if node.name().startswith("EmbeddingBackward"):
+            found += getattr(below[0], "variable", None) is table
+        waiting += below
+    return found
+
+
+@pytest.mark.parametrize(
+    ("point", "options", "expected"),
+    [
+        ("word", {"dropout": "independent"}, 1),  # no dropout acts below
+        ("word", {"dropout": "off"}, 1),
+        (1, {"dropout": "shared"}, 1),
+        (1, {"dropout": "independent"}, 2),
+        (1, {"dropout": "off"}, 2),
+        (1, {"dropout": "shared", "rate": 0.5}, 2),
+        (None, {"dropout": "shared"}, 2),
+    ],
+)
+def test_what_lies_below_a_perturbation_is_computed_once(point, options, expected):
+    model, batch = tiny_model("bert", dropout=0.4), tiny_batch()
+    clean = ForwardPass(model, batch, points=("word", 1)).run()
+    delta = (clean.zeros(point), point) if point is not None else ()
+    moved = clean.at(*delta, **options)
+    table = model.get_input_embeddings().weight
+    assert lookups(clean.loss + moved.loss, table) == expected
+    another = moved.at(clean.zeros("word"))  # only a clean pass is built upon
+    assert lookups(moved.loss + another.loss, table) == 2
+
+
+def test_another_model_computes_all_of_its_own():
+    model, other = tiny_model("bert"), tiny_model("bert")
+    with torch.no_grad():
+        other.get_input_embeddings().weight.mul_(2)
+    clean = ForwardPass(model, tiny_batch()).run()
+    found = clean.at(clean.zeros(), model=other).logits
+    assert torch.equal(found, other(**tiny_batch()).logits)
+    assert not torch.allclose(found, clean.logits)
+
+
+@pytest.mark.parametrize("dropout", ["shared", "independent"])
+def test_a_clean_pass_that_never_runs_ends_where_its_twin_ended(dropout):
+    model, batch = tiny_model("bert", dropout=0.4), tiny_batch()
+    torch.manual_seed(5)
+    model(**batch)
+    expected = torch.get_rng_state()
+    torch.manual_seed(5)
+    clean = ForwardPass(model, batch)
+    clean.at(dropout=dropout)
+    if dropout == "independent":
+        assert clean.end is None
+    else:
+        assert torch.equal(clean.end[0], expected)

@@ -32,6 +32,15 @@ def test_changes_no_more_than_is_needed(order, attention, composite):
     found.undo()
 
 
+def test_a_model_that_is_eager_already_is_left_alone():
+    model = tiny_model("bert")
+    model.set_attn_implementation("eager")
+    found = HigherDerivatives(model, 3)
+    assert found.attention is None
+    found.undo()
+    assert model.config._attn_implementation == "eager"
+
+
 def test_undo_restores_everything():
     model = tiny_model("bert")
     before = [type(module) for module in model.modules()]

@@ -114,3 +114,27 @@ def test_bernoulli_that_is_no_dropout_is_left_alone() -> None:
         torch.testing.assert_close(found, expected)
     (gradient,) = torch.autograd.grad(kept.sum(), x)
     assert set(gradient.unique().tolist()) == {0.0, torch.tensor(1 / 0.9).item()}
+
+
+def test_a_mask_that_is_found_takes_no_memory_of_its_own() -> None:
+    x, masks = inputs(), SharedMasks()
+    saved: list[set[int]] = []
+    alive = []
+    for _ in range(2):
+        places: set[int] = set()
+
+        def keep(tensor: Tensor, places: set[int] = places) -> Tensor:
+            places.add(tensor.data_ptr())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), masks:
+            torch.manual_seed(1)
+            alive.append(F.dropout(x, 0.1))
+        saved.append(places)
+    assert saved[0] == saved[1]
+
+
+def test_other_operations_keep_their_options() -> None:
+    with SharedMasks():
+        assert torch.zeros(3, dtype=torch.float64).dtype == torch.float64
+        assert torch.ones_like(torch.zeros(3), dtype=torch.int32).dtype == torch.int32
