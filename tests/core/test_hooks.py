@@ -82,12 +82,12 @@ def test_values_of_another_pass_take_the_place_of_this_ones():
     assert torch.equal(states[0], base + delta)
 
 
-@pytest.mark.parametrize("detach", [True, False])
-def test_the_graph_below_a_point_can_be_cut(detach):
+@pytest.mark.parametrize("options", [{}, {"detach": False}, {"detach": True}])
+def test_the_graph_below_a_point_can_be_cut(options):
     model = tiny_model("bert")
-    with tapped(model, [1], {}, detach=detach):
+    with tapped(model, [1], {}, **options):
         model(**inputs()).logits.sum().backward()
-    assert (model.get_input_embeddings().weight.grad is None) == detach
+    assert (model.get_input_embeddings().weight.grad is None) == bool(options.get("detach"))
     assert model.bert.encoder.layer[1].output.dense.weight.grad is not None
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from smoothtune import CWGNC, L2SP, LNSR, R3F, Mixout, Noise, NonFiniteLoss, Objective
+from smoothtune.core import rng
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.testing import tiny_batch, tiny_model
 
@@ -120,6 +121,121 @@ def test_a_term_that_is_not_finite_is_named_with_its_examples(part):
     objective.step = 5
     with pytest.raises(NonFiniteLoss, match=r"update 6.*\[7, 42, 3, 11\].*" + part):
         objective(model, batch)
+
+
+class Recorder(Regularizer):
+    """Notes what it is called with, and draws wherever it may."""
+
+    name = "recorder"
+
+    def attach(self, model):
+        self.seen = []
+
+    def loss(self, clean):
+        self.seen.append(("loss", torch.rand(1).item()))
+        return clean.run().logits.sum()
+
+    def before_step(self, model):
+        self.seen.append(("before", torch.rand(1).item()))
+
+    def after_step(self, model):
+        self.seen.append(("after", model))
+
+    def state_dict(self):
+        return {"kept": torch.tensor(5.0), "a/b": torch.tensor(6.0)}
+
+    def load_state_dict(self, state):
+        self.seen.append(("loaded", state))
+
+
+def updated(objective, model, count=2):
+    """What the recorder notes in some updates of two batches each."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    objective.bind(model, optimizer)
+    for _ in range(count):
+        for _ in range(2):
+            objective(model, tiny_batch()).backward()
+        optimizer.step()
+    return objective.regularizers["recorder"].seen
+
+
+def test_the_moments_of_an_update_come_in_their_order():
+    model, objective = tiny_model("bert"), Objective(Recorder())
+    seen = updated(objective, model)
+    assert [moment for moment, _ in seen] == ["loss", "loss", "before", "after"] * 2
+    assert all(value is model for moment, value in seen if moment == "after")
+    draws = [value for moment, value in seen if moment != "after"]
+    assert len(set(draws)) == 6
+    assert (objective.step, objective.calls) == (2, 4)
+
+
+def test_draws_belong_to_the_seed_the_method_and_the_call():
+    """Recorded results are those of these streams, so their names are part of the interface."""
+    model, objective = tiny_model("bert"), Objective(Recorder())
+    torch.manual_seed(9)  # counts when the objective is attached
+    seen = [value for moment, value in updated(objective, model) if moment != "after"]
+    assert objective.seed == 9
+    expected = []
+    for step in range(2):
+        names = [("recorder", 2 * step + 1), ("recorder", 2 * step + 2)]
+        for name, call in [*names, ("recorder/gradients", step)]:
+            with rng.stream(torch.device("cpu"), 9, name, call):
+                expected.append(torch.rand(1).item())
+    assert seen == expected
+
+
+def test_edits_of_the_gradients_draw_the_same_in_every_process(monkeypatch):
+    seen = []
+    for rank in (0, 1):
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        objective = Objective(Recorder()).attach(tiny_model("bert"))
+        objective.seed = 9
+        objective(objective.model, tiny_batch())
+        objective.before_step()
+        seen.append([value for _, value in objective.regularizers["recorder"].seen])
+    (loss, before), (other_loss, other_before) = seen
+    assert before == other_before
+    assert loss != other_loss
+
+
+def test_state_round_trip():
+    objective = Objective(Recorder(), Recorder())
+    updated(objective, tiny_model("bert"))
+    state = objective.state_dict()
+    assert {name: value.item() for name, value in state.items()} == {
+        "seed": objective.seed,
+        "step": 2,
+        "calls": 4,
+        "recorder/kept": 5,
+        "recorder/a/b": 6,
+        "recorder_2/kept": 5,
+        "recorder_2/a/b": 6,
+    }
+    state["recorder_2/kept"] = torch.tensor(7.0)
+    state["seed"] = torch.tensor(11)
+    other = Objective(Recorder(), Recorder()).attach(tiny_model("bert"))
+    other.load_state_dict(state)
+    assert (other.seed, other.step, other.calls) == (11, 2, 4)
+    loaded = [r.seen[-1][1] for r in other.regularizers.values()]
+    assert [(state["kept"].item(), state["a/b"].item()) for state in loaded] == [(5, 6), (7, 6)]
+
+
+def test_diagnostics_are_those_of_the_last_batch():
+    class Diagnosed(Recorder):
+        name = "diagnosed"
+
+        def loss(self, clean):
+            self.diagnostics["size"] = clean.run().logits.abs().sum()
+            return
+
+    objective = Objective(Diagnosed(every=2)).attach(tiny_model("bert"))
+    objective(objective.model, tiny_batch())
+    assert set(objective.terms) == {"loss", "loss/task", "diagnosed/size"}
+    assert not objective.terms["diagnosed/size"].requires_grad
+    objective.step = 1
+    objective(objective.model, tiny_batch())
+    assert set(objective.terms) == {"loss", "loss/task"}
 
 
 def test_state_of_other_methods_is_refused():
