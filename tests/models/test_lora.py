@@ -19,7 +19,7 @@ from smoothtune.errors import ConfigError, ModelError
 from smoothtune.evaluation import Settings, evaluate
 from smoothtune.models.load import load_base, load_classifier
 from smoothtune.models.lora import LoraSettings, add_lora
-from smoothtune.run.inputs import task_of
+from smoothtune.run.inputs import configured_task
 from smoothtune.run.train import train
 from smoothtune.testing import tiny_batch, tiny_model
 
@@ -308,7 +308,7 @@ def test_quantized_base_weights_are_refused(method):
 
 def test_new_head_is_told_from_the_base(folder):
     config = RunConfig(**settings(folder, "out", "bert"))
-    model, new = load_classifier(load_base(config.model), task_of(config), seed=0)
+    model, new = load_classifier(load_base(config.model), configured_task(config), seed=0)
     adapted = add_lora(model, LoraSettings(), "text-classification", new, seed=0)
     trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
     whole = {name for name in trained if "lora_" not in name}

@@ -8,7 +8,7 @@ import datasets
 import pytest
 
 from smoothtune.errors import DataError
-from smoothtune.run.inputs import task_of
+from smoothtune.run.inputs import configured_task
 from smoothtune.study.config import load_study
 from smoothtune.study.inputs import data_fingerprint, write_parts
 from smoothtune.study.plan import Plan
@@ -65,7 +65,7 @@ def test_weights_and_method_versions_are_part_of_it(write, monkeypatch) -> None:
 
 def test_fingerprints_do_not_depend_on_the_format(inputs: Path, write, tmp_path: Path) -> None:
     run = load_study(write(TWO)).runs[0, 0, 0]
-    for name, split in task_of(run).load_splits(inputs / "data").items():
+    for name, split in configured_task(run).load_splits(inputs / "data").items():
         datasets.Dataset.from_list(split.to_list()).to_parquet(str(tmp_path / f"{name}.parquet"))
     assert data_fingerprint(str(inputs / "data"), run) == data_fingerprint(str(tmp_path), run)
 
@@ -95,7 +95,7 @@ def test_records_verify(write, tmp_path: Path) -> None:
 def test_parts_are_the_rows_that_are_trained_on(inputs: Path, write, tmp_path: Path) -> None:
     run = load_study(write(TWO + "max_train_samples: 10\n")).runs[0, 0, 0]
     write_parts(str(inputs / "data"), run, 0.3, tmp_path / "parts")
-    parts = task_of(run).load_splits(tmp_path / "parts")
+    parts = configured_task(run).load_splits(tmp_path / "parts")
     assert {name: len(rows) for name, rows in parts.items()} == {"train": 7, "validation": 3}
     texts = [row["text"] for rows in parts.values() for row in rows]
     from smoothtune.models.load import load_base
@@ -103,12 +103,12 @@ def test_parts_are_the_rows_that_are_trained_on(inputs: Path, write, tmp_path: P
 
     prepared = prepare(
         inputs / "data",
-        task_of(run),
+        configured_task(run),
         load_base(run.model).tokenizer,
         max_train_samples=10,
         seed=run.seed,
     )
-    source = task_of(run).load_splits(inputs / "data")["train"]
+    source = configured_task(run).load_splits(inputs / "data")["train"]
     assert sorted(texts) == sorted(source[i]["text"] for i in prepared.train["example_id"])
     with pytest.raises(DataError, match="too few to choose"):
         write_parts(str(inputs / "data"), run, 0.01, tmp_path / "none")
@@ -119,7 +119,7 @@ def test_rows_held_out_as_development_set_stay_out(inputs: Path, write, tmp_path
     shutil.copy(inputs / "data" / "train.csv", tmp_path / "one" / "train.csv")
     run = load_study(write(TWO)).runs[0, 0, 0].model_copy(update={"data": str(tmp_path / "one")})
     write_parts(run.data, run, 0.25, tmp_path / "parts")
-    parts = task_of(run).load_splits(tmp_path / "parts")
+    parts = configured_task(run).load_splits(tmp_path / "parts")
     assert sum(map(len, parts.values())) == 24 - 2  # a tenth is the development set
 
 

@@ -34,7 +34,7 @@ class Inputs:
         return self.prepared.task
 
 
-def task_of(config: RunConfig) -> Task:
+def configured_task(config: RunConfig) -> Task:
     """The task a configuration names or describes.
 
     Raises:
@@ -61,7 +61,7 @@ def read_inputs(config: RunConfig, console: Console) -> Inputs:
         ModelError: the model cannot be loaded.
         DataError: the data cannot be trained on.
     """
-    task = task_of(config)
+    task = configured_task(config)
     base = load_base(config.model, trust_remote_code=config.trust_remote_code)
     prepared = prepare(
         config.data or task.hub_id or "",

@@ -13,7 +13,7 @@ from smoothtune.data.demo_sentences import sentiment
 from smoothtune.errors import ConfigError, DataError, Problem
 from smoothtune.files import cache_folder, write_atomic
 from smoothtune.models.load import load_base, weights_fingerprint
-from smoothtune.run.inputs import task_of
+from smoothtune.run.inputs import configured_task
 from smoothtune.study.config import DEMO
 from smoothtune.tasks.prepare import prepare
 
@@ -31,7 +31,7 @@ def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None
         DataError: there are too few rows.
         ConfigError: the task is of another type than classification or regression.
     """
-    task, base = task_of(run), load_base(run.model, trust_remote_code=run.trust_remote_code)
+    task, base = configured_task(run), load_base(run.model, trust_remote_code=run.trust_remote_code)
     if task.task_type != "text-classification":
         message = f"lists of values to choose from do not work with {task.task_type} yet"
         raise ConfigError([Problem("", "task", message)])
@@ -62,7 +62,7 @@ def data_fingerprint(source: str, run: RunConfig) -> str:
         DataError: the source cannot be read or does not fit the task.
     """
     source = _demo_folder() if source == DEMO else source
-    task = task_of(run)
+    task = configured_task(run)
     splits = task.load_splits(source)
     if task.task_type == "text-classification":
         task = task.with_labels(splits["train"], source)
@@ -79,7 +79,7 @@ def data_fingerprint(source: str, run: RunConfig) -> str:
 
 def unlabeled_fingerprint(source: str, run: RunConfig) -> str:
     """Sha256, in hex, of the texts of an unlabeled source."""
-    task, digest = task_of(run), hashlib.sha256()
+    task, digest = configured_task(run), hashlib.sha256()
     for name, split in sorted(task.load_splits(source).items()):
         for column in task.text_columns:
             digest.update(json.dumps([name, column, split[column][:]]).encode())

@@ -19,7 +19,7 @@ import numpy as np
 
 from smoothtune.config.run import RunConfig
 from smoothtune.files import cache_folder
-from smoothtune.run.inputs import task_of
+from smoothtune.run.inputs import configured_task
 from smoothtune.study.config import Condition, Study
 from smoothtune.study.entries import Entry
 from smoothtune.study.inputs import (
@@ -30,7 +30,7 @@ from smoothtune.study.inputs import (
     unlabeled_fingerprint,
     write_parts,
 )
-from smoothtune.study.records import Cell, Extras, Fingerprints, Records, identity
+from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity
 from smoothtune.study.records import digest as digest_of
 
 SELECTION = "selection"
@@ -134,7 +134,7 @@ class Plan:
     ) -> Cell:
         condition, entry = self.study.conditions[c], self.study.entries[e]
         run = run.model_copy(update={"data": data_at_hand(run), "output_dir": "unset"})
-        known = identity(run, extras, self.fingerprints(run))
+        known = cell_identity(run, extras, self.fingerprints(run))
         return Cell(
             label=entry.label,
             setting=entry.settings[s].describe(),
@@ -158,7 +158,7 @@ class Plan:
         Raises:
             DataError, ModelError: they are not at hand, or cannot be used.
         """
-        source = run.data or task_of(run).hub_id or ""
+        source = run.data or configured_task(run).hub_id or ""
         data = _once(self._data, f"{run.task} {source}", lambda: data_fingerprint(source, run))
         weights = _once(self._weights, run.model, lambda: base_weights_fingerprint(run))
         extra = None
@@ -177,7 +177,7 @@ class Plan:
 
     def _part_of_training_rows(self, run: RunConfig) -> Path:
         """A folder with two parts of the rows that a run trains on: to train, and to compare on."""
-        source = data_at_hand(run) or task_of(run).hub_id or ""
+        source = data_at_hand(run) or configured_task(run).hub_id or ""
         share = self.study.config.selection_share
         key = [self.fingerprints(run).data, run.seed, run.max_train_samples, share]
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]

@@ -41,7 +41,7 @@ class Fingerprints:
     unlabeled: str | None = None
 
 
-def identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> dict[str, Any]:
+def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> dict[str, Any]:
     """What decides the result of a run: data and weights by content, not by where they lie.
 
     Args:
@@ -87,7 +87,7 @@ class Cell:
     changes: dict[str, Any]
     """Fields of the run that the setting changes."""
     id: str
-    """First 16 digits of the sha256 of `identity`."""
+    """First 16 digits of the sha256 of `cell_identity`."""
     identity: dict[str, Any]
 
     @property
