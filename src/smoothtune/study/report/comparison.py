@@ -44,9 +44,9 @@ def run_of(cell: Cell, records: Records) -> dict[str, Any]:
         "method": cell.label,
         "setting": cell.setting,
         "seed": cell.seed,
-        "cell": cell.id,
     }
     record = records.read(cell.id) or records.failure(cell.id) or {"status": "missing"}
+    known["cell"] = record.get("id", cell.id)  # of the file, which may have a former id
     if record["status"] != "done":
         return known | {"status": record["status"]}
     result, extras = record["result"], record["extras"]
