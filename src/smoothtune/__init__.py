@@ -10,35 +10,7 @@ if TYPE_CHECKING:
     from smoothtune.core.objective import Objective
     from smoothtune.core.regularizer import Regularizer
     from smoothtune.errors import NonFiniteLoss
-    from smoothtune.methods import METHODS
-    from smoothtune.methods.alice import ALICE
-    from smoothtune.methods.alum import ALUM
-    from smoothtune.methods.child_tuning import ChildTuning
-    from smoothtune.methods.cross_holder import CrossHolder
-    from smoothtune.methods.cwgnc import CWGNC
-    from smoothtune.methods.double_backprop import DoubleBackprop
-    from smoothtune.methods.fgm import FGM
-    from smoothtune.methods.freelb import FreeLB
-    from smoothtune.methods.hype import HyPe
-    from smoothtune.methods.jachess import JacHess
-    from smoothtune.methods.jacobian import Jacobian
-    from smoothtune.methods.l2_sp import L2SP
-    from smoothtune.methods.label_smoothing import LabelSmoothing
-    from smoothtune.methods.llrd import LLRD
-    from smoothtune.methods.lnsr import LNSR
-    from smoothtune.methods.mixout import Mixout
-    from smoothtune.methods.neftune import NEFTune
-    from smoothtune.methods.noise import Noise
-    from smoothtune.methods.pgd import PGD
-    from smoothtune.methods.plain import Plain
-    from smoothtune.methods.r3f import R3F, R4F
-    from smoothtune.methods.r_drop import RDrop
-    from smoothtune.methods.reinit import ReInit
-    from smoothtune.methods.sam import SAM
-    from smoothtune.methods.sift import SiFT
-    from smoothtune.methods.smart import SMART
-    from smoothtune.methods.uegr import UEGR
-    from smoothtune.methods.vat import VAT
+    from smoothtune.methods import *
     from smoothtune.trainer.trainer import SmoothTrainer, regularize
 
 __all__ = [

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from smoothtune import METHODS
 from smoothtune.config.draft import Draft
 from smoothtune.config.run import RunConfig, load_config
 from smoothtune.config.yaml_file import parse_yaml, read_yaml
@@ -134,6 +135,35 @@ max_steps: 1.5
     assert "did you mean 'learning_rate'?" in found[2]
     assert "not 'no'" in found[3]
     assert "did you mean 'lnsr'?" in found[6]
+
+
+@pytest.mark.parametrize(
+    ("name", "former", "present"),
+    [
+        ("freelb", "adv_lr", "step_size"),
+        ("smart", "eta", "step_size"),
+        ("pgd", "scale", "units"),
+        ("lnsr", "reduce", "reduction"),
+        ("noise", "scale", "rescale_over"),
+        ("uegr", "attack_point", "layer"),
+        ("jacobian", "n", "num_probes"),
+        ("jachess", "step", "difference_step"),
+        ("child_tuning", "p", "keep"),
+        ("l2_sp", "on", "batches"),
+    ],
+)
+def test_a_former_name_of_a_field_names_the_present_one(tmp_path, name, former, present) -> None:
+    message = f"field '{former}' is called '{present}' now"
+    text = MINIMAL + f"methods:\n  {name}:\n    weight: -1\n    {former}: 1\n"
+    line = text.splitlines().index(f"    {former}: 1") + 1
+    found = problems(write(tmp_path, text))
+    assert f"run.yaml:{line}: methods.{name}.{former}: {message}" in found
+    assert any(f"methods.{name}.weight" in problem for problem in found)
+    with pytest.raises(ConfigError, match=message):
+        load_config(write(tmp_path, MINIMAL), methods=[f"{name}:{former}=1"])
+    with pytest.raises(ValueError, match=message):
+        METHODS[name](**{former: 1})
+    assert present in METHODS[name]().settings()
 
 
 def test_missing_fields(tmp_path: Path) -> None:

@@ -48,6 +48,25 @@ def test_a_cell_is_what_decides_its_result(write, inputs: Path, tmp_path: Path) 
     assert not set(ids(moved).values()) & set(first.values())
 
 
+def test_records_with_former_names_of_fields_are_read(write, tmp_path: Path) -> None:
+    [cell] = [c for c in cells(write("methods: [smart]\nseeds: [0]\n")) if c.label == "smart"]
+    former = json.loads(json.dumps(cell.identity))
+    fields = former["config"]["methods"]["smart"]
+    for old, new in {"eta": "step_size", "scale": "units", "on": "batches"}.items():
+        fields[old] = fields.pop(new)
+    old_id = digest(former)[:16]
+    record = {"id": old_id, "identity": former, "status": "nan"}
+    (tmp_path / "cells").mkdir()
+    path = tmp_path / "cells" / f"{old_id}.json"
+    path.write_text(json.dumps(record | {"sha256": digest(record)}))
+    for asked in (cell.id, old_id):
+        found = Records(tmp_path).read(asked)
+        assert found is not None
+        assert found["id"] == old_id != cell.id
+    path.write_text(json.dumps(record | {"status": "done", "sha256": digest(record)}))
+    assert Records(tmp_path).read(cell.id) is None  # it does not verify
+
+
 def test_weights_and_method_versions_are_part_of_it(write, monkeypatch) -> None:
     from smoothtune.methods import METHODS
 
