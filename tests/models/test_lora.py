@@ -15,11 +15,11 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from helpers.tiny_folder import tiny_bert, tiny_data, tiny_decoder, tiny_pairs
 from smoothtune import CWGNC, L2SP, LNSR, UEGR, Jacobian, Mixout, Objective
 from smoothtune.config.run import RunConfig, load_config
+from smoothtune.config.task import configured_task
 from smoothtune.errors import ConfigError, ModelError
 from smoothtune.evaluation import Settings, evaluate
 from smoothtune.models.load import load_base, load_classifier
 from smoothtune.models.lora import LoraSettings, add_lora
-from smoothtune.run.inputs import configured_task
 from smoothtune.run.train import train
 from smoothtune.testing import tiny_batch, tiny_model
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import datasets
 import pytest
 
+from smoothtune.config.task import configured_task
 from smoothtune.errors import DataError
-from smoothtune.run.inputs import configured_task
 from smoothtune.study.config import load_study
 from smoothtune.study.inputs import data_fingerprint, write_parts
 from smoothtune.study.plan import Plan

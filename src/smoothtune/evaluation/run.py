@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 
 from smoothtune.config.evaluation import Settings
+from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, quiet, say
 from smoothtune.errors import OutputError
 from smoothtune.evaluation.output import (
@@ -24,7 +25,7 @@ from smoothtune.evaluation.output import (
 )
 from smoothtune.evaluation.parts import PART, PartResult, Subject, further_data, other_data
 from smoothtune.evaluation.predictor import load_predictor
-from smoothtune.evaluation.settings import resolve, task_of, training_record
+from smoothtune.evaluation.settings import resolve, training_record
 from smoothtune.files import owned, versions, write_json
 from smoothtune.models.load import load_base, weights_fingerprint
 from smoothtune.tasks.prepare import prepare
@@ -100,7 +101,7 @@ def load_subject(settings: Settings, bar: Bar) -> tuple[Subject, dict[str, str]]
         DataError: the data cannot be evaluated on.
     """
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
-    task = task_of(settings)
+    task = configured_task(settings)
     prepared = prepare(
         settings.data or task.hub_id or "",
         task,

@@ -10,8 +10,7 @@ from smoothtune.config.evaluation import Settings
 from smoothtune.config.fields import SpanFields
 from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.files import RESULT
-from smoothtune.tasks.base import Task
-from smoothtune.tasks.presets import TASKS, describe_task
+from smoothtune.tasks.presets import TASKS
 
 MAX_TRAIN_SAMPLES = 1000
 FROM_TRAINING = (
@@ -74,23 +73,3 @@ def _problems(settings: Settings) -> list[Problem]:
     if settings.further_share is not None and not settings.ood:
         problems.append(Problem("", "--further-share", "needs --ood beside it"))
     return problems
-
-
-def task_of(settings: Settings) -> Task:
-    """The task that resolved settings name or describe.
-
-    Raises:
-        ConfigError: the columns do not describe a task.
-    """
-    assert settings.task is not None
-    try:
-        return describe_task(
-            settings.task,
-            settings.task_type,
-            text_columns=settings.text_columns,
-            label_column=settings.label_column,
-            choice_columns=settings.choice_columns,
-            spans=settings.spans(),
-        )
-    except ValueError as error:
-        raise ConfigError([Problem("", "--text-column", str(error))]) from error

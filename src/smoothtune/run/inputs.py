@@ -10,13 +10,12 @@ from rich.console import Console
 from transformers import PreTrainedModel
 
 from smoothtune.config.run import RunConfig
+from smoothtune.config.task import configured_task
 from smoothtune.console import say
-from smoothtune.errors import ConfigError, Problem
 from smoothtune.models.load import Base, load_base, load_classifier, start_at_mean
 from smoothtune.models.lora import add_lora
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.prepare import Prepared, prepare, prepare_unlabeled
-from smoothtune.tasks.presets import describe_task
 
 
 @dataclass(frozen=True)
@@ -32,25 +31,6 @@ class Inputs:
     def task(self) -> Task:
         """As it was found in the data."""
         return self.prepared.task
-
-
-def configured_task(config: RunConfig) -> Task:
-    """The task a configuration names or describes.
-
-    Raises:
-        ConfigError: the columns do not describe a task.
-    """
-    try:
-        return describe_task(
-            config.task,
-            config.task_type,
-            text_columns=config.text_columns,
-            label_column=config.label_column,
-            choice_columns=config.choice_columns,
-            spans=config.spans(),
-        )
-    except ValueError as error:
-        raise ConfigError([Problem("", "text_columns", str(error))]) from error
 
 
 def read_inputs(config: RunConfig, console: Console) -> Inputs:

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 
 from smoothtune.config.run import RunConfig
+from smoothtune.config.task import configured_task
 from smoothtune.data.demo_sentences import sentiment
 from smoothtune.errors import ConfigError, DataError, Problem
 from smoothtune.files import cache_folder, write_atomic
 from smoothtune.models.load import load_base, weights_fingerprint
-from smoothtune.run.inputs import configured_task
 from smoothtune.study.config import DEMO
 from smoothtune.tasks.prepare import prepare
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from smoothtune.config.run import RunConfig
+from smoothtune.config.task import configured_task
 from smoothtune.files import cache_folder
-from smoothtune.run.inputs import configured_task
 from smoothtune.study.config import Condition, Study
 from smoothtune.study.entries import Entry
 from smoothtune.study.inputs import (

@@ -87,7 +87,7 @@ def describe_task(
         label_names: names of the classes in the order of their ids; empty for regression; None to
             read them from the data: text and integers are classes, real numbers are regression.
         choice_columns: for multiple choice, the columns of the choices, or one with lists of them.
-        spans: for question answering, values of `SPAN_FIELDS`.
+        spans: for question answering, its fields from `doc_stride` on, by name.
         hub_id: data set on the hub, ``org/name``.
         hub_config: configuration of the data set on the hub.
         validation_split: split to evaluate on; default: validation.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
@@ -200,12 +200,6 @@ class QuestionAnswering(Task):
         chosen, score, _ = best_windows(predictions, np.asarray(rows["example_id"][:]))
         probability = np.where(np.isfinite(score), np.exp(predictions[chosen, LOG_PROBABILITY]), 0)
         return probability, self.example_statistics(predictions, rows)[:, 0]
-
-
-SPAN_FIELDS: dict[str, Any] = {
-    field.name: field.default for field in fields(QuestionAnswering)[len(fields(Task)) :]
-}
-"""How long contexts are cut and answers read, under run_qa's names, with the defaults."""
 
 
 def _accepted(rows: Dataset) -> list[list[str]]:

@@ -1,0 +1,29 @@
+"""The task that a run or an evaluation is about."""
+
+from __future__ import annotations
+
+from smoothtune.config.evaluation import Settings
+from smoothtune.config.run import RunConfig
+from smoothtune.errors import ConfigError, Problem
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.presets import describe_task
+
+
+def configured_task(config: RunConfig | Settings) -> Task:
+    """The task a configuration names or describes.
+
+    Raises:
+        ConfigError: the columns do not describe a task.
+    """
+    assert config.task is not None
+    try:
+        return describe_task(
+            config.task,
+            config.task_type,
+            text_columns=config.text_columns,
+            label_column=config.label_column,
+            choice_columns=config.choice_columns,
+            spans=config.spans(),
+        )
+    except ValueError as error:
+        raise ConfigError([Problem("", "text_columns", str(error))]) from error
