@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
+
+from smoothtune.testing import tiny_model
 
 ROOT = Path(__file__).parent.parent
 CODE_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -49,21 +51,14 @@ class Rows(torch.utils.data.Dataset):
         }
 
 
-def tiny_bert():
-    config = BertConfig(
-        vocab_size=50,
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-    )
-    return BertForSequenceClassification(config)
+def classifier():
+    return tiny_model("bert", num_labels=2, dtype=torch.float32)
 
 
 def prelude(folder):
     """The names that the documentation takes for granted, new for every block."""
     torch.manual_seed(0)
-    model = tiny_bert().train()
+    model = classifier()
     rows = Rows()
     args = TrainingArguments(
         str(folder / "existing"), max_steps=2, use_cpu=True, disable_tqdm=True, report_to=[]
@@ -75,7 +70,7 @@ def prelude(folder):
         "train_dataset": rows,
         "eval_dataset": rows,
         "unlabeled_dataset": rows,
-        "existing_trainer": Trainer(model=tiny_bert(), args=args, train_dataset=rows),
+        "existing_trainer": Trainer(model=classifier(), args=args, train_dataset=rows),
     }
 
 

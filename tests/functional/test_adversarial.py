@@ -110,6 +110,11 @@ def test_random_start(norm):
         assert found.flatten(1).norm(dim=1).max() <= 0.7
 
 
+def test_random_start_of_one_number():
+    start = uniform_start(torch.tensor([[[0.5]]]), torch.tensor([[True]]), torch.tensor(3.0), "l2")
+    assert start.item() == 1.5
+
+
 def literal_gradient(model, batch, delta):
     """Gradient of every example's own loss at a perturbation of all embeddings."""
     delta = delta.clone().requires_grad_()

@@ -1,0 +1,65 @@
+"""What is said about a method comes from its file."""
+
+import pytest
+
+from smoothtune.methods.describe import describe
+
+
+def test_parts_of_a_docstring():
+    found = describe("mixout")
+    assert found.name == "mixout"
+    assert found.title == "Mixout: dropout towards the pre-trained weights"
+    assert found.summary == "Weights are swapped at random for their pre-trained values."
+    assert found.reference.splitlines() == [
+        "Lee, Cho, Kang: Mixout: Effective Regularization to Finetune Large-scale Pretrained",
+        "Language Models, ICLR 2020 (arXiv 1909.11299). Code: bloodwass/mixout.",
+    ]
+    assert found.equation.splitlines()[0] == "in every training forward each linear layer uses"
+    assert found.equation.splitlines()[1].startswith("W~ = [(1 - M) o W_0")
+    assert found.departures.splitlines()[0].startswith("* The mask is drawn once per input neuron")
+    assert found.departures.splitlines()[1].startswith("  paper's figure;")  # of the same item
+    assert describe("plain").departures == "none."
+    assert found.as_dict()["fields"][3]["name"] == "p"
+
+
+def test_fields():
+    fields = {field.name: field for field in describe("mixout").fields}
+    assert list(fields) == ["weight", "every", "batches", "p", "mask", "head", "compat"]
+    assert [field.default for field in fields.values()] == [
+        1.0,
+        1,
+        "both",
+        0.3,
+        "input",
+        False,
+        None,
+    ]
+    assert fields["mask"].description == "One draw per input neuron (released code) or per weight."
+    assert fields["weight"].description == "Factor of the loss term; 0 turns the method off."
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "expected"),
+    [
+        ("mixout", "p", "number >= 0, <= 1"),
+        ("mixout", "head", "boolean"),
+        ("mixout", "compat", "'official' | null"),
+        ("plain", "every", "integer >= 1"),
+        ("child_tuning", "keep", "number > 0, <= 1"),
+        ("label_smoothing", "smoothing", "number >= 0, < 1"),
+        ("lnsr", "layer", "'word' | integer >= 0 | null"),
+        ("lnsr", "layer_weights", "list of number >= 0 | null"),
+        ("jachess", "power", "1 | 2"),
+        ("uegr", "dropout_range", "list of number >= 0, < 1"),
+        ("uegr", "modules", "list of 'hidden' | 'attention' | 'head' | null"),
+    ],
+)
+def test_values_a_field_takes(name, field, expected):
+    (found,) = (each.type for each in describe(name).fields if each.name == field)
+    assert found == expected
+
+
+def test_fields_of_a_base_come_last():
+    names = [field.name for field in describe("smart").fields]
+    assert names[:3] == ["weight", "every", "batches"]
+    assert names.index("compat") < names.index("epsilon") < names.index("units")
