@@ -11,6 +11,7 @@ from torch.func import functional_call
 from helpers.conformance import fed
 from smoothtune.core.higher_order import CompositeLayerNorm
 from smoothtune.functional.derivative_norms import (
+    _indices,
     directional,
     exact,
     finite_difference,
@@ -218,6 +219,80 @@ def test_probes_have_identity_covariance(kind):
     torch.testing.assert_close(covariance, torch.eye(3, dtype=DOUBLE), rtol=0, atol=0.03)
     if kind == "sphere":
         torch.testing.assert_close(draws.square().sum(1), torch.full((40_000,), 3.0, dtype=DOUBLE))
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_one_probe_of_signs_is_the_default(name):
+    """On z = A x: ||s^T A||^2 with signs for the outputs, or ||A s||^2 for the inputs."""
+    a, x = torch.randn(3, 4, dtype=DOUBLE), torch.zeros(2, 4, dtype=DOUBLE, requires_grad=True)
+    drawn = torch.randn(2, 3 if name in ("per_layer", "projected") else 4, dtype=DOUBLE)
+    signs = drawn.sign()
+    weights = torch.tensor([0.7], dtype=DOUBLE)
+    with fed(drawn):
+        if name in DIFFERENCES:
+            center = {"center": [x @ a.T]} if name == "forward_difference" else {}
+            found = finite_difference(
+                lambda d: [(x + d) @ a.T], x, weights, hessian=False, step=0.3, **center
+            )
+        else:
+            function = {"projected": projected, "per_layer": per_layer, "directional": directional}
+            found = function[name]([x @ a.T], x, weights, hessian=False)
+    rows = signs @ a if name in ("per_layer", "projected") else signs @ a.T
+    torch.testing.assert_close(found.jacobian.detach(), 0.7 * rows.square().sum(1))
+    assert not found.hessian.any()
+
+
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_several_probes_are_averaged(name):
+    """Three probes give the mean of what each of them gives."""
+    model, x = Toy(), point(2)
+    first = WEIGHTS * torch.tensor([1.0, 0.0])  # one layer: all draws come in the same order
+    settings = {"hessian": name != "per_layer"}
+
+    def run(**options):
+        if name in DIFFERENCES:
+            center = {"center": model(x)[:1]} if name == "forward_difference" else {}
+            return finite_difference(
+                lambda d: model(x + d)[:1], x, first[:1], step=1e-3, **center, **settings, **options
+            )
+        leaf = torch.zeros_like(x, requires_grad=True)
+        function = {"projected": projected, "per_layer": per_layer, "directional": directional}
+        return function[name](model(x + leaf)[:1], leaf, first[:1], **settings, **options)
+
+    torch.manual_seed(3)
+    singles = [run() for _ in range(3)]
+    torch.manual_seed(3)
+    for part, *parts in zip(run(probes=3), *singles, strict=True):
+        torch.testing.assert_close(part, sum(parts) / 3)
+        assert part.any() == any(each.any() for each in parts)
+
+
+@pytest.mark.parametrize("name", ["exact", "per_layer", "projected", "directional"])
+def test_an_output_that_does_not_depend_on_the_input_adds_nothing(name):
+    x = torch.ones(2, 3, dtype=DOUBLE, requires_grad=True)
+    constant = torch.ones(2, 4, dtype=DOUBLE, requires_grad=True)
+    function = {"projected": projected, "per_layer": per_layer, "directional": directional}
+    found = []
+    for outputs in ([x**2], [x**2, constant * 3]):
+        torch.manual_seed(3)
+        estimator = function.get(name, exact)
+        found.append(estimator(outputs, x, torch.ones(len(outputs)).double(), hessian=False))
+    if name == "exact":  # ||diag(2x)||^2
+        assert found[0].jacobian.tolist() == [12, 12]
+    torch.testing.assert_close(found[0].jacobian, found[1].jacobian)
+
+
+def test_probes_of_signs_and_of_one_example():
+    signs = probe_like(torch.zeros(5, 40), "rademacher")
+    assert set(signs.unique().tolist()) == {-1.0, 1.0}
+    single = probe_like(torch.zeros(1, 3, 4, dtype=DOUBLE), "sphere")
+    assert single.norm().item() == pytest.approx(math.sqrt(12))
+
+
+def test_drawn_dimensions_are_uniform_and_never_one_too_many():
+    z = torch.zeros(2, 4)
+    with fed(torch.tensor([-1.0, -0.51, -0.49, 0.01, 0.51, 1.0])):
+        assert _indices(z, 6) == [0, 0, 1, 2, 3, 3]
 
 
 def test_float32_error_at_the_default_step():
