@@ -32,36 +32,7 @@ from smoothtune.methods.uegr import UEGR as UEGR
 from smoothtune.methods.vat import VAT as VAT
 
 METHODS: dict[str, type[Regularizer]] = {
-    method.name: method
-    for method in (
-        Plain,
-        LNSR,
-        Noise,
-        R3F,
-        R4F,
-        L2SP,
-        Mixout,
-        CWGNC,
-        JacHess,
-        Jacobian,
-        CrossHolder,
-        DoubleBackprop,
-        ChildTuning,
-        HyPe,
-        LabelSmoothing,
-        LLRD,
-        NEFTune,
-        RDrop,
-        ReInit,
-        UEGR,
-        SMART,
-        SiFT,
-        ALUM,
-        ALICE,
-        VAT,
-        FreeLB,
-        FGM,
-        PGD,
-        SAM,
-    )
+    value.name: value
+    for value in list(globals().values())
+    if isinstance(value, type) and issubclass(value, Regularizer) and value is not Regularizer
 }
