@@ -23,7 +23,7 @@ from smoothtune import (
     Mixout,
     Objective,
 )
-from smoothtune.core.support import ENVIRONMENTS, KINDS, REFUSED, kinds
+from smoothtune.core.support import ENVIRONMENTS, KINDS, REFUSED, environments, kinds
 from smoothtune.testing import (
     all_in_float64,
     fixed_draws,
@@ -139,6 +139,123 @@ def gradient(make, environment=None, dtype=torch.float32):
 def test_representatives_are_of_their_kind():
     for kind, make in CASES:
         assert kind in kinds(make())
+
+
+KINDS_OF = {  # of every method as it is by default
+    "lnsr": {"perturbs"},
+    "noise": {"perturbs"},
+    "r3f": {"perturbs"},
+    "r4f": {"perturbs", "stands in for weights"},
+    "l2_sp": {"needs whole weights"},
+    "mixout": {"stands in for weights"},
+    "cwgnc": {"edits updates"},
+    "jachess": {"perturbs", "finite differences"},
+    "jacobian": {"perturbs", "differentiates twice"},
+    "cross_holder": {"perturbs", "finite differences"},
+    "double_backprop": {"perturbs", "differentiates twice"},
+    "child_tuning": {"edits updates"},
+    "hype": {"perturbs"},
+    "llrd": {"needs whole weights"},
+    "neftune": {"perturbs"},
+    "reinit": {"needs whole weights"},
+    "uegr": {"perturbs", "edits updates", "changes dropout"},
+    "smart": {"perturbs", "needs whole weights"},
+    "sift": {"perturbs"},
+    "alum": {"perturbs"},
+    "alice": {"perturbs"},
+    "vat": {"perturbs"},
+    "freelb": {"perturbs", "needs whole weights"},
+    "fgm": {"perturbs"},
+    "pgd": {"perturbs"},
+    "sam": {"climbs in weights"},
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_kinds_of_every_method(name):
+    assert kinds(METHODS[name]()) == KINDS_OF.get(name, set())
+
+
+@pytest.mark.parametrize(
+    ("method", "expected"),
+    [
+        (LNSR(noise="in_manifold"), {"perturbs", "needs whole weights"}),
+        (SMART(mu=0), {"perturbs"}),
+        (UEGR(attack="none", keep=1.0), {"changes dropout"}),
+        (JacHess(estimator="projected"), {"perturbs", "differentiates twice"}),
+    ],
+)
+def test_fields_that_change_the_kind(method, expected):
+    assert kinds(method) >= expected
+
+
+class DistributedModel(torch.nn.parallel.DistributedDataParallel):
+    """One that needs no other process."""
+
+    def __init__(self, module):
+        torch.nn.Module.__init__(self)
+        self.module = module
+
+
+def test_environments_of_a_model():
+    model = tiny_model("bert", dtype=torch.float32)
+    assert environments(model) == set()
+    assert environments(tiny_model("bert", dtype=torch.float16)) == {"16-bit weights"}
+    assert environments(DistributedModel(model)) == {"DDP"}
+    model.classifier.to(torch.bfloat16)  # one is enough
+    assert environments(model) == {"16-bit weights"}
+    for reentrant, name in (
+        (True, "reentrant checkpointing"),
+        (False, "activation checkpointing"),
+    ):
+        model = tiny_model("bert")
+        model.activation_checkpointing_enable({"use_reentrant": reentrant})
+        assert environments(model) == {name}
+    model = tiny_model("bert")
+    assert environments(torch.compile(model, backend="eager")) == {"torch.compile"}
+    model.classifier.compile(backend="eager")  # a part is enough
+    assert environments(model) == {"torch.compile"}
+
+
+def test_autocast_counts_on_the_device_that_is_looked_at():
+    model, cpu = tiny_model("bert"), torch.device("cpu")
+    for dtype, name in (
+        (torch.bfloat16, "bf16 autocast"),
+        (torch.float16, "fp16 and scaler"),
+    ):
+        with torch.autocast("cpu", dtype=dtype):
+            assert environments(model, cpu) == {name}
+            assert environments(model) == environments(model, torch.device("cuda")) == set()
+    assert environments(model, cpu) == set()
+
+
+def test_everything_that_is_wrong_is_said_at_once_and_once():
+    model = tiny_model("bert", dtype=torch.bfloat16)
+    with pytest.raises(ValueError, match="not supported:\n") as caught:
+        Objective(LNSR(), Mixout(), L2SP(), SMART()).attach(model)
+    lines = str(caught.value).splitlines()[1:]
+    assert [line.split(":")[0] for line in lines] == [
+        "- lnsr with 16-bit weights",
+        "- mixout with 16-bit weights",
+        "- smart with 16-bit weights",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        (L2SP(), "l2_sp with quantized weights: that is not verified"),
+        (Jacobian(), "jacobian with quantized weights: their kernels have no second derivative"),
+        (METHODS["plain"](), None),
+    ],
+)
+def test_quantized_weights(method, message):
+    """Of bitsandbytes, which is told by the module its layers are defined in."""
+    quantized = type("Linear4bit", (torch.nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
+    model = tiny_model("bert")
+    model.classifier.__class__ = type("Adapted", (quantized,), {})
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        Objective(method).attach(model)
 
 
 EXACT = ["activation checkpointing", "reentrant checkpointing", "torch.compile"]
