@@ -27,6 +27,7 @@ import time
 import types
 from collections import defaultdict
 from collections.abc import Callable
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ PACKAGE, TESTS = ROOT / "src" / "smoothtune", ROOT / "tests"
 RESULTS = ROOT / "build" / "mutants.jsonl"
 LONGEST = 40.0  # seconds of tests a mutant is given, at most
 
-# Beside tests/FOLDER/test_MODULE.py; a file followed by [x] gives the tests whose name has x.
+# Beside tests/FOLDER/test_MODULE.py; of a file followed by [x*y] the tests whose name has x, then y.
 MORE_TESTS: dict[str, list[str]] = {
     "core/forward": ["core/test_dropout.py", "core/test_shared_masks.py"],
     "core/dropout": ["core/test_shared_masks.py"],
@@ -52,7 +53,7 @@ MORE_TESTS: dict[str, list[str]] = {
     "methods/__init__": ["methods/test_every_method.py[run_file]"],
     "methods/adversarial_base": [f"methods/test_{name}.py" for name in ("smart", "alum", "vat")],
     "methods/derivative_base": [f"methods/test_{name}.py" for name in ("jacobian", "jachess")],
-    "methods/noise_base": ["methods/test_lnsr.py", "methods/test_contract.py[-noise-bert]"],
+    "methods/noise_base": ["methods/test_lnsr.py", "methods/test_contract.py[-noise*-bert]"],
 }
 
 
@@ -75,7 +76,7 @@ class Mutants:
             file = str(item.path.relative_to(TESTS))
             parts = [part.rstrip("]") for name, _, part in self.wanted if name == file]
             product = item.name.startswith("test_contract[")
-            named = any(part in item.name and (part or not product) for part in parts)
+            named = any(fnmatch(item.name, f"*{part}*") and (part or not product) for part in parts)
             if named and not item.get_closest_marker("slow"):
                 kept.append(item)
         items[:] = kept
@@ -177,7 +178,7 @@ def tests_of(module: str) -> list[str]:
     own = f"{folder}/test_{name}.py"
     of_a_method = [
         f"methods/test_every_method.py[{name}]",
-        f"methods/test_contract.py[-{name}-bert]",
+        f"methods/test_contract.py[-{name}*-bert]",
     ]
     more = MORE_TESTS.get(module, of_a_method if folder == "methods" else [])
     return [own, *more] if (TESTS / own).exists() and own not in more else more

@@ -6,7 +6,9 @@ from torch import nn
 from transformers import BertForQuestionAnswering
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from helpers.conformance import fed
 from smoothtune import CrossHolder, Objective
+from smoothtune.core.predictions import Head
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
 
 GAMMA = 0.3
@@ -82,6 +84,15 @@ def test_random_estimates_agree(settings):
     expected = closed_form(model, "fro")
     assert abs(values.mean() - expected) < 3 * error
     assert error < 0.05 * expected
+
+
+def test_sampled_pairs_are_different_classes():
+    """Ends of the range of the draws included."""
+    draws = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [0.0, -1.0]])
+    head = Head(torch.zeros(3, 1, 3), torch.ones(3, 1, dtype=torch.bool), False)
+    with fed(draws):
+        ((i, j),), factor = CrossHolder(pairs="sampled")._pairs(head)
+    assert (i.tolist(), j.tolist(), factor) == ([2, 0, 1], [1, 2, 0], 2 / 3)
 
 
 @pytest.mark.parametrize("architecture", ["bert", "deberta", "opt", "llama"])
