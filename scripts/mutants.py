@@ -41,7 +41,7 @@ PACKAGE, TESTS = ROOT / "src" / "smoothtune", ROOT / "tests"
 RESULTS = ROOT / "build" / "mutants.jsonl"
 LONGEST = 40.0  # seconds of tests a mutant is given, at most
 
-# Beside tests/FOLDER/test_MODULE.py; of a file followed by [x*y] the tests whose name has x, then y.
+# Beside tests/FOLDER/test_MODULE.py; of a file with [x*y] the tests whose name has x, then y.
 MORE_TESTS: dict[str, list[str]] = {
     "core/forward": ["core/test_dropout.py", "core/test_shared_masks.py"],
     "core/dropout": ["core/test_shared_masks.py"],
