@@ -283,7 +283,8 @@ def main() -> None:
         numbers = [number for other, number in todo if other == module]
         print(f"{module}: {len(numbers)} mutants", flush=True)
         run(module, numbers)
-    text = table([r for r in recorded() if (r["module"], r["number"]) in chosen])
+    tried = [r for r in recorded() if (r["module"], r["number"]) in chosen]
+    text = table([r for r in tried if r["outcome"] != "invalid"])
     print(text)
     if options.report:
         options.report.write_text(text)

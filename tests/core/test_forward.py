@@ -149,6 +149,12 @@ def test_what_cannot_be_perturbed_is_refused():
         ForwardPass(model, batch, compute_loss=twice).run()
 
 
+def test_hidden_states_that_were_not_asked_for():
+    run = ForwardPass(tiny_model("bert"), tiny_batch(), hidden_states=False).run()
+    with pytest.raises(RuntimeError, match="hidden states were not recorded"):
+        _ = run.hidden_states
+
+
 @pytest.mark.parametrize("name", ["labels", "start_positions", "end_positions", None])
 def test_a_batch_with_targets_is_labeled(name):
     batch = {"input_ids": torch.zeros(1, 2)} | ({name: torch.zeros(1)} if name else {})

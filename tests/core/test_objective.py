@@ -135,6 +135,9 @@ class Recorder(Regularizer):
         self.seen.append(("loss", torch.rand(1).item()))
         return clean.run().logits.sum()
 
+    def detach(self, model):
+        self.seen.append(("detached", model))
+
     def before_step(self, model):
         self.seen.append(("before", torch.rand(1).item()))
 
@@ -167,6 +170,15 @@ def test_the_moments_of_an_update_come_in_their_order():
     draws = [value for moment, value in seen if moment != "after"]
     assert len(set(draws)) == 6
     assert (objective.step, objective.calls) == (2, 4)
+
+
+def test_detaching_is_told_to_every_method_once():
+    model, objective = tiny_model("bert"), Objective(Recorder(), Recorder())
+    objective.detach()  # of nothing
+    objective.attach(model)
+    objective.detach()
+    objective.detach()
+    assert [r.seen for r in objective.regularizers.values()] == [[("detached", model)]] * 2
 
 
 def test_draws_belong_to_the_seed_the_method_and_the_call():
