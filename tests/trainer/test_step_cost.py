@@ -25,7 +25,7 @@ def test_ratio_is_the_median_of_the_rounds():
     [
         (CWGNC(), 1),  # edits gradients, no pass of its own
         (LNSR(), 2),  # clean and noisy
-        (FreeLB(adv_steps=3), 3),  # a step each, no clean pass
+        (FreeLB(num_steps=3), 3),  # a step each, no clean pass
         (SMART(mu=0, num_steps=2), 4),  # clean, two steps of the search, its result
         (JacHess(c=1.0, smoothness=[1.0, 1.0]), 4),  # clean, three for forward differences
     ],
