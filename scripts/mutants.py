@@ -53,6 +53,12 @@ MORE_TESTS: dict[str, list[str]] = {
     "methods/__init__": ["methods/test_every_method.py[run_file]"],
     "methods/adversarial_base": [f"methods/test_{name}.py" for name in ("smart", "alum", "vat")],
     "methods/derivative_base": [f"methods/test_{name}.py" for name in ("jacobian", "jachess")],
+    "methods/sam": ["core/test_support.py[climbs]", "methods/test_contract.py[-sam*-bert]"],
+    "methods/uegr": [
+        "methods/test_uegr_update.py",
+        "methods/test_every_method.py[uegr]",
+        "methods/test_contract.py[-uegr*-bert]",
+    ],
     "methods/noise_base": ["methods/test_lnsr.py", "methods/test_contract.py[-noise*-bert]"],
 }
 

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+from helpers.conformance import fed
 from helpers.literal import added, cross_entropy
 from smoothtune import ForwardPass
 from smoothtune.functional.adversarial import (
+    Ascent,
     ascend,
     cosine,
     diagnostics,
@@ -169,3 +171,42 @@ def test_what_is_logged():
     torch.testing.assert_close(logged["cos_gradient"], sum(angles) / 2)
     torch.testing.assert_close(logged["delta_ratio"], delta[mask].norm() / x[mask].norm())
     assert cosine(torch.zeros(1, 2, 3), draws(0, 1, 2, 3)) == 0
+
+
+@pytest.mark.parametrize("units", ["relative", "absolute"])
+def test_search_from_noise_inside_a_ball(units):
+    """delta_0 = sigma rms z, then steps of eta u g / ||g||, cut back to epsilon u."""
+    model, batch = tiny_model("bert"), tiny_batch()
+    keep = batch["attention_mask"][..., None]
+    noise = draws(0, *SHAPE)
+    ascent = Ascent(
+        point="word",
+        norm="l2",
+        per="example",
+        units=units,
+        sigma=0.01,
+        step_size=0.3,
+        epsilon=0.5,
+        num_steps=2,
+        dropout="shared",
+    )
+    with fed(noise):
+        found = ascent.search(ForwardPass(model, batch).run(), lambda run: run.loss)
+    x = model.get_input_embeddings()(batch["input_ids"]).detach() * keep
+    sizes, starts = torch.ones(4, 1, 1, dtype=DOUBLE), torch.ones(4, 1, 1, dtype=DOUBLE)
+    if units == "relative":
+        for b in range(4):
+            sizes[b] = length(x[b], "l2")
+            starts[b] = sizes[b] / (8 * keep[b].sum()) ** 0.5
+    delta = 0.01 * starts * noise * keep
+    for _ in range(2):
+        gradient = literal_gradient(model, batch, delta)
+        for b in range(4):
+            delta[b] += 0.3 * sizes[b] * gradient[b] / length(gradient[b], "l2")
+            delta[b] *= min(1, (0.5 * sizes[b] / length(delta[b], "l2")).item())
+    torch.testing.assert_close(found, (delta, gradient))
+
+
+def test_small_perturbations_have_a_cosine():
+    tiny = 1e-9 * draws(0, 1, 2, 3)
+    assert cosine(tiny, -tiny).item() == pytest.approx(-1)

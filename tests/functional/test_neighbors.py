@@ -85,3 +85,38 @@ def test_later_changes_of_the_table_do_not_move_neighbors(tmp_path):
 def test_more_neighbors_than_tokens_are_refused(tmp_path):
     with pytest.raises(ValueError, match="more than 5 tokens"):
         Neighbors(torch.randn(5, 3), 5, tmp_path)
+
+
+def test_rows_of_zeros_are_no_neighbors_of_each_other():
+    table = torch.tensor([[0.0, 0.0], [0.0, 0.0], [3.0, 0.0], [0.0, 5.0]])
+    assert nearest(torch.tensor([0, 1]), table, 2).tolist() == [[2, 3], [2, 3]]
+
+
+def test_of_no_tokens():
+    assert nearest(torch.empty(0, dtype=torch.long), torch.randn(5, 2), 3).shape == (0, 3)
+
+
+def test_one_neighbor(tmp_path):
+    """The noise lies on the line to it, and its length there is that of the draw."""
+    table = torch.tensor([[0.0, 0.0], [3.0, 4.0], [9.0, 9.0]], dtype=torch.float64)
+    neighbors = Neighbors(table, 1, tmp_path)
+    assert neighbors.of(torch.tensor([[0, 2]])).tolist() == [[[1], [1]]]
+    with fed(torch.tensor([[[0.5]]], dtype=torch.float64)):
+        noise = in_manifold(torch.tensor([[0]]), table, neighbors, True)
+    torch.testing.assert_close(noise, torch.tensor([[[0.3, 0.4]]]).double(), rtol=1e-5, atol=0)
+
+
+def test_more_neighbors_than_dimensions(tmp_path):
+    """The directions depend on one another, so their products have no inverse of their own."""
+    table = torch.randn(12, 3, dtype=torch.float64)
+    noise = in_manifold(torch.arange(12)[None], table, Neighbors(table, 8, tmp_path), True)
+    assert torch.isfinite(noise).all()
+
+
+def test_nothing_is_written_before_something_is_found(tmp_path):
+    neighbors = Neighbors(torch.randn(5, 3), 2, tmp_path)
+    neighbors.save()
+    assert not list(tmp_path.rglob("*.safetensors"))
+    neighbors.of(torch.tensor([1]))
+    neighbors.save()
+    assert list(tmp_path.rglob("*")) == [tmp_path / "neighbors", neighbors.path]

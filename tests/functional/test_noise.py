@@ -4,7 +4,10 @@ import pytest
 import torch
 
 from helpers.conformance import fed
-from smoothtune.functional.noise import gaussian, relative_norm, rescale
+from smoothtune import ForwardPass
+from smoothtune.core.architecture import embedding_table
+from smoothtune.functional.noise import EmbeddingNoise, gaussian, relative_norm, rescale
+from smoothtune.testing import tiny_batch, tiny_model
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 
@@ -61,3 +64,49 @@ def test_the_ratio_that_is_logged_counts_real_tokens():
     delta, x = draws(0), draws(1)
     expected = delta[MASK].norm() / x[MASK].norm()
     torch.testing.assert_close(relative_norm(delta, x, MASK), expected)
+
+
+@pytest.mark.parametrize(
+    ("kind", "layer", "point", "ratio"),
+    [
+        ("standard", None, 0, 0.05),
+        ("standard", "word", "word", 0.05),
+        ("standard", 1, 1, 0.05),
+        ("in_manifold", None, "word", 0.10),
+    ],
+)
+def test_noise_of_the_papers_by_default(kind, layer, point, ratio):
+    noise = EmbeddingNoise(kind, None, layer, 3, True, "token")
+    assert (noise.point, noise.norm_ratio) == (point, ratio)
+    model, batch = tiny_model("bert"), tiny_batch()
+    noise.attach(model)
+    clean = ForwardPass(model, batch, points=(point,)).run()
+    delta, x = noise.draw(clean), clean.embeddings(point)
+    sizes = delta.norm(dim=-1) / x.norm(dim=-1)
+    torch.testing.assert_close(sizes, ratio * batch["attention_mask"].double())
+
+
+def test_noise_without_rescaling_and_with_another_ratio():
+    noise = EmbeddingNoise("standard", 0.3, "word", 3, True, "none")
+    drawn = torch.randn(4, 6, 8, dtype=torch.float64)
+    with fed(drawn):
+        delta = noise.draw(ForwardPass(tiny_model("bert"), tiny_batch()).run())
+    mask = tiny_batch()["attention_mask"][..., None]
+    torch.testing.assert_close(delta, 0.3 * drawn * mask)
+
+
+def test_neighbors_are_those_of_the_model_at_hand():
+    noise = EmbeddingNoise("in_manifold", None, None, 3, True, "token")
+    for factor in (1, -2):
+        model = tiny_model("bert")
+        with torch.no_grad():
+            model.get_input_embeddings().weight.mul_(factor)
+        noise.attach(model)
+        assert torch.equal(noise.neighbors.table, embedding_table(model).float())
+        noise.detach()
+        assert noise.neighbors is None
+
+
+def test_in_manifold_noise_elsewhere_is_refused():
+    with pytest.raises(ValueError, match="lives in the word-embedding space"):
+        EmbeddingNoise("in_manifold", None, 1, 3, True, "token")

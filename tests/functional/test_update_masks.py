@@ -26,6 +26,12 @@ def test_keeps_exactly_the_fraction_of_equal_values(values, dtype):
     assert found.nonzero().flatten().tolist() == first
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_largest_of_different_values(dtype):
+    values = torch.tensor([5.0, 1.0, 4.0, 2.0, 6.0, 3.0], dtype=dtype)
+    assert top_fraction(values, 0.5).tolist() == [True, False, True, False, True, False]
+
+
 def test_zero_is_never_salient():
     values = torch.tensor([0.0, 2.0, 0.0, 0.0, 1.0])
     assert top_fraction(values, 0.8).tolist() == [False, True, False, False, True]

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from helpers.conformance import fed
 from helpers.literal import (
     MODELS,
     added,
@@ -285,3 +286,51 @@ def test_batches_without_labels_have_no_term():
     del batch["labels"]
     with fixed_draws(), pytest.raises(ValueError, match="no labels"):
         Objective(UEGR())(tiny_model("bert"), batch)
+
+
+def attack(model, batch, monkeypatch, **fields):
+    """The perturbation that the sub-models are given."""
+    seen, original = [], ForwardPass.at
+
+    def at(self, delta=None, *args, **kwargs):
+        seen.append(delta)
+        return original(self, delta, *args, **kwargs)
+
+    monkeypatch.setattr(ForwardPass, "at", at)
+    method = UEGR(combination="model", passes=1, **fields)
+    clean = ForwardPass(model, batch, points=("word",), differentiable=True).run()
+    method.loss(clean)
+    return clean, seen[-1].detach()
+
+
+@pytest.mark.parametrize("mode", ["model", "off"])
+def test_dropout_of_the_attack(mode, monkeypatch):
+    """The direction is the gradient under the masks of the clean pass, or without dropout."""
+    model, batch = tiny_model("bert", dropout=0.4), tiny_batch()
+    clean, delta = attack(model, batch, monkeypatch, attack="fgm", attack_dropout=mode)
+    cosines = {}
+    for name in ("model", "off"):
+        run = clean.at(
+            clean.zeros().requires_grad_(), dropout="shared" if name == "model" else "off"
+        )
+        (gradient,) = torch.autograd.grad(run.loss, run.delta())
+        gradient = gradient * batch["attention_mask"][..., None]
+        cosines[name] = torch.cosine_similarity(delta.flatten(1), gradient.flatten(1))
+    torch.testing.assert_close(cosines[mode], torch.ones(4, dtype=torch.float64))
+    assert all(values.max() < 0.99 for name, values in cosines.items() if name != mode)
+
+
+def test_random_start_of_the_attack(monkeypatch):
+    """At a share of the radius, (u + 1) / 2, along the draws; the step is too small to matter."""
+    model, batch = tiny_model("bert"), tiny_batch()
+    noise = torch.randn(4, 6, 8, dtype=torch.float64)
+    share = torch.tensor([0.5, -1.0, 1.0, 0.0], dtype=torch.float64).view(4, 1, 1)
+    fields = {"attack": "pgd", "random_start": True, "num_steps": 1, "step_size": 1e-9}
+    with fed(noise, share):
+        _, delta = attack(model, batch, monkeypatch, epsilon=0.2, units="relative", **fields)
+    mask = batch["attention_mask"][..., None]
+    x = model.get_input_embeddings()(batch["input_ids"]).detach() * mask
+    for b, part in enumerate((0.75, 0.0, 1.0, 0.5)):
+        direction = noise[b] * mask[b] / (noise[b] * mask[b]).norm()
+        expected = part * 0.2 * x[b].norm() * direction
+        torch.testing.assert_close(delta[b], expected, rtol=0, atol=1e-7)
