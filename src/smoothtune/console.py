@@ -1,4 +1,4 @@
-"""What is printed: lines, the progress of long parts, and the quiet of libraries."""
+"""Printed lines, progress bars, and silencing the output of libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def say(console: Console, text: str) -> None:
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar that counts and tells the time left, shown in a terminal only."""
+    """A progress bar with count and remaining time, shown in a terminal only."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -39,7 +39,7 @@ class Bar:
         self.console, self.part = console, ""
         self.bar = progress_bar(console)
         self.title, self.total, self.done = "", 0, 0
-        self.began = self.said = time.monotonic()
+        self.began = self.last_line = time.monotonic()
 
     def __enter__(self) -> Bar:
         self.bar.start()
@@ -50,33 +50,26 @@ class Bar:
         self.bar.stop()
 
     def start(self, title: str, total: int) -> None:
-        """Work of `total` batches begins."""
+        """Begin a piece of work of `total` batches."""
         self.title, self.total, self.done = f"{self.part}: {title}", total, 0
         self.began = time.monotonic()
         self.bar.reset(self.row, total=total, description=self.title)
 
     def advance(self) -> None:
-        """One of them is done."""
+        """Count one batch as done."""
         self.done += 1
         self.bar.advance(self.row)
         now = time.monotonic()
-        if self.console.is_terminal or now - self.said < SECONDS_BETWEEN_LINES:
+        if self.console.is_terminal or now - self.last_line < SECONDS_BETWEEN_LINES:
             return
-        self.said = now
+        self.last_line = now
         left = max(self.total - self.done, 0) * (now - self.began) / self.done
         say(self.console, f"{self.title} {self.done}/{self.total} batches, {left:.0f} s left")
 
 
 @contextmanager
 def progress_bars(*, shown: bool) -> Iterator[None]:
-    """Shows or hides the progress bars of `datasets`, then puts them back as they were.
-
-    Args:
-        shown: False hides them; True leaves the choice to the caller's own setting.
-
-    Yields:
-        Nothing.
-    """
+    """Hide the progress bars of `datasets` unless `shown`; the user's setting is restored after."""
     hidden_before = datasets.are_progress_bars_disabled()
     if not shown:
         datasets.disable_progress_bars()
@@ -89,7 +82,7 @@ def progress_bars(*, shown: bool) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep progress bars of transformers and datasets, and warnings, off the terminal."""
+    """Silence the progress bars of transformers and datasets, and the log of transformers."""
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

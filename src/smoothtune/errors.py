@@ -1,4 +1,4 @@
-"""Every error a user can meet, and the sentences they share."""
+"""The errors that users see, and the wording that their messages share."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ Location = tuple[str | int, ...]
 
 
 class Problem(NamedTuple):
-    """One thing that is wrong in a configuration."""
+    """One problem in a configuration."""
 
     where: str
     """File and line, ``run.yaml:3``, or the option, ``--learning-rate``."""
@@ -61,9 +61,9 @@ class Stopped(Exception):
     """The run was stopped by a signal and left a checkpoint."""
 
 
-def unknown(kind: str, name: str, known: Iterable[str]) -> str:
-    """``unknown method 'lsnr'; did you mean 'lnsr'? Known: ...``."""
-    names = sorted(known)
+def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
+    """Message for a misspelled name: ``unknown method 'lsnr'; did you mean 'lnsr'? Known: ...``."""
+    names = sorted(choices)
     close = difflib.get_close_matches(name, names, n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}"
@@ -75,10 +75,10 @@ def dotted(location: Location) -> str:
     return text.removeprefix(".")
 
 
-def changed_fields(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """The fields of `here` that a record has otherwise, as ``seed 1, here 2``; empty if none."""
+def changed_fields(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Fields of `current` whose recorded value differs, as ``seed 1, here 2``; empty if none."""
     return "; ".join(
-        f"{name} {there.get(name)!r}, here {value!r}"
-        for name, value in here.items()
-        if there.get(name) != value
+        f"{name} {recorded.get(name)!r}, here {value!r}"
+        for name, value in current.items()
+        if recorded.get(name) != value
     )

@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, the lock of a folder, checksums and the cache."""
+"""Atomic writes, folder locks, checksums, package versions and the cache folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOCK = ".lock"
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a text file so that a crash leaves the old file or the new one, never half of it."""
+    """Write a text file atomically: a crash leaves the old file or the new one."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with partial.open("w", encoding="utf-8") as file:
@@ -61,7 +61,7 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def owned(folder: Path) -> Iterator[Path]:
-    """Make a folder, and be the only process that writes it for a while.
+    """Make a folder and hold its lock: no other process writes it meanwhile.
 
     Raises:
         OutputError: it is a file, or another process writes it.
@@ -82,7 +82,7 @@ def owned(folder: Path) -> Iterator[Path]:
 
 
 def is_owned(folder: Path) -> bool:
-    """True while a process is within `owned` of this folder."""
+    """True while a process holds the lock of `owned` on this folder."""
     if not (folder / LOCK).exists():
         return False
     lock = FileLock(folder / LOCK)
@@ -95,11 +95,11 @@ def is_owned(folder: Path) -> bool:
 
 
 def refuse_other_files(folder: Path, missing: str, ours: Collection[str] = ()) -> None:
-    """Refuse to write into a folder of something else.
+    """Refuse to write into a folder that holds files of something else.
 
     Args:
         folder: an owned folder.
-        missing: what would have made its files ours, for the message.
+        missing: the record that the folder lacks, for the message.
         ours: names of files that may be there.
 
     Raises:
@@ -120,7 +120,7 @@ def sha256(path: Path) -> str:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides a result."""
+    """Versions of Python, the platform and the packages that decide a result."""
     packages = ("smoothtune", "torch", "transformers", "datasets", "numpy")
     installed = {name: version(name) for name in packages}
     return {"python": platform.python_version(), "platform": platform.platform()} | installed

@@ -1,4 +1,4 @@
-"""Memory of this process: its peak, and reuse of freed blocks from step to step."""
+"""Peak memory of this process, and glibc settings that keep freed memory between steps."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NEVER = -1  # no int is large enough: graphs of long rows take more than 2 GiB
 def keep_freed_memory() -> bool:
     """Make glibc keep freed memory for the next step, in this process from now on.
 
-    glibc gives large freed blocks back to the system after each step, and in the next one every
-    page of them is a page fault again: a few per cent of a step on a CPU with methods of several
-    passes, whose graphs are larger. `smoothtune train`, `study` and `cost` call this; a script of
-    your own may, or be started with ``MALLOC_TRIM_THRESHOLD_=1000000000000
+    By default glibc returns large freed blocks to the system after each step, and the next step
+    pays a page fault for every page of them: a few per cent of a CPU step with methods that run
+    several forwards. `smoothtune train`, `study` and `cost` call this; in a script of your own,
+    call it, or start the script with ``MALLOC_TRIM_THRESHOLD_=1000000000000
     MALLOC_MMAP_THRESHOLD_=1000000000``.
 
     Returns:
@@ -39,7 +39,7 @@ def measurable() -> bool:
 
 
 class PeakMemory:
-    """Rise of memory above what is in use now: CUDA allocations, or the resident set on Linux."""
+    """Peak memory above what is in use now: CUDA allocations, or the resident set on Linux."""
 
     def __init__(self) -> None:
         gc.collect()
@@ -47,12 +47,12 @@ class PeakMemory:
             torch.cuda.reset_peak_memory_stats()
             self.start = torch.cuda.memory_allocated()
             return
-        ctypes.CDLL(None).malloc_trim(0)  # give freed memory back, or the rise does not show
+        ctypes.CDLL(None).malloc_trim(0)  # freed memory that is kept would hide the rise
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         self.start = _status("VmRSS")
 
     def rise(self) -> int:
-        """Bytes from the memory in use at the start to the peak since."""
+        """Bytes by which the peak since the start exceeds the memory in use then."""
         if torch.cuda.is_available():
             return torch.cuda.max_memory_allocated() - self.start
         return _status("VmHWM") - self.start

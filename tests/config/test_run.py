@@ -50,8 +50,8 @@ def test_scalars(text: str, value: object) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a: 1\nb: 2\na: 3\n", "x:3: a: stands twice; the first time in line 1"),
-        ("m:\n  k: 1\n  k: 2\n", "x:3: m.k: stands twice; the first time in line 2"),
+        ("a: 1\nb: 2\na: 3\n", "x:3: a: is repeated; it is already set in line 1"),
+        ("m:\n  k: 1\n  k: 2\n", "x:3: m.k: is repeated; it is already set in line 2"),
         ("a: &big [1]\nb: *big\n", "x:1: anchors and aliases (&big, *big) are not allowed"),
         ("\na: !!python/object/apply:os.system [ls]\n", "x:2: the tag tag:yaml.org,2002:python"),
         ("a: !!str 1\n", "x:1: the tag tag:yaml.org,2002:str is not allowed"),
@@ -222,9 +222,9 @@ def test_ways_to_write_one_method(tmp_path: Path, methods: str) -> None:
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
-        ("[lnsr, lnsr]", "lnsr stands twice"),
+        ("[lnsr, lnsr]", "lnsr is repeated"),
         ("[]", "is empty"),
-        ("[3]", "is no method"),
+        ("[3]", "is not a method"),
         ("{lnsr: 5}", "the fields of lnsr must be a mapping"),
     ],
 )
@@ -255,7 +255,7 @@ def test_custom_data_set(tmp_path: Path) -> None:
     assert problems(path) == ["run.yaml: data: is missing: a hub id, a folder or a file"]
     assert load_config(path, ["data=my.csv"]).task == "custom"
     path = write(tmp_path, MINIMAL + "label_column: stars\n")
-    assert problems(path) == ["run.yaml:3: label_column: needs text_columns beside it"]
+    assert problems(path) == ["run.yaml:3: label_column: needs text_columns"]
 
 
 def test_identity_ignores_where_the_result_goes() -> None:

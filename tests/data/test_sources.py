@@ -122,9 +122,7 @@ def test_folder_of_data_sets_names_the_one_meant(tmp_path: Path) -> None:
 def test_same_split_twice(tmp_path: Path) -> None:
     write(FRAME, tmp_path / "train.csv")
     write(FRAME, tmp_path / "train.parquet")
-    with pytest.raises(
-        DataError, match="several files claim the split 'train': train.csv, train.p"
-    ):
+    with pytest.raises(DataError, match="several files hold the split 'train': train.csv, train.p"):
         load_splits(tmp_path)
 
 

@@ -230,7 +230,7 @@ def test_wrong_settings_are_named(lora, message):
 
 def test_merging_needs_adapters():
     options = {"task": "rte", "output_dir": "out", "merge_adapter": True}
-    with pytest.raises(ConfigError, match="merge_adapter: needs lora beside it"):
+    with pytest.raises(ConfigError, match="merge_adapter: needs lora"):
         load_config(options=options)
 
 

@@ -297,7 +297,7 @@ def test_what_is_printed(settings: dict, capsys: pytest.CaptureFixture) -> None:
         "new weights: classifier.bias, classifier.weight",
         "a step with cwgnc costs ",
         "attention: sdpa (",
-        "max_grad_norm is 0: cwgnc is the gradient clip",
+        "max_grad_norm is 0: cwgnc clips gradients itself",
         "cwgnc step 6/6 evaluation: ",
         "loss/task ",
         "validation: accuracy 0.",

@@ -115,7 +115,7 @@ color: red
     assert f"{file}:20: seed: write seeds" in text
     assert f"{file}:21: color: unknown field 'color'" in text
     assert f"{file}:18: seeds: holds a seed twice" in text
-    assert f"{file}:16: methods[3]: 'mixout' stands twice; give one of them a label" in text
+    assert f"{file}:16: methods[3]: 'mixout' is repeated; give one of them a label" in text
     assert f"{file}:13: methods.lnsrr: unknown method 'lnsrr'; did you mean 'lnsr'?" in text
     assert f"{file}:14: methods.jachess.evry: unknown field 'evry'; did you mean 'every'?" in text
     assert f"{file}:15: methods.smart.weight: Input should be greater" in text
@@ -127,11 +127,15 @@ color: red
     ("text", "message"),
     [
         ("methods: lnsr\n", "must be a list"),
-        ("methods: [3]\n", "3 is no method"),
-        ("methods: [{name: lnsr, label: 3}]\n", "must be a word"),
+        ("methods: [3]\n", "3 is not a method"),
+        ("methods: [{name: lnsr, label: 3}]\n", "label: Input should be a valid string, not 3"),
         ("methods: [{name: lnsr, label: plain}]\n", "the label plain belongs to"),
-        ("methods: [{name: lnsr, epochs_factor: -1}]\n", "must be a number above 0"),
-        ("methods: [[lnsr, lnsr]]\n", "lnsr stands twice"),
+        (
+            "methods: [{name: lnsr, epochs_factor: -1}]\n",
+            "epochs_factor: Input should be greater than 0, not -1",
+        ),
+        ("methods: [{methods: {lnsr: {weight: 2}}}]\n", "methods: Input should be a valid list"),
+        ("methods: [[lnsr, lnsr]]\n", "lnsr is repeated"),
         ("methods: ['lnsr:weight']\n", "is not field=value"),
         ("seeds: [-1]\n", "greater than or equal to 0"),
         ("seeds: []\n", "at least 1"),

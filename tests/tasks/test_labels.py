@@ -78,7 +78,7 @@ def test_bad_labels(labels: list[Any], task: Task, message: str) -> None:
         (["a", ""], r"row 1, column 'text': '' is an empty text"),
         (["a", " \n\t"], r"row 1, .* is an empty text"),
         ([None, "a"], r"row 0, column 'text': None is a missing text"),
-        ([3, 4], r"row 0, column 'text': 3 is of type int, but text is due \(and 1 more rows\)"),
+        ([3, 4], r"row 0, column 'text': 3 is of type int, not text \(and 1 more rows\)"),
     ],
 )
 def test_bad_texts(texts: list[Any], message: str) -> None:

@@ -85,6 +85,12 @@ def test_evaluation_takes_the_first_rows(source: Path) -> None:
     assert prepared.validation["example_id"][:] == [0, 1, 2, 3]
 
 
+def test_missing_columns_are_reported_where_validation_is_held_out(tmp_path: Path) -> None:
+    frame(40).drop(columns="text").to_csv(tmp_path / "train.csv", index=False)
+    with pytest.raises(DataError, match="split 'train': has no column 'text'; its columns are"):
+        prepare(tmp_path, TASK, make_tokenizer())
+
+
 def test_validation_is_held_out_where_there_is_none(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     frame(40).assign(text=[f"the cat {row}" for row in range(40)]).to_csv(file, index=False)

@@ -96,13 +96,14 @@ def test_resuming_within_an_epoch_goes_on_where_it_stopped(tmp_path):
         assert torch.equal(a, b)
 
 
-def test_data_without_a_length_is_refused(tmp_path):
+@pytest.mark.parametrize(("unlabeled", "message"), [(iter([]), "map-style"), ([], "has no rows")])
+def test_data_without_length_or_rows_is_refused(tmp_path, unlabeled, message):
     trainer = SmoothTrainer(
         model=tiny_model("bert"),
         args=arguments(tmp_path),
         train_dataset=Rows(),
         regularizers=[JacHess()],
-        unlabeled_dataset=iter([]),
+        unlabeled_dataset=unlabeled,
     )
-    with pytest.raises(ValueError, match="map-style"):
+    with pytest.raises(ValueError, match=message):
         trainer.get_train_dataloader()

@@ -1,7 +1,7 @@
 """The command line.
 
-A command is imported when it is called or asked for help. What is heavy to import (torch,
-transformers) is imported when the command runs.
+The module of a command is imported when the command or its help is requested. Heavy packages
+(torch, transformers) are imported when the command runs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ COMMANDS = {
     ),
     "evaluate": (
         "evaluate",
-        "Evaluate any fine-tuned model; finished parts are kept. What is unset is as in training.",
+        "Evaluate any fine-tuned model; finished parts are kept. Unset options are as in training.",
     ),
     "report": (
         "evaluate",
-        "Write one page about evaluations of one task; the first is what others are compared with.",
+        "Write a page that compares evaluations of one task with the first of them.",
     ),
     "study": (
         "study",
-        "Compare methods over tasks and seeds; the same command goes on with a stopped study.",
+        "Compare methods over tasks and seeds; the same command resumes a stopped study.",
     ),
     "methods": (
         "tools",
@@ -43,18 +43,18 @@ COMMANDS = {
     ),
     "cost": (
         "tools",
-        "Measure what a step costs with each method, relative to plain fine-tuning; keep nothing.",
+        "Measure the cost of a training step with each method, relative to plain fine-tuning.",
     ),
     "validate": (
         "tools",
-        "Report everything that is wrong in run files, with file, line and field; run nothing.",
+        "Check run files, and list all problems with file, line and field; runs nothing.",
     ),
 }
 """Module and help of every command."""
 
 
 class Commands(TyperGroup):
-    """Imports a command when it is needed: ``smoothtune --help`` waits for none of them."""
+    """Imports the module of a command on demand, so that ``smoothtune --help`` is fast."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options | {"commands": dict.fromkeys(COMMANDS)})
@@ -76,10 +76,10 @@ class Commands(TyperGroup):
 
 
 class PanelCommand(TyperCommand):
-    """A command whose help lists its options under the headings of their panels."""
+    """A command whose help lists options by panel."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write a list of options for every panel; typer's own are boxes that cut names off."""
+        """Write the options of every panel as a list; typer's boxes truncate their names."""
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for parameter in self.get_params(ctx):
             default = "Arguments" if parameter.param_type_name == "argument" else "Options"

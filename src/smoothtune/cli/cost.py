@@ -1,4 +1,4 @@
-"""What a step costs with each method."""
+"""`smoothtune cost`: the cost of a training step with each method."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def price_list(
         model: minilm, a model folder, or a hub id.
         batch_size: B of the random batches.
         length: T.
-        rounds: steps of each kind.
+        rounds: steps measured with and without the method.
 
     Raises:
         ConfigError: an unknown method or field.
@@ -38,17 +38,17 @@ def price_list(
     keep_freed_memory()
     rows = []
     for method, config in zip(methods, configs, strict=True):
-        found = measure_step_cost(classifier, config.regularizers(), batches, memory=measurable())
-        low, high = min(found.ratios), max(found.ratios)
+        cost = measure_step_cost(classifier, config.regularizers(), batches, memory=measurable())
+        low, high = min(cost.ratios), max(cost.ratios)
         memory = ""
-        if found.methods_memory is not None and found.plain_memory is not None:
-            memory = f"{(found.methods_memory - found.plain_memory) / 2**20:+.0f} MiB"
+        if cost.methods_memory is not None and cost.plain_memory is not None:
+            memory = f"{(cost.methods_memory - cost.plain_memory) / 2**20:+.0f} MiB"
         rows.append(
             [
                 method,
-                f"{found.ratio:.2f}",
+                f"{cost.ratio:.2f}",
                 f"{low:.2f}-{high:.2f}",
-                f"{found.seconds:.3g} ({found.plain_seconds:.3g})",
+                f"{cost.seconds:.3g} ({cost.plain_seconds:.3g})",
                 memory,
             ]
         )

@@ -21,7 +21,7 @@ from smoothtune.run.train import train
 
 METHODS: dict[str, dict[str, Any]] = {"plain": {}, "lnsr": {}}
 NOISE_RATIO = 0.3
-"""Strength of the disturbance in the table, relative to the word embeddings."""
+"""Norm of the noise relative to that of each word embedding."""
 
 
 def demo(
@@ -36,7 +36,7 @@ def demo(
     """Fine-tune one model twice on generated sentences and compare.
 
     Args:
-        console: where to print.
+        console: to print to; default: standard output.
         model: minilm, a local folder, or a hub id.
         seed: of head, data order and dropout.
         train_rows: training examples.
@@ -83,7 +83,7 @@ def demo(
 
 
 def noisy_accuracy(folder: Path, rows: list[Row], ratio: float) -> float:
-    """Accuracy of a model folder when its word embeddings are disturbed.
+    """Accuracy of a model folder with Gaussian noise on its word embeddings.
 
     Args:
         folder: a trained model.
@@ -91,12 +91,12 @@ def noisy_accuracy(folder: Path, rows: list[Row], ratio: float) -> float:
         ratio: norm of the Gaussian noise relative to each token's embedding.
 
     Returns:
-        Share of right predictions, 0 to 1; the noise is the same at every call.
+        Share of correct predictions, 0 to 1; the noise is the same at every call.
     """
     with quiet():
         model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    right = 0
+    correct = 0
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
         for start in range(0, len(rows), 64):
@@ -107,8 +107,8 @@ def noisy_accuracy(folder: Path, rows: list[Row], ratio: float) -> float:
             noise = gaussian(clean.embeddings("word"), clean.mask, ratio)
             predicted = clean.at(noise, "word").logits.argmax(-1).tolist()
             names = [model.config.id2label[index] for index in predicted]
-            right += sum(name == row["label"] for name, row in zip(names, chunk, strict=True))
-    return right / len(rows)
+            correct += sum(name == row["label"] for name, row in zip(names, chunk, strict=True))
+    return correct / len(rows)
 
 
 def _write(path: Path, rows: list[Row]) -> None:
@@ -136,8 +136,8 @@ def _show(console: Console, rows: list[dict[str, Any]], baseline: float) -> None
     console.print(table)
     say(
         console,
-        f"noisy: the word embeddings disturbed by {NOISE_RATIO:.0%} of their length. brier: lower "
-        "is better.\ntrain: on the training labels, wrong ones included. "
+        f"noisy: Gaussian noise of {NOISE_RATIO:.0%} of the norm of each word embedding. brier: "
+        "lower is better.\ntrain: on the training labels, wrong ones included. "
         f"Always the same label: {baseline:.3f}.",
     )
     plain, lnsr = (row["accuracy"] for row in rows)

@@ -21,18 +21,18 @@ class Options(Settings):
     calibration: Annotated[bool, PARTS] = False
     """Brier score, ECE, reliability diagram, temperature."""
     robustness: Annotated[bool, PARTS] = False
-    """Noise and adversarial attacks on the embeddings."""
+    """Scores under noise and adversarial attacks on the embeddings."""
     corruption: Annotated[bool, PARTS] = False
-    """Random tokens, typos, dropped and swapped words."""
+    """Scores under random tokens, typos, dropped and swapped words."""
     smoothness: Annotated[bool, PARTS] = False
-    """Norms of Jacobians and Hessians, noise on its way through the layers."""
+    """Norms of Jacobians and Hessians, and propagation of noise through the layers."""
     drift: Annotated[bool, PARTS] = False
-    """Distance to the pre-trained model."""
+    """Distance of weights and representations to the pre-trained model."""
 
 
 @options_from(Options, but=["model", "parts", "ood", "data_seed"])
 def evaluate(
-    given: dict[str, Any],
+    options: dict[str, Any],
     *,
     model: Annotated[str, typer.Argument(help=Settings.model_fields["model"].description)],
     ood: Annotated[
@@ -47,7 +47,7 @@ def evaluate(
         list[str] | None,
         typer.Option(
             metavar="NAME.KEY=VALUE",
-            help="How it is read: text_columns, label_column, labels={0: 1, 1: 0}; repeatable.",
+            help="text_columns, label_column or labels={0: 1, 1: 0} of that data set; repeatable.",
             rich_help_panel=DATA.title,
         ),
     ] = None,
@@ -56,12 +56,12 @@ def evaluate(
         typer.Option("--set", metavar="KEY=VALUE", help="Any field, as doc_stride=64."),
     ] = None,
 ) -> None:
-    """Evaluate, and say where the numbers are."""
-    asked = {name: given.pop(name, False) for name in ("all", *get_args(PartName))}
-    parts = tuple(name for name in get_args(PartName) if asked[name] or asked["all"])
+    """Evaluate, and print where the results are."""
+    flags = {name: options.pop(name, False) for name in ("all", *get_args(PartName))}
+    parts = tuple(name for name in get_args(PartName) if flags[name] or flags["all"])
     with errors_as_exit_codes():
-        named = given | {"model": model, "parts": parts}
-        settings = load_settings(set_ or (), named, ood or (), ood_set or ())
+        options |= {"model": model, "parts": parts}
+        settings = load_settings(set_ or (), options, ood or (), ood_set or ())
         from smoothtune.evaluation.run import evaluate as run_evaluation
 
         run_evaluation(settings, console=output_console())

@@ -1,4 +1,4 @@
-"""Options made from the fields of settings: name, type, default and help stand there alone."""
+"""Command-line options made from the fields of settings: names, types, defaults and help."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def options_from(
 
     Args:
         settings: the class with the fields.
-        names: take these fields alone.
-        but: leave these fields out.
+        names: only these fields; none: all.
+        but: fields without an option.
 
     Returns:
-        A decorator. The command gets ``given``, the fields that the user named: what was not named
-        is not in it, so that a default never takes the place of a value from a file.
+        A decorator. The command gets a mapping of the options that the user gave: others are not in
+        it, so that a default never replaces a value from a file.
     """
     fields = {
         name: field
@@ -38,8 +38,8 @@ def options_from(
     def decorate(command: Command) -> Command:
         def call(**values: Any) -> None:
             named = {name: values.pop(name) for name in fields}
-            given = {name: value for name, value in named.items() if value not in (None, [])}
-            command(given, **values)
+            options = {name: value for name, value in named.items() if value not in (None, [])}
+            command(options, **values)
 
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
         made = [_option(name, field) for name, field in fields.items()]
@@ -51,7 +51,7 @@ def options_from(
 
 
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:
-    """The option of a field; its value is None until the user names it."""
+    """The option of a field; its value is None unless the user gives it."""
     type_ = without_none(field.annotation)
     several, fields = get_origin(type_) is list, hasattr(type_, "model_fields")
     flag = "--" + name.replace("_", "-")
@@ -72,7 +72,7 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
 
 
 def _help(field: FieldInfo, type_: Any) -> str:
-    """What a field means, its choices and its default."""
+    """Help of a field: description, choices and default."""
     text = " ".join((field.description or "").replace("`", "").split())
     if get_origin(type_) is Literal:
         text += f" One of {', '.join(get_args(type_))}."

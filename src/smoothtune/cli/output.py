@@ -1,4 +1,4 @@
-"""What the command line prints, and how it ends."""
+"""Printing and exit codes of the command line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FAILED, USAGE, DATA, STOPPED = 1, 2, 3, 75
 
 @contextmanager
 def errors_as_exit_codes() -> Iterator[None]:
-    """Turn the errors a user can mend into a message and an exit code."""
+    """Turn the errors of `smoothtune.errors` into a message and an exit code."""
     from smoothtune.errors import (
         ConfigError,
         DataError,
@@ -45,12 +45,12 @@ def fail(message: str, code: int) -> NoReturn:
 
 
 def output_console() -> Console:
-    """Where all goes; numbers are not colored."""
+    """Console for standard output; numbers are not colored."""
     return Console(highlight=False)
 
 
 def show_method(method: Any) -> None:
-    """A method with its equation, fields and departures from the paper."""
+    """Print a method with its equation, fields and departures from the paper."""
     typer.echo(f"{method.name}: {method.title}\n{method.summary}")
     for title in ("reference", "equation", "departures"):
         typer.echo(f"\n{title.capitalize()}:\n{_indented(getattr(method, title))}")
@@ -59,7 +59,7 @@ def show_method(method: Any) -> None:
         typer.echo(f"  {field.name}: {field.type}, default {field.default!r}")
         if field.description:
             typer.echo(f"      {field.description}")
-    typer.echo(f"\nUse it: smoothtune train --method {method.name}:FIELD=VALUE ...")
+    typer.echo(f"\nUsage: smoothtune train --method {method.name}:FIELD=VALUE ...")
 
 
 def _indented(text: str) -> str:
@@ -67,7 +67,7 @@ def _indented(text: str) -> str:
 
 
 def show_rows(titles: list[str], rows: list[list[str]]) -> None:
-    """A table in a terminal, tab-separated lines elsewhere."""
+    """Print a table in a terminal, tab-separated lines elsewhere."""
     console = output_console()
     if not console.is_terminal:
         for row in rows:

@@ -15,7 +15,9 @@ def study(
     file: Annotated[
         str | None, typer.Argument(help="A study file, or the name of a recipe.")
     ] = None,
-    output_dir: Annotated[str | None, typer.Option(help="Keeps runs, tables and plots.")] = None,
+    output_dir: Annotated[
+        str | None, typer.Option(help="Folder for runs, tables and plots.")
+    ] = None,
     data: Annotated[
         str | None, typer.Option(help="Hub id, file or folder; a folder may hold one per task.")
     ] = None,
@@ -30,14 +32,14 @@ def study(
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs; run none.")] = False,
     report: Annotated[
-        bool, typer.Option("--report", help="Write the report of the runs that are done; run none.")
+        bool, typer.Option("--report", help="Write the report of the finished runs; run none.")
     ] = False,
     status: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Say how far the study in DIR is.")
+        Path | None, typer.Option(metavar="DIR", help="Show the progress of the study in DIR.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
 ) -> None:
-    """Run a study, or say how it stands."""
+    """Run a study, or show its progress, its plan or its report."""
     with errors_as_exit_codes():
         if list_:
             from smoothtune.study.files import recipe_titles
@@ -50,7 +52,7 @@ def study(
             show_status(status, output_console())
             return
         if file is None or (output_dir is None and not dry_run):
-            fail("write smoothtune study FILE --output-dir DIR, or --list, or --status DIR", USAGE)
+            fail("usage: smoothtune study FILE --output-dir DIR, or --list, or --status DIR", USAGE)
         from smoothtune.study.pool import start_server
 
         if not (dry_run or report) and ray is None:
@@ -58,22 +60,22 @@ def study(
         from smoothtune.study.config import load_study
         from smoothtune.study.files import study_file
 
-        found = load_study(study_file(file), scale=scale, options={"data": data})
+        plan = load_study(study_file(file), scale=scale, options={"data": data})
         if dry_run:
             from smoothtune.study.status import show_forecast
 
             folder = Path(output_dir) if output_dir else None
-            show_forecast(found, folder, jobs, output_console())
+            show_forecast(plan, folder, jobs, output_console())
             return
         if report:
             from smoothtune.study.report.page import report_so_far
 
-            report_so_far(found, Path(output_dir or ""), output_console())
+            report_so_far(plan, Path(output_dir or ""), output_console())
             return
         from smoothtune.study.run import run_study
 
         run_study(
-            found,
+            plan,
             output_dir or "",
             jobs=jobs,
             ray=ray,

@@ -22,55 +22,57 @@ from smoothtune.errors import ConfigError, unknown
 
 
 @options_from(RunConfig, "model", "seed")
-def demo(given: dict[str, Any]) -> None:
+def demo(options: dict[str, Any]) -> None:
     """Run the demonstration."""
     with errors_as_exit_codes():
         from smoothtune.cli.demo import demo as run_demo
 
-        run_demo(output_console(), **given)
+        run_demo(output_console(), **options)
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(help="One method.")] = None,
+    name: Annotated[str | None, typer.Argument(help="Describe this method.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Print what methods say of themselves."""
+    """List the methods, or describe one."""
     from smoothtune.methods import METHODS
     from smoothtune.methods.describe import describe
 
     if name is not None and name not in METHODS:
         fail(unknown("method", name, METHODS), USAGE)
-    found = [describe(each) for each in ([name] if name else METHODS)]
+    described = [describe(each) for each in ([name] if name else METHODS)]
     if as_json:
-        plain = [method.as_dict() for method in found]
+        plain = [method.as_dict() for method in described]
         typer.echo(json.dumps(plain[0] if name else plain, indent=2, ensure_ascii=False))
     elif name:
-        show_method(found[0])
+        show_method(described[0])
     else:
         show_rows(
-            ["name", "title", "what it does"],
-            [[method.name, method.title, method.summary] for method in found],
+            ["name", "title", "summary"],
+            [[method.name, method.title, method.summary] for method in described],
         )
 
 
 @options_from(RunConfig, "model")
 def cost(
-    given: dict[str, Any],
+    options: dict[str, Any],
     *,
     method: Annotated[
         list[str], typer.Option(metavar="NAME[:FIELD=VALUE,...]", help="Method; repeatable.")
     ],
     batch: Annotated[int, typer.Option(min=1, help="Examples per step.")] = 16,
     length: Annotated[int, typer.Option(min=4, help="Tokens per example.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="Steps measured of each kind.")] = 5,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Steps measured with and without the method.")
+    ] = 5,
 ) -> None:
-    """Print a row for each method."""
+    """Measure, and print a row for each method."""
     with errors_as_exit_codes():
         from smoothtune.cli.cost import price_list
 
         show_rows(
             ["method", "x plain", "range", "seconds", "extra memory"],
-            price_list(method, given.get("model", "minilm"), batch, length, rounds),
+            price_list(method, options.get("model", "minilm"), batch, length, rounds),
         )
 
 
@@ -78,12 +80,12 @@ def validate(
     files: Annotated[list[Path] | None, typer.Argument(help="YAML run files.")] = None,
     config: Annotated[list[Path] | None, typer.Option(help="A YAML run file.")] = None,
 ) -> None:
-    """Read run files, and print what is wrong in them."""
-    every = [*(config or ()), *(files or ())]
-    if not every:
-        fail("name a run file: smoothtune validate --config FILE", USAGE)
+    """Check run files and print their problems."""
+    paths = [*(config or ()), *(files or ())]
+    if not paths:
+        fail("no run file given: smoothtune validate --config FILE", USAGE)
     wrong = False
-    for file in every:
+    for file in paths:
         try:
             run = load_config(file)
             typer.echo(f"{file}: ok ({run.task}, {' + '.join(run.methods)})")

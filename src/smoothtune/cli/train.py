@@ -15,7 +15,7 @@ from smoothtune.config.run import RunConfig, load_config
 
 @options_from(RunConfig, but=["methods"])
 def train(
-    given: dict[str, Any],
+    options: dict[str, Any],
     *,
     method: Annotated[
         list[str] | None,
@@ -31,12 +31,12 @@ def train(
         typer.Option("--set", metavar="KEY=VALUE", help="Any field; wins over the file."),
     ] = None,
     resume_from_checkpoint: Annotated[
-        bool, typer.Option("--resume-from-checkpoint", help="Go on with a stopped run.")
+        bool, typer.Option("--resume-from-checkpoint", help="Resume a stopped run.")
     ] = False,
 ) -> None:
-    """Train, and say where the model is."""
+    """Train, and print where the model is."""
     with errors_as_exit_codes():
-        run = load_config(config, set_ or (), given, method or ())
+        run = load_config(config, set_ or (), options, method or ())
         from smoothtune.run.train import train as run_training
 
         run_training(run, resume=resume_from_checkpoint, console=output_console())

@@ -1,1 +1,1 @@
-"""Run files, and the one run that they describe."""
+"""Settings of runs and evaluations: read from files and options, and validated."""

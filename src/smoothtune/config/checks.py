@@ -1,6 +1,6 @@
-"""What no single field shows: methods and their fields, tasks, and fields that exclude each other.
+"""Checks across fields: methods and their fields, tasks, and fields that exclude one another.
 
-Imports torch with the methods and tasks, so the settings import it when they are checked.
+This module imports torch (through methods and tasks), so settings import it only when checked.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NONE_YET = (
 
 
 def name_methods(draft: Draft) -> None:
-    """Bring a name, a list, or a mapping of methods into one form: fields by name."""
+    """Turn a name, a list or a mapping of methods into a mapping from name to fields."""
     value = draft.values.get("methods", {"plain": None})
     places = {at: where for at, where in draft.places.items() if at[0] == "methods"}
     named: dict[str, dict[str, Any]] = {}
@@ -42,11 +42,11 @@ def name_methods(draft: Draft) -> None:
             items.append((("methods", index), name, fields))
     for location, name, fields in items:
         if not isinstance(name, str):
-            draft.report(location, "is no method; write a name, or a mapping with name: NAME")
+            draft.report(location, "is not a method; write a name, or a mapping with name: NAME")
         elif not isinstance(fields, Mapping | None):
             draft.report(location, f"the fields of {name} must be a mapping, not {fields!r}")
         elif name in named:
-            draft.report(location, f"{name} stands twice; keep one of them")
+            draft.report(location, f"{name} is repeated; keep one of them")
         else:
             named[name] = dict(fields or {})
             for at, where in places.items():
@@ -72,16 +72,16 @@ def check_methods(draft: Draft) -> None:
         try:
             complete[name] = _plain_data(adapter.validate_python(fields).settings())
         except ValidationError as error:
-            known = list(METHODS[name].__pydantic_fields__)  # type: ignore[attr-defined]
+            choices = list(METHODS[name].__pydantic_fields__)  # type: ignore[attr-defined]
             for detail in error.errors():
-                draft.report(("methods", name, *detail["loc"]), message_of(detail, known))
+                draft.report(("methods", name, *detail["loc"]), message_of(detail, choices))
     if not draft.values["methods"] and not draft.problems:
         draft.report(("methods",), "is empty; for plain fine-tuning leave it out or write plain")
     draft.values["methods"] = complete or {"plain": {}}
 
 
 def with_present_names(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The fields of recorded methods under the names that they have now."""
+    """The fields of recorded methods, former names replaced by present ones."""
     former = {name: METHODS[name].former_names() if name in METHODS else {} for name in methods}
     return {
         name: {former[name].get(field, field): value for field, value in fields.items()}
@@ -99,12 +99,12 @@ def _plain_data(value: Any) -> Any:
 
 
 def _take_recommended(draft: Draft) -> None:
-    """Put the recommended methods in the place of ``auto``."""
+    """Replace the method ``auto`` by the recommended methods."""
     named = draft.values["methods"]
     if AUTO not in named:
         return
     if len(named) > 1 or named[AUTO]:
-        draft.report(("methods", AUTO), "stands alone and has no fields")
+        draft.report(("methods", AUTO), "must be the only method, without fields")
     methods = recommended()["methods"]
     if methods is None:
         draft.report(("methods", AUTO), NONE_YET)
@@ -112,23 +112,23 @@ def _take_recommended(draft: Draft) -> None:
 
 
 def recommended() -> dict[str, Any]:
-    """What ``recommended.json`` holds.
+    """The content of ``recommended.json``.
 
     Returns:
         ``methods``: fields by method, or None; ``evidence``: the numbers behind it, or None.
     """
     text = (files("smoothtune") / "recommended.json").read_text(encoding="utf-8")
-    found: dict[str, Any] = json.loads(text)
-    return found
+    content: dict[str, Any] = json.loads(text)
+    return content
 
 
 def clipping_methods(names: Iterable[str]) -> list[str]:
-    """Those of the named methods that are themselves the gradient clip."""
+    """Those of the named methods that replace the clipping of the gradient norm."""
     return [name for name in names if name in METHODS and METHODS[name].clips_gradients]
 
 
 def task_type_of(values: Mapping[str, Any]) -> str:
-    """The kind of task that the fields of a run name."""
+    """Type of the task that the fields of a run describe."""
     task = values.get("task")
     preset = TASKS.get(task) if isinstance(task, str) else None
     if values.get("task_type") is None and preset and values.get("text_columns") is None:
@@ -148,13 +148,13 @@ def check_task(draft: Draft) -> None:
         elif isinstance(task, str) and task not in TASKS:
             draft.report(("task",), unknown("task", task, TASKS) + hint)
         if values.get("label_column") is not None:
-            draft.report(("label_column",), "needs text_columns beside it")
+            draft.report(("label_column",), "needs text_columns")
     elif values.get("data") is None and (
         task_type == "text-classification" or task is None or task not in TASKS
     ):
         draft.report(("data",), "is missing: a hub id, a folder or a file")
-    for name in (name for name in SpanFields.model_fields if values.get(name) is not None):
-        if task_type != "question-answering":
+    for name in SpanFields.model_fields:
+        if values.get(name) is not None and task_type != "question-answering":
             draft.report((name,), f"is for question answering, and the task is {task_type}")
     if values.get("choice_columns") is not None and task_type != "multiple-choice":
         draft.report(("choice_columns",), "needs task_type: multiple-choice")
@@ -166,10 +166,10 @@ def check_combinations(draft: Draft) -> None:
     """Report fields that need or exclude one another."""
     values = draft.values
     if values.get("unlabeled") is not None and set(values["methods"]) <= {"plain"}:
-        draft.report(("unlabeled",), "needs a method beside it that works without labels")
+        draft.report(("unlabeled",), "needs a method that works without labels")
     if values.get("merge_adapter") and values.get("lora") is None:
-        draft.report(("merge_adapter",), "needs lora beside it")
+        draft.report(("merge_adapter",), "needs lora")
     clips = clipping_methods(values["methods"])
     if clips and values.get("max_grad_norm"):
-        message = f"must be 0 with {clips[0]}, which is itself the gradient clip; leave it out"
+        message = f"must be 0 with {clips[0]}, which clips gradients itself; leave it out"
         draft.report(("max_grad_norm",), message)

@@ -1,4 +1,4 @@
-"""Values on their way to settings: where each came from, and what is wrong so far."""
+"""Settings before validation: values, the place each came from, and the problems found."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Draft:
-    """Values by name, the place of each (``run.yaml:3``, ``--seed``), and all problems so far."""
+    """Values by field, the place of each (``run.yaml:3``, ``--seed``), and all problems found."""
 
     def __init__(self, file: str | Path = "") -> None:
         self.values: dict[str, Any] = {}
@@ -25,7 +25,7 @@ class Draft:
         self.file = str(file)
 
     def read(self) -> None:
-        """Take the values of the file."""
+        """Read values and places from the file."""
         document = read_yaml(self.file)
         self.problems += document.problems
         if isinstance(document.value, dict):
@@ -35,7 +35,7 @@ class Draft:
             self.problems.append(Problem(self.file, "", "holds no fields; write key: value lines"))
 
     def put(self, key: str, value: Any, place: str) -> None:
-        """Set one field in place of what it was."""
+        """Set one field; its former value and places are dropped."""
         self.values[key] = value
         self.places = {at: where for at, where in self.places.items() if at[0] != key}
         self.places[key,] = place
@@ -47,7 +47,7 @@ class Draft:
                 self.put(key, value, "--" + key.replace("_", "-"))
 
     def update(self, other: Draft) -> None:
-        """Let the fields of another draft win; take over its problems."""
+        """Overwrite fields with those of another draft, and add its problems."""
         for key, value in other.values.items():
             self.put(key, value, other.place((key,)))
         self.places |= other.places
@@ -67,7 +67,7 @@ class Draft:
                 target[part] = {}
             target = target[part]
             if not isinstance(target, dict):
-                message = f"{part} holds no fields that could be set"
+                message = f"{part} is not a mapping, so {key} cannot be set"
                 self.problems.append(Problem("--set", key, message))
                 return
         target[last] = self.parse_value(value, f"--set {text}")
@@ -99,19 +99,19 @@ class Draft:
         return {"name": name.strip()} | fields
 
     def place(self, location: Location) -> str:
-        """Where a location, or the nearest one around it, was given."""
-        around = [location[:end] for end in range(len(location), 0, -1)]
-        return next((self.places[at] for at in around if at in self.places), self.file)
+        """Where a location, or else the nearest one that encloses it, was set."""
+        enclosing = [location[:end] for end in range(len(location), 0, -1)]
+        return next((self.places[at] for at in enclosing if at in self.places), self.file)
 
     def report(self, location: Location, message: str) -> None:
-        """Add a problem, at the place of the location."""
+        """Add a problem with a location, at the place where that was set."""
         self.problems.append(Problem(self.place(location), dotted(location), message))
 
     def validated(self, model: type[Model], values: Mapping[str, Any] | None = None) -> Model:
-        """The values, or some of them, as settings.
+        """Validate the values, or `values` in their place, as settings.
 
         Raises:
-            ConfigError: they do not fit; with all problems so far.
+            ConfigError: they are invalid; with all problems found so far.
         """
         try:
             return model.model_validate(self.values if values is None else values)
@@ -127,10 +127,10 @@ class Draft:
             raise ConfigError(sorted(dict.fromkeys(self.problems), key=_line))
 
 
-def message_of(detail: Any, known: list[str]) -> str:
-    """One of pydantic's errors in our words."""
+def message_of(detail: Any, choices: list[str]) -> str:
+    """Message for one of pydantic's errors; `choices` are the known field names."""
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return unknown("field", str(detail["loc"][-1]), known)
+        return unknown("field", str(detail["loc"][-1]), choices)
     if detail["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return "is missing"
     message = detail["msg"].removeprefix("Value error, ")

@@ -1,4 +1,4 @@
-"""What is to be evaluated, and on which data."""
+"""Settings of an evaluation, and how the command line is read into them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from smoothtune.config.fields import (
 from smoothtune.errors import Problem, unknown
 
 PartName = Literal["calibration", "robustness", "corruption", "smoothness", "drift"]
-"""The parts that can be asked for; the task's metrics are always there."""
+"""The optional parts; the task's metrics are always computed."""
 
 
 @dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
@@ -63,7 +63,7 @@ class Settings(SpanFields, DataFields):
     further_share: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, DATA] = None
     """Also train a copy on this share of each other data set, and score it on the rest."""
     max_train_samples: Annotated[Count | None, DATA] = None
-    """Rows for the training score, at most 1000 of those that were trained on."""
+    """Score at most this many of the training rows, and never more than 1000."""
     max_eval_samples: Annotated[Count | None, DATA] = None
     """Evaluate on at most this many rows, the first ones."""
     max_diagnostic_samples: Annotated[Count, DATA] = 256
@@ -86,7 +86,7 @@ class Settings(SpanFields, DataFields):
     num_resamples: Annotated[Count, SAMPLING] = 1000
     """Bootstrap resamples behind each interval."""
     batch_size: Annotated[Count, SAMPLING] = 32
-    """Rows that run at once."""
+    """Rows per forward."""
 
     output_dir: Annotated[Name, OUTPUT]
     """Folder for evaluation.json, tables and plots."""
@@ -132,18 +132,18 @@ def _other_data_sets(
     draft: Draft, ood: Sequence[str], ood_set: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """The fields of every other data set; a name becomes part of file names."""
-    found: dict[str, dict[str, Any]] = {}
+    data_sets: dict[str, dict[str, Any]] = {}
     for text in ood:
         name, _, source = text.partition("=")
-        if not source or not re.fullmatch(r"\w[\w. -]{0,60}", name) or name in found:
+        if not source or not re.fullmatch(r"\w[\w. -]{0,60}", name) or name in data_sets:
             message = f"{text!r} is not NAME=DATA with a new, plain name"
             draft.problems.append(Problem("--ood", "", message))
-        found[name] = {"source": source}
+        data_sets[name] = {"source": source}
     for text in ood_set:
         path, _, value = text.partition("=")
         name, _, field = path.strip().rpartition(".")
-        if name in found:
-            found[name][field] = draft.parse_value(value, f"--ood-set {text}")
+        if name in data_sets:
+            data_sets[name][field] = draft.parse_value(value, f"--ood-set {text}")
         else:
-            draft.problems.append(Problem("--ood-set", name, unknown("data set", name, found)))
-    return found
+            draft.problems.append(Problem("--ood-set", name, unknown("data set", name, data_sets)))
+    return data_sets

@@ -1,4 +1,4 @@
-"""What the settings of a run, of an evaluation and of a study share.
+"""Fields and types that the settings of runs, evaluations and studies share.
 
 Nothing here imports torch: the command line makes its options from these classes before it knows
 which command will run.
@@ -41,7 +41,7 @@ def without_none(annotation: Any) -> Any:
 
 
 class Fields(BaseModel):
-    """Base of all settings: nothing unknown, nothing converted, nothing changed later."""
+    """Base of all settings: frozen, strict types, unknown fields are errors."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -76,18 +76,18 @@ class DataFields(Fields):
 
 
 class SpanFields(Fields):
-    """How question answering cuts long contexts and chooses answers; unset: as the task has it."""
+    """How question answering cuts long contexts and chooses answers; unset: the task's default."""
 
     doc_stride: Annotated[Count | None, ANSWERS] = None
     """Tokens that two windows of a long context share; unset: 128."""
     n_best_size: Annotated[Count | None, ANSWERS] = None
-    """Number of best starts and ends that are combined; unset: 20."""
+    """Number of best start and end tokens that are combined; unset: 20."""
     max_answer_length: Annotated[Count | None, ANSWERS] = None
     """Longest answer in tokens; unset: 30."""
     version_2_with_negative: Annotated[bool | None, ANSWERS] = None
     """Some questions have no answer; unset: only with squad_v2."""
     null_score_diff_threshold: Annotated[float | None, ANSWERS] = None
-    """How much higher than the best answer "no answer" must score to be given; unset: 0."""
+    """Predict "no answer" if it scores above the best answer by more than this; unset: 0."""
 
     def spans(self) -> dict[str, Any]:
         """The fields of question answering that are set."""

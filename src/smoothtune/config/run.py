@@ -1,4 +1,4 @@
-"""What one run is made of: a validated `RunConfig`, read from a file, ``--set`` and options."""
+"""Settings of one run: `RunConfig`, read from a file, ``--set`` and options."""
 
 from __future__ import annotations
 
@@ -27,8 +27,6 @@ from smoothtune.models.lora import LoraSettings
 if TYPE_CHECKING:
     from smoothtune.core.regularizer import Regularizer
 
-WINDOW_LENGTH = 384  # max_seq_length of question answering, as in transformers' example
-
 
 class RunConfig(SpanFields, DataFields):
     """One training run; a name that transformers' `TrainingArguments` has means the same here."""
@@ -55,22 +53,23 @@ class RunConfig(SpanFields, DataFields):
     """Train low-rank adapters and the head alone: r, alpha, dropout, target_modules,
     modules_to_save."""
     regression_bias: Annotated[Literal["mean", "zero"], MODEL] = "mean"
-    """First bias of a new head for scores: the mean of the training scores, or 0 as transformers
-    has it, which spends the first updates on reaching the mean."""
+    """Initial bias of a new regression head: the mean of the training scores, or 0 as in
+    transformers, which needs many updates to reach the mean."""
 
     methods: Annotated[dict[str, dict[str, Any]], METHOD] = {"plain": {}}
     """Methods by name, each with its fields; see `smoothtune methods`."""
     alternate: Annotated[Literal["step", "epoch"], METHOD] = "step"
-    """Unlabeled updates follow every labeled one, or all of an epoch's labeled ones."""
+    """An unlabeled update follows every labeled one (step), or all unlabeled ones follow an epoch's
+    labeled ones (epoch)."""
     cost_steps: Annotated[int, Field(ge=0), METHOD] = 3
-    """Steps measured with and without the methods before training; 0: do not measure."""
+    """Steps timed with and without the methods before training; 0: no timing."""
 
     seed: Annotated[Seed, TRAINING] = 42
-    """Seed of the new head, the sample and order of the rows, dropout and the methods' draws."""
+    """Seed of the new head, sampling and order of the rows, dropout and the methods' draws."""
     num_train_epochs: Annotated[float, Field(gt=0), TRAINING] = 3.0
     """Number of passes over the training rows."""
     max_steps: Annotated[int, Field(ge=-1), TRAINING] = -1
-    """Number of updates; -1: as `num_train_epochs` says."""
+    """Number of updates; -1: given by `num_train_epochs`."""
     learning_rate: Annotated[float, Field(gt=0), TRAINING] = 5e-5
     """Peak learning rate of AdamW."""
     lr_scheduler_type: Annotated[
@@ -91,7 +90,7 @@ class RunConfig(SpanFields, DataFields):
     weight_decay: Annotated[float, Field(ge=0), TRAINING] = 0.0
     """Weight decay of AdamW."""
     max_grad_norm: Annotated[Annotated[float, Field(ge=0)] | None, TRAINING] = None
-    """Clip the gradient's norm; 0: never. Unset: 1, or 0 with a method that is itself the clip."""
+    """Clip the gradient to this norm; 0: no clipping. Unset: 1, or 0 with a method that clips."""
     per_device_train_batch_size: Annotated[Count, TRAINING] = 8
     """Training examples per step and device."""
     per_device_eval_batch_size: Annotated[Count, TRAINING] = 32
@@ -101,8 +100,8 @@ class RunConfig(SpanFields, DataFields):
     train_sampling_strategy: Annotated[Literal["random", "group_by_length"], TRAINING] = (
         "group_by_length"
     )
-    """Order of the training rows: random, or batches of similar length, which are padded less and
-    so take less time. Question answering, which learns less from those: random."""
+    """Order of the training rows: random, or in batches of similar length, which need less padding
+    and time. Question answering learns less from the latter; its default is random."""
     gradient_checkpointing: Annotated[bool, TRAINING] = False
     """Compute activations again in the backward pass: less memory, more time."""
     bf16: Annotated[bool, TRAINING] = False
@@ -113,14 +112,14 @@ class RunConfig(SpanFields, DataFields):
     eval_steps: Annotated[Count | None, PROGRESS] = None
     """Updates between evaluations with `eval_strategy: steps`; unset: `logging_steps`."""
     logging_steps: Annotated[Count, PROGRESS] = 50
-    """Updates between lines of the log."""
+    """Updates between logged losses."""
     save_strategy: Annotated[Literal["no", "steps", "epoch"], PROGRESS] = "no"
     """When to write a checkpoint to resume from; the last one is kept until the run is done."""
     save_steps: Annotated[Count, PROGRESS] = 500
     """Updates between checkpoints with `save_strategy: steps`."""
 
     output_dir: Annotated[Name, OUTPUT]
-    """Folder that becomes the model folder."""
+    """Folder for the model, its README.md and result.json."""
     merge_adapter: Annotated[bool, OUTPUT] = False
     """Write a plain model that holds the adapters, in place of peft's files."""
     overwrite_output_dir: Annotated[bool, OUTPUT] = False
@@ -130,10 +129,11 @@ class RunConfig(SpanFields, DataFields):
     @classmethod
     def _defaults_of_question_answering(cls, values: Any) -> Any:
         from smoothtune.config.checks import task_type_of
+        from smoothtune.tasks.question_answering.task import QuestionAnswering
 
-        if isinstance(values, Mapping) and task_type_of(values) == "question-answering":
-            own = {"max_seq_length": WINDOW_LENGTH, "train_sampling_strategy": "random"}
-            return own | dict(values)
+        if isinstance(values, Mapping) and task_type_of(values) == QuestionAnswering.task_type:
+            length = QuestionAnswering.default_max_seq_length
+            return {"max_seq_length": length, "train_sampling_strategy": "random"} | dict(values)
         return values
 
     @field_validator("methods", mode="before")
@@ -158,7 +158,7 @@ class RunConfig(SpanFields, DataFields):
         ]
 
     def method_versions(self) -> dict[str, int]:
-        """Which code of each method makes the result; a default may change with it."""
+        """Version of each configured method's code, which is part of a run's identity."""
         from smoothtune.methods import METHODS
 
         return {name: METHODS[name].version for name in self.methods}
@@ -196,7 +196,7 @@ def load_config(
         The validated configuration, every field of every method filled in.
 
     Raises:
-        ConfigError: with everything that is wrong, each with file, line and field.
+        ConfigError: with all problems, each with file, line and field.
     """
     from smoothtune.config.checks import (
         check_combinations,
@@ -208,7 +208,7 @@ def load_config(
     draft = Draft(file or "")
     if file is not None:
         draft.read()
-    if not draft.values:  # an unreadable file: nothing else is worth saying
+    if not draft.values:  # an unreadable file: report that alone
         draft.stop_at_problems()
     if any(override.startswith("methods") for override in overrides):
         name_methods(draft)

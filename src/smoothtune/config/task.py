@@ -1,4 +1,4 @@
-"""The task that a run or an evaluation is about."""
+"""The task of a run or an evaluation."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from smoothtune.tasks.presets import describe_task
 
 
 def configured_task(config: RunConfig | Settings) -> Task:
-    """The task a configuration names or describes.
+    """The task that a configuration names or describes; its labels may be unknown yet.
 
     Raises:
         ConfigError: the columns do not describe a task.

@@ -1,9 +1,9 @@
-"""Strict YAML for run files: plain data with line numbers, or a list of everything that is wrong.
+"""Strict YAML for run files: plain data with line numbers, and all problems of the file.
 
 PyYAML's safe loader reads ``1e-5`` as text, ``no`` as False, and keeps the last of two equal keys
 without a word. Here scalars follow YAML 1.2's core schema (only ``true`` and ``false`` are
 booleans, ``1e-5`` is a number), equal keys are a problem, and so are anchors, aliases and tags,
-which a run file does not need and which can make it explode or run code.
+which a run file does not need and which can expand without bound or run code.
 """
 
 import re
@@ -21,7 +21,7 @@ MAX_DEPTH = 50
 
 @dataclass
 class Document:
-    """What a YAML text says and where it says it."""
+    """The content of a YAML text, with the line of every value."""
 
     value: Any = None
     lines: dict[Location, int] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def read_yaml(path: str | Path) -> Document:
         message = f"is not UTF-8 (byte {error.start}); save it as UTF-8"
         return Document(problems=[Problem(f"{path}:{line}", "", message)])
     if len(raw) > MAX_BYTES:
-        message = f"is longer than {MAX_BYTES:,} bytes; that is no run file"
+        message = f"is longer than {MAX_BYTES:,} bytes, too long for a run file"
         return Document(problems=[Problem(str(path), "", message)])
     return parse_yaml(text, name=str(path))
 
@@ -132,7 +132,7 @@ def _value(node: yaml.Node, location: Location, name: str, document: Document) -
                 continue
             key = (*location, key_node.value)
             if key_node.value in mapping:
-                message = f"stands twice; the first time in line {document.lines[key]}"
+                message = f"is repeated; it is already set in line {document.lines[key]}"
                 document.problems.append(Problem(f"{name}:{line}", dotted(key), message))
                 continue
             document.lines[key] = line

@@ -1,1 +1,1 @@
-"""Rows and tokens: what is the same for every task."""
+"""Data independent of the task: sources, columns, tokenizing, batches, sampling."""

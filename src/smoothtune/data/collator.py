@@ -22,27 +22,27 @@ class Collator:
     """
 
     tokenizer: PreTrainedTokenizerBase
-    """Pads."""
+    """Tokenizer that pads."""
     pad_to_multiple_of: int | None = field(
         default_factory=lambda: 8 if torch.cuda.is_available() else None
     )
-    """Round the length up; default 8 with CUDA, whose matrix units want it, else None."""
+    """Round the length up to a multiple; default 8 with CUDA (for tensor cores), else None."""
     label_columns: tuple[str, ...] = ("labels",)
     """Columns with labels."""
     padding: type[DataCollatorWithPadding | DataCollatorForTokenClassification] = (
         DataCollatorWithPadding
     )
-    """transformers' collator that pads; the other one also pads a list of labels."""
+    """transformers' collator to pad with; that for token classification also pads the labels."""
 
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
-        """Makes a batch.
+        """Make a batch.
 
         Args:
             examples: rows of a tokenized split.
 
         Returns:
-            Tensor by column; labels and `example_id` (B,), where there are any, the others, and
-            labels of every token, (B, T).
+            Tensor by column: token columns (B, T); labels (B,), or (B, T) with one per token;
+            `example_id` (B,) if the rows have it.
         """
         kept = (*self.tokenizer.model_input_names, *self.label_columns, "example_id")
         rows = [{key: row[key] for key in kept if key in row} for row in examples]

@@ -16,11 +16,11 @@ TEXTS = ("text", "text_pair")
 """Columns of the text, or of the two texts, of an example."""
 
 
-def column_problem(dataset: Dataset, wanted: Iterable[str]) -> str:
-    """Says that a split has no rows, or which columns it lacks; "" if it has all."""
+def column_problem(dataset: Dataset, columns: Iterable[str]) -> str:
+    """Message for a split that has no rows or lacks some of the columns; "" if neither."""
     if not len(dataset):
         return "has no rows"
-    missing = [column for column in wanted if column not in dataset.column_names]
+    missing = [column for column in columns if column not in dataset.column_names]
     if not missing:
         return ""
     return (
@@ -35,16 +35,16 @@ def rows_with_problems(column: str, values: list[Any], problems: Iterable[str]) 
     Args:
         column: its name.
         values: its values.
-        problems: for every row what is wrong with it, or "".
+        problems: for every row its problem, or "".
     """
     rows: dict[str, list[int]] = {}
     for row, problem in enumerate(problems):
         if problem:
             rows.setdefault(problem, []).append(row)
     return [
-        f"row {found[0]}, column {column!r}: {_shown(values[found[0]])} {problem}"
-        + (f" (and {len(found) - 1} more rows)" if len(found) > 1 else "")
-        for problem, found in rows.items()
+        f"row {first}, column {column!r}: {_shown(values[first])} {problem}"
+        + (f" (and {len(others)} more rows)" if others else "")
+        for problem, (first, *others) in rows.items()
     ]
 
 
@@ -54,7 +54,7 @@ def _shown(value: object) -> str:
 
 
 def text_problems(dataset: Dataset, columns: Iterable[str]) -> list[str]:
-    """What is wrong with columns of texts."""
+    """Problems of text columns: missing, empty or non-text values."""
     problems = []
     for column in columns:
         values = dataset[column][:]
@@ -66,7 +66,7 @@ def _text_problem(value: object) -> str:
     if value is None:
         return "is a missing text; drop the row or fill it in"
     if not isinstance(value, str):
-        return f"is of type {type(value).__name__}, but text is due"
+        return f"is of type {type(value).__name__}, not text"
     return "" if value.strip() else "is an empty text; drop the row or fill it in"
 
 
@@ -94,14 +94,14 @@ def select_texts(
 
 
 def typed_columns(**columns: tuple[Any, Any]) -> Dataset:
-    """A data set in memory from a type and the values of each column."""
-    types = {name: kind for name, (kind, _) in columns.items()}
+    """A data set in memory from (type, values) of each column."""
+    types = {name: type_ for name, (type_, _) in columns.items()}
     values = {name: values for name, (_, values) in columns.items()}
     return Dataset.from_dict(values, features=Features(types))
 
 
 def fingerprint(texts: Dataset) -> str:
-    """Sha256, in hex, of the rows."""
+    """Hexadecimal sha256 of the rows."""
     digest = hashlib.sha256()
     for row in zip(*(texts[name][:] for name in texts.column_names), strict=True):
         digest.update(json.dumps(row).encode() + b"\n")

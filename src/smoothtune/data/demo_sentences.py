@@ -1,4 +1,4 @@
-"""A small sentiment data set that the package writes itself: negation and contrast decide.
+"""A small generated sentiment data set, in which negation and contrast decide the label.
 
 No single word gives the label away: adjectives occur negated ("far from dull"), and of two
 contrasting clauses the main one decides ("although the plot was dull, the acting was superb").

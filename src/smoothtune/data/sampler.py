@@ -13,11 +13,11 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 class LengthGroupedSampler(Sampler[int]):
     """Row numbers in batches of similar length, the batches in random order.
 
-    The batch with the longest row comes first, so that too little memory shows at once, and a batch
-    that is not full comes last. transformers' sampler of the same name differs in two ways: its
+    The batch with the longest row comes first, so that out-of-memory errors show at once; an
+    incomplete batch comes last. transformers' sampler of the same name differs in two ways: its
     batches run from long to short, so that training ends on the shortest rows; and it draws from
-    the global generator, so a run resumed within an epoch sees another order than the interrupted
-    one, and a method that draws changes it.
+    the global generator, so that a run resumed within an epoch sees another order than the
+    interrupted one, and so that a method that draws random numbers changes the order.
     """
 
     def __init__(self, lengths: Sequence[int], batch_size: int, seed: int) -> None:
@@ -26,7 +26,7 @@ class LengthGroupedSampler(Sampler[int]):
         Args:
             lengths: number of tokens of each row, (N,).
             batch_size: examples of one update.
-            seed: together with the epoch it decides the order.
+            seed: decides the order, together with the epoch.
         """
         self.lengths, self.batch_size, self.seed = list(lengths), batch_size, seed
         self.epoch = 0

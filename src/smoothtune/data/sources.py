@@ -50,24 +50,25 @@ def load_splits(
     hub_config: str | None = None,
     need_train: bool = True,
 ) -> dict[str, Dataset]:
-    """Reads every split that a source has.
+    """Read every split of a source.
 
     Args:
         source: a folder saved by ``save_to_disk``; a folder of Parquet, CSV, TSV or JSON Lines
             files, one split per file (or per set of numbered shards); one such file, which is the
             train split; or, where no such path exists, the id of a data set on the hub.
-        name: of the data set, to be looked for in a folder that holds no data itself.
-        label_column: an empty label in a CSV or TSV file is missing, not the text "".
-        hub_id: the data set that `hub_config` belongs to, or is a copy of; None: any.
+        name: of the data set; where a folder holds no data, the error suggests a subfolder of
+            this name.
+        label_column: in CSV and TSV files, an empty value here is a missing label, not the text "".
+        hub_id: the data set that `hub_config` belongs to; it is ignored for others, except copies
+            under another owner. None: use it for any.
         hub_config: configuration on the hub, for a data set with several.
-        need_train: whether it must have a train split.
+        need_train: raise an error without a train split.
 
     Returns:
         Raw splits by name.
 
     Raises:
-        DataError: If the source does not exist, cannot be read, or has no train split though it
-            must.
+        DataError: the source does not exist, cannot be read, or lacks a train split that is needed.
     """
     path = Path(source).expanduser()
     if path.is_dir():
@@ -91,14 +92,14 @@ def load_splits(
 
 
 def split_of(file: Path) -> str:
-    """The split that a file's name says.
+    """The name of the split that a file holds, from the file's name.
 
     Args:
         file: a data file.
 
     Returns:
-        "train", "validation" or "test", with what follows it ("validation_matched"); the bare name
-        without shard number where none of these words begins or ends it.
+        "train", "validation" or "test", with what follows it ("validation_matched"). A name that
+        neither begins nor ends with one of these words is a split itself, without shard number.
     """
     stem = _SHARD.sub("", file.stem)
     words = [word for word in re.split(r"[-_. ]", stem.lower()) if word]
@@ -129,13 +130,13 @@ def _load_folder(folder: Path, name: str, label_column: str) -> dict[str, Datase
     by_split: dict[str, list[Path]] = {}
     for file in files:
         by_split.setdefault(split_of(file), []).append(file)
-    for split, found in by_split.items():
-        if len(found) > 1 and not _are_shards(found):
+    for split, files in by_split.items():
+        if len(files) > 1 and not _are_shards(files):
             raise DataError(
-                f"{folder}: several files claim the split {split!r}: "
-                f"{', '.join(file.name for file in found)}; keep one of them"
+                f"{folder}: several files hold the split {split!r}: "
+                f"{', '.join(file.name for file in files)}; keep one of them"
             )
-    return {split: _load_files(found, label_column) for split, found in by_split.items()}
+    return {split: _load_files(files, label_column) for split, files in by_split.items()}
 
 
 def _are_shards(files: list[Path]) -> bool:
@@ -158,7 +159,7 @@ def _load_files(files: list[Path], label_column: str) -> Dataset:
     suffix = files[0].suffix.lower()
     if suffix not in _READERS:
         raise DataError(
-            f"{files[0]}: unknown kind of file {suffix!r}; known are {', '.join(_READERS)}"
+            f"{files[0]}: unknown file type {suffix!r}; known are {', '.join(_READERS)}"
         )
     reader, options = _READERS[suffix]
     if reader == "csv":

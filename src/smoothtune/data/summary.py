@@ -1,4 +1,4 @@
-"""What was checked in the data, as numbers and as a table to print before training."""
+"""Numbers about the splits, and their table that is printed before training."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,7 +17,7 @@ class SplitReport:
     rows: int
     """Examples used."""
     source_rows: int
-    """Examples the source has."""
+    """Examples in the source."""
     labels: dict[str, float]
     """Count by label name; minimum, mean and maximum for regression; windows and answers outside
     them for question answering."""
@@ -26,7 +26,7 @@ class SplitReport:
     truncated: int
     """Examples whose text was longer than `max_seq_length`."""
     note: str = ""
-    """What is unusual about the split."""
+    """How the split was made, if it is not the source's own."""
 
 
 @dataclass(frozen=True)

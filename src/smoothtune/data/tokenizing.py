@@ -1,4 +1,4 @@
-"""Tokenizing texts and pairs of texts, and what can go wrong there."""
+"""Tokenizing texts and pairs of texts, with a cache, and a check of the token ids."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +18,7 @@ from smoothtune.data.columns import TEXTS
 from smoothtune.errors import DataError
 
 MIN_CACHED_ROWS = 20_000
-"""Rows from which tokenizing takes long enough for a progress bar and a cached result."""
+"""Number of rows from which tokenizing shows a progress bar and is cached."""
 
 
 def tokenize(
@@ -28,20 +28,21 @@ def tokenize(
     content: str,
     num_proc: int | None = None,
 ) -> Dataset:
-    """Tokenizes a split without padding; a large one is kept in the cache folder of `datasets`.
+    """Tokenize a split without padding; a large one is cached in the folder of `datasets`.
 
     Args:
         texts: column text, for pairs text_pair too, and columns to keep.
         tokenizer: the model's tokenizer.
-        max_seq_length: cut to so many tokens, special tokens included.
+        max_seq_length: truncate to this many tokens, special tokens included.
         content: fingerprint of `texts`, part of the cache's key.
         num_proc: processes; None: this one, with the threads of the tokenizer.
 
     Returns:
-        The tokenizer's columns, `length` and `cut`, whether a text was, in place of the texts.
+        The rows, the texts replaced by the tokenizer's columns, `length` (tokens) and `cut`
+        (whether a text was truncated).
 
     Raises:
-        ValueError: If the tokenizer has nothing to put between the two texts of a pair.
+        ValueError: the tokenizer has no separator for the two texts of a pair.
     """
     return cached_map(
         texts,
@@ -78,7 +79,9 @@ def cached_map(
     Returns:
         The encoded split.
     """
-    encode(examples[:1])  # leaves its settings in the tokenizer: every run hashes the same state
+    encode(
+        examples[:1]
+    )  # changes settings of the tokenizer, so that every run hashes the same state
     key = hashlib.sha256(f"{content} {Hasher.hash(tokenizer)}".encode()).hexdigest()
     key = key[:40]  # datasets adds the number of the process, and allows 64 characters
     with progress_bars(shown=cached):
@@ -106,7 +109,7 @@ def _encode(
                 "the tokenizer puts no separator between the two texts of a pair and has no "
                 "eos_token to use instead: set tokenizer.eos_token"
             )
-        # In front of the second text, where cutting from the right keeps it.
+        # In front of the second text, where truncation on the right keeps it.
         texts[1] = [tokenizer.eos_token + text for text in texts[1]]
     return encode_texts(texts, tokenizer, max_seq_length)
 
@@ -114,15 +117,15 @@ def _encode(
 def encode_texts(
     texts: Sequence[list[str]], tokenizer: PreTrainedTokenizerBase, max_seq_length: int
 ) -> dict[str, list]:
-    """Tokenizes texts, or pairs of texts.
+    """Tokenize texts, or pairs of texts.
 
     Args:
         texts: one list, or the lists of first and of second texts.
         tokenizer: the model's tokenizer.
-        max_seq_length: cut to so many tokens, special tokens included.
+        max_seq_length: truncate to this many tokens, special tokens included.
 
     Returns:
-        The tokenizer's columns, `length`, and `cut`, whether a text was.
+        The tokenizer's columns, `length` (tokens), and `cut` (whether a text was truncated).
     """
     encoded = tokenizer(*texts, truncation=True, max_length=max_seq_length, verbose=False)
     columns = {name: encoded[name] for name in tokenizer.model_input_names if name in encoded}
@@ -146,7 +149,7 @@ def _cache_file(key: str) -> str:
 
 
 def check_token_ids(tokenized: Dataset, vocab_size: int, where: str) -> None:
-    """Checks that the model has an embedding for every token.
+    """Check that the model has an embedding for every token.
 
     Args:
         tokenized: a split from `tokenize`.
@@ -154,7 +157,7 @@ def check_token_ids(tokenized: Dataset, vocab_size: int, where: str) -> None:
         where: source and split, for the error.
 
     Raises:
-        DataError: If a token id is not below `vocab_size`; it names the row in the source.
+        DataError: a token id is not below `vocab_size`; the message names the row in the source.
     """
     if _largest(tokenized.data.column("input_ids")) < vocab_size:
         return

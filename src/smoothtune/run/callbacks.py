@@ -1,4 +1,4 @@
-"""What a run shows while it trains, and how it stops on a signal."""
+"""Trainer callbacks: progress and logs, and stopping on a signal."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ QUIET |= {f"eval_{key}" for key in ("runtime", "samples_per_second", "steps_per_
 
 
 class ProgressCallback(TrainerCallback):
-    """A bar in a terminal; a line for every logged loss and every evaluation anywhere."""
+    """A progress bar in a terminal, and a line for every logged loss and every evaluation."""
 
     def __init__(self, console: Console, title: str, *, log_losses: bool = True) -> None:
         self.console, self.title, self.log_losses = console, title, log_losses
@@ -33,7 +33,7 @@ class ProgressCallback(TrainerCallback):
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> None:
-        """Move the bar."""
+        """Advance the bar."""
         self.bar.update(self.row, completed=state.global_step)
 
     def on_log(
@@ -49,10 +49,10 @@ class ProgressCallback(TrainerCallback):
         evaluation = any(key.startswith("eval_") for key in shown)
         if shown and (evaluation or self.log_losses):
             parts = [f"{key.removeprefix('eval_')} {value:.4g}" for key, value in shown.items()]
-            kind = "evaluation" if evaluation else "train"
+            phase = "evaluation" if evaluation else "train"
             say(
                 self.console,
-                f"{self.title} step {state.global_step}/{state.max_steps} {kind}: "
+                f"{self.title} step {state.global_step}/{state.max_steps} {phase}: "
                 + "  ".join(parts),
             )
 
@@ -68,10 +68,10 @@ class ProgressCallback(TrainerCallback):
 
 
 class Signals:
-    """Remembers SIGINT and SIGTERM within a ``with``; a second one does what it always did."""
+    """Records SIGINT or SIGTERM within a ``with``; a second signal has its usual effect."""
 
     received: int | None = None
-    """The signal, once one came."""
+    """Number of the first signal received."""
 
     def __enter__(self) -> Signals:
         numbers = (signal.SIGINT, signal.SIGTERM)
@@ -88,7 +88,7 @@ class Signals:
 
 
 class StopOnSignal(TrainerCallback):
-    """After a signal: finish the step, write a checkpoint, stop."""
+    """After a signal, finish the step, write a checkpoint and stop."""
 
     def __init__(self, signals: Signals) -> None:
         self.signals = signals

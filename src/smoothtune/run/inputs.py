@@ -1,4 +1,4 @@
-"""What a run needs before its first step: task, data and model, checked and reported."""
+"""Task, data and model of a run: loaded, checked and printed before the first step."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from smoothtune.tasks.prepare import Prepared, prepare, prepare_unlabeled
 
 @dataclass(frozen=True)
 class Inputs:
-    """What a run reads."""
+    """Base model, tokenizer and data of a run."""
 
     base: Base
     prepared: Prepared
     unlabeled: tuple[Dataset, str] | None
-    """Rows and their fingerprint."""
+    """Tokenized rows, and the fingerprint of their texts."""
 
     @property
     def task(self) -> Task:
-        """As it was found in the data."""
+        """The task, with the labels of the data."""
         return self.prepared.task
 
 
 def read_inputs(config: RunConfig, console: Console) -> Inputs:
-    """Read and check the data, and open the base model; prints what was found.
+    """Load and check the data and the base model's tokenizer; prints a summary of the data.
 
     Raises:
         ConfigError: the columns do not describe a task.
         ModelError: the model cannot be loaded.
-        DataError: the data cannot be trained on.
+        DataError: the data cannot be read or do not fit the task.
     """
     task = configured_task(config)
     base = load_base(config.model, trust_remote_code=config.trust_remote_code)
@@ -94,5 +94,5 @@ def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTra
     if config.lora is not None:
         model = add_lora(model, config.lora, task.task_type, new_weights, seed=config.seed)
         trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-        say(console, f"lora: {trained} of the model's weights are trained")
+        say(console, f"lora: {trained / 1e6:.2f}M parameters are trained")
     return model

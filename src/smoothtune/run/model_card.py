@@ -1,4 +1,4 @@
-"""The README.md of a trained model: how it was trained, from its result."""
+"""The model card (README.md) of a trained model, from its ``result.json``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def model_card(result: dict[str, Any]) -> str:
         result: the content of ``result.json``.
 
     Returns:
-        The card; every string from outside is escaped, so that it cannot become markup.
+        The card; names and messages from data and files are escaped, so that they are no markup.
     """
     config = result["config"]
     content = {

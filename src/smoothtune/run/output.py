@@ -1,4 +1,4 @@
-"""The output folder of a run: who may write it, what is finished, and how it becomes so.
+"""The output folder of a run: locking, resuming, and publishing the finished model.
 
 While a run goes on, the folder holds ``run.json`` (the configuration) and ``checkpoints/``. The
 model is written to a hidden folder first and moved in file by file, ``result.json`` last: a folder
@@ -25,7 +25,7 @@ STAGING = ".unfinished"
 
 
 def finished_result(config: RunConfig) -> dict[str, Any] | None:
-    """The result of this very run, if it is done and not to be replaced."""
+    """The recorded result if this same run is finished and is not to be replaced."""
     result = read_json(Path(config.output_dir) / RESULT)
     if result is None or config.overwrite_output_dir or _changed(result, config):
         return None
@@ -34,7 +34,7 @@ def finished_result(config: RunConfig) -> dict[str, Any] | None:
 
 @contextmanager
 def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
-    """Own the output folder for the time of a run.
+    """Lock the output folder for the time of a run, and check what it holds.
 
     Args:
         config: the run.
@@ -76,7 +76,7 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
     (folder / RESULT).unlink(missing_ok=True)
     for name in set(replaced.get("files", [])) - set(names):
         (folder / Path(name).name).unlink(missing_ok=True)
-    for name in names:  # safetensors writes files that only their owner may read
+    for name in names:  # safetensors writes files with owner-only permissions
         shutil.copymode(staging / "README.md", staging / name)
     for name in names:
         os.replace(staging / name, folder / name)
@@ -113,8 +113,10 @@ def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
 
 
 def _changed(record: Mapping[str, Any], config: RunConfig) -> str:
-    """Fields in which a recorded run differs from a configuration; empty if it is this run."""
-    there = dict(record.get("config", {})) | {"versions of methods": record.get("method_versions")}
-    there["methods"] = with_present_names(there.get("methods", {}))
-    here = config.identity() | {"versions of methods": config.method_versions()}
-    return changed_fields(there, here)
+    """Fields in which a recorded run differs from a configuration; empty if none does."""
+    recorded = dict(record.get("config", {})) | {
+        "versions of methods": record.get("method_versions")
+    }
+    recorded["methods"] = with_present_names(recorded.get("methods", {}))
+    current = config.identity() | {"versions of methods": config.method_versions()}
+    return changed_fields(recorded, current)

@@ -1,4 +1,4 @@
-"""One training run, from a configuration to a plain model folder with its result."""
+"""One training run, from its configuration to a model folder with ``result.json``."""
 
 from __future__ import annotations
 
@@ -28,23 +28,24 @@ from smoothtune.tasks.prepare import Prepared
 from smoothtune.trainer.step_cost import StepCost, measure_step_cost
 
 COST_MAX_PARAMETERS = 400_000_000
+"""Larger models are not copied to measure the cost of a step."""
 
 
 @dataclass
 class Trained:
-    """A run after its last step."""
+    """A trained and evaluated model, not yet written."""
 
     base: Base
     prepared: Prepared
     model: PreTrainedModel
-    """Free of all that the methods had attached."""
-    logits: np.ndarray
-    """(N, C) of the validation rows; for other kinds than text classification their predictions."""
+    """The trained model, with all methods detached."""
+    predictions: np.ndarray
+    """(N, W) of the validation rows, see `Task`; for text classification the logits (N, C)."""
     result: dict[str, Any]
-    """What becomes ``result.json``."""
+    """The content of ``result.json``."""
 
     def save(self, folder: Path) -> None:
-        """Write the model folder's files, all but ``result.json``."""
+        """Write the files of the model folder except ``result.json``."""
         with quiet():
             save(self.model, folder)
             self.base.tokenizer.save_pretrained(folder)
@@ -56,35 +57,35 @@ def train(
 ) -> dict[str, Any]:
     """Fine-tune a model as the configuration says.
 
-    Before the first step it prints what it checked, the attention implementation, and the
+    Before the first step it prints a summary of the data, the attention implementation and the
     measured cost of the methods. `config.output_dir` becomes a model folder that transformers
     loads by itself, with ``result.json`` and a model card.
 
     Args:
         config: the run.
-        resume: go on from the newest checkpoint in the folder.
+        resume: continue from the newest checkpoint in the folder.
         console: where to print.
 
     Returns:
-        The content of ``result.json``; read from there if this very run is done already.
+        The content of ``result.json``; read from the file if this same run is already finished.
 
     Raises:
         ConfigError: methods and model do not fit together, or several processes were started.
         OutputError: the output folder holds something else.
         ModelError: the model cannot be loaded.
-        DataError: the data cannot be trained on.
+        DataError: the data cannot be read or do not fit the task.
         NonFiniteLoss: a loss term became NaN or infinite; no model is written.
         Stopped: SIGINT or SIGTERM came; a checkpoint is in the output folder.
     """
     console = console or Console()
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         message = (
-            "smoothtune train is one process; for several, start a script of your own with "
+            "smoothtune train runs in one process; for several, write a script with "
             "SmoothTrainer, see docs/distributed.md"
         )
         raise ConfigError([Problem("torchrun or accelerate launch", "", message)])
     if result := finished_result(config):
-        say(console, f"{config.output_dir} holds this run already: nothing to do")
+        say(console, f"{config.output_dir} already holds this run: nothing to do")
         return result
     with claimed(config, resume=resume) as folder:
         trained = fit(config, folder, resume=resume, console=console)
@@ -101,9 +102,9 @@ def fit(
     """Fine-tune and evaluate as `train` does, without writing the model; the same errors.
 
     Args:
-        config: the run; its `output_dir` is not looked at.
+        config: the run; its `output_dir` is not used.
         folder: for checkpoints.
-        resume: go on from the newest checkpoint in the folder.
+        resume: continue from the newest checkpoint in the folder.
         console: where to print.
     """
     console = console or Console()
@@ -136,7 +137,7 @@ def step_cost(
     if not count or list(config.methods) == ["plain"]:
         return None
     if model.num_parameters() > COST_MAX_PARAMETERS:
-        say(console, "cost of a step not measured: it takes two copies of this large model")
+        say(console, "cost of a step not measured: that needs two copies of this large model")
         return None
     chosen = np.random.default_rng(0).integers(
         len(rows), size=(count, config.per_device_train_batch_size)
@@ -156,7 +157,7 @@ def step_cost(
 def train_to_the_end(
     trainer: RunTrainer, title: str, checkpoint: Path | None, console: Console
 ) -> float:
-    """Take all steps, from a checkpoint on if there is one; returns the seconds it took.
+    """Train to the last step, from a checkpoint if there is one; returns the seconds taken.
 
     Raises:
         NonFiniteLoss: a loss term became NaN or infinite.
@@ -174,8 +175,8 @@ def train_to_the_end(
     state = trainer.state
     if signals.received is not None and state.global_step < state.max_steps:
         raise Stopped(
-            f"stopped by a signal after step {state.global_step} of {state.max_steps}; go on with "
-            "the same command and --resume-from-checkpoint"
+            f"stopped by a signal after step {state.global_step} of {state.max_steps}; continue "
+            "with the same command and --resume-from-checkpoint"
         )
     return time.perf_counter() - start
 
@@ -189,7 +190,7 @@ def run_result(
     cost: StepCost | None,
     seconds: dict[str, float],
 ) -> dict[str, Any]:
-    """The content of ``result.json``; `seconds` are those of "train" and "evaluation"."""
+    """The content of ``result.json``; `seconds` holds those of "train" and "evaluation"."""
     task, prepared, main_metric = inputs.task, inputs.prepared, inputs.task.main_metric
     model: Any = trainer.model
     hub = config.model != "minilm" and not Path(config.model).expanduser().exists()

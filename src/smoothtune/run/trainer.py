@@ -1,4 +1,4 @@
-"""The trainer of a run, and how it evaluates."""
+"""The trainer of a run, and its evaluation of a split."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from smoothtune.trainer.trainer import SmoothTrainer
 
 
 class RunTrainer(SmoothTrainer):
-    """Groups by length in an order that a resumed run finds again."""
+    """Groups rows by length, in an order that depends on seed and epoch alone."""
 
     objective: Objective
 
@@ -38,18 +38,18 @@ class RunTrainer(SmoothTrainer):
         return LengthGroupedSampler(dataset["length"][:], size, self.args.seed)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
-        return SequentialSampler(eval_dataset)  # transformers' would group it by length, shuffled
+        return SequentialSampler(eval_dataset)  # transformers' default would shuffle
 
 
 def build_trainer(
     config: RunConfig, inputs: Inputs, model: PreTrainedModel, folder: Path, console: Console
 ) -> RunTrainer:
-    """The trainer of a run; prints the attention implementation it chose, and why.
+    """Make the trainer of a run; prints the attention implementation and the reason for it.
 
     Args:
         config: the run.
         inputs: its data and tokenizer.
-        model: what is trained.
+        model: the model to train.
         folder: for checkpoints.
         console: where to print.
 
@@ -80,18 +80,18 @@ def build_trainer(
     attention = model.config._attn_implementation
     if attention != loaded_with:
         second = [regularizer.name for regularizer in regularizers if regularizer.second_order]
-        why = f"{' and '.join(second)} needs second derivatives, which {loaded_with} has not"
+        why = f"{' and '.join(second)} needs second derivatives, which {loaded_with} does not have"
     else:
         why = "transformers' choice for this model; no method needs another"
     say(console, f"attention: {attention} ({why})")
     if clips := clipping_methods(config.methods):
-        say(console, f"max_grad_norm is 0: {clips[0]} is the gradient clip")
+        say(console, f"max_grad_norm is 0: {clips[0]} clips gradients itself")
     return trainer
 
 
 @contextmanager
 def as_config_error() -> Iterator[None]:
-    """Report a method that does not fit the model or the trainer as an error of configuration."""
+    """Turn ValueErrors, of methods that do not fit model or trainer, into ConfigErrors."""
     try:
         yield
     except ValueError as error:
@@ -99,22 +99,22 @@ def as_config_error() -> Iterator[None]:
 
 
 def evaluate(trainer: RunTrainer, task: Task, rows: Dataset) -> tuple[dict[str, float], np.ndarray]:
-    """Metrics and predictions of rows, each prediction at the place of its row."""
-    trainer.compute_metrics = None  # it looks at the validation rows
+    """Metrics and predictions of rows, the predictions in the order of the rows."""
+    trainer.compute_metrics = None  # it is made for the validation rows
     return score(task, trainer.predict(shortest_first(rows)).predictions, rows)
 
 
 def shortest_first(rows: Dataset) -> Dataset:
-    """The rows in the order in which they are evaluated, so that little is padded."""
+    """The rows from short to long, the order of evaluation, which needs little padding."""
     return rows.select(_by_length(rows), keep_in_memory=True)
 
 
 def score(task: Task, outputs: Any, rows: Dataset) -> tuple[dict[str, float], np.ndarray]:
     """Metrics and predictions of rows, from the model's outputs for `shortest_first` of them."""
-    own_order = np.argsort(_by_length(rows))
+    original_order = np.argsort(_by_length(rows))
     arrays = outputs if isinstance(outputs, tuple) else (outputs,)
-    named = zip(task.outputs, arrays, strict=False)  # some models give more than are named
-    ordered = {name: array[own_order] for name, array in named}
+    named = zip(task.outputs, arrays, strict=False)  # some models return more outputs
+    ordered = {name: array[original_order] for name, array in named}
     predictions = task.predictions(ordered, rows)
     return task.scores(task.example_statistics(predictions, rows)), predictions
 

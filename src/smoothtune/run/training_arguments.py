@@ -1,4 +1,4 @@
-"""What a run's configuration means to the Trainer of transformers."""
+"""A run's configuration as `TrainingArguments` of transformers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def training_arguments(
     Args:
         config: the run.
         folder: its output folder; checkpoints go below.
-        label_names: what the model calls its labels.
+        label_names: names of the model's label inputs.
     """
     same = config.model_dump(include=_SAME_IN_TRANSFORMERS)
     return TrainingArguments(
@@ -49,7 +49,7 @@ def training_arguments(
         activation_checkpointing=config.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False},
         save_total_limit=1,
-        remove_unused_columns=False,  # the collator chooses, and keeps example_id for errors
+        remove_unused_columns=False,  # the collator selects them; example_id is for errors
         label_names=list(label_names),
         dataloader_pin_memory=torch.cuda.is_available(),
         logging_nan_inf_filter=False,

@@ -201,7 +201,7 @@ def _entries(draft: Draft, config: StudyConfig, search: dict[str, Any]) -> list[
         entries.insert(labels.index(PLAIN) + 1, Entry(LONGER, settings, plain.location))
     for entry in entries:
         if labels.count(entry.label) > 1:
-            draft.report(entry.location, f"{entry.label!r} stands twice; give one of them a label")
+            draft.report(entry.location, f"{entry.label!r} is repeated; give one of them a label")
     return entries
 
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_origin
+from typing import Annotated, Any, get_origin
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
 
-from smoothtune.config.draft import Draft
-from smoothtune.config.fields import without_none
+from smoothtune.config.draft import Draft, message_of
+from smoothtune.config.fields import Fields, without_none
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import Location
 
@@ -51,6 +51,14 @@ class Setting:
         return " ".join(["+".join(parts), *changes, *longer])
 
 
+class EntryFields(Fields):
+    """Keys of an entry that are neither fields of its method nor of a run."""
+
+    label: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] | None = None
+    epochs_factor: Annotated[float, Field(gt=0)] = 1.0
+    methods: Annotated[list[Any], Field(min_length=1)] | None = None
+
+
 @dataclass(frozen=True)
 class Entry:
     """One row of the study's tables."""
@@ -62,21 +70,24 @@ class Entry:
 
 
 def read_entry(item: Any, location: Location, search: Mapping[str, Any], draft: Draft) -> Entry:
-    """Read one entry; what is wrong is reported, and a rest that can be used is returned.
+    """Read one entry; its problems are reported to the draft, and the valid rest is returned.
 
     Args:
         item: from the file.
         location: of the item.
         search: lists of values for fields of the run, tried for every entry.
-        draft: of the study; collects what is wrong.
+        draft: of the study; collects the problems.
     """
     mapping = dict(item) if isinstance(item, Mapping) else {}
-    label, factor = mapping.pop("label", None), mapping.pop("epochs_factor", 1.0)
-    if isinstance(factor, bool) or not isinstance(factor, int | float) or factor <= 0:
-        draft.report((*location, "epochs_factor"), f"must be a number above 0, not {factor!r}")
-        factor = 1.0
+    own = {key: mapping.pop(key) for key in EntryFields.model_fields if key in mapping}
+    try:
+        entry = EntryFields(**own)
+    except ValidationError as error:
+        for detail in error.errors():
+            draft.report((*location, *detail["loc"]), message_of(detail, []))
+        return Entry(repr(item), [], location)
     changes = {key: mapping.pop(key) for key in list(mapping) if key in RUN_FIELDS}
-    parts = mapping.pop("methods", None) if "name" not in mapping else None
+    parts = entry.methods
     if parts is not None and mapping:
         message = f"{', '.join(mapping)}: write fields inside methods: [{{name: ...}}]"
         draft.report(location, message)
@@ -86,15 +97,11 @@ def read_entry(item: Any, location: Location, search: Mapping[str, Any], draft: 
     for part in parts:
         name, fields = _method(part, location, draft)
         if name in methods:
-            draft.report(location, f"{name} stands twice in one composition; keep one of them")
+            draft.report(location, f"{name} is repeated in one composition; keep one of them")
         if name:
             methods[name] = fields
-    settings = _settings(methods, dict(search) | changes, float(factor))
-    if label is None:
-        label = _label(methods, changes, factor)
-    elif not isinstance(label, str) or not label.strip():
-        draft.report((*location, "label"), f"must be a word, not {label!r}")
-        label = repr(label)
+    settings = _settings(methods, dict(search) | changes, entry.epochs_factor)
+    label = entry.label or _label(methods, changes, entry.epochs_factor)
     return Entry(label, settings, location)
 
 
@@ -107,7 +114,9 @@ def _method(part: Any, location: Location, draft: Draft) -> tuple[str, dict[str,
         fields = dict(part)
     name = fields.pop("name", None)
     if not isinstance(name, str) or not name:
-        draft.report(location, f"{part!r} is no method; write a name, or a mapping with name: NAME")
+        draft.report(
+            location, f"{part!r} is not a method; write a name, or a mapping with name: NAME"
+        )
         return "", {}
     return name, fields
 
@@ -161,4 +170,4 @@ def _label(
         for name, fields in methods.items()
     }
     fixed = {key: value for key, value in changes.items() if not isinstance(value, list)}
-    return Setting(single, fixed, float(factor)).describe()
+    return Setting(single, fixed, factor).describe()

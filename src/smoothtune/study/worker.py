@@ -117,7 +117,7 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if task.label_names and task.task_type == "text-classification":
         labels = np.asarray(trained.prepared.validation["labels"][:])
-        found["ece"] = reliability(trained.logits, labels).expected_error
+        found["ece"] = reliability(trained.predictions, labels).expected_error
     if extras == Extras():
         return found
     subject = _subject(trained, cell)

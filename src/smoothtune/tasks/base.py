@@ -1,4 +1,4 @@
-"""What a task says, from the rows of a source to the metrics of a model's answers."""
+"""The base class of tasks: from the rows of a source to the metrics of a model's predictions."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]
 TaskType = Literal[
     "text-classification", "question-answering", "token-classification", "multiple-choice"
 ]
-"""Under the hub's names; regression is text classification without classes."""
+"""Named as on the hub; regression is text classification without classes."""
 
 
 @dataclass(frozen=True)
 class Task(ABC):
-    """A task on a data set; a subclass for each type of task says how.
+    """A task on a data set; there is a subclass for each type of task.
 
-    *Examples* are chosen raw rows under column names of the type's own, with ``example_id``, the
-    row in the source. *Rows* are what the model runs on; an example may have several.
-    *Predictions* are an array with one entry for every row. *Example statistics* are an array with
-    one entry for every example from which the metrics follow, so that examples can be resampled.
+    *Examples* are raw rows chosen from a split, with the type's own column names and
+    ``example_id``, the row in the source. *Rows* are tokenized inputs of the model; an example may
+    have several. *Predictions* are an array (N, W), an entry per row. *Example statistics* are an
+    array (E, K), an entry per example, from which the metrics follow: examples can be resampled.
     """
 
     task_type: ClassVar[TaskType]
@@ -39,23 +39,23 @@ class Task(ABC):
     auto_model: ClassVar[Any]
     """transformers' class that loads the model with the head."""
     model_noun: ClassVar[str]
-    """What a fine-tuned model is called."""
+    """What messages call a fine-tuned model."""
     input_columns: ClassVar[tuple[str, ...]]
-    """Columns of the examples that the model reads; where they repeat, the example does."""
+    """Columns of the examples that the model reads; examples equal in them are duplicates."""
     label_inputs: ClassVar[tuple[str, ...]] = ("labels",)
     """Inputs of the model that are labels."""
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
-    """The model's first outputs after the loss."""
+    """Names of the model's first outputs after the loss."""
     default_max_seq_length: ClassVar[int] = 128
-    """Longest row in tokens, where nothing else is said."""
+    """Default of the longest row in tokens."""
     predicts_logits: ClassVar[bool] = False
-    """Whether predictions are logits over classes, or scores, (N, C)."""
+    """Whether predictions are class logits (N, C) or regression scores (N, 1)."""
     one_sequence: ClassVar[bool] = False
-    """Whether an example is one sequence with one prediction, whose derivatives have norms."""
+    """Whether an example is one sequence with one prediction, as derivative norms require."""
     num_label_statistics: ClassVar[int] = 0
-    """So many first columns of the example statistics do not depend on the model."""
+    """Number of leading columns of the example statistics that do not depend on the model."""
     unsupported_parts: ClassVar[Mapping[str, str]] = {}
-    """Parts of an evaluation that have no meaning here, with the reason."""
+    """Parts of an evaluation that this type does not support, with the reason."""
 
     name: str
     """Short name, as on the command line."""
@@ -64,7 +64,7 @@ class Task(ABC):
     label_column: str = "label"
     """Column with the gold label."""
     label_names: tuple[str, ...] | None = None
-    """Name of class 0, 1, ...; empty without classes; None until `with_labels` saw the data."""
+    """Names of class 0, 1, ...; empty for regression and spans; None until `with_labels`."""
     metrics: tuple[str, ...] = ()
     """Metrics under scikit-learn's names, the main one first; default: those of the type, once
     `label_names` is known."""
@@ -80,12 +80,12 @@ class Task(ABC):
             object.__setattr__(self, "metrics", self._metrics_for(self.label_names))
 
     def _metrics_for(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
-        """Metrics of a task that names none."""
+        """Default metrics of the type."""
         raise NotImplementedError(f"task {self.name!r} has no metrics")
 
     @property
     def main_metric(self) -> str:
-        """The metric that a model is judged by."""
+        """The first metric, by which models are compared."""
         return self.metrics[0]
 
     @property
@@ -121,10 +121,10 @@ class Task(ABC):
 
     @abstractmethod
     def check_description(self) -> None:
-        """Check what a user said about the data set.
+        """Check the columns and labels that a user named.
 
         Raises:
-            ValueError: it does not make a task of this type.
+            ValueError: they do not describe a task of this type.
         """
 
     def load_splits(self, source: str | Path, *, need_train: bool = True) -> dict[str, Dataset]:
@@ -139,7 +139,7 @@ class Task(ABC):
         )
 
     def with_labels(self, train: Dataset, source: str = "the data") -> Self:
-        """The task with the `label_names` of its raw train split; as it is if they are known.
+        """The task with the `label_names` of its raw train split; unchanged if they are known.
 
         Args:
             train: the raw train split.
@@ -166,25 +166,25 @@ class Task(ABC):
             source: where the data came from, for the error.
 
         Returns:
-            For each split its labels as `select` needs them.
+            The labels of each split, in the form that `select` takes.
 
         Raises:
-            DataError: with everything that is wrong in any of the splits: columns that are missing,
-                and if none is, texts and labels, each with its column and the first row, from 0.
+            DataError: lists the problems of all splits: missing columns, or else wrong texts and
+                labels, each with its column and first row, from 0.
         """
         labels: dict[str, Any] = {}
         problems: list[str] = []
         for name, split in splits.items():
             problem = column_problem(split, self.columns)
-            labels[name], found = (None, [problem]) if problem else self._check_rows(split)
-            problems += [f"{source}, split {name!r}: {problem}" for problem in found]
+            labels[name], wrong = (None, [problem]) if problem else self._check_rows(split)
+            problems += [f"{source}, split {name!r}: {problem}" for problem in wrong]
         if problems:
             raise DataError("\n".join(problems))
         return labels
 
     @abstractmethod
     def _check_rows(self, split: Dataset) -> tuple[Any, list[str]]:
-        """The labels of a raw split that has all columns, and what is wrong with its rows."""
+        """The labels of a raw split that has all columns, and the problems of its rows."""
 
     @abstractmethod
     def select(self, raw: Dataset, indices: np.ndarray, labels: Any) -> Dataset:
@@ -217,14 +217,14 @@ class Task(ABC):
 
     @abstractmethod
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:
-        """What makes a batch of rows, each tensor (B, ...), padded to the longest."""
+        """A function from rows to a batch of tensors (B, ...), padded to the longest row."""
 
     @abstractmethod
     def head(self) -> dict[str, Any]:
-        """Fields of the model's configuration that the task decides."""
+        """Fields of the model's configuration that depend on the task."""
 
     def fit_outputs(self, config: Any) -> tuple[int, ...] | None:
-        """The output number of every label in a fine-tuned model; None: the same order.
+        """The index of the output of every label in a fine-tuned model; None: the same order.
 
         Raises:
             ValueError: the model has other outputs than the task needs.
@@ -239,7 +239,7 @@ class Task(ABC):
 
     @abstractmethod
     def predictions(self, outputs: Mapping[str, np.ndarray], rows: Dataset) -> np.ndarray:
-        """An entry for every row, (N, W), from the model's outputs on these rows.
+        """Predictions (N, W), an entry per row, from the model's outputs on these rows.
 
         Args:
             outputs: arrays (N, ...) by the model's names; padding, if any, is at the end.
@@ -260,27 +260,26 @@ class Task(ABC):
 
     @abstractmethod
     def example_statistics(self, predictions: np.ndarray, rows: Dataset) -> np.ndarray:
-        """(E, K) what the metrics of any set of examples follow from."""
+        """(E, K) statistics from which the metrics of any set of examples follow."""
 
     @abstractmethod
     def scores(self, statistics: np.ndarray) -> dict[str, float]:
-        """Metrics of examples from their statistics, (E, K), the main metric first."""
+        """Metrics of examples from their statistics (E, K), the main metric first."""
 
     def detailed_scores(self, statistics: np.ndarray) -> dict[str, float]:
-        """`scores`, with more that an evaluation shows."""
+        """`scores`, with further metrics that an evaluation shows."""
         return self.scores(statistics)
 
     @abstractmethod
     def baseline(self, rows: Dataset) -> float:
-        """Main metric of the best answer that does not look at the input."""
+        """Main metric of the best constant prediction."""
 
     def confidence(self, predictions: np.ndarray, rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
-        """(E,) probability of the answer given, and (E,) whether it is right.
+        """(E,) probability of the predicted answer, and (E,) whether it is correct, 0 or 1.
 
-        For types whose predictions are no logits over classes.
+        For types whose predictions are not class logits.
 
         Raises:
-            NotImplementedError: there is no such probability; `unsupported_parts` keeps callers
-                away.
+            NotImplementedError: there is no such probability, see `unsupported_parts`.
         """
         raise NotImplementedError(f"no calibration of a {self.model_noun}")

@@ -1,4 +1,4 @@
-"""Classes and scores of a label column, and the outputs of a model that stand for them."""
+"""Classes and scores of a label column, and the model outputs that belong to them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def class_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
         The names, in the order of the class ids; none for regression.
 
     Raises:
-        DataError: the values are of no usable kind, there is one class only, or integer labels do
-            not count from 0.
+        DataError: the values have no usable type, there is only one class, or integer labels do
+            not count from 0 without gaps.
     """
     where = f"{where}, column {column!r}"
     names = _class_names(dataset, column, where)
@@ -91,7 +91,7 @@ def tag_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
 
 
 def real_scores(dataset: Dataset, column: str) -> tuple[np.ndarray, list[str]]:
-    """(N,) float32 scores of a label column, and what is wrong with it."""
+    """(N,) float32 scores of a label column, and its problems."""
     values = dataset[column][:]
     problems = _all_ignored(column, values) or rows_with_problems(
         column, values, map(_score_problem, values)
@@ -100,7 +100,7 @@ def real_scores(dataset: Dataset, column: str) -> tuple[np.ndarray, list[str]]:
 
 
 def class_ids(dataset: Dataset, column: str, names: Sequence[str]) -> tuple[np.ndarray, list[str]]:
-    """(N,) int64 class ids of a label column, and what is wrong with it.
+    """(N,) int64 class ids of a label column, and its problems.
 
     Args:
         dataset: a raw split.
@@ -115,15 +115,14 @@ def class_ids(dataset: Dataset, column: str, names: Sequence[str]) -> tuple[np.n
     if stored := _stored_names(feature, names):
         values = [stored.get(value, value) for value in values]
     values = [str(value) if isinstance(value, bool) else value for value in values]
-    found = (_class_problem(value, ids) for value in values)
-    if problems := rows_with_problems(column, values, found):
+    if problems := rows_with_problems(column, values, (_class_problem(v, ids) for v in values)):
         return np.empty(0), problems
     encoded = [ids[value] if isinstance(value, str) else int(value) for value in values]
     return np.array(encoded, dtype=np.int64), []
 
 
 def tag_ids(dataset: Dataset, column: str, names: Sequence[str]) -> list[list[Any]]:
-    """Lists of tags as class ids; what is no tag stays as it is."""
+    """Lists of tags as class ids; unknown tags are left as they are."""
     ids: dict[Any, Any] = {name: index for index, name in enumerate(names)}
     stored = _stored_names(getattr(dataset.features[column], "feature", None), names)
     ids |= {number: ids[name] for number, name in stored.items()}
@@ -131,7 +130,7 @@ def tag_ids(dataset: Dataset, column: str, names: Sequence[str]) -> list[list[An
 
 
 def _stored_names(feature: Any, names: Iterable[str]) -> dict[int, str]:
-    """Names by the numbers of a column that has the same classes, in this order or another."""
+    """Class names by stored number, for a column with the same classes in any order."""
     if isinstance(feature, ClassLabel) and set(feature.names) == set(names):
         return dict(enumerate(feature.names))
     return {}
@@ -151,15 +150,15 @@ def _score_problem(value: object) -> str:
 
 
 def _class_problem(value: object, ids: Mapping[str, int]) -> str:
-    known = ", ".join(f"{index} {name!r}" for name, index in list(ids.items())[:20])
+    labels = ", ".join(f"{index} {name!r}" for name, index in list(ids.items())[:20])
     if value is None or value == "":
         return "is a missing label"
     if isinstance(value, str):
-        return "" if value in ids else f"is no label of this task; they are {known}"
+        return "" if value in ids else f"is no label of this task; they are {labels}"
     # Integers are real numbers in files where one is missing, so 1.0 is class 1.
     if not isinstance(value, int | float) or not float(value).is_integer():
-        return f"is no class number; the labels are {known}"
-    return "" if 0 <= value < len(ids) else f"is out of range; the labels are {known}"
+        return f"is no class number; the labels are {labels}"
+    return "" if 0 <= value < len(ids) else f"is out of range; the labels are {labels}"
 
 
 def label_head(names: Sequence[str]) -> dict[str, Any]:
@@ -182,9 +181,9 @@ def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, 
     Raises:
         ValueError: the model has another number of outputs.
     """
-    due = len(names) or 1
-    if config.num_labels != due:
-        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {due}")
+    needed = len(names) or 1
+    if config.num_labels != needed:
+        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {needed}")
     label2id = config.label2id
     if label2id is None or set(label2id) != set(names):
         return None

@@ -20,14 +20,13 @@ from smoothtune.tasks.base import Task
 
 
 def compute_metrics(task: Task, predictions: ArrayLike, labels: ArrayLike) -> dict[str, float]:
-    """Scores predictions by the task's metrics and, for classes, by `brier` and `nll`.
+    """The task's metrics of predictions and, for classes, `brier` and `nll`.
 
     Ranges: accuracy and f1 (of class 1 when there are two classes, else the unweighted mean over
     classes) 0 to 1; matthews_correlation, pearson and spearman -1 to 1; brier 0 to 2, and nll, in
     nats, from 0: see the functions of these names.
 
-    A correlation with a constant is undefined, and so is one of fewer than two examples: both are
-    given as 0.0, because a predictor that does not tell examples apart explains nothing.
+    Correlations with a constant, or of fewer than two examples, are undefined; they count as 0.0.
 
     Args:
         task: the task.
@@ -38,16 +37,16 @@ def compute_metrics(task: Task, predictions: ArrayLike, labels: ArrayLike) -> di
         Value by metric, the main metric first.
 
     Raises:
-        ValueError: If there are no examples, the shapes do not fit the task, or a prediction is
-            not finite.
+        ValueError: there are no examples, the shapes do not fit the task, or a prediction is not
+            finite.
     """
     predicted, gold = np.asarray(predictions, np.float64), np.asarray(labels)
     if task.regression and predicted.ndim == 2 and predicted.shape[1] == 1:
         predicted = predicted[:, 0]
-    due = (len(gold),) if task.regression else (len(gold), task.num_labels)
-    if not len(gold) or predicted.shape != due:
+    shape = (len(gold),) if task.regression else (len(gold), task.num_labels)
+    if not len(gold) or predicted.shape != shape:
         raise ValueError(
-            f"predictions of task {task.name!r} must have shape {due} with at least one row, not "
+            f"predictions of task {task.name!r} must have shape {shape} with at least one row, not "
             f"{predicted.shape}"
         )
     if not np.isfinite(predicted).all():
@@ -67,15 +66,15 @@ def compute_metrics(task: Task, predictions: ArrayLike, labels: ArrayLike) -> di
 
 
 def trivial_baseline(task: Task, labels: ArrayLike) -> float:
-    """The main metric of the predictor that always gives the most frequent label.
+    """The main metric of always predicting the most frequent label.
 
     Args:
         task: the task.
-        labels: class ids or scores, (N,), of the examples that are evaluated, which makes this
-            the best of all constant predictors in accuracy.
+        labels: class ids or scores, (N,), of the evaluated examples; for accuracy this is then the
+            best constant prediction.
 
     Returns:
-        The metric; 0 for correlations, matthews_correlation among them.
+        The metric; 0 for correlations, including matthews_correlation.
     """
     gold = np.asarray(labels)
     if task.regression:
@@ -87,7 +86,7 @@ def trivial_baseline(task: Task, labels: ArrayLike) -> float:
 
 
 def roc_auc(logits: np.ndarray, labels: np.ndarray) -> float:
-    """Chance that an example of class 1 is scored above one of class 0; 0.5 with one class alone.
+    """Probability that an example of class 1 scores above one of class 0; 0.5 with a single class.
 
     Args:
         logits: (N, 2).
@@ -101,7 +100,7 @@ def roc_auc(logits: np.ndarray, labels: np.ndarray) -> float:
 def brier(logits: ArrayLike, labels: ArrayLike) -> float:
     """Mean over examples of sum_c (1[y = c] - p_c)^2, as Brier (1950) defined it, 0 to 2.
 
-    For two classes this is twice the number that is usual there.
+    For two classes this is twice the usual binary Brier score.
     """
     probabilities = np.exp(log_softmax(np.asarray(logits, np.float64), axis=1))
     classes = np.arange(probabilities.shape[1])

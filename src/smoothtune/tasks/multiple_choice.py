@@ -36,9 +36,9 @@ class MultipleChoice(SingleLabelTask):
     model_noun = "multiple-choice model"
     input_columns = ("contexts", "choices")
     unsupported_parts = {
-        "corruption": "it is made for examples of one or two texts",
-        "smoothness": "its curves are about one sequence, and an example has several",
-        "drift": "its curves are about one sequence, and an example has several",
+        "corruption": "only defined for examples of one or two texts",
+        "smoothness": "only defined for one sequence per example, and an example has several",
+        "drift": "only defined for one sequence per example, and an example has several",
     }
 
     metrics: tuple[str, ...] = ("accuracy",)
@@ -61,11 +61,11 @@ class MultipleChoice(SingleLabelTask):
     def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
         count = len(self._choices(train.select([0]))[0] or ())
         if count < 2:
-            raise DataError(f"{where}: row 0 has {count} choices, but at least two are due")
+            raise DataError(f"{where}: row 0 has {count} choices, but at least two are needed")
         return tuple(map(str, range(count)))
 
     def _check_rows(self, split: Dataset) -> tuple[np.ndarray, list[str]]:
-        """(N,) int64 numbers of the right choices."""
+        """(N,) int64 indices of the correct choices."""
         problems = text_problems(split, self.text_columns)
         choices, labels = self._choices(split), split[self.label_column][:]
         numbers = [_number(label) for label in labels]
@@ -123,7 +123,7 @@ class MultipleChoice(SingleLabelTask):
         return partial(_collate, tokenizer)
 
     def head(self) -> dict[str, Any]:
-        """One score for every choice; the loss is that of classes."""
+        """No problem type: the model has one output, the score of a choice."""
         return {"problem_type": None}
 
 
@@ -151,7 +151,7 @@ def _encode(
 
 
 def _number(label: Any) -> int:
-    """0, "0" and "A" are the first choice; -1 is none."""
+    """Index of a choice: 0, "0" and "A" are the first; -1 for anything else."""
     if isinstance(label, str) and len(label) == 1 and label.isalpha():
         return ord(label.upper()) - ord("A")
     if isinstance(label, str):

@@ -1,4 +1,4 @@
-"""From a source to tokenized splits: checked, subsampled, counted and fingerprinted."""
+"""Load a source, check and subsample it, and tokenize its splits."""
 
 import hashlib
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Prepared:
 
     Both splits have the columns input_ids, attention_mask, token_type_ids where the tokenizer
     gives them, labels (int64 class ids or float32 scores), length (number of tokens), cut (whether
-    a text was longer) and example_id (row in the source's split, from 0). Other types of tasks
+    a text was truncated) and example_id (row in the source's split, from 0). Other types of tasks
     have other labels, and question answering has a row for every window of a context, see their
     `tokenize`.
     """
@@ -37,7 +37,7 @@ class Prepared:
     validation: Dataset
     """Tokenized validation split, without padding."""
     report: Report
-    """Rows, label counts, lengths and number of cut texts of both splits."""
+    """Rows, label counts, lengths and number of truncated texts of both splits."""
     fingerprint: str
     """sha256, in hex, of the texts, labels and row numbers used, whatever the file format."""
 
@@ -54,33 +54,33 @@ def prepare(
     vocab_size: int | None = None,
     num_proc: int | None = None,
 ) -> Prepared:
-    """Loads, checks, subsamples and tokenizes a data set.
+    """Load, check, subsample and tokenize a data set.
 
     A source that has a train split only, or train and test, gets a validation split: a random
-    tenth of the train split, the same for every `seed`, and the report says so. Rows whose texts
-    are held out too are then left out of the train split.
+    tenth of the train split, the same for every `seed`, and the report says so. Rows with
+    the same texts as held-out ones are removed from the train split.
 
     Args:
         source: file, folder or hub id, see `load_splits`.
         task: one of `TASKS`, or what `describe_task` gives.
         tokenizer: the model's tokenizer.
-        max_train_samples: train on at most so many examples, drawn at random with `seed`; a
-            smaller number draws a part of what a larger one draws.
-        max_eval_samples: evaluate on at most so many examples, the first ones.
-        max_seq_length: cut longer inputs to so many tokens, special tokens included.
+        max_train_samples: train on at most this many examples, drawn at random with `seed`; a
+            smaller sample is a part of a larger one.
+        max_eval_samples: evaluate on at most this many examples, the first ones.
+        max_seq_length: truncate longer inputs to this many tokens, special tokens included.
         seed: seed of the random choice of train examples.
         vocab_size: rows of the model's embedding matrix, to check token ids against.
         num_proc: processes that tokenize a large data set; None: this one, with the threads of the
             tokenizer.
 
     Returns:
-        The data and what is known about it.
+        The tokenized splits, with the task, a report and a fingerprint.
 
     Raises:
-        DataError: If the source cannot be read or does not fit the task, see `load_splits` and
+        DataError: the source cannot be read or does not fit the task, see `load_splits` and
             `Task.check`, or a token id is not below `vocab_size`.
-        ValueError: If a number of samples or the length is not positive, or the tokenizer has
-            nothing to put between the two texts of a pair.
+        ValueError: a number of samples or the length is not positive, or the tokenizer has no
+            separator for the two texts of a pair.
     """
     for name, limit in {
         "max_train_samples": max_train_samples,
@@ -136,7 +136,7 @@ def _choose_rows(
             raise DataError(
                 f"{source}: has no validation split, and too few rows to hold some out from train"
             )
-        # A seed of its own: runs with different seeds must be evaluated on the same examples.
+        # A fixed seed: runs with different seeds must be evaluated on the same examples.
         held_out = np.random.default_rng(0).permutation(train)[: max(1, int(HELD_OUT * len(train)))]
         repeated = _same_texts(splits["train"], task, held_out)
         validation, train = np.sort(held_out), np.setdiff1d(train, repeated)
@@ -156,8 +156,10 @@ def _choose_rows(
 
 
 def _same_texts(raw: Dataset, task: Task, rows: np.ndarray) -> np.ndarray:
-    """All rows whose texts are those of one of the given rows, these included."""
-    columns = (raw[column][:] for column in task.text_columns if column in raw.column_names)
+    """All rows with the same texts as one of `rows`, including those."""
+    if column_problem(raw, task.text_columns):
+        return rows  # `Task.check` reports the problem
+    columns = (raw[column][:] for column in task.text_columns)
     texts = [str(values) for values in zip(*columns, strict=True)]
     chosen = {texts[row] for row in rows}
     return np.array([row for row, text in enumerate(texts) if text in chosen])
@@ -185,14 +187,14 @@ def prepare_unlabeled(
     seed: int = 0,
     vocab_size: int | None = None,
 ) -> tuple[Dataset, str]:
-    """Loads, checks, subsamples and tokenizes the train split of a source; labels are not read.
+    """Load, check, subsample and tokenize the train split of a source; labels are not read.
 
     Args:
         source: file, folder or hub id, see `load_splits`.
         task: its text columns are used.
         tokenizer: the model's tokenizer.
-        max_samples: use at most so many rows, drawn at random with `seed`.
-        max_seq_length: cut longer inputs to so many tokens, special tokens included.
+        max_samples: use at most this many rows, drawn at random with `seed`.
+        max_seq_length: truncate longer inputs to this many tokens, special tokens included.
         seed: seed of the random choice.
         vocab_size: rows of the model's embedding matrix, to check token ids against.
 
@@ -201,7 +203,7 @@ def prepare_unlabeled(
         of the texts used.
 
     Raises:
-        DataError: If the source cannot be read, lacks a text column, or has rows without text.
+        DataError: the source cannot be read, lacks a text column, or has rows without text.
     """
     raw, where = task.load_splits(source)["train"], f"{source}, split 'train'"
     missing = column_problem(raw, task.text_columns)

@@ -1,4 +1,4 @@
-"""Tasks by name, and tasks that a user describes."""
+"""GLUE and SQuAD tasks by name, and tasks on a user's own data."""
 
 from __future__ import annotations
 
@@ -76,13 +76,13 @@ def describe_task(
     hub_config: str | None = None,
     validation_split: str | None = None,
 ) -> Task:
-    """One of `TASKS`, or the task on a data set that is described.
+    """A task of `TASKS`, or a task on a data set with these columns.
 
     Args:
         name: a name in `TASKS`, or any other one for results and reports.
         task_type: type of the task; None: that of the name in `TASKS`, else text classification.
-        text_columns: columns that are read: one, or two for a pair of texts; for token
-            classification the words; with it, `name` is not looked up in `TASKS`.
+        text_columns: one column, or two for a pair of texts; for token classification the words.
+            If given, `name` is not looked up in `TASKS`.
         label_column: column with the label; default: label, for token classification tags.
         label_names: names of the classes in the order of their ids; empty for regression; None to
             read them from the data: text and integers are classes, real numbers are regression.
@@ -96,13 +96,13 @@ def describe_task(
         The task.
 
     Raises:
-        ValueError: the columns or the labels do not make a task of this type.
+        ValueError: the columns or labels do not describe a task of this type.
     """
     preset = TASKS.get(name)
     if preset is not None and not text_columns and task_type in (None, preset.task_type):
         return replace(preset, **spans or {}) if isinstance(preset, QuestionAnswering) else preset
     cls = TASK_CLASSES[task_type or "text-classification"]
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         "text_columns": _names(text_columns),
         "label_column": label_column,
         "label_names": _names(label_names),
@@ -112,8 +112,8 @@ def describe_task(
         "validation_split": validation_split,
         **(spans or {}),
     }
-    own = {field.name: said[field.name] for field in fields(cls) if field.name in said}
-    task = cls(name, **{field: value for field, value in own.items() if value is not None})
+    used = {field.name for field in fields(cls)}
+    task = cls(name, **{k: v for k, v in values.items() if k in used and v is not None})
     task.check_description()
     return task
 

@@ -1,4 +1,4 @@
-"""One label for every example: predictions are logits over classes, or scores."""
+"""Tasks with one label per example; predictions are class logits or scores."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class TextClassification(SingleLabelTask):
             )
         if self.label_names is not None and len(self.label_names) == 1:
             name = self.label_names[0]
-            raise ValueError(f"one class, {name!r}, is nothing to learn: name at least two")
+            raise ValueError(f"one class, {name!r}, cannot be learned: name at least two")
 
     def _metrics_for(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
         return ("accuracy", "f1") if label_names else ("pearson", "spearman")
@@ -87,5 +87,5 @@ class TextClassification(SingleLabelTask):
         return label_head(self.known_label_names or ("score",)) | {"problem_type": loss}
 
     def fit_outputs(self, config: Any) -> tuple[int, ...] | None:
-        """By name where the model knows the task's labels, else by number."""
+        """Matched by name if the model has the task's labels, else in the same order."""
         return matched_outputs(config, self.name, self.known_label_names)

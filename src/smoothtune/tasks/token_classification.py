@@ -33,9 +33,9 @@ _ENTITY = re.compile(r"O|[BIESLU]-.+")
 @final
 @dataclass(frozen=True)
 class TokenClassification(Task):
-    """One row for every sentence; the first token of a word has its tag, all others -100.
+    """One row per sentence; the label of a word's first token is its tag, all others are -100.
 
-    Predictions are the tag of every token, (N, T). Words that were cut off are not scored.
+    Predictions are the tag of every token, (N, T). Truncated words are not scored.
     """
 
     task_type = "token-classification"
@@ -44,8 +44,8 @@ class TokenClassification(Task):
     input_columns = ("tokens",)
     num_label_statistics = 2
     unsupported_parts = {
-        "calibration": "a sentence has many answers, and entities have no probability of their own",
-        "corruption": "damaged words would no longer have the tags they were given",
+        "calibration": "a sentence has many tags, and entities have no single probability",
+        "corruption": "corrupted words may no longer have their tags",
     }
 
     text_columns: tuple[str, ...] = ("tokens",)
@@ -69,8 +69,8 @@ class TokenClassification(Task):
         tags = tag_ids(split, self.label_column, self.known_label_names)
         problems = rows_with_problems(self.text_columns[0], words, map(_words_problem, words))
         if not problems:
-            found = map(self._tags_problem, tags, words)
-            problems = rows_with_problems(self.label_column, split[self.label_column][:], found)
+            wrong = map(self._tags_problem, tags, words)
+            problems = rows_with_problems(self.label_column, split[self.label_column][:], wrong)
         return tags, problems
 
     def _tags_problem(self, tags: list[Any], words: list[str]) -> str:
@@ -102,13 +102,14 @@ class TokenClassification(Task):
         """The tokenizer's columns, labels, length, cut, example_id.
 
         Raises:
-            ModelError: the tokenizer does not say which token belongs to which word.
+            ModelError: the tokenizer does not map tokens to words, or treats words after spaces
+                differently.
         """
         if not tokenizer.is_fast:
             raise ModelError("token classification needs a tokenizer of the tokenizers library")
-        if _sees_blanks(json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]):
+        if _depends_on_spaces(json.loads(tokenizer.backend_tokenizer.to_str())["pre_tokenizer"]):
             raise ModelError(
-                "this tokenizer reads a word differently after a blank: load it with "
+                "this tokenizer tokenizes a word differently after a space: load it with "
                 "add_prefix_space=True and save it beside the model"
             )
         return cached_map(
@@ -135,7 +136,7 @@ class TokenClassification(Task):
         return label_head(self.known_label_names)
 
     def fit_outputs(self, config: Any) -> tuple[int, ...] | None:
-        """By name where the model knows the tags, else by number."""
+        """Matched by name if the model has the tags, else in the same order."""
         return matched_outputs(config, self.name, self.known_label_names)
 
     def loss(self, outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
@@ -151,11 +152,11 @@ class TokenClassification(Task):
         return outputs["logits"].argmax(-1)
 
     def statistic_names(self) -> list[str]:
-        """Counts of a sentence."""
+        """Counts per sentence."""
         return ["words", "entities", "right_words", "predicted_entities", "right_entities"]
 
     def example_statistics(self, predictions: np.ndarray, rows: Dataset) -> np.ndarray:
-        """(N, 5), without entities where the tags name none."""
+        """(N, 5); the counts of entities are 0 unless the tags are BIO or similar."""
         names = np.array(self.label_names)
         counts = []
         for labels, predicted in zip(rows["labels"][:], predictions, strict=True):
@@ -181,7 +182,7 @@ class TokenClassification(Task):
         return {name: values[name] for name in self.metrics}
 
     def baseline(self, rows: Dataset) -> float:
-        """Accuracy of the most frequent tag; no entity is ever found: F1 is 0."""
+        """Accuracy of the most frequent tag; 0 for F1."""
         counts = np.bincount(_gold_tags(rows))
         return 0.0 if self.main_metric == "f1" else _share(counts.max(), counts.sum())
 
@@ -214,14 +215,14 @@ def _encode(
     }
 
 
-def _sees_blanks(part: Any) -> bool:
-    """Whether a tokenizer cuts bytes, and does not put a blank before every word."""
+def _depends_on_spaces(part: Any) -> bool:
+    """Whether a pre-tokenizer is byte-level and does not put a space before every word."""
     if isinstance(part, list):
-        return any(map(_sees_blanks, part))
+        return any(map(_depends_on_spaces, part))
     if not isinstance(part, dict):
         return False
-    bytes_alone = part.get("type") == "ByteLevel" and not part["add_prefix_space"]
-    return bytes_alone or _sees_blanks(part.get("pretokenizers"))
+    depends = part.get("type") == "ByteLevel" and not part["add_prefix_space"]
+    return depends or _depends_on_spaces(part.get("pretokenizers"))
 
 
 def _words_problem(words: Any) -> str:

@@ -1,1 +1,1 @@
-"""Trainers of other libraries: their batches as model inputs, and their loss functions."""
+"""Regularizers in the Trainers of transformers, TRL and sentence-transformers; cost of a step."""

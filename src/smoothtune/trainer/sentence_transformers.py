@@ -1,8 +1,8 @@
-"""The trainer of sentence-transformers: all texts of a batch in one forward.
+"""The trainer of sentence-transformers, with all texts of a batch in one forward.
 
-Its losses call the model once for every column of texts. Methods need one forward that they can
-repeat with a perturbation. So the columns are stacked into one batch of texts, the model runs on
-that, and a stand-in for the model hands the loss the embeddings of its columns.
+Its losses call the model once per column of texts, while methods need a single forward that they
+can repeat with a perturbation. So the columns are stacked into one batch for the model, and the
+loss gets a substitute for the model that returns the precomputed embeddings of each column.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Column = dict[str, Any]
 
 
 def is_embedding_trainer(trainer: Trainer) -> bool:
-    """Whether a trainer is sentence-transformers' one for embedding models."""
+    """Whether a trainer is a SentenceTransformerTrainer, which trains embedding models."""
     return any(cls.__name__ == "SentenceTransformerTrainer" for cls in type(trainer).__mro__)
 
 
@@ -31,13 +31,13 @@ def stacked(columns: list[Column]) -> dict[str, Tensor]:
     """The texts of all columns, one below the other, padded on the right to one length.
 
     Args:
-        columns: token ids and masks (B, T_c), for every column its own length.
+        columns: token ids and masks (B, T_c); the length T_c may differ between columns.
 
     Returns:
         Model inputs (number of columns * B, max T_c).
 
     Raises:
-        ValueError: a column holds something else, or is padded on the left.
+        ValueError: a column holds other tensors, or is padded on the left.
     """
     for column in columns:
         if other := sorted({key for key, x in column.items() if isinstance(x, Tensor)} - {*TEXT}):
@@ -64,25 +64,27 @@ class EmbeddingLoss:
         self.trainer = trainer
         self.columns, self.labels = trainer.collect_features(inputs)
         self.batch = stacked(self.columns)
-        self.batch["labels"] = torch.zeros_like(self.batch["input_ids"][:, 0])  # there is a loss
+        self.batch["labels"] = torch.zeros_like(
+            self.batch["input_ids"][:, 0]
+        )  # marks the batch as labeled
 
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
-        """Embed all texts once; () the loss, and the outputs with `sentence_embedding` (N, D)."""
+        """Embed all texts once; scalar loss, and the outputs with `sentence_embedding` (N, D)."""
         outputs = dict(model({name: batch[name] for name in TEXT if name in batch}))
         embedded = Embedded(unwrap(model), self.columns, outputs)
         from sentence_transformers.base.losses.merged_forward import column_merging_disabled
 
-        with _standing_in(self.loss, embedded), column_merging_disabled():
+        with _substituted(self.loss, embedded), column_merging_disabled():
             loss = self.loss(self.columns, self.labels)
         if embedded.calls != len(self.columns):
-            raise ValueError(_SEVERAL.format(type(self.loss).__name__))
+            raise ValueError(_NOT_ONCE.format(type(self.loss).__name__))
         if isinstance(loss, dict):
             self.trainer.track_loss_components(loss)
             loss = torch.stack(list(loss.values())).sum()
         return loss, outputs
 
 
-_SEVERAL = (
+_NOT_ONCE = (
     "{} does not call the model exactly once for every column of texts, as methods need it: use a "
     "loss that does, such as MultipleNegativesRankingLoss without its cached form"
 )
@@ -103,24 +105,24 @@ class Embedded(nn.Module):
         """The outputs of the texts of one column."""
         number = self.calls
         if number >= len(self.columns) or column is not self.columns[number]:
-            raise ValueError(_SEVERAL.format("the loss"))
+            raise ValueError(_NOT_ONCE.format("the loss"))
         self.calls += 1
         size, length = column["input_ids"].shape
         rows = slice(number * size, (number + 1) * size)
-        found = {k: x[rows] for k, x in self.outputs.items() if isinstance(x, Tensor)}
-        if "token_embeddings" in found:
-            found["token_embeddings"] = found["token_embeddings"][:, :length]
-        return {**column, **found, "attention_mask": column["attention_mask"]}
+        outputs = {k: x[rows] for k, x in self.outputs.items() if isinstance(x, Tensor)}
+        if "token_embeddings" in outputs:
+            outputs["token_embeddings"] = outputs["token_embeddings"][:, :length]
+        return {**column, **outputs, "attention_mask": column["attention_mask"]}
 
 
 @contextmanager
-def _standing_in(loss: nn.Module, embedded: Embedded) -> Iterator[None]:
+def _substituted(loss: nn.Module, embedded: Embedded) -> Iterator[None]:
     """Put `embedded` wherever the loss, or a loss within it, holds the model."""
     owners = [
         module
         for module in loss.modules()
         if (held := module._modules.get("model")) is not None
-        and hasattr(unwrap(held), "transformers_model")  # or a teacher runs, with another model
+        and hasattr(unwrap(held), "transformers_model")  # a teacher model keeps its place
     ]
     models = [module._modules["model"] for module in owners]
     for module in owners:

@@ -1,4 +1,4 @@
-"""What the methods cost: seconds and memory per step with and without them, side by side."""
+"""Seconds and memory per training step, with and without the methods."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Batch = Mapping[str, Tensor]
 
 @dataclass
 class StepCost:
-    """Whole updates, plain and with methods, measured in turn."""
+    """Measurements of whole updates, plain and with methods in alternation."""
 
     plain: list[float]
     """Seconds of plain steps, one for each round."""
     methods: list[float]
     """Seconds of steps with the methods."""
     plain_memory: int | None = None
-    """Bytes by which a plain step rises above the memory at rest."""
+    """Peak memory of a plain step above that before it, in bytes."""
     methods_memory: int | None = None
     """The same with the methods."""
 
@@ -62,34 +62,34 @@ def measure_step_cost(
 ) -> StepCost:
     """Time whole updates (forward, backward, AdamW) on two copies of the model.
 
-    Plain and regularized steps alternate on the same batches, so that load from outside hits both.
-    A first round over the batches, not counted, fills caches. The model, the ambient random state
-    and the given batches are left as they were.
+    Plain and regularized steps alternate on the same batches, so that other load on the machine
+    affects both. Up to two uncounted steps of each warm up. The model, the global random state and
+    the batches are left unchanged.
 
     Args:
         model: the pre-trained model, no method attached.
-        regularizers: instances for this measurement alone; they get attached.
-        batches: a few real batches, each a mapping of tensors; one round each.
+        regularizers: instances for this measurement alone; they are attached to a copy.
+        batches: a few batches of tensors, one round each.
         memory: measure memory too (Linux or CUDA).
 
     Returns:
-        What was measured, by round.
+        The measurements, by round.
     """
     device = next(model.parameters()).device
     devices = [device] if device.type != "cpu" else []
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        plain, ours = _Stepper(model, []), _Stepper(model, regularizers)
+        plain, regularized = _Stepper(model, []), _Stepper(model, regularizers)
         placed = [{key: value.to(device) for key, value in batch.items()} for batch in batches]
         for number, batch in enumerate([*placed[:2], *placed]):
-            for stepper in (plain, ours):
+            for stepper in (plain, regularized):
                 seconds = stepper.step(batch)
                 if number >= len(placed[:2]):
                     stepper.seconds.append(seconds)
-        # apart from the time: to measure memory, all that was freed is given back first
-        peaks = [stepper.peak(placed[0]) if memory else None for stepper in (plain, ours)]
-        for stepper in (plain, ours):
+        # not while timing: measuring memory first returns freed memory to the system
+        peaks = [stepper.peak(placed[0]) if memory else None for stepper in (plain, regularized)]
+        for stepper in (plain, regularized):
             stepper.objective.detach()
-    return StepCost(plain.seconds, ours.seconds, *peaks)
+    return StepCost(plain.seconds, regularized.seconds, *peaks)
 
 
 class _Stepper:
@@ -103,7 +103,7 @@ class _Stepper:
         self.seconds: list[float] = []
 
     def peak(self, batch: Batch) -> int:
-        """Bytes by which an update rises above the memory at rest; holes in the heap blur it."""
+        """Peak memory of an update above that before it, in bytes; median of three updates."""
         rises = []
         for _ in range(3):
             meter = PeakMemory()
@@ -112,7 +112,7 @@ class _Stepper:
         return sorted(rises)[1]
 
     def step(self, batch: Batch) -> float:
-        """One update; its seconds."""
+        """Take one update and return its seconds."""
         start = time.perf_counter()
         self.objective(self.model, batch).backward()
         self.optimizer.step()
@@ -127,7 +127,7 @@ def random_batches(
 ) -> list[Batch]:
     """Batches of random tokens without padding, for a sequence-classification model.
 
-    Token ids are log-uniform, so that few are frequent and most are rare, as words are.
+    Token ids are log-uniform, so that few are frequent and most are rare, as in text.
 
     Args:
         model: has a `config` with `vocab_size` and `num_labels`.

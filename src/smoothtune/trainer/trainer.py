@@ -1,4 +1,4 @@
-"""Regularized training in Hugging Face's Trainer, or in any subclass of it that the user has."""
+"""Regularized training with Hugging Face's Trainer or any subclass of it."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def regularize(
     unlabeled_dataset: Any = None,
     alternate: Alternate = "step",
 ) -> T:
-    """Train an existing trainer with regularizers; the one changed line of a training script.
+    """Add regularizers to an existing trainer; the only line to add to a training script.
 
     ::
 
@@ -53,7 +53,7 @@ def regularize(
         trainer: any `transformers.Trainer`, before `train()`, on the pre-trained model.
         regularizers: methods to add; order does not matter.
         unlabeled_dataset: map-style dataset of more rows like `train_dataset`'s; their labels, if
-            any, are not looked at. Its batches have no task loss, only the terms of the methods.
+            any, are not used. Its batches have no task loss, only the terms of the methods.
         alternate: unlabeled updates come after every labeled one ("step") or after all of an
             epoch's labeled ones ("epoch"); there are as many of them. `max_steps`, epochs and the
             learning-rate schedule count both.
@@ -62,7 +62,8 @@ def regularize(
         The same trainer. Its `objective` holds the methods.
 
     Raises:
-        ValueError: a combination that is not verified; the message says what to change.
+        ValueError: methods, model and trainer are not a supported combination; the message says
+            what to change.
     """
     if hasattr(trainer, "objective"):
         raise ValueError("this trainer is regularized already: pass all methods in one call")
@@ -97,7 +98,7 @@ class SmoothTrainer(Trainer):
 
 
 class _Binding(TrainerCallback):
-    """Puts an objective into the methods and callbacks of one trainer."""
+    """Connects an objective to one trainer: replaces methods of it, and is a callback of it."""
 
     def __init__(self, trainer: Trainer, objective: Objective):
         self.trainer, self.objective = trainer, objective
@@ -105,10 +106,10 @@ class _Binding(TrainerCallback):
         self.original_create_optimizer = trainer.create_optimizer
         self.original_train, self.original_log = trainer.train, trainer.log
         for name in ("compute_loss", "create_optimizer", "train", "log"):
-            setattr(trainer, name, getattr(self, name))  # works for any subclass, made already
+            setattr(trainer, name, getattr(self, name))  # on the instance: any subclass works
         # Per-batch means, averaged over micro-batches and processes, are exact for every head:
         # keep the Trainer from scaling by the number of items, which some heads ignore. In
-        # language models batches weigh by their label tokens, which the Trainer counts then.
+        # language models batches are weighted by label tokens, which the Trainer counts.
         model: Any = trainer.model
         self.next_token = is_causal_lm(unwrap(model)) and _has_stock_loss(trainer)
         trainer.model_accepts_loss_kwargs = self.next_token
@@ -139,7 +140,7 @@ class _Binding(TrainerCallback):
     def batch_and_loss(
         self, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None
     ) -> tuple[dict[str, Any], ComputeLoss]:
-        """What the objective is given, for the trainers of several libraries."""
+        """Model inputs and task loss for the objective, depending on the trainer's library."""
         if is_embedding_trainer(self.trainer):
             embedding = EmbeddingLoss(self.trainer, inputs)
             return embedding.batch, embedding
@@ -154,14 +155,14 @@ class _Binding(TrainerCallback):
         return inputs, causal_lm_loss
 
     def task_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
-        """The trainer's own loss on one batch."""
+        """The trainer's own loss on one batch, None for a batch without labels; and the outputs."""
         if not any(name in batch for name in self.trainer.label_names):
             return None, model(**batch)
         loss, outputs = self.original_compute_loss(model, batch, return_outputs=True)
         return loss, outputs
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Hook the objective to the optimizer when it is made."""
+        """Create the optimizer and bind the objective to it."""
         before = self.trainer.optimizer
         optimizer = self.original_create_optimizer(*args, **kwargs)
         if optimizer is not before:

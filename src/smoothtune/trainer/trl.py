@@ -1,4 +1,4 @@
-"""TRL's SFTTrainer: which of its settings keep their meaning, and packed batches."""
+"""TRL's SFTTrainer: checks of its settings, and unpacking of packed batches."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ PACKING = (
 
 def trl_trainer(trainer: Trainer) -> str | None:
     """Name of the class of TRL that a trainer is or inherits from; None for other trainers."""
-    ours = (cls for cls in type(trainer).__mro__ if cls.__module__.startswith("trl."))
-    return next((cls.__name__ for cls in ours if not cls.__name__.startswith("_")), None)
+    classes = (cls for cls in type(trainer).__mro__ if cls.__module__.startswith("trl."))
+    return next((cls.__name__ for cls in classes if not cls.__name__.startswith("_")), None)
 
 
 def sft_problems(trainer: Any) -> list[str]:
-    """Why a trainer of TRL cannot be regularized, and what to change; empty if it can."""
+    """Reasons why a trainer of TRL is not supported, with what to change; empty if it is."""
     name, args = trl_trainer(trainer), trainer.args
     if name is None:
         return []
     if name != "SFTTrainer":
         return [f"TRL's {name} runs the model several times for one loss: only SFTTrainer works"]
-    found = []
+    wrong = []
     if args.loss_type != "nll":
-        found.append(f"loss_type={args.loss_type!r} of SFTTrainer is not verified: use 'nll'")
+        wrong.append(f"loss_type={args.loss_type!r} of SFTTrainer is not verified: use 'nll'")
     if trainer.aux_loss_enabled:
-        found.append("router losses are not verified: set router_aux_loss_coef=0")
+        wrong.append("router losses are not verified: set router_aux_loss_coef=0")
     if args.packing and args.packing_strategy == "wrapped":
-        found.append(
-            "packing_strategy='wrapped' lets documents attend to one another, so a disturbed one "
-            "disturbs the next: use 'bfd', or packing=False"
+        wrong.append(
+            "packing_strategy='wrapped' lets documents attend to one another, so a perturbation "
+            "of one reaches the next: use 'bfd', or packing=False"
         )
-    return found
+    return wrong
 
 
 def unpacked(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A padded batch from a packed one: every document an example again.
+    """A padded batch from a packed one, with one row per document.
 
-    Documents packed into one row are told apart by `position_ids` that begin anew. A term per
-    example, a norm over it or noise scaled by its length would otherwise run over several.
+    In a packed row, `position_ids` restart at every document. Without unpacking, terms, norms and
+    noise that are meant per example would run over several documents.
 
     Args:
-        batch: `input_ids` and `labels` (1, S) with `position_ids`; other batches come back as they
-            are.
+        batch: `input_ids` and `labels` (1, S) with `position_ids`; other batches are returned
+            unchanged.
 
     Returns:
         The same documents in rows (B, T), padded on the right, with an attention mask.

@@ -1,7 +1,7 @@
-"""Labeled and unlabeled batches in one stream, for methods that need no labels.
+"""Alternate labeled and unlabeled batches, for methods that need no labels.
 
-A batch without labels has no task loss, only the terms of methods that work without. JacHess calls
-this its dual mode; VAT was made for it.
+A batch without labels has no task loss, only the terms of methods that need none. This is
+the dual mode of JacHess, and what VAT was made for.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class AlternatingBatches(BatchSampler):
         alternate: "step": labeled and unlabeled updates take turns; "epoch": an epoch's labeled
             updates come first, then its unlabeled ones.
         group: batches of one update: accumulation steps times processes.
-        seed: together with the epoch it decides the order.
+        seed: decides the order, together with the epoch.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class AlternatingBatches(BatchSampler):
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         size, count = self.batch_size, self.group * self._updates()
         order = torch.randperm(self.labeled, generator=generator).tolist()
-        rows = cycle(order)  # fills the last update up, so that all have the same size
+        rows = cycle(order)  # fills the last update, so that all have the same size
         labeled = [list(islice(rows, size)) for _ in range(count)]
         drawn: list[int] = []
         while len(drawn) < count * size:
@@ -80,7 +80,7 @@ class WithoutLabels(Dataset):
 
     Args:
         rows: a map-style dataset of mappings.
-        names: what labels are called.
+        names: names of the label columns.
     """
 
     def __init__(self, rows: Any, names: tuple[str, ...]):
@@ -94,19 +94,21 @@ class WithoutLabels(Dataset):
 
 
 def alternating_loader(trainer: Trainer, unlabeled: Any, alternate: Alternate) -> DataLoader:
-    """The trainer's training data with unlabeled batches between.
+    """A loader of the trainer's training data that alternates with unlabeled batches.
 
     Args:
         trainer: has a map-style `train_dataset`.
-        unlabeled: map-style dataset of the same columns; labels, if it has any, are not looked at.
+        unlabeled: map-style dataset of the same columns; its labels, if any, are not used.
         alternate: after every update, or once an epoch.
 
     Raises:
-        ValueError: one of the datasets has no length.
+        ValueError: one of the datasets has no length, or the unlabeled one has no rows.
     """
     args, labeled = trainer.args, trainer.train_dataset
     if not isinstance(labeled, Sized) or not isinstance(unlabeled, Sized):
         raise ValueError("labeled and unlabeled data must have a length: use map-style datasets")
+    if not len(unlabeled):
+        raise ValueError("the unlabeled dataset has no rows")
     labels = tuple(trainer.label_names or ()) + ("labels", "label")
     sampler = AlternatingBatches(
         len(labeled),

@@ -1,4 +1,4 @@
-"""Answers from the start and end scores of tokens, over the windows of a context."""
+"""The best answer spans from start and end logits, within and over windows of a context."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def n_best_spans(
         start_logits: (N, T).
         end_logits: (N, T).
         context: (N, T) True on tokens of the context.
-        cls_index: (N,) the token that stands for no answer.
-        n_best_size: so many starts, and ends, are combined, and so many spans are given.
+        cls_index: (N,) position of the no-answer token.
+        n_best_size: number of best starts, and of best ends, that are combined; number of spans.
         max_answer_length: longest span in tokens.
 
     Returns:
         K = min(n_best_size, T) spans for every window.
 
     Raises:
-        ValueError: A logit on the context is not finite.
+        ValueError: a logit on the context is not finite.
     """
     count, rows = min(n_best_size, context.shape[1]), np.arange(len(context))[:, None]
     choices, log_probabilities, logits = [], [], []
@@ -96,7 +96,7 @@ def best_spans(
 
     Returns:
         (N, 5): the span's first character and the one after its last, its score, -inf where there
-        is none, the score of no answer, and the span's log-probability.
+        is none, the no-answer score, and the span's log-probability.
     """
     first = np.asarray(windows["context_start"])
     count = np.array([len(offsets) for offsets in windows["offset_start"]])
@@ -135,11 +135,11 @@ def best_windows(
         example_ids: (N,) the question of each window.
 
     Returns:
-        (E,) by question, in the order of their first windows: the window, the score of its span,
-        and the least score of no answer over all windows.
+        (E,) each, in the order of the questions' first windows: index of the window, score of its
+        span, and the lowest no-answer score over all windows.
     """
     _, first, group = np.unique(example_ids, return_index=True, return_inverse=True)
-    question = first.argsort().argsort()[group]  # groups are by rising id, questions by place
+    question = first.argsort().argsort()[group]  # from the order of ids to that of first windows
     score, null = np.full(len(first), -np.inf), np.full(len(first), np.inf)
     np.maximum.at(score, question, spans[:, SCORE])
     np.minimum.at(null, question, spans[:, NULL])

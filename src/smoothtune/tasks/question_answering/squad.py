@@ -1,4 +1,4 @@
-"""Exact match and F1 of extractive question answering, as the scripts of SQuAD 1.1 and 2.0 do it.
+"""Exact match and F1 of extractive question answering, as in the scripts of SQuAD 1.1 and 2.0.
 
 Reference: Rajpurkar, Zhang, Lopyrev, Liang, EMNLP 2016; Rajpurkar, Jia, Liang, ACL 2018.
 """
@@ -15,7 +15,7 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def normalize_answer(text: str) -> str:
-    """Lower case, without ASCII punctuation, English articles and surplus blanks.
+    """Lower case, without ASCII punctuation, English articles and repeated spaces.
 
     >>> normalize_answer(" The  U.S. Army's")
     'us armys'

@@ -47,7 +47,7 @@ class QuestionAnswering(Task):
     outputs = ("start_logits", "end_logits")
     default_max_seq_length = 384
     unsupported_parts = {
-        "corruption": "damage of the context moves or destroys the answers themselves",
+        "corruption": "corrupting the context moves or destroys the answers",
     }
 
     text_columns: tuple[str, ...] = ("question", "context")
@@ -57,13 +57,13 @@ class QuestionAnswering(Task):
     doc_stride: int = 128
     """Tokens that two windows of one context share."""
     n_best_size: int = 20
-    """Starts, and ends, of highest score that are combined."""
+    """Number of best start and end tokens that are combined."""
     max_answer_length: int = 30
     """Longest answer in tokens."""
     version_2_with_negative: bool = False
     """Whether questions may have no answer, as in SQuAD 2.0."""
     null_score_diff_threshold: float = 0.0
-    """No answer is given where its score is above the best answer's by more than this."""
+    """Predict no answer if its score is above the best answer's by more than this."""
 
     def check_description(self) -> None:
         """The columns are those of SQuAD."""
@@ -74,7 +74,7 @@ class QuestionAnswering(Task):
             )
 
     def _check_rows(self, split: Dataset) -> tuple[None, list[str]]:
-        """Every answer must stand where it is said to."""
+        """No labels; every answer must be found at its answer_start."""
         problems = text_problems(split, self.text_columns)
         return None, problems or _answer_problems(split, self.version_2_with_negative)
 
@@ -126,7 +126,7 @@ class QuestionAnswering(Task):
         return Collator(tokenizer, label_columns=self.label_inputs)
 
     def head(self) -> dict[str, Any]:
-        """Start and end."""
+        """Two outputs per token: start and end."""
         return {"num_labels": 2}
 
     def loss(self, outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
@@ -135,7 +135,7 @@ class QuestionAnswering(Task):
         return (start + F.cross_entropy(outputs["end_logits"], batch["end_positions"])) / 2
 
     def prediction_width(self, rows: Dataset) -> int:
-        """Five numbers."""
+        """The five columns of `best_spans`."""
         return 5
 
     def predictions(self, outputs: Mapping[str, np.ndarray], rows: Dataset) -> np.ndarray:
@@ -186,7 +186,7 @@ class QuestionAnswering(Task):
         return {"f1": float(f1.mean()), "exact_match": float(exact_match.mean())}
 
     def baseline(self, rows: Dataset) -> float:
-        """F1 of always giving the most frequent answer, or none, whichever is better."""
+        """F1 of always predicting the most frequent answer, or no answer, whichever is better."""
         accepted = _accepted(rows)
         counts = Counter(t for texts in accepted for t in {*map(normalize_answer, texts)})
         constants = ["", *(text for text, _ in counts.most_common(1))]
@@ -196,7 +196,7 @@ class QuestionAnswering(Task):
         )
 
     def confidence(self, predictions: np.ndarray, rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
-        """Probability of the span within its window, and whether it is an exact match."""
+        """Probability of the span within its window, and its exact match."""
         chosen, score, _ = best_windows(predictions, np.asarray(rows["example_id"][:]))
         probability = np.where(np.isfinite(score), np.exp(predictions[chosen, LOG_PROBABILITY]), 0)
         return probability, self.example_statistics(predictions, rows)[:, 0]
@@ -211,17 +211,17 @@ def _accepted(rows: Dataset) -> list[list[str]]:
 def _answer_problems(split: Dataset, may_be_empty: bool) -> list[str]:
     def problem(answers: Any, context: str) -> str:
         if not isinstance(answers, dict) or not {"text", "answer_start"} <= set(answers):
-            return "is no mapping with the lists text and answer_start"
+            return "is not a mapping with the lists text and answer_start"
         texts, starts = answers["text"], answers["answer_start"]
         if texts is None or starts is None or len(texts) != len(starts):
             return "does not have as many text as answer_start"
         if not texts and not may_be_empty:
             return "is empty; for unanswerable questions set version_2_with_negative"
         for text, start in zip(texts, starts, strict=True):
-            if not text.strip():
+            if not (text or "").strip():
                 return "holds an empty text; leave the answer out"
             if context[start : start + len(text)] != text:
-                return "holds a text that does not stand at its answer_start in the context"
+                return "holds a text that is not at its answer_start in the context"
         return ""
 
     answers = split["answers"][:]

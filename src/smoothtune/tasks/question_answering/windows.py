@@ -1,4 +1,4 @@
-"""Long contexts as overlapping windows, with the answer's place among the tokens.
+"""Long contexts as overlapping windows, with the token positions of the answer.
 
 A window is a row with the question and as much of the context as fits. A token is part of an
 answer if it covers any of its characters, so an answer that begins or ends inside a token is
@@ -20,11 +20,11 @@ from smoothtune.data.tokenizing import cached_map
 from smoothtune.errors import DataError, ModelError
 
 MIN_CACHED_QUESTIONS = 2_000
-"""Questions from which a progress bar is shown and the result is cached."""
+"""Number of questions from which tokenizing shows a progress bar and is cached."""
 
 
 class Place(NamedTuple):
-    """Tokens of an answer, the last one included, and whether the window holds all of it."""
+    """First and last token of an answer, and whether the window holds all of it."""
 
     start: int
     end: int
@@ -40,7 +40,7 @@ def tokenize_windows(
     content: str,
     num_proc: int | None = None,
 ) -> Dataset:
-    """Tokenizes questions with windows of their contexts, without padding.
+    """Tokenize questions with windows of their contexts, without padding.
 
     Args:
         examples: columns question, context, answers (texts), answer_start (characters), example_id.
@@ -57,8 +57,8 @@ def tokenize_windows(
         cut, whether the context has other windows; context, answers and example_id.
 
     Raises:
-        DataError: A question leaves too little room for the context.
-        ModelError: The tokenizer gives no offsets, or pads on the left.
+        DataError: a question leaves too little room for the context.
+        ModelError: the tokenizer gives no offsets, or pads on the left.
     """
     if not tokenizer.is_fast or tokenizer.padding_side != "right":
         raise ModelError(
@@ -81,10 +81,10 @@ def tokenize_windows(
 def _check_questions(
     examples: Dataset, tokenizer: PreTrainedTokenizerBase, doc_stride: int, max_seq_length: int
 ) -> None:
-    """The context must get more tokens than two windows share."""
+    """Check that every question leaves the context more than doc_stride tokens."""
     room = max_seq_length - doc_stride - tokenizer.num_special_tokens_to_add(pair=True)
     questions = examples["question"][:]
-    # A token has a byte at least, so most questions are known to be short enough.
+    # A token has at least one byte, so most questions need not be tokenized to be short enough.
     for row in (i for i, text in enumerate(questions) if len(text.encode()) >= room - 1):
         ids = tokenizer(questions[row].lstrip(), add_special_tokens=False, verbose=False)
         if len(ids["input_ids"]) >= room:
@@ -102,7 +102,7 @@ def _encode(
     source, windows = _windows(columns, tokenizer, doc_stride, max_seq_length)
     is_first = [i == 0 or source[i] != source[i - 1] for i in range(len(source))]
     is_last = [*is_first[1:], True]
-    found: dict[str, list] = {
+    targets: dict[str, list] = {
         name: []
         for name in (
             *("start_positions", "end_positions", "holds_answer", "cls_index", "context_start"),
@@ -118,22 +118,22 @@ def _encode(
             place = locate(
                 texts[0], starts[0], begins, ends, at_start=is_first[i], at_end=is_last[i]
             )
-        found["holds_answer"].append(place.whole)
-        found["start_positions"].append(first + place.start if place.whole else cls_index)
-        found["end_positions"].append(first + place.end if place.whole else cls_index)
-        found["cls_index"].append(cls_index)
-        found["context_start"].append(first)
-        found["offset_start"].append(begins)
-        found["offset_end"].append(ends)
-        found["length"].append(len(window.ids))
-        found["cut"].append(not (is_first[i] and is_last[i]))
+        targets["holds_answer"].append(place.whole)
+        targets["start_positions"].append(first + place.start if place.whole else cls_index)
+        targets["end_positions"].append(first + place.end if place.whole else cls_index)
+        targets["cls_index"].append(cls_index)
+        targets["context_start"].append(first)
+        targets["offset_start"].append(begins)
+        targets["offset_end"].append(ends)
+        targets["length"].append(len(window.ids))
+        targets["cut"].append(not (is_first[i] and is_last[i]))
     inputs = {
         name: _arrow([np.array(getattr(window, _FIELDS[name]), np.int32) for window in windows])
         for name in tokenizer.model_input_names
         if name in _FIELDS
     }
     kept = batch.select(["context", "answers", "example_id"]).take(pa.array(source))
-    numbers = {name: _arrow(values) for name, values in found.items()}
+    numbers = {name: _arrow(values) for name, values in targets.items()}
     return pa.table(inputs | numbers | dict(zip(kept.column_names, kept.columns, strict=True)))
 
 
@@ -143,9 +143,9 @@ _FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "
 def _windows(
     columns: dict[str, list], tokenizer: PreTrainedTokenizerBase, doc_stride: int, length: int
 ) -> tuple[list[int], list[Encoding]]:
-    """The row of each window, and the windows, which are those of a call of the tokenizer.
+    """The row of each window, and the windows, equal to those from calling the tokenizer.
 
-    Many questions share a context, which is tokenized once and cut for each of them.
+    A context that many questions share is tokenized once and cut into windows for each of them.
     """
     backend = tokenizer.backend_tokenizer
     contexts = list(dict.fromkeys(columns["context"]))
@@ -153,14 +153,14 @@ def _windows(
     backend.no_truncation()
     questions = [question.lstrip() for question in columns["question"]]
     asked = backend.encode_batch(questions, add_special_tokens=False)
-    # As second texts, so that windows after the first have the right token types.
+    # As second texts of pairs, so that all windows get the right token types.
     seconds = [("", context) for context in contexts]
-    found = backend.encode_batch(seconds, add_special_tokens=False)
-    known = dict(zip(contexts, found, strict=True))
+    tokens = backend.encode_batch(seconds, add_special_tokens=False)
+    tokens_of = dict(zip(contexts, tokens, strict=True))
     backend.enable_truncation(length, stride=doc_stride, strategy="only_second")
     source, windows = [], []
     for row, (question, context) in enumerate(zip(asked, columns["context"], strict=True)):
-        first = backend.post_process(question, known[context])
+        first = backend.post_process(question, tokens_of[context])
         parts = [first, *first.overflowing]
         source += [row] * len(parts)
         windows += parts
@@ -201,7 +201,7 @@ def locate(
     at_start: bool = True,
     at_end: bool = True,
 ) -> Place:
-    """The least tokens that cover an answer, blanks at its ends left out.
+    """The fewest tokens that cover an answer, without spaces at its ends.
 
     Args:
         text: the answer.
@@ -222,12 +222,12 @@ def locate(
     end = start + len(text.rstrip())
     first = int(np.searchsorted(ends, begin, side="right"))
     last = int(np.searchsorted(begins, end, side="left")) - 1
-    # Characters without a token, as blanks, may stand before the first and after the last token.
+    # Characters without a token, such as spaces, may precede the first and follow the last token.
     whole = first <= last and (at_start or begin >= begins[0]) and (at_end or end <= ends[-1])
     return Place(first, last, bool(whole))
 
 
 def _cls_index(window: Encoding, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The token that stands for no answer."""
-    known = tokenizer.cls_token_id is not None and tokenizer.cls_token_id in window.ids
-    return window.ids.index(tokenizer.cls_token_id) if known else 0
+    """Position of the no-answer token: the tokenizer's cls token, else 0."""
+    cls = tokenizer.cls_token_id
+    return window.ids.index(cls) if cls is not None and cls in window.ids else 0
