@@ -48,7 +48,7 @@ def test_list() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        ([], USAGE, "write smoothtune study FILE --output-dir DIR"),
+        ([], USAGE, "usage: smoothtune study FILE --output-dir DIR"),
         (["smoke"], USAGE, "--output-dir DIR"),
         (["nothing.yaml", "--dry-run"], USAGE, "unknown study file or recipe"),
         (["lnsr-table-1", "--dry-run"], USAGE, "give --scale: paper, small, smoke"),

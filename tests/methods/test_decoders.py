@@ -128,7 +128,7 @@ def test_a_padding_token_without_an_embedding_is_named(tmp_path):
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     tokenizer.add_special_tokens({"pad_token": "<pad>"})
     tokenizer.save_pretrained(tmp_path)
-    with pytest.raises(ModelError, match="padding token '<pad>' has number 11, but the model has"):
+    with pytest.raises(ModelError, match="padding token '<pad>' has id 11, but the model has"):
         load_base(str(tmp_path))
 
 

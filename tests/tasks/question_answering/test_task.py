@@ -167,11 +167,11 @@ def test_the_baseline_is_the_best_constant_answer(bert, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        ({"text": ["plot"], "answer_start": [1]}, "row 1, column 'answers'.*does not stand at"),
+        ({"text": ["plot"], "answer_start": [1]}, "row 1, column 'answers'.*is not at"),
         ({"text": ["plot"], "answer_start": []}, "as many text as answer_start"),
         ({"text": [], "answer_start": []}, "is empty.*set version_2_with_negative"),
         ({"text": [" "], "answer_start": [4]}, "empty text"),
-        (["plot"], "is no mapping with the lists text and answer_start"),
+        (["plot"], "is not a mapping with the lists text and answer_start"),
     ],
 )
 def test_wrong_answers_are_named(answers, message, bert, tmp_path) -> None:
