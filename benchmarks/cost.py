@@ -55,10 +55,7 @@ DEFAULT = [
 
 def measure(spec, source, rounds, size, length):
     """One row of the table."""
-    from pydantic import TypeAdapter
-
-    from smoothtune import METHODS
-    from smoothtune.config.draft import parse_method
+    from smoothtune.config.run import load_config
     from smoothtune.console import quiet
     from smoothtune.memory import keep_freed_memory
     from smoothtune.models.load import load_base, load_classifier
@@ -73,8 +70,8 @@ def measure(spec, source, rounds, size, length):
     batches = random_batches(model, rounds, size, length)
     if spec == STOCK:
         return stock_trainer(model, batches)
-    fields = parse_method(spec)
-    regularizer = TypeAdapter(METHODS[fields.pop("name")]).validate_python(fields)
+    run = load_config(options={"task": "sst2", "output_dir": "unused"}, methods=[spec])
+    (regularizer,) = run.regularizers()
     every = regularizer.every
     if every > 1:
         batches *= -(-2 * every // len(batches))

@@ -113,9 +113,8 @@ def with_transformers(data, folder):
 
 def scores(way, data, folder):
     """F1 and exact match with intervals on SQuAD's development questions and the other sets."""
-    from smoothtune.evaluation import evaluate
-    from smoothtune.evaluation.settings import Settings
-    from smoothtune.evaluation.transfer import OtherData
+    from smoothtune.config.evaluation import OtherData
+    from smoothtune.evaluation import Settings, evaluate
 
     found = evaluate(
         Settings(

@@ -1,5 +1,7 @@
 """The documentation runs, its links resolve, and the repository speaks of itself alone."""
 
+import ast
+import importlib
 import re
 import runpy
 import subprocess
@@ -126,6 +128,14 @@ def test_relative_links_resolve(page):
         if not other.exists() or (anchor and anchor not in anchors(other)):
             broken.append(target)
     assert not broken
+
+
+@pytest.mark.parametrize("script", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda p: p.stem)
+def test_what_benchmarks_import_exists(script):
+    for node in ast.walk(ast.parse(script.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("smoothtune"):
+            module = importlib.import_module(node.module)
+            assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
 
 METHOD = re.compile(r"methods\.md#(\w+)|--method (\w+)|smoothtune methods (\w+)$", re.M)

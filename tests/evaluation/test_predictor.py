@@ -90,7 +90,7 @@ def test_progress_counts_every_batch(linear_predictor, rows):
     progress = SimpleNamespace(start=lambda *_: None, advance=lambda: calls.append(1))
     predictor = linear_predictor([rotation(0)], batch_size=2, progress=progress)
     predictor.predict(rows)
-    assert len(calls) == predictor.count(rows) == 3
+    assert len(calls) == predictor.num_batches(rows) == 3
 
 
 def test_perturbation_is_added_to_the_word_embeddings(linear_predictor, rows):

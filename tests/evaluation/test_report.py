@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from smoothtune.cli import app
-from smoothtune.evaluation import Curve, Point, draw
+from smoothtune.evaluation import Curve, CurvePoint, draw
 from smoothtune.evaluation.compare import Difference, load_runs, paired_differences
 from smoothtune.evaluation.findings import comparison, sentences
 from smoothtune.evaluation.intervals import Interval
@@ -208,7 +208,10 @@ def test_words_follow_the_numbers(evaluated: Path, tmp_path: Path) -> None:
 
 def test_plots_escape_names_and_do_not_read_them_as_formulas() -> None:
     curve = Curve(
-        HOSTILE, "x (1)", "y (1)", {HOSTILE: [Point(0, 1), Point(1, 2)], "b": [Point(0, 1)]}
+        HOSTILE,
+        "x (1)",
+        "y (1)",
+        {HOSTILE: [CurvePoint(0, 1), CurvePoint(1, 2)], "b": [CurvePoint(0, 1)]},
     )
     svg = draw({"$\\frac{": curve, HOSTILE: curve})
     assert "<script" not in svg

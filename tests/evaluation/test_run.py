@@ -22,9 +22,12 @@ from typer.testing import CliRunner, Result
 
 from helpers.tiny_folder import tiny_gpt2
 from smoothtune.cli import app
+from smoothtune.config.evaluation import OtherData, Settings
 from smoothtune.console import Bar
 from smoothtune.evaluation import parts
 from smoothtune.evaluation.output import read_predictions
+from smoothtune.evaluation.run import wanted_parts
+from smoothtune.evaluation.settings import resolve
 from smoothtune.models.load import load_base
 
 CURVES = {
@@ -44,6 +47,26 @@ def call(*arguments: object) -> Result:
 
 def content_of(folder: Path) -> dict:
     return json.loads((folder / "evaluation.json").read_text())
+
+
+def test_data_is_that_of_training_unless_the_task_is_another() -> None:
+    run = {"task": "sst2", "data": "folder", "text_columns": ["text"], "task_type": "t"}
+    record = {"config": run | {"max_seq_length": 64, "seed": 3}}
+    same = resolve(Settings(model="m", output_dir="o"), record)
+    assert (same.task, same.data, same.text_columns) == ("sst2", "folder", ["text"])
+    other = resolve(Settings(model="m", output_dir="o", task="cola"), record)
+    assert (other.data, other.text_columns, other.task_type) == (None, None, None)
+    assert (other.max_seq_length, other.data_seed) == (64, 3)
+
+
+def test_shares_that_round_alike_are_different_parts() -> None:
+    def names(share: float) -> list[str]:
+        data = {"r": OtherData("rows.csv")}
+        settings = Settings(model="m", output_dir="o", ood=data, further_share=share)
+        return list(wanted_parts(settings))
+
+    assert names(0.07) == ["metrics", "ood: r", "ood: r after 7% of it"]
+    assert names(0.074)[-1] == "ood: r after 7.4% of it"
 
 
 @pytest.fixture(scope="module")
@@ -117,7 +140,7 @@ def test_finished_parts_are_kept_when_a_later_one_fails(
 ) -> None:
     arguments = [tiny_folder / "tuned", "--calibration", "--drift", "--output-dir", tmp_path]
     with monkeypatch.context() as patch:
-        patch.setitem(parts.PART, "drift", lambda subject: 1 / 0)
+        patch.setitem(parts.PART_FUNCTIONS, "drift", lambda subject: 1 / 0)
         assert isinstance(call(*arguments).exception, ZeroDivisionError)
     kept = content_of(tmp_path)["parts"]
     assert list(kept) == ["metrics", "calibration"]

@@ -17,7 +17,7 @@ from smoothtune.config.evaluation import OtherData, load_settings
 from smoothtune.errors import ConfigError, DataError
 from smoothtune.evaluation.predictor import load_predictor
 from smoothtune.evaluation.transfer import (
-    foreign_rows,
+    other_rows,
     relabeled,
     split_for_further,
     trained_further,
@@ -48,7 +48,7 @@ def other(file: Path, labels: dict[str, str] | None) -> OtherData:
 
 def test_labels_mean_what_is_said(tokenizer, reversed_data: Path) -> None:
     def labels(meaning):
-        rows, _ = foreign_rows(
+        rows, _ = other_rows(
             other(reversed_data, meaning), TASK, tokenizer, max_seq_length=16, vocab_size=14
         )
         return np.asarray(rows["labels"][:])
@@ -61,7 +61,7 @@ def test_labels_mean_what_is_said(tokenizer, reversed_data: Path) -> None:
 def test_another_number_of_texts_is_refused(tokenizer, reversed_data) -> None:
     pair = OtherData(str(reversed_data), ("sentence", "bad_one"), "bad_one")
     with pytest.raises(DataError, match="2 text columns are named, but task custom reads 1"):
-        foreign_rows(pair, TASK, tokenizer, max_seq_length=16, vocab_size=14)
+        other_rows(pair, TASK, tokenizer, max_seq_length=16, vocab_size=14)
 
 
 def test_names_of_a_class_label_can_be_given_a_meaning() -> None:
@@ -80,9 +80,7 @@ def test_names_of_a_class_label_can_be_given_a_meaning() -> None:
 )
 def test_what_cannot_be_read_is_said(tokenizer, reversed_data, labels, message) -> None:
     with pytest.raises(DataError, match=message):
-        foreign_rows(
-            other(reversed_data, labels), TASK, tokenizer, max_seq_length=16, vocab_size=14
-        )
+        other_rows(other(reversed_data, labels), TASK, tokenizer, max_seq_length=16, vocab_size=14)
 
 
 def test_split_keeps_the_classes_in_proportion_and_loses_nothing(rows) -> None:
@@ -98,7 +96,7 @@ def test_further_training_turns_a_reversed_meaning(tiny_folder, reversed_data) -
     base = load_base(str(tiny_folder / "tuned"))
     predictor = load_predictor(base, TASK)
     before = {name: weight.clone() for name, weight in predictor.model.state_dict().items()}
-    rows, _ = foreign_rows(
+    rows, _ = other_rows(
         other(reversed_data, None), TASK, base.tokenizer, max_seq_length=16, vocab_size=14
     )
     some, rest = split_for_further(rows, 0.5, seed=0)

@@ -17,6 +17,7 @@ from smoothtune.errors import OutputError, Stopped
 from smoothtune.run.train import train
 from smoothtune.study.config import load_study
 from smoothtune.study.records import Records
+from smoothtune.study.report.page import report_so_far
 from smoothtune.study.run import run_study
 from smoothtune.study.status import show_status
 
@@ -112,6 +113,17 @@ def test_settings_are_chosen_on_training_rows(write, tmp_path: Path, output: Out
     ]
     sizes = Counter((split["train"]["rows"], split["validation"]["rows"]) for split in splits)
     assert sizes == {(24, 24): 2, (19, 5): 2}
+
+
+def test_a_report_has_the_versions_of_finished_runs_alone(
+    write, tmp_path: Path, output: Output
+) -> None:
+    study = load_study(write("methods: [plain]\nmore_epochs: null\nseeds: [0]\n"))
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "study.json").write_text("{}")
+    content = report_so_far(study, tmp_path / "out", output.console)
+    assert content["versions"] == {}
+    assert [item["missing"] for item in content["methods"]] == [1]
 
 
 def test_records_name_no_folders_of_this_machine(write, tmp_path: Path, output: Output) -> None:

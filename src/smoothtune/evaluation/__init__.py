@@ -1,4 +1,4 @@
-"""See what a fine-tuned model is made of: scores, calibration, robustness, smoothness, drift."""
+"""Evaluate a fine-tuned model: metrics, calibration, robustness, smoothness, drift."""
 
 from smoothtune.config.evaluation import Settings
 from smoothtune.evaluation.calibration import (
@@ -21,7 +21,7 @@ from smoothtune.evaluation.predictor import Predictor, load_predictor
 from smoothtune.evaluation.robustness import attack_curve, noise_curve
 from smoothtune.evaluation.run import evaluate
 from smoothtune.evaluation.smoothness import derivative_norms, noise_attenuation, noise_spectrum
-from smoothtune.report.curves import Curve, Point, area
+from smoothtune.report.curves import Curve, CurvePoint, area
 from smoothtune.report.plots import draw
 from smoothtune.tasks.metrics import brier, nll
 from smoothtune.tasks.question_answering.squad import (

@@ -1,8 +1,8 @@
-"""Whether a classifier's probabilities mean what they say.
+"""Calibration of a classifier's probabilities.
 
 All functions take logits (N, C), of which log-probabilities are one kind, and class ids (N,).
-Confidence is the probability of the predicted class. Bins are open below and closed above; a bin
-without examples counts for nothing.
+Confidence is the probability of the predicted class. Bins are open below and closed above; bins
+without examples are left out.
 
 Reference: Guo, Pleiss, Sun, Weinberger: On Calibration of Modern Neural Networks, ICML 2017 (ECE,
 MCE, temperature); Nguyen, O'Connor, EMNLP 2015 (bins of equal mass).
@@ -20,7 +20,7 @@ from scipy.special import softmax
 from scipy.stats import binomtest
 from sklearn.model_selection import train_test_split
 
-from smoothtune.report.curves import Curve, Point
+from smoothtune.report.curves import Curve, CurvePoint
 from smoothtune.tasks.metrics import brier, nll
 
 Bins = Literal["width", "mass"]
@@ -62,7 +62,7 @@ def reliability(
         labels: class ids, (N,).
         num_bins: number of bins.
         bins: "width": equal intervals of [0, 1]; "mass": between equidistant quantiles of the
-            confidence, so that all hold alike many examples unless confidences are equal.
+            confidence, so that all hold equally many examples unless confidences are equal.
 
     Returns:
         The bins that have examples, by rising confidence.
@@ -101,30 +101,30 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
     """T > 0 with the least NLL of softmax(logits / T).
 
     Predictions do not change. Where every prediction is right the NLL has no minimum: T ends at the
-    bound exp(-5), and at exp(5) where nothing but chance is in the logits.
+    bound exp(-5), and at exp(5) where the logits carry no information.
     """
     scores = np.asarray(logits, np.float64)
     bound = LARGEST_LOG_TEMPERATURE
-    found = minimize_scalar(
+    minimum = minimize_scalar(
         lambda log_t: nll(scores / np.exp(log_t), labels),
         bounds=(-bound, bound),
         method="bounded",
         options={"xatol": 1e-6},
     )
-    return float(np.exp(found.x))
+    return float(np.exp(minimum.x))
 
 
 def split_for_temperature(labels: ArrayLike, *, seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows to fit a temperature on, and rows to judge it on: two halves, drawn at random.
+    """Rows to fit a temperature on, and rows to evaluate it on: two random halves.
 
-    Classes are shared out alike where each has two examples.
+    They are stratified by class where each class has two examples.
 
     Raises:
         ValueError: there are fewer than four examples.
     """
     gold = np.asarray(labels)
     if len(gold) < 4:
-        raise ValueError(f"{len(gold)} examples are too few to fit and to judge a temperature")
+        raise ValueError(f"{len(gold)} examples are too few to fit and to evaluate a temperature")
     counts = np.unique(gold, return_counts=True)[1]
     stratify = gold if counts.min() >= 2 and len(counts) <= len(gold) // 2 else None
     fit, judge = train_test_split(
@@ -209,17 +209,19 @@ def _diagram(title: str, y_label: str, answers: dict[str, tuple[np.ndarray, np.n
         title,
         "confidence (mean of the bin)",
         y_label,
-        {"perfect": [Point(0, 0), Point(1, 1)]} | lines,
+        {"perfect": [CurvePoint(0, 0), CurvePoint(1, 1)]} | lines,
         band="95 % Wilson interval",
     )
 
 
-def _points(bins: Reliability) -> list[Point]:
+def _points(bins: Reliability) -> list[CurvePoint]:
     points = []
     for confidence, accuracy, count in zip(bins.confidence, bins.accuracy, bins.count, strict=True):
         right = round(accuracy * count)
         interval = binomtest(right, int(count)).proportion_ci(method="wilson")
         points.append(
-            Point(float(confidence), float(accuracy), float(interval.low), float(interval.high))
+            CurvePoint(
+                float(confidence), float(accuracy), float(interval.low), float(interval.high)
+            )
         )
     return points

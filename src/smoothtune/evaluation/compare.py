@@ -1,4 +1,4 @@
-"""Finished evaluations side by side: which differences are more than the choice of examples."""
+"""Finished evaluations side by side, with paired tests of their differences."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Run:
 
     def curves(self, part: str) -> dict[str, Curve]:
         """The curves of a part by name."""
-        found = self.content["parts"].get(part, {}).get("curves", {})
-        return {name: Curve.from_dict(curve) for name, curve in found.items()}
+        curves = self.content["parts"].get(part, {}).get("curves", {})
+        return {name: Curve.from_dict(curve) for name, curve in curves.items()}
 
     @property
     def label(self) -> str:
@@ -56,7 +56,7 @@ class Difference:
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether the 95 % interval leaves zero out."""
+        """Whether the 95 % interval excludes zero."""
         return self.interval.low > 0 or self.interval.high < 0
 
 

@@ -1,8 +1,8 @@
-"""The metric while the text itself is damaged.
+"""The main metric on corrupted text.
 
 `corrupt_tokens` acts on token ids, the others on text. Each damages exactly round(rate * n)
 positions (halves up), n the positions that can be damaged: ordinary tokens, words, or words of two
-letters or more. Special tokens are never touched, and padding does not exist yet.
+letters or more. Special tokens are never changed, and rows have no padding yet.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 from smoothtune.data.columns import TEXTS
 from smoothtune.data.tokenizing import tokenize
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.report.curves import Curve, metric_curve, spread
+from smoothtune.report.curves import Curve, mean_and_range, metric_curve
 
 RATES = (0.0, 0.05, 0.1, 0.2)
 TextDamage = Callable[[str, float, np.random.Generator], str]
@@ -203,13 +203,13 @@ def _curve(
     num_samples: int,
 ) -> Curve:
     passes = sum(num_samples if rate else 1 for rate in rates)
-    predictor.progress.start(name, passes * predictor.count(rows))
+    predictor.progress.start(name, passes * predictor.num_batches(rows))
     points = []
     for rate in rates:
         scores = []
         for sample in range(num_samples if rate else 1):
             changed = damaged(rate, np.random.default_rng([predictor.seed, sample]))
             scores.append(predictor.main_metric(predictor.predict(changed), changed))
-        points.append(spread(rate, scores))
+        points.append(mean_and_range(rate, scores))
     metric, band = predictor.task.metrics[0], f"range of {num_samples} samples"
     return metric_curve(metric, f"with {name}", f"{name} (share)", name, points, band)

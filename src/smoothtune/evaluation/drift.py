@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from smoothtune.core.architecture import blocks, word_embeddings
 from smoothtune.core.forward import evaluating
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.report.curves import Curve, Point
+from smoothtune.report.curves import Curve, CurvePoint
 
 LAYER = "layer (0: embeddings, then the blocks)"
 
@@ -59,8 +59,8 @@ def weight_drift(
                 strict=True,
             )
         )
-        cosines.append(Point(number, dot / (square * base_square) ** 0.5))
-        distances.append(Point(number, (moved / base_square) ** 0.5))
+        cosines.append(CurvePoint(number, dot / (square * base_square) ** 0.5))
+        distances.append(CurvePoint(number, (moved / base_square) ** 0.5))
     cosine, distance = "cosine to the pre-trained weights", "||w - w0|| / ||w0||"
     return {
         "cosine": Curve("cosine of the weights", LAYER, cosine, {"weights": cosines}),
@@ -108,11 +108,11 @@ def representation_drift(predictor: Predictor, base: nn.Module, rows: Dataset) -
     Returns:
         CKA against the layer.
     """
-    predictor.progress.start("representations", 2 * predictor.count(rows))
+    predictor.progress.start("representations", 2 * predictor.num_batches(rows))
     tuned = _pooled(predictor, rows)
     before = _pooled(replace(predictor, model=base), rows)
     points = [
-        Point(layer, linear_cka(x, y))
+        CurvePoint(layer, linear_cka(x, y))
         for layer, (x, y) in enumerate(zip(tuned, before, strict=True), 1)
     ]
     return Curve(

@@ -1,4 +1,4 @@
-"""What an evaluation says, in sentences: what is good, what is fragile, and what it cost."""
+"""The findings of an evaluation as sentences: what is good, what is fragile, what it cost."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from smoothtune.report.page import Sentence, Verdict
 
 TOLERATED_LOSS = 0.05  # of the main metric, from which a disturbance is called harmful
 NOISE_LEVEL, ATTACK_LEVEL, CORRUPTION_RATE = 0.3, 0.05, 0.1
-CALIBRATED = 0.05  # expected calibration error below which confidence can be taken at its word
+CALIBRATED = 0.05  # expected calibration error below which a model is called calibrated
 
 
 def sentences(run: Run) -> list[Sentence]:
-    """All that can be said about one run."""
+    """The findings about one run."""
     parts = (_score, _gap, _calibration, _disturbance, _noise, _drift, _other_data, _cost)
     return [sentence for part in parts for sentence in part(run)]
 
 
 def comparison(first: Run, other: Run, gaps: list[Difference] | None) -> str:
-    """Where two runs differ by more than the choice of the evaluated examples explains."""
+    """The metrics in which two runs differ by more than the sampling error of the examples."""
     if gaps is None:
         return (
             f"{other.name} and {first.name} were not evaluated on the same examples, so their "

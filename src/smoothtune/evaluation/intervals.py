@@ -1,4 +1,4 @@
-"""How far a number on a sample of examples may be from that on all examples."""
+"""Bootstrap intervals: how far a metric on a sample may be from that on all examples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The folder of an evaluation: what it keeps, and what would not fit to it."""
+"""The folder of an evaluation: its files, and what may be added to them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from smoothtune.report.plots import draw
 
 EVALUATION = "evaluation.json"
 PREDICTIONS = "predictions.csv"
-OOD, AFTER = "ood: ", " after "  # before, and behind, the name of another data set in a part's name
+OOD, AFTER = "ood: ", " after "  # around the name of another data set in the name of a part
 
 
 def other_data_set(part: str) -> str | None:

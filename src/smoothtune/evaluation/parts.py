@@ -24,7 +24,7 @@ from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import attack_curve, noise_curve
 from smoothtune.evaluation.smoothness import derivative_norms, noise_attenuation, noise_spectrum
 from smoothtune.evaluation.transfer import (
-    foreign_rows,
+    other_rows,
     split_for_further,
     trained_further,
     validation_texts,
@@ -64,7 +64,7 @@ class Subject:
     def predictions(self) -> np.ndarray:
         """(N, W) of the validation rows as they are."""
         rows = self.prepared.validation
-        self.predictor.progress.start("validation rows", self.predictor.count(rows))
+        self.predictor.progress.start("validation rows", self.predictor.num_batches(rows))
         return self.predictor.predict(rows)
 
     @cached_property
@@ -73,8 +73,8 @@ class Subject:
         source = self.settings.data or self.prepared.task.hub_id or ""
         return validation_texts(source, self.prepared)
 
-    def count(self, rows: Dataset) -> int:
-        """Number of examples that rows are from."""
+    def num_examples(self, rows: Dataset) -> int:
+        """Number of examples; one with a long context has several rows."""
         return len(self.prepared.task.example_ids(rows))
 
     @property
@@ -84,7 +84,7 @@ class Subject:
 
     @property
     def bootstrap(self) -> dict[str, int]:
-        """How intervals are found."""
+        """Arguments of the bootstrap."""
         return {"num_resamples": self.settings.num_resamples, "seed": self.settings.seed}
 
     def sample(self, count: int | None = None) -> np.ndarray:
@@ -107,14 +107,14 @@ def metrics(subject: Subject) -> PartResult:
     scores = scores_with_intervals(
         task, subject.predictions, prepared.validation, **subject.bootstrap
     )
-    predictor.progress.start("training rows", predictor.count(prepared.train))
+    predictor.progress.start("training rows", predictor.num_batches(prepared.train))
     train = predictor.metrics(predictor.predict(prepared.train), prepared.train)
     main_metric = task.metrics[0]
     return PartResult(
         scores
         | {
             "train_metrics": train,
-            "train_rows": subject.count(prepared.train),
+            "train_rows": subject.num_examples(prepared.train),
             "generalization_gap": train[main_metric] - scores["metrics"][main_metric]["value"],
         }
     )
@@ -137,19 +137,19 @@ def calibration(subject: Subject) -> PartResult:
 
 def robustness(subject: Subject) -> PartResult:
     """Noise and attacks on the embeddings."""
-    predictor, rows = subject.predictor, subject.rows()
+    predictor, rows, few = subject.predictor, subject.rows(), subject.rows(MAX_ATTACKED)
     curves = {
         "gaussian": noise_curve(predictor, rows, "standard"),
         "in_manifold": noise_curve(predictor, rows, "in_manifold"),
         "fgm": attack_curve(predictor, rows, "fgm"),
-        "pgd": attack_curve(predictor, subject.rows(MAX_ATTACKED), "pgd"),
+        "pgd": attack_curve(predictor, few, "pgd"),
     }
-    numbers = {"rows": subject.count(rows), "rows_pgd": subject.count(subject.rows(MAX_ATTACKED))}
+    numbers = {"rows": subject.num_examples(rows), "rows_pgd": subject.num_examples(few)}
     return PartResult(numbers, curves)
 
 
 def corruption(subject: Subject) -> PartResult:
-    """Damaged tokens and texts."""
+    """Corrupted tokens and texts."""
     predictor, rows = subject.predictor, subject.rows()
     texts = subject.texts.select(subject.sample(), keep_in_memory=True)
     length = subject.prepared.report.max_seq_length
@@ -170,7 +170,7 @@ def smoothness(subject: Subject) -> PartResult:
         "attenuation": noise_attenuation(predictor, rows),
         "spectrum": noise_spectrum(predictor, rows),
     }
-    return PartResult({"rows": subject.count(rows)}, curves)
+    return PartResult({"rows": subject.num_examples(rows)}, curves)
 
 
 def drift(subject: Subject) -> PartResult:
@@ -188,13 +188,13 @@ def drift(subject: Subject) -> PartResult:
     except ValueError as error:
         raise ModelError(f"--base-model {settings.base_model}: {error}") from error
     cka = representation_drift(subject.predictor, before, rows)
-    numbers = {"rows": subject.count(rows), "base_model": settings.base_model}
+    numbers = {"rows": subject.num_examples(rows), "base_model": settings.base_model}
     return PartResult(numbers, curves | {"cka": cka})
 
 
 def other_data(subject: Subject, other: OtherData) -> PartResult:
     """The task's metrics on another data set, whole."""
-    rows, repeated = _foreign(subject, other)
+    rows, repeated = _rows_of(subject, other)
     scores = _scores(subject, subject.predictor, rows, "other data")
     return PartResult(scores | {"repeated_rows_left_out": repeated, "read_as": asdict(other)})
 
@@ -203,7 +203,7 @@ def further_data(subject: Subject, other: OtherData, share: float) -> PartResult
     """Metrics on another data set after training on a share of it, on the rest."""
     if not subject.prepared.task.predicts_logits:
         return PartResult(skipped="further training is for classification and regression of texts")
-    rows, repeated = _foreign(subject, other)
+    rows, repeated = _rows_of(subject, other)
     some, rest = split_for_further(rows, share, subject.settings.seed)
     before = _scores(subject, subject.predictor, rest, "the rest, as it is")
     after = _scores(subject, trained_further(subject.predictor, some), rest, "the rest, after")
@@ -218,8 +218,8 @@ def further_data(subject: Subject, other: OtherData, share: float) -> PartResult
     )
 
 
-def _foreign(subject: Subject, other: OtherData) -> tuple[Dataset, int]:
-    return foreign_rows(
+def _rows_of(subject: Subject, other: OtherData) -> tuple[Dataset, int]:
+    return other_rows(
         other,
         subject.prepared.task,
         subject.predictor.tokenizer,
@@ -229,12 +229,12 @@ def _foreign(subject: Subject, other: OtherData) -> tuple[Dataset, int]:
 
 
 def _scores(subject: Subject, predictor: Predictor, rows: Dataset, title: str) -> dict[str, Any]:
-    predictor.progress.start(title, predictor.count(rows))
+    predictor.progress.start(title, predictor.num_batches(rows))
     predictions = predictor.predict(rows)
     return scores_with_intervals(predictor.task, predictions, rows, **subject.bootstrap)
 
 
-PART = {
+PART_FUNCTIONS = {
     "metrics": metrics,
     "calibration": calibration,
     "robustness": robustness,

@@ -1,4 +1,4 @@
-"""A fine-tuned model, and what it says about tokenized examples."""
+"""A fine-tuned model and its predictions for tokenized examples."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from smoothtune.tasks.base import Task
 
 
 class Progress(Protocol):
-    """Is told how far long work is."""
+    """Shows how far a long computation is."""
 
     def start(self, title: str, total: int) -> None:
-        """Work of `total` batches begins."""
+        """A computation of `total` batches begins."""
 
     def advance(self) -> None:
-        """One of them is done."""
+        """One batch is done."""
 
 
 class Silent:
@@ -65,9 +65,9 @@ class Predictor:
     batch_size: int = 32
     """Examples that run at once."""
     seed: int = 0
-    """Of everything that is drawn."""
+    """Of all random draws."""
     progress: Progress = Silent()
-    """Is told about every batch."""
+    """Shows how many batches are done."""
 
     def batches(self, rows: Dataset) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
         """Batches of similar length, so that little is padded.
@@ -88,15 +88,16 @@ class Predictor:
             yield chosen, {name: tensor.to(device) for name, tensor in batch.items()}
             self.progress.advance()
 
-    def count(self, rows: Dataset) -> int:
+    def num_batches(self, rows: Dataset) -> int:
         """Number of batches."""
         return -(-len(rows) // self.batch_size)
 
-    def read(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
+    def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
         """The loss over a batch with labels, and the outputs, classes in the task's order."""
         task = self.task
-        found = model(**{k: value for k, value in batch.items() if k not in task.label_inputs})
-        outputs = {name: self._ordered(found[name]) for name in task.outputs}
+        inputs = {name: value for name, value in batch.items() if name not in task.label_inputs}
+        raw = model(**inputs)
+        outputs = {name: self._ordered(raw[name]) for name in task.outputs}
         labeled = all(name in batch for name in task.label_inputs)
         return task.loss(outputs, batch) if labeled else None, outputs
 
@@ -118,7 +119,7 @@ class Predictor:
         return ForwardPass(
             self.model,
             batch,
-            compute_loss=self.read,
+            compute_loss=self.compute_loss,
             points=points,
             hidden_states=hidden_states,
             differentiable=differentiable,
@@ -149,8 +150,8 @@ class Predictor:
         """
         outputs = {name: run.outputs[name].cpu().numpy() for name in self.task.outputs}
         batch = rows.select(chosen, keep_in_memory=True)
-        found = self.task.predictions(outputs, batch)
-        predictions[chosen, : found.shape[1]] = found
+        written = self.task.predictions(outputs, batch)
+        predictions[chosen, : written.shape[1]] = written
 
     def predict(
         self, rows: Dataset, perturb: Callable[[ForwardPass, int], Tensor | None] | None = None
@@ -185,7 +186,7 @@ class Predictor:
 
 
 def _load(base: Base, task: Task) -> tuple[Any, set[str]]:
-    """The model, and names of weights that it has from nowhere."""
+    """The model, and names of weights that are in no file and so are random."""
     options: dict[str, Any] = {
         "trust_remote_code": base.trust_remote_code,
         "dtype": torch.float32,
@@ -213,8 +214,8 @@ def load_predictor(
         base: what `load_base` returned.
         task: the task, its labels known.
         batch_size: examples that run at once.
-        seed: of everything that is drawn.
-        progress: is told about every batch.
+        seed: of all random draws.
+        progress: shows how many batches are done.
 
     Returns:
         The predictor, in float32 and evaluation mode.

@@ -15,7 +15,7 @@ from smoothtune.report.curves import Curve
 from smoothtune.report.page import DASH, Plot, Table, render, with_interval
 from smoothtune.report.plots import draw
 
-LARGEST_TABLE = 60  # points that a reader may want to see as numbers
+LARGEST_TABLE = 60  # points; a plot with more has its numbers in its CSV file alone
 SECTIONS = {
     "calibration": "Calibration",
     "robustness": "Robustness in embedding space",

@@ -1,4 +1,4 @@
-"""The metric while the word embeddings are disturbed: by noise, and by an adversary.
+"""The main metric under perturbations of the word embeddings: noise, and attacks.
 
 Sizes are relative to the embeddings: 0.1 is a perturbation with a tenth of their norm. Noise adds
 sigma * rms(x) * N(0, 1) to every entry, where rms runs over the real tokens of an example (JacHess
@@ -23,7 +23,7 @@ from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.adversarial import Ascent, normalize, task_loss, unit
 from smoothtune.functional.adversarial import gradient_at as loss_gradient
 from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian
-from smoothtune.report.curves import Curve, Point, metric_curve, spread
+from smoothtune.report.curves import Curve, CurvePoint, mean_and_range, metric_curve
 
 NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
 ATTACKS = (0.0, 0.01, 0.02, 0.05, 0.1)
@@ -59,7 +59,7 @@ def noise_curve(
     noise = EmbeddingNoise(kind, 1.0, "word", k, True, "token")
     noise.attach(predictor.model)
     title = {"standard": "Gaussian noise", "in_manifold": "in-manifold noise"}[kind]
-    predictor.progress.start(title, predictor.count(rows))
+    predictor.progress.start(title, predictor.num_batches(rows))
     predictions = np.tile(predictor.blank(rows), (len(levels), num_samples, 1, 1))
     with torch.no_grad(), evaluating(predictor.model):
         for number, (chosen, batch) in enumerate(predictor.batches(rows)):
@@ -72,7 +72,7 @@ def noise_curve(
                     predictor.fill(predictions[index, sample], run, rows, chosen)
     noise.detach()
     points = [
-        spread(level, [predictor.main_metric(each, rows) for each in samples])
+        mean_and_range(level, [predictor.main_metric(each, rows) for each in samples])
         for level, samples in zip(levels, predictions, strict=True)
     ]
     metric, band = predictor.task.metrics[0], f"range of {num_samples} samples"
@@ -95,7 +95,7 @@ def attack_curve(
     levels: Sequence[float] = ATTACKS,
     num_steps: int = 3,
 ) -> Curve:
-    """Main metric against the strength of an attack that climbs the task loss.
+    """Main metric against the strength of an attack that maximizes the task loss.
 
     Args:
         predictor: the model.
@@ -109,7 +109,7 @@ def attack_curve(
         The metric at every level, and the `area` under it.
     """
     predictions = np.tile(predictor.blank(rows), (len(levels), 1, 1))
-    predictor.progress.start(attack.upper(), predictor.count(rows))
+    predictor.progress.start(attack.upper(), predictor.num_batches(rows))
     with evaluating(predictor.model):
         for chosen, batch in predictor.batches(rows):
             for index, delta in enumerate(
@@ -119,7 +119,7 @@ def attack_curve(
                 with torch.no_grad():
                     predictor.fill(predictions[index], run.at(delta, dropout="off"), rows, chosen)
     points = [
-        Point(level, predictor.main_metric(each, rows))
+        CurvePoint(level, predictor.main_metric(each, rows))
         for level, each in zip(levels, predictions, strict=True)
     ]
     title = f"{attack.upper()} attack" + ("" if attack == "fgm" else f", {num_steps} steps")

@@ -1,4 +1,4 @@
-"""One evaluation, part by part, into a folder that keeps what is done."""
+"""One evaluation, part by part; a folder keeps the parts that are done."""
 
 from __future__ import annotations
 
@@ -23,7 +23,13 @@ from smoothtune.evaluation.output import (
     write_curves,
     write_predictions,
 )
-from smoothtune.evaluation.parts import PART, PartResult, Subject, further_data, other_data
+from smoothtune.evaluation.parts import (
+    PART_FUNCTIONS,
+    PartResult,
+    Subject,
+    further_data,
+    other_data,
+)
 from smoothtune.evaluation.predictor import load_predictor
 from smoothtune.evaluation.settings import resolve, training_record
 from smoothtune.files import owned, versions, write_json
@@ -84,12 +90,12 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
 
 def wanted_parts(settings: Settings) -> dict[str, Part]:
     """The task's metrics, the parts that are asked for, and those about other data sets."""
-    wanted: dict[str, Part] = {name: PART[name] for name in ("metrics", *settings.parts)}
+    wanted: dict[str, Part] = {name: PART_FUNCTIONS[name] for name in ("metrics", *settings.parts)}
     for name, other in settings.ood.items():
         wanted[OOD + name] = partial(other_data, other=other)
         if share := settings.further_share:
             part = partial(further_data, other=other, share=share)
-            wanted[f"{OOD}{name}{AFTER}{share:.0%} of it"] = part
+            wanted[f"{OOD}{name}{AFTER}{100 * share:g}% of it"] = part
     return wanted
 
 

@@ -13,12 +13,10 @@ from smoothtune.files import RESULT
 from smoothtune.tasks.presets import TASKS
 
 MAX_TRAIN_SAMPLES = 1000
-FROM_TRAINING = (
-    *("task", "data", "text_columns", "label_column", "choice_columns"),
-    *("max_eval_samples", "max_seq_length"),
-    *SpanFields.model_fields,
-)
-"""Fields that mean the same in a training run."""
+ABOUT_TASK = ("data", "text_columns", "label_column", "choice_columns", "task_type")
+"""Fields taken from a training run on the same task."""
+FROM_TRAINING = ("task", "max_eval_samples", "max_seq_length", *SpanFields.model_fields)
+"""Fields taken from any training run."""
 
 
 def training_record(model: str) -> dict[str, Any] | None:
@@ -44,21 +42,21 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
         ConfigError: no known task, or a share of other data that is not named.
     """
     run = record["config"] if record else {}
+    same_task = settings.task in (None, run.get("task"))
+    taken = FROM_TRAINING + ABOUT_TASK * same_task
     filled: dict[str, Any] = {
-        name: run.get(name) for name in FROM_TRAINING if getattr(settings, name) is None
+        name: run.get(name) for name in taken if getattr(settings, name) is None
     }
-    if settings.task_type is None and settings.task in (None, run.get("task")):
-        filled["task_type"] = run.get("task_type")
     if settings.base_model is None:
         filled["base_model"] = run.get("model")
     if settings.data_seed is None:
         filled["data_seed"] = run.get("seed", 42)
     trained_on = settings.max_train_samples or run.get("max_train_samples") or MAX_TRAIN_SAMPLES
     filled["max_train_samples"] = min(trained_on, MAX_TRAIN_SAMPLES)
-    found = settings.model_copy(update=filled)
-    if problems := _problems(found):
+    completed = settings.model_copy(update=filled)
+    if problems := _problems(completed):
         raise ConfigError(problems)
-    return found
+    return completed
 
 
 def _problems(settings: Settings) -> list[Problem]:

@@ -1,9 +1,9 @@
-"""How smooth a model is: derivatives of its layers, and how noise grows or fades on its way up.
+"""How smooth a model is: derivatives of its layers, and how noise grows or shrinks through them.
 
 Derivatives are the first and second of every layer's representation in the word embeddings.
 Reference: Jukic, Snajder, TACL 13 (2025) 264-280, whose penalty this measures; the estimator,
 `derivative_norms.finite_difference_per_layer` of `smoothtune.functional`, needs forward passes
-alone and is unbiased up to O(step^2).
+alone and has a bias of O(step^2).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.derivative_norms import finite_difference_per_layer
 from smoothtune.functional.input_derivatives import InputDerivatives
 from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian
-from smoothtune.report.curves import Curve, Point
+from smoothtune.report.curves import Curve, CurvePoint
 
 STEP = 0.01
 RATIO = 0.05
@@ -52,7 +52,7 @@ def derivative_norms(
     """
     derivatives = InputDerivatives("finite_difference", True, num_probes, "rademacher", step)
     derivatives.attach(predictor.model)
-    predictor.progress.start("Jacobian and Hessian", predictor.count(rows))
+    predictor.progress.start("Jacobian and Hessian", predictor.num_batches(rows))
     squares: list[tuple[np.ndarray, np.ndarray]] = []
     with torch.no_grad(), evaluating(predictor.model):
         for number, (_, batch) in enumerate(predictor.batches(rows)):
@@ -98,13 +98,13 @@ def _curve(name: str, squares: np.ndarray) -> Curve:
     )
 
 
-def _root(x: float, squares: np.ndarray) -> Point:
+def _root(x: float, squares: np.ndarray) -> CurvePoint:
     """sqrt(mean) with the interval of the mean carried through the root (delta method)."""
     root = float(np.sqrt(squares.mean()))
     if len(squares) < 2 or not root:
-        return Point(x, root, root, root)
+        return CurvePoint(x, root, root, root)
     error = float(squares.std(ddof=1)) / len(squares) ** 0.5 / (2 * root)
-    return Point(x, root, max(root - 1.96 * error, 0.0), root + 1.96 * error)
+    return CurvePoint(x, root, max(root - 1.96 * error, 0.0), root + 1.96 * error)
 
 
 def noise_attenuation(
@@ -133,7 +133,7 @@ def noise_attenuation(
     depth = len(blocks(predictor.model))
     if layers is None:
         layers = sorted({quarter * depth // 4 for quarter in range(4)})
-    predictor.progress.start("noise attenuation", len(layers) * predictor.count(rows))
+    predictor.progress.start("noise attenuation", len(layers) * predictor.num_batches(rows))
     series, numbers = {}, {}
     for layer in layers:
         errors = np.empty((depth - layer + 1, len(rows)))
@@ -148,7 +148,7 @@ def noise_attenuation(
         series[name] = [_mean(layer + above, values) for above, values in enumerate(errors)]
         numbers[f"amplification, {name}"] = series[name][-1].y / ratio
     return Curve(
-        "noise on its way up",
+        "noise attenuation",
         "hidden state (0: input of the first block)",
         "relative error, ||h' - h|| / ||h||",
         series,
@@ -174,11 +174,11 @@ def _errors(
     )
 
 
-def _mean(x: float, values: np.ndarray) -> Point:
+def _mean(x: float, values: np.ndarray) -> CurvePoint:
     """Mean over examples with its 95 % interval."""
     mean = float(values.mean())
     half = 1.96 * float(values.std(ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
-    return Point(x, mean, mean - half, mean + half)
+    return CurvePoint(x, mean, mean - half, mean + half)
 
 
 def noise_spectrum(
@@ -198,7 +198,7 @@ def noise_spectrum(
         so the rank is far above k.
     """
     k = min(k, len(embedding_table(predictor.model)) - 1)
-    predictor.progress.start("spectrum of noise", 2 * predictor.count(rows))
+    predictor.progress.start("spectrum of noise", 2 * predictor.num_batches(rows))
     kinds: dict[str, NoiseKind] = {"standard": "standard", "in-manifold": "in_manifold"}
     series, numbers = {}, {}
     for name, kind in kinds.items():
@@ -208,7 +208,7 @@ def noise_spectrum(
         noise.detach()
         values = np.linalg.svd(vectors - vectors.mean(0), compute_uv=False) ** 2
         shares = values / values.sum()
-        series[name] = [Point(index, float(share)) for index, share in enumerate(shares, 1)]
+        series[name] = [CurvePoint(index, float(share)) for index, share in enumerate(shares, 1)]
         positive = shares[shares > 0]
         rank = float(np.exp(-(positive * np.log(positive)).sum()))
         numbers[f"effective rank, {name}"] = rank

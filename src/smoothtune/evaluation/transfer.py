@@ -1,4 +1,4 @@
-"""Other data sets for the task of a model: read as its task, and trained on a little further."""
+"""Other data sets for the task of a model: read as its task, and used for further training."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def relabeled(raw: Dataset, labels: Mapping[str, str] | None, task: Task, where:
 
 
 def _classes(labels: Mapping[str, str], task: Task, where: str) -> dict[str, int]:
-    """The class number that each label means."""
+    """The class that each label stands for, by number."""
     names = list(task.label_names or ())
     numbers = {name: index for index, name in enumerate(names)} | {
         str(index): index for index in range(len(names))
@@ -141,12 +141,7 @@ def trained_further(
     optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
     order = LengthGroupedSampler(rows["length"][:], batch_size, predictor.seed)
     collate = predictor.task.collator(predictor.tokenizer)
-    loader: DataLoader[Any] = DataLoader(
-        rows,
-        batch_size,
-        sampler=order,
-        collate_fn=collate,
-    )
+    loader: DataLoader[Any] = DataLoader(rows, batch_size, sampler=order, collate_fn=collate)
     updates = num_train_epochs * len(loader)
     schedule = get_linear_schedule_with_warmup(optimizer, 0, updates)
     device = next(model.parameters()).device
@@ -158,7 +153,7 @@ def trained_further(
             order.set_epoch(epoch)
             for batch in loader:
                 batch.pop("example_id", None)
-                loss, _ = predictor.read(model, {k: v.to(device) for k, v in batch.items()})
+                loss, _ = predictor.compute_loss(model, {k: v.to(device) for k, v in batch.items()})
                 assert loss is not None
                 loss.backward()
                 torch.nn.utils.clip_grad_norm_(weights, 1.0)
@@ -183,7 +178,7 @@ def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:
     return task.select(splits[split], rows, labels)
 
 
-def foreign_rows(
+def other_rows(
     other: OtherData,
     task: Task,
     tokenizer: PreTrainedTokenizerBase,

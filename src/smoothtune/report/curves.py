@@ -1,4 +1,4 @@
-"""What all diagnostics return: lines to plot, with the numbers to write down."""
+"""What all diagnostics return: lines to plot, with summary numbers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 
-class Point(NamedTuple):
-    """A value and what is known about its precision."""
+class CurvePoint(NamedTuple):
+    """A value, with the bounds of its interval or range where there is one."""
 
     x: float
     y: float
@@ -29,7 +29,7 @@ class Curve:
     """With the unit."""
     y_label: str
     """With the unit."""
-    series: dict[str, list[Point]]
+    series: dict[str, list[CurvePoint]]
     """Points by name of the line."""
     band: str = ""
     """What `low` and `high` are."""
@@ -44,7 +44,9 @@ class Curve:
     @classmethod
     def from_dict(cls, plain: dict[str, Any]) -> Curve:
         """Read what `to_dict` wrote."""
-        series = {name: [Point(*p) for p in points] for name, points in plain["series"].items()}
+        series = {
+            name: [CurvePoint(*p) for p in points] for name, points in plain["series"].items()
+        }
         return cls(**plain | {"series": series})
 
     def to_csv(self) -> str:
@@ -61,7 +63,7 @@ def csv_text(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 
 
 def metric_curve(
-    metric: str, title: str, x_label: str, line: str, points: list[Point], band: str = ""
+    metric: str, title: str, x_label: str, line: str, points: list[CurvePoint], band: str = ""
 ) -> Curve:
     """A metric against the strength of a disturbance, with the area under it.
 
@@ -88,16 +90,16 @@ def metric_label(name: str) -> str:
     return f"{name} (-1 to 1)" if signed else f"{name} (0 to 1)"
 
 
-def area(points: Sequence[Point]) -> float:
+def area(points: Sequence[CurvePoint]) -> float:
     """Area under a line by the trapezoid rule, divided by its width: a mean height.
 
-    >>> area([Point(0, 1), Point(1, 0.5), Point(2, 0.5)])
+    >>> area([CurvePoint(0, 1), CurvePoint(1, 0.5), CurvePoint(2, 0.5)])
     0.625
     """
     x, y = [point.x for point in points], [point.y for point in points]
     return float(np.trapezoid(y, x) / (x[-1] - x[0]))
 
 
-def spread(x: float, samples: Sequence[float]) -> Point:
-    """Mean of several samples, with the least and the greatest."""
-    return Point(x, float(np.mean(samples)), float(min(samples)), float(max(samples)))
+def mean_and_range(x: float, samples: Sequence[float]) -> CurvePoint:
+    """Mean of several samples, with the least and the greatest as bounds."""
+    return CurvePoint(x, float(np.mean(samples)), float(min(samples)), float(max(samples)))

@@ -31,7 +31,7 @@ class Plot:
     svg: str
     """An SVG document of `smoothtune.report.plots`."""
     csv: str = ""
-    """Its numbers; empty where they are written already."""
+    """Its numbers; empty where another file holds them."""
     numbers: Table | None = None
     """The same for the page, if they are few."""
 
@@ -45,7 +45,7 @@ Verdict = Literal["good", "fragile", "cost", "note"]
 
 
 class Sentence(NamedTuple):
-    """Something that was found."""
+    """A finding."""
 
     verdict: Verdict
     text: str

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from smoothtune.errors import PlotsMissing
-from smoothtune.report.curves import Curve, Point
+from smoothtune.report.curves import Curve, CurvePoint
 
 # Okabe and Ito's colors, which color-blind readers tell apart; without the yellow, which is too
 # light for lines. Lines differ in dashes and markers too, so the plot can be read without colors.
@@ -128,7 +128,7 @@ def _scale(axes: Any, curve: Curve) -> None:
 
 
 def _draw_line(
-    axes: Any, points: list[Point], color: str, dashes: str, marker: str, label: str
+    axes: Any, points: list[CurvePoint], color: str, dashes: str, marker: str, label: str
 ) -> None:
     x, y = [point.x for point in points], [point.y for point in points]
     axes.plot(

@@ -67,11 +67,11 @@ class StudyConfig(Fields):
 
 @dataclass(frozen=True)
 class Condition:
-    """What all methods of one comparison have in common."""
+    """Task, model and training-set size that all methods of one comparison share."""
 
     task: str
     model: str
-    """For people; the fields have the path."""
+    """Its name in tables; `fields` has the path."""
     max_train_samples: int | None
     fields: dict[str, Any]
     """Fields of the run."""

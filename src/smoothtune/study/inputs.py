@@ -1,4 +1,4 @@
-"""src/smoothtune/study/inputs.py."""
+"""What the runs of a study read: data, held-out parts of it, and weights, with fingerprints."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def unlabeled_fingerprint(source: str, run: RunConfig) -> str:
 
 
 def data_at_hand(run: RunConfig) -> str | None:
-    """The data of a run, where the demo's sentences are files."""
+    """The data of a run; the demo's generated sentences are written to files first."""
     return _demo_folder() if run.data == DEMO else run.data
 
 

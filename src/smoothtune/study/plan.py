@@ -2,8 +2,8 @@
 
 Where an entry has several settings, each is trained on a part of the training rows and compared on
 the rest of them, for every task, model and size. The best one is then trained with all seeds and
-meets the development set once. Cells of one seed share training rows, their order and the initial
-head, whatever the method, so comparisons are paired by seed.
+evaluated on the development set once. Cells of one seed share training rows, their order and the
+initial head, whatever the method, so comparisons are paired by seed.
 """
 
 from __future__ import annotations
@@ -50,6 +50,11 @@ class Choice:
     scores: dict[str, float | None]
     """Mean score on held-out training rows, by setting."""
 
+    @property
+    def chosen(self) -> str | None:
+        """The setting that is used, in one line."""
+        return None if self.setting is None else self.entry.settings[self.setting].describe()
+
 
 class Plan:
     """The cells of a study; what they read is fingerprinted once.
@@ -67,7 +72,7 @@ class Plan:
         self._weights: dict[str, str] = {}
 
     def selection(self) -> dict[Key, dict[int, list[Cell]]]:
-        """Cells that choose, by condition and entry, then by setting."""
+        """Cells that compare settings, by condition and entry, then by setting."""
         found: dict[Key, dict[int, list[Cell]]] = {}
         for (c, e), settings in self._settings().items():
             if len(settings) > 1:
@@ -75,7 +80,7 @@ class Plan:
         return found
 
     def selection_cells(self) -> list[Cell]:
-        """All cells that choose."""
+        """All cells that compare settings."""
         groups = self.selection().values()
         return [cell for group in groups for cells in group.values() for cell in cells]
 

@@ -1,7 +1,7 @@
 """Cells in processes of this machine.
 
 A server process has imported everything and loaded nothing; every cell is a fork of it. So a cell
-imports nothing again, starts in the same state as any other, and takes nothing along when it dies.
+imports nothing again, starts in the same state as any other, and harms no other when it is killed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Pool(Protocol):
 
 
 def start_server() -> None:
-    """Start the server, which imports in the background; to be called early."""
+    """Start the server, which imports in the background; call it early."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     with _environment(ONE_THREAD):

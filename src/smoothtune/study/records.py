@@ -1,4 +1,4 @@
-"""Cells: single runs of a study, known by what decides their result, and the records they leave."""
+"""Cells: single runs of a study, identified by what determines their result, and their records."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Fingerprints:
 
 
 def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> dict[str, Any]:
-    """What decides the result of a run: data and weights by content, not by where they lie.
+    """What determines the result of a run: data and weights by content, not by path.
 
     Args:
         config: the run.
@@ -92,7 +92,7 @@ class Cell:
 
     @property
     def title(self) -> str:
-        """For people: ``sst2 lnsr seed 0``."""
+        """As shown to users: ``sst2 lnsr seed 0``."""
         size = f" {self.max_train_samples} examples" if self.max_train_samples else ""
         stage = f", choosing: {self.setting}" if self.selection else ""
         return f"{self.task}{size} {self.label} seed {self.seed}{stage}"

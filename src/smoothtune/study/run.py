@@ -1,4 +1,4 @@
-"""Run a study: what is done stays, what is missing runs, what fails is told."""
+"""Run a study: finished cells are kept, missing ones are run, failures are reported."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from smoothtune.study.worker import WORK
 
 ATTEMPTS = 2
 TRIED_AGAIN = ("killed", "out of memory")
-"""What may be the machine's fault; any other failure would come again."""
+"""May be the machine's fault; any other failure would be repeated."""
 
 
 def run_study(
@@ -151,9 +151,7 @@ def _describe(
                 "max_train_samples": choice.condition.max_train_samples,
                 "label": choice.entry.label,
                 "scores": choice.scores,
-                "chosen": None
-                if choice.setting is None
-                else choice.entry.settings[choice.setting].describe(),
+                "chosen": choice.chosen,
             }
             for choice in choices.values()
         ],

@@ -26,7 +26,7 @@ REFRESH_SECONDS = 1.0
 
 
 class Live:
-    """A table that grows in a terminal; a line for every ended cell elsewhere."""
+    """A table that is redrawn in a terminal; elsewhere a line for every cell that ended."""
 
     def __init__(self, console: Console, cells: Sequence[Cell], records: Records) -> None:
         self.console, self.cells = console, cells
@@ -66,11 +66,11 @@ class Live:
         if cell.id not in self.scores and not again:
             self.failed.add(cell.id)
         score = self.scores.get(cell.id)
-        told = f"{score:.4f}" if score is not None else f"{ended.status}: {ended.message}"
+        outcome = f"{score:.4f}" if score is not None else f"{ended.status}: {ended.message}"
         count = f"{len(self.scores)}/{len(self.cells)}"
         more = "; tried again" * again
         left = self._left()
-        say(self.console, f"{count} {cell.title}: {told} ({seconds:.0f} s){more}{left}")
+        say(self.console, f"{count} {cell.title}: {outcome} ({seconds:.0f} s){more}{left}")
 
     def _left(self) -> str:
         """The time left, judged by the cells of this call so far."""
@@ -145,7 +145,7 @@ def show_status(folder: Path, console: Console) -> dict[str, int]:
         for title in states[name]:
             say(console, f"{name}: {title}")
     if not at_work and counts["done"] < total:
-        say(console, "nobody is at work on it; the same command goes on")
+        say(console, "no process is running it; the same command continues it")
     return counts
 
 

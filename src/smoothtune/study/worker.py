@@ -20,7 +20,7 @@ from tqdm import tqdm
 from smoothtune.config.evaluation import Settings
 from smoothtune.errors import NonFiniteLoss, Stopped
 from smoothtune.evaluation.calibration import reliability
-from smoothtune.evaluation.parts import PART, Subject
+from smoothtune.evaluation.parts import PART_FUNCTIONS, Subject
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import noise_curve
 from smoothtune.run.train import Trained, fit
@@ -67,7 +67,7 @@ def _end_with_parent() -> None:
 
 
 def attempt(cell: Cell, work: Path, models: Path | None = None) -> tuple[Status, Any]:
-    """`compute` a cell, or say why not.
+    """`compute` a cell; an error becomes its status.
 
     Returns:
         How it ended, with the record's content, or with the message of an error.
@@ -128,7 +128,7 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
             f"{point.x:g}": point.y for points in curve.series.values() for point in points
         }
     if extras.evaluate:
-        found["parts"] = {name: PART[name](subject).to_dict() for name in extras.evaluate}
+        found["parts"] = {name: PART_FUNCTIONS[name](subject).to_dict() for name in extras.evaluate}
     return found
 
 

@@ -1,4 +1,4 @@
-"""What a study says, in sentences, a null result included."""
+"""The findings of a study as sentences; a null result is one."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ BETTER = {"brier": -1, "nll": -1, "ece": -1, "noise": 1}
 
 
 def sentences(content: Mapping[str, Any]) -> list[Sentence]:
-    """All that can be said about the content of ``results.json``."""
-    said, methods, test = [*_completeness(content)], content["methods"], content["test"]
+    """The findings in the content of ``results.json``."""
+    found, methods, test = [*_completeness(content)], content["methods"], content["test"]
     for condition, group in by_condition(methods).items():
-        said += _scores(group, condition_title(condition), test)
-        said += _beside_the_score(secondary(group), condition_title(condition), test)
-    return said + [*_aggregate(content), *_stability(methods), *_budget(content)]
+        found += _scores(group, condition_title(condition), test)
+        found += _beside_the_score(secondary(group), condition_title(condition), test)
+    return found + [*_aggregate(content), *_stability(methods), *_budget(content)]
 
 
 def _completeness(content: Mapping[str, Any]) -> Iterator[Sentence]:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from smoothtune.console import say
 from smoothtune.errors import OutputError, PlotsMissing
-from smoothtune.files import versions, write_atomic, write_json
+from smoothtune.files import write_atomic, write_json
 from smoothtune.report.page import Plot, Table, render
 from smoothtune.study.config import Study
 from smoothtune.study.plan import Choice, Plan
@@ -49,7 +49,7 @@ SHORT = (0, 1, 2, 3, 6, 7, 9, 11)
 
 
 def write_study_report(study: Study, plan: Plan, folder: Path, console: Console) -> dict[str, Any]:
-    """Write all that a study shows, from the cells that are there.
+    """Write the report of a study from its finished cells.
 
     Args:
         study: the study.
@@ -134,14 +134,13 @@ def _plots(
 
 
 def _choice(choice: Choice) -> dict[str, Any]:
-    setting = None if choice.setting is None else choice.entry.settings[choice.setting].describe()
     return {
         "task": choice.condition.task,
         "model": choice.condition.model,
         "max_train_samples": choice.condition.max_train_samples,
         "method": choice.entry.label,
         "tried": choice.tried,
-        "chosen": setting,
+        "chosen": choice.chosen,
         "scores": choice.scores,
     }
 
@@ -160,8 +159,8 @@ def _versions(cells: Sequence[Cell], records: Records) -> dict[str, list[str]]:
     """Versions that the finished cells were run with."""
     found: dict[str, set[str]] = {}
     for cell in cells:
-        record = records.read(cell.id) or {}
-        for name, value in record.get("result", {"versions": versions()}).get("versions").items():
+        result = (records.read(cell.id) or {}).get("result", {})
+        for name, value in result.get("versions", {}).items():
             found.setdefault(name, set()).add(value)
     return {name: sorted(values) for name, values in found.items()}
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from smoothtune.report.curves import Curve, Point, csv_text, metric_label, spread
+from smoothtune.report.curves import Curve, CurvePoint, csv_text, mean_and_range, metric_label
 from smoothtune.report.page import Plot
 from smoothtune.report.plots import COLORS, MARKERS, draw, plot
 from smoothtune.study.config import PLAIN
@@ -137,7 +137,7 @@ def _costs(runs: pd.DataFrame, where: str, metric: str) -> Plot:
 
 def _training(runs: pd.DataFrame, records: Records) -> Curve | None:
     """Task loss by step: mean over seeds, with the range."""
-    series: dict[str, list[Point]] = {}
+    series: dict[str, list[CurvePoint]] = {}
     for method, own in runs.groupby("method", sort=False):
         losses: dict[int, list[float]] = {}
         for cell in own["cell"]:
@@ -145,7 +145,9 @@ def _training(runs: pd.DataFrame, records: Records) -> Curve | None:
                 if (loss := entry.get("loss/task", entry.get("loss"))) is not None:
                     losses.setdefault(entry["step"], []).append(loss)
         if len(losses) > 1:
-            series[str(method)] = [spread(step, loss) for step, loss in sorted(losses.items())]
+            series[str(method)] = [
+                mean_and_range(step, loss) for step, loss in sorted(losses.items())
+            ]
     if not series:
         return None
     return Curve("Task loss in training", "step", "task loss", series, band="range over seeds")
@@ -158,7 +160,7 @@ def _sizes(runs: pd.DataFrame, where: str) -> Curve | None:
         return None
     series = {
         str(method): [
-            spread(size, scores.tolist())
+            mean_and_range(size, scores.tolist())
             for size, scores in own.groupby("max_train_samples")["score"]
         ]
         for method, own in sized.groupby("method", sort=False)

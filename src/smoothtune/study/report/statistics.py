@@ -23,7 +23,7 @@ from scipy import stats
 
 from smoothtune.evaluation.intervals import Interval
 
-RESAMPLES = 10_000
+RESAMPLES, SEED = 10_000, 0
 NAMES = {
     "welch": "Welch t-test",
     "paired t": "paired t-test",
@@ -45,7 +45,7 @@ def summary(scores: ArrayLike) -> dict[str, float | None]:
     }
 
 
-def p_values(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> dict[str, float | None]:
+def p_values(a: ArrayLike, b: ArrayLike) -> dict[str, float | None]:
     """p-value of every test of `NAMES`; None where it is not defined.
 
     With N seeds, the Wilcoxon and the permutation test cannot go below 2 / 2^N, which is 0.0625 for
@@ -54,26 +54,23 @@ def p_values(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> dict[str, float | 
     Args:
         a: scores, (N,).
         b: scores of the same seeds, (N,).
-        seed: of the drawn permutations.
     """
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if len(x) < 2:
         return dict.fromkeys(NAMES)
     gaps = x - y
     return {
-        "welch": _welch(x, y),
-        "paired t": _defined(lambda: stats.ttest_rel(x, y).pvalue, constant=np.ptp(gaps) == 0),
+        "welch": _p_value(
+            lambda: stats.ttest_ind(x, y, equal_var=False).pvalue,
+            constant=np.ptp(x) == 0 and np.ptp(y) == 0,
+        ),
+        "paired t": _p_value(lambda: stats.ttest_rel(x, y).pvalue, constant=np.ptp(gaps) == 0),
         "wilcoxon": _wilcoxon(gaps),
-        "permutation": _permutation(gaps, seed),
+        "permutation": _permutation(gaps),
     }
 
 
-def _welch(x: np.ndarray, y: np.ndarray) -> float | None:
-    constant = np.ptp(x) == 0 and np.ptp(y) == 0
-    return _defined(lambda: stats.ttest_ind(x, y, equal_var=False).pvalue, constant=constant)
-
-
-def _defined(test: Callable[[], float], *, constant: bool) -> float | None:
+def _p_value(test: Callable[[], float], *, constant: bool) -> float | None:
     """A p-value; None where there is no variance to judge by."""
     if constant:
         return None
@@ -91,18 +88,18 @@ def _wilcoxon(gaps: np.ndarray) -> float:
     tied = len(np.unique(np.abs(nonzero))) < len(nonzero)
     if tied:  # the exact table knows no ties: take the permutation distribution of the rank sum
         ranks = stats.rankdata(np.abs(nonzero)) * np.sign(nonzero)
-        return _permutation(ranks, 0)
+        return _permutation(ranks)
     return float(stats.wilcoxon(nonzero, method="exact").pvalue)
 
 
-def _permutation(gaps: np.ndarray, seed: int) -> float:
+def _permutation(gaps: np.ndarray) -> float:
     result = stats.permutation_test(
         (gaps, np.zeros_like(gaps)),
         lambda x, y, axis: np.mean(x - y, axis=axis),
         permutation_type="samples",
         vectorized=True,
         n_resamples=RESAMPLES,
-        rng=np.random.default_rng(seed),
+        rng=np.random.default_rng(SEED),
     )
     return float(result.pvalue)
 
@@ -131,19 +128,19 @@ class Effect:
     """None where there is too little to resample."""
 
 
-def mean_difference(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> Effect:
+def mean_difference(a: ArrayLike, b: ArrayLike) -> Effect:
     """Mean of a - b; pairs are resampled."""
     gaps = np.asarray(a, np.float64) - np.asarray(b, np.float64)
-    return _effect(gaps[None], lambda x: x.mean(-1)[..., 0], seed)
+    return _effect(gaps[None], lambda x: x.mean(-1)[..., 0])
 
 
-def probability_of_improvement(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> Effect:
+def probability_of_improvement(a: ArrayLike, b: ArrayLike) -> Effect:
     """P(X > Y) + P(X = Y) / 2 for scores X of `a` and Y of `b`, over all pairs of seeds.
 
     Scores of both are resampled apart (Agarwal et al. 2021).
     """
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    draw = np.random.default_rng(seed)
+    draw = np.random.default_rng(SEED)
 
     def share(u: np.ndarray, v: np.ndarray) -> np.ndarray:
         gaps = u[..., :, None] - v[..., None, :]
@@ -156,7 +153,7 @@ def probability_of_improvement(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> 
     return Effect(float(share(x, y)), interval)
 
 
-def variance_ratio(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> Effect | None:
+def variance_ratio(a: ArrayLike, b: ArrayLike) -> Effect | None:
     """var(a) / var(b), below 1 if `a` is the stabler; None if b never varies.
 
     Pairs are resampled; resamples in which b does not vary are left out.
@@ -164,7 +161,7 @@ def variance_ratio(a: ArrayLike, b: ArrayLike, *, seed: int = 0) -> Effect | Non
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if len(x) < 2 or np.ptp(y) == 0:
         return None
-    rows = np.random.default_rng(seed).integers(len(x), size=(RESAMPLES, len(x)))
+    rows = np.random.default_rng(SEED).integers(len(x), size=(RESAMPLES, len(x)))
     above, below = x[rows].var(-1, ddof=1), y[rows].var(-1, ddof=1)
     usable = below > 1e-12 * y.var(ddof=1)
     interval = _percentiles(above[usable] / below[usable]) if len(x) > 2 else None
@@ -176,23 +173,22 @@ def variance_test(a: ArrayLike, b: ArrayLike) -> float | None:
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if len(x) < 3 or (np.ptp(x) == 0 and np.ptp(y) == 0):
         return None
-    return _defined(lambda: stats.levene(x, y, center="median").pvalue, constant=False)
+    return _p_value(lambda: stats.levene(x, y, center="median").pvalue, constant=False)
 
 
 def mean_over_tasks(
-    gaps: Sequence[ArrayLike], *, seed: int = 0
+    gaps: Sequence[ArrayLike],
 ) -> tuple[Effect, float | None, str]:
     """Mean over tasks of the mean difference, with a p-value and the name of its test.
 
     Args:
         gaps: a - b for every task, (N,) each, by the same seeds in the same order.
-        seed: of the bootstrap, which resamples seeds.
 
     Returns:
         The effect; the p-value of a t-test of the seeds' means over tasks against 0; its name.
     """
     table = np.stack([np.asarray(gap, np.float64) for gap in gaps])
-    effect = _effect(table, lambda x: x.mean((-1, -2)), seed)
+    effect = _effect(table, lambda x: x.mean((-1, -2)))
     means = table.mean(0)
     p = None
     if len(means) > 1 and np.ptp(means) > 0:
@@ -200,12 +196,12 @@ def mean_over_tasks(
     return effect, p, "t-test of the seeds' mean differences over tasks"
 
 
-def _effect(table: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], seed: int) -> Effect:
+def _effect(table: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Effect:
     """A statistic of (T, N) with the interval over resampled columns; it maps (R, T, N) to (R,)."""
     count = table.shape[1]
     interval = None
     if count > 1:
-        columns = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+        columns = np.random.default_rng(SEED).integers(count, size=(RESAMPLES, count))
         interval = _percentiles(statistic(np.moveaxis(table[:, columns], 0, 1)))
     return Effect(float(statistic(table[None])[0]), interval)
 

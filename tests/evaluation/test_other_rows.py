@@ -8,7 +8,7 @@ import pytest
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.errors import DataError
-from smoothtune.evaluation.transfer import foreign_rows, validation_texts
+from smoothtune.evaluation.transfer import other_rows, validation_texts
 from smoothtune.tasks.prepare import prepare
 from smoothtune.tasks.presets import TASKS, describe_task
 
@@ -24,7 +24,7 @@ def write(file: Path, rows: list[tuple[str, object]]) -> Path:
 def test_repeated_texts_count_once_and_labels_go_by_name(tokenizer, tmp_path: Path) -> None:
     rows = [("good film", "fine"), ("bad plot", "poor"), ("good film", "fine"), ("a film", "fine")]
     file = write(tmp_path / "other.csv", rows)
-    found, repeated = foreign_rows(
+    found, repeated = other_rows(
         OtherData(str(file)), TASK, tokenizer, max_seq_length=16, vocab_size=14
     )
     assert (len(found), repeated) == (3, 1)
@@ -35,7 +35,7 @@ def test_repeated_texts_count_once_and_labels_go_by_name(tokenizer, tmp_path: Pa
 def test_the_evaluation_split_is_taken_where_there_is_one(tokenizer, tmp_path: Path) -> None:
     write(tmp_path / "train.csv", [("good", "fine"), ("bad", "poor")])
     write(tmp_path / "test.csv", [("very good", "fine")])
-    found, _ = foreign_rows(
+    found, _ = other_rows(
         OtherData(str(tmp_path)), TASK, tokenizer, max_seq_length=16, vocab_size=14
     )
     assert found["length"][:] == [4]
@@ -44,7 +44,7 @@ def test_the_evaluation_split_is_taken_where_there_is_one(tokenizer, tmp_path: P
 def test_other_labels_are_refused(tokenizer, tmp_path: Path) -> None:
     file = write(tmp_path / "other.csv", [("good", "great"), ("bad", "poor")])
     with pytest.raises(DataError, match="'great' is no label"):
-        foreign_rows(OtherData(str(file)), TASK, tokenizer, max_seq_length=16, vocab_size=14)
+        other_rows(OtherData(str(file)), TASK, tokenizer, max_seq_length=16, vocab_size=14)
 
 
 @pytest.mark.parametrize("split", ["validation.csv", None])
@@ -66,7 +66,7 @@ def test_texts_are_those_of_the_tokenized_rows(tokenizer, tmp_path: Path, split)
 @pytest.mark.skipif("SMOOTHTUNE_DATA" not in os.environ, reason="SMOOTHTUNE_DATA is not set")
 def test_real_reviews(tokenizer) -> None:
     file = Path(os.environ["SMOOTHTUNE_DATA"]) / "uci_sentiment_labelled" / "amazon.parquet"
-    found, repeated = foreign_rows(
+    found, repeated = other_rows(
         OtherData(str(file)), TASKS["sst2"], tokenizer, max_seq_length=64, vocab_size=14
     )
     assert (len(found), repeated) == (990, 10)
