@@ -217,6 +217,12 @@ def test_environments_of_a_model():
     assert environments(model) == {"torch.compile"}
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft's own
+def test_adapters_are_an_environment():
+    config = LoraConfig(task_type="SEQ_CLS", r=2, target_modules=["query"])
+    assert environments(get_peft_model(tiny_model("bert"), config)) == {"LoRA"}
+
+
 def test_autocast_counts_on_the_device_that_is_looked_at():
     model, cpu = tiny_model("bert"), torch.device("cpu")
     for dtype, name in (
