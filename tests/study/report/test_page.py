@@ -224,6 +224,15 @@ def test_papers_numbers_stand_in_the_same_unit() -> None:
         ["one", "other", "1.00", "–", "–", "–", "–", "–"],
     ]
 
+    larger = [row | {"model": "large", "score": 0.9} for row in rows({}, spread=0.0)]
+    runs = table_of_runs([*rows({}, spread=0.0), *larger])
+    found = paper_table(paper, compare(runs, "welch"))["table"]
+    assert [(row[0], row[5]) for row in found.rows] == [
+        ("one, m, 100 examples", "80.00"),
+        ("one, large, 100 examples", "90.00"),
+        ("one", "–"),
+    ]
+
 
 def test_every_figure_has_its_numbers(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")

@@ -104,20 +104,22 @@ def choice_table(choices: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def paper_table(paper: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The paper's numbers beside ours, in the same units: points."""
-    ours = {(m["task"], m["method"]): m["measures"]["score"] for m in methods}
+    """The paper's numbers beside ours, in points, with a row for every condition of a task."""
     head = ["task", "method", *(f"paper: {name}" for name in paper["columns"])]
     rows = []
     for task, by_method in paper["values"].items():
         for method, numbers in by_method.items():
             printed = [number(value, ".2f") for value in numbers]
             printed += [DASH] * (len(paper["columns"]) - len(printed))
-            score = ours.get((task, method))
-            mine = [
-                number(score and score[name] and POINTS * score[name], ".2f")
-                for name in ("mean", "sd", "max")
-            ]
-            rows.append([task, method, *printed, *mine])
+            ours = [m for m in methods if (m["task"], m["method"]) == (task, method)]
+            for item in ours or [{}]:
+                score = item["measures"]["score"] if item else None
+                title = condition_title(condition_of(item)) if len(ours) > 1 else task
+                mine = [
+                    number(score and score[name] and POINTS * score[name], ".2f")
+                    for name in ("mean", "sd", "max")
+                ]
+                rows.append([title, method, *printed, *mine])
     table = Table([*head, "here: mean", "here: sd", "here: max"], rows)
     return {
         "source": paper["source"],
