@@ -19,10 +19,10 @@ from transformers import (
 from helpers.tiny_folder import DECODERS, END, tiny_decoder, tiny_pairs
 from smoothtune import METHODS, ForwardPass
 from smoothtune.config.run import RunConfig
-from smoothtune.data.tokenizing import tokenize
 from smoothtune.errors import ModelError
 from smoothtune.models.load import load_base
 from smoothtune.run.train import train
+from smoothtune.tasks.presets import TASKS
 from smoothtune.testing import contract, tiny
 from smoothtune.testing.tiny import COMMON_CONFIG
 
@@ -137,7 +137,7 @@ def test_the_end_of_text_token_stands_between_the_texts_of_a_pair(folders):
 
     base = load_base(str(folders / "llama"))
     rows = Dataset.from_dict({"text": ["the film"], "text_pair": ["a plot"]})
-    (ids,) = tokenize(rows, base.tokenizer, 32, "pairs")["input_ids"]
+    (ids,) = TASKS["rte"].tokenize(rows, base.tokenizer, 32, "pairs")["input_ids"]
     assert base.tokenizer.convert_ids_to_tokens(ids) == ["the", "film", END, "a", "plot"]
 
 

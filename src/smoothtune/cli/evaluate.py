@@ -7,7 +7,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from smoothtune.cli.options import options_from
+from smoothtune.cli.options import options_from, repeatable
 from smoothtune.cli.output import USAGE, errors_as_exit_codes, fail, output_console
 from smoothtune.config.evaluation import PartName, Settings, load_settings
 from smoothtune.config.fields import DATA, PARTS
@@ -37,18 +37,14 @@ def evaluate(
     model: Annotated[str, typer.Argument(help=Settings.model_fields["model"].description)],
     ood: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME=DATA",
-            help="Another data set of the task; repeatable.",
-            rich_help_panel=DATA.title,
-        ),
+        repeatable("NAME=DATA", "Another data set of the task; repeatable.", DATA),
     ] = None,
     ood_set: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME.KEY=VALUE",
-            help="text_columns, label_column or labels={0: 1, 1: 0} of that data set; repeatable.",
-            rich_help_panel=DATA.title,
+        repeatable(
+            "NAME.KEY=VALUE",
+            "text_columns, label_column or labels={0: 1, 1: 0} of that data set; repeatable.",
+            DATA,
         ),
     ] = None,
     set_: Annotated[

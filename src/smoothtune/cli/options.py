@@ -50,6 +50,11 @@ def options_from(
     return decorate
 
 
+def repeatable(metavar: str, text: str, panel: Panel) -> Any:
+    """An option that may be given several times, for a parameter of type ``list[str] | None``."""
+    return typer.Option(metavar=metavar, help=text, rich_help_panel=panel.title)
+
+
 def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     """The option of a field; its value is None unless the user gives it."""
     type_ = without_none(field.annotation)

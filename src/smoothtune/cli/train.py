@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from smoothtune.cli.options import options_from
+from smoothtune.cli.options import options_from, repeatable
 from smoothtune.cli.output import errors_as_exit_codes, output_console
 from smoothtune.config.fields import METHOD
 from smoothtune.config.run import RunConfig, load_config
@@ -19,10 +19,8 @@ def train(
     *,
     method: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="NAME[:FIELD=VALUE,...]",
-            help="Method; repeat to combine.  [default: plain]",
-            rich_help_panel=METHOD.title,
+        repeatable(
+            "NAME[:FIELD=VALUE,...]", "Method; repeat to combine.  [default: plain]", METHOD
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML run file; options win over it.")] = None,

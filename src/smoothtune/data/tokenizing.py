@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -21,74 +22,52 @@ MIN_CACHED_ROWS = 20_000
 """Number of rows from which tokenizing shows a progress bar and is cached."""
 
 
-def tokenize(
-    texts: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    max_seq_length: int,
-    content: str,
-    num_proc: int | None = None,
-) -> Dataset:
-    """Tokenize a split without padding; a large one is cached in the folder of `datasets`.
+@dataclass(frozen=True)
+class Encoder:
+    """How the examples of a task become rows of tokens."""
 
-    Args:
-        texts: column text, for pairs text_pair too, and columns to keep.
-        tokenizer: the model's tokenizer.
-        max_seq_length: truncate to this many tokens, special tokens included.
-        content: fingerprint of `texts`, part of the cache's key.
-        num_proc: processes; None: this one, with the threads of the tokenizer.
-
-    Returns:
-        The rows, the texts replaced by the tokenizer's columns, `length` (tokens) and `cut`
-        (whether a text was truncated).
-
-    Raises:
-        ValueError: the tokenizer has no separator for the two texts of a pair.
-    """
-    return cached_map(
-        texts,
-        lambda batch: _encode(batch, tokenizer, max_seq_length),
-        f"texts {content} {max_seq_length}",
-        tokenizer,
-        cached=len(texts) >= MIN_CACHED_ROWS,
-        num_proc=num_proc,
-        remove_columns=[column for column in TEXTS if column in texts.column_names],
-    )
+    encode: Callable[[Any], Any]
+    """From a batch of examples, a mapping of lists, to columns of rows."""
+    settings: str
+    """All but examples and tokenizer that decides the result; part of the cache's key."""
+    min_cached: int
+    """Number of examples from which tokenizing shows a progress bar and is cached."""
+    remove_columns: list[str] | None = None
+    """Columns of the examples that the rows do not keep."""
+    arrow: bool = False
+    """`encode` takes and returns a `pyarrow.Table`."""
 
 
-def cached_map(
+def encoded_rows(
     examples: Dataset,
-    encode: Callable[[Any], Any],
-    content: str,
+    encoder: Encoder,
     tokenizer: PreTrainedTokenizerBase,
-    *,
-    cached: bool,
+    content: str,
     num_proc: int | None = None,
-    remove_columns: list[str] | None = None,
 ) -> Dataset:
-    """Encodes a split batch by batch, and may keep it in the cache folder of `datasets`.
+    """Encode examples batch by batch; the rows of a large split are cached.
 
     Args:
-        examples: rows to encode.
-        encode: batch to columns.
-        content: all but the tokenizer that decides the result, the key of the cache.
-        tokenizer: the model's.
-        cached: show a progress bar, and keep the result.
+        examples: what `encoder` takes.
+        encoder: from examples to rows.
+        tokenizer: the one that `encoder` uses, part of the cache's key.
+        content: fingerprint of `examples`, part of the cache's key.
         num_proc: processes; None: this one, with the threads of the tokenizer.
-        remove_columns: columns of `examples` to leave out.
 
     Returns:
-        The encoded split.
+        The rows, in memory or in the cache folder of `datasets`.
     """
-    encode(
-        examples[:1]
-    )  # changes settings of the tokenizer, so that every run hashes the same state
-    key = hashlib.sha256(f"{content} {Hasher.hash(tokenizer)}".encode()).hexdigest()
-    key = key[:40]  # datasets adds the number of the process, and allows 64 characters
+    examples = examples.with_format("arrow" if encoder.arrow else None)
+    encoder.encode(examples[:1])  # changes the tokenizer's settings: all runs hash the same state
+    state = f"{encoder.settings} {content} {Hasher.hash(tokenizer)}"
+    # datasets adds the number of the process, and allows 64 characters
+    key = hashlib.sha256(state.encode()).hexdigest()[:40]
+    cached = len(examples) >= encoder.min_cached
     with progress_bars(shown=cached):
-        return examples.map(
-            encode,
+        rows = examples.map(
+            encoder.encode,
             batched=True,
-            remove_columns=remove_columns,
+            remove_columns=encoder.remove_columns,
             keep_in_memory=not cached,
             cache_file_name=_cache_file(key) if cached else None,
             load_from_cache_file=cached,
@@ -96,6 +75,28 @@ def cached_map(
             num_proc=num_proc if cached else None,
             desc="Tokenizing",
         )
+    return rows.with_format(None)
+
+
+def text_encoder(
+    texts: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
+) -> Encoder:
+    """Encodes texts or pairs of texts, see `encode_texts`.
+
+    Args:
+        texts: column text, for pairs text_pair too, and columns to keep.
+        tokenizer: the model's tokenizer.
+        max_seq_length: truncate to this many tokens, special tokens included.
+
+    Raises:
+        ValueError: when encoding, if the tokenizer has no separator for the two texts of a pair.
+    """
+    return Encoder(
+        lambda batch: _encode(batch, tokenizer, max_seq_length),
+        f"texts {max_seq_length}",
+        MIN_CACHED_ROWS,
+        [column for column in TEXTS if column in texts.column_names],
+    )
 
 
 def _encode(
@@ -152,7 +153,7 @@ def check_token_ids(tokenized: Dataset, vocab_size: int, where: str) -> None:
     """Check that the model has an embedding for every token.
 
     Args:
-        tokenized: a split from `tokenize`.
+        tokenized: rows of a split, see `Task.tokenize`.
         vocab_size: rows of the model's embedding matrix.
         where: source and split, for the error.
 

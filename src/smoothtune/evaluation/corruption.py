@@ -15,7 +15,6 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.columns import TEXTS
-from smoothtune.data.tokenizing import tokenize
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.report.curves import Curve, mean_and_range, metric_curve
 
@@ -189,7 +188,7 @@ def text_corruption_curve(
 
         changed = Dataset.from_list([example | row(example) for example in texts.to_list()])
         content = f"{damage} {rate} {rng.bit_generator.state} {changed[0]}"
-        return tokenize(changed, predictor.tokenizer, max_seq_length, content)
+        return predictor.task.tokenize(changed, predictor.tokenizer, max_seq_length, content)
 
     return _curve(predictor, texts, damage, damaged, rates, num_samples)
 

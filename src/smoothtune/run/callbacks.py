@@ -7,7 +7,7 @@ from types import FrameType
 from typing import Any
 
 from rich.console import Console
-from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+from transformers import TrainerCallback
 
 from smoothtune.console import progress_bar, say
 
@@ -19,36 +19,27 @@ QUIET |= {f"eval_{key}" for key in ("runtime", "samples_per_second", "steps_per_
 class ProgressCallback(TrainerCallback):
     """A progress bar in a terminal, and a line for every logged loss and every evaluation."""
 
-    def __init__(self, console: Console, title: str, *, log_losses: bool = True) -> None:
-        self.console, self.title, self.log_losses = console, title, log_losses
+    def __init__(self, console: Console, title: str) -> None:
+        self.console, self.title = console, title
         self.bar = progress_bar(console)
 
-    def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Open the bar."""
         self.row = self.bar.add_task(self.title, total=state.max_steps, completed=state.global_step)
         self.bar.start()
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Advance the bar."""
         self.bar.update(self.row, completed=state.global_step)
 
     def on_log(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        logs: dict[str, float] | None = None,
-        **_: Any,
+        self, args: Any, state: Any, control: Any, logs: dict[str, float] | None = None, **_: Any
     ) -> None:
         """Print the loss by term, or the metrics of an evaluation."""
         shown = {key: value for key, value in (logs or {}).items() if key not in QUIET}
-        evaluation = any(key.startswith("eval_") for key in shown)
-        if shown and (evaluation or self.log_losses):
+        if shown:
             parts = [f"{key.removeprefix('eval_')} {value:.4g}" for key, value in shown.items()]
+            evaluation = any(key.startswith("eval_") for key in shown)
             phase = "evaluation" if evaluation else "train"
             say(
                 self.console,
@@ -56,14 +47,8 @@ class ProgressCallback(TrainerCallback):
                 + "  ".join(parts),
             )
 
-    def on_train_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Close the bar."""
-        self.close()
-
     def close(self) -> None:
-        """Close the bar, also after an error."""
+        """Close the bar."""
         self.bar.stop()
 
 
@@ -93,9 +78,7 @@ class StopOnSignal(TrainerCallback):
     def __init__(self, signals: Signals) -> None:
         self.signals = signals
 
-    def on_step_end(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Ask the loop for a checkpoint and the end."""
         if self.signals.received is not None:
             control.should_save = True

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.columns import column_problem
 from smoothtune.data.sources import load_splits
+from smoothtune.data.tokenizing import Encoder, encoded_rows
 from smoothtune.errors import DataError
 
 Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]
@@ -191,6 +192,11 @@ class Task(ABC):
         """The examples of the chosen raw rows, in memory; labels are those of `check`."""
 
     @abstractmethod
+    def encoder(
+        self, examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
+    ) -> Encoder:
+        """How examples of `select` become rows, see `tokenize`."""
+
     def tokenize(
         self,
         examples: Dataset,
@@ -199,7 +205,7 @@ class Task(ABC):
         content: str,
         num_proc: int | None = None,
     ) -> Dataset:
-        """Make rows, without padding, with `length`, `cut` (whether a text was) and `example_id`.
+        """Make rows, without padding; those of a large split are cached by `datasets`.
 
         Args:
             examples: of `select`.
@@ -207,7 +213,18 @@ class Task(ABC):
             max_seq_length: longest row in tokens, special tokens included.
             content: fingerprint of the examples, part of the key of a cached result.
             num_proc: processes; None: this one, with the threads of the tokenizer.
+
+        Returns:
+            The tokenizer's columns, labels if the examples have them, `length` in tokens, `cut`
+            (whether a text was truncated), `example_id`, and what the type needs for its metrics.
+
+        Raises:
+            DataError: an example does not fit into `max_seq_length`.
+            ModelError: the tokenizer cannot be used for this type of task.
+            ValueError: the tokenizer has no separator for the two texts of a pair.
         """
+        encoder = self.encoder(examples, tokenizer, max_seq_length)
+        return encoded_rows(examples, encoder, tokenizer, content, num_proc)
 
     @abstractmethod
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:

@@ -16,7 +16,7 @@ from transformers import AutoModelForMultipleChoice, PreTrainedTokenizerBase
 
 from smoothtune.data.collator import Collator
 from smoothtune.data.columns import rows_with_problems, text_problems, typed_columns
-from smoothtune.data.tokenizing import MIN_CACHED_ROWS, cached_map, encode_texts
+from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder, encode_texts
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Collate
 from smoothtune.tasks.single_label import SingleLabelTask
@@ -98,24 +98,16 @@ class MultipleChoice(SingleLabelTask):
             example_id=(Value("int64"), indices),
         )
 
-    def tokenize(
-        self,
-        examples: Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_seq_length: int,
-        content: str,
-        num_proc: int | None = None,
-    ) -> Dataset:
-        """The tokenizer's columns, lists of C lists; labels, length (of the longest), cut."""
+    def encoder(
+        self, examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
+    ) -> Encoder:
+        """The tokenizer's columns hold lists of C lists; `length` is that of the longest."""
         count = self.num_labels
-        return cached_map(
-            examples,
+        return Encoder(
             lambda batch: _encode(batch, tokenizer, max_seq_length, count),
-            f"choices {content} {max_seq_length}",
-            tokenizer,
-            cached=len(examples) >= MIN_CACHED_ROWS // count,
-            num_proc=num_proc,
-            remove_columns=["contexts", "choices"],
+            f"choices {max_seq_length}",
+            MIN_CACHED_ROWS // count,
+            ["contexts", "choices"],
         )
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:

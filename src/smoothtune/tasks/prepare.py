@@ -9,9 +9,9 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.columns import column_problem, fingerprint, select_texts, text_problems
+from smoothtune.data.columns import column_problem, fingerprint, text_problems
 from smoothtune.data.summary import Report, SplitReport, lengths_of
-from smoothtune.data.tokenizing import check_token_ids, tokenize
+from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
 
@@ -191,7 +191,7 @@ def prepare_unlabeled(
 
     Args:
         source: file, folder or hub id, see `load_splits`.
-        task: its text columns are used.
+        task: text classification; its text columns are used.
         tokenizer: the model's tokenizer.
         max_samples: use at most this many rows, drawn at random with `seed`.
         max_seq_length: truncate longer inputs to this many tokens, special tokens included.
@@ -212,9 +212,9 @@ def prepare_unlabeled(
     rows = np.arange(len(raw))
     if max_samples is not None and max_samples < len(rows):
         rows = np.random.default_rng(seed).permutation(rows)[:max_samples]
-    texts = select_texts(raw, task.text_columns, rows)
+    texts = task.select(raw, rows, None)
     content = fingerprint(texts)
-    tokenized = tokenize(texts, tokenizer, max_seq_length, content)
+    tokenized = task.tokenize(texts, tokenizer, max_seq_length, content)
     if vocab_size is not None:
         check_token_ids(tokenized, vocab_size, where)
     return tokenized, content

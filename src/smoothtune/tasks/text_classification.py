@@ -11,7 +11,7 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 
 from smoothtune.data.collator import Collator
 from smoothtune.data.columns import TEXTS, select_texts, text_problems
-from smoothtune.data.tokenizing import tokenize
+from smoothtune.data.tokenizing import Encoder, text_encoder
 from smoothtune.tasks.base import Collate
 from smoothtune.tasks.labels import class_ids, class_names, label_head, matched_outputs, real_scores
 from smoothtune.tasks.single_label import SingleLabelTask
@@ -66,16 +66,11 @@ class TextClassification(SingleLabelTask):
         """Columns text, for pairs text_pair, labels if given, example_id."""
         return select_texts(raw, self.text_columns, indices, labels)
 
-    def tokenize(
-        self,
-        examples: Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_seq_length: int,
-        content: str,
-        num_proc: int | None = None,
-    ) -> Dataset:
-        """See `smoothtune.data.tokenizing.tokenize`."""
-        return tokenize(examples, tokenizer, max_seq_length, content, num_proc)
+    def encoder(
+        self, examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
+    ) -> Encoder:
+        """Texts or pairs of texts."""
+        return text_encoder(examples, tokenizer, max_seq_length)
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:
         """Pads with the tokenizer."""

@@ -22,7 +22,7 @@ from transformers import (
 
 from smoothtune.data.collator import Collator
 from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems, typed_columns
-from smoothtune.data.tokenizing import MIN_CACHED_ROWS, cached_map
+from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder
 from smoothtune.errors import ModelError
 from smoothtune.tasks.base import Collate, Task
 from smoothtune.tasks.labels import label_head, matched_outputs, tag_ids, tag_names
@@ -91,15 +91,10 @@ class TokenClassification(Task):
             example_id=(Value("int64"), indices),
         )
 
-    def tokenize(
-        self,
-        examples: Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_seq_length: int,
-        content: str,
-        num_proc: int | None = None,
-    ) -> Dataset:
-        """The tokenizer's columns, labels, length, cut, example_id.
+    def encoder(
+        self, examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
+    ) -> Encoder:
+        """Labels are those of tokens.
 
         Raises:
             ModelError: the tokenizer does not map tokens to words, or treats words after spaces
@@ -112,14 +107,11 @@ class TokenClassification(Task):
                 "this tokenizer tokenizes a word differently after a space: load it with "
                 "add_prefix_space=True and save it beside the model"
             )
-        return cached_map(
-            examples,
+        return Encoder(
             lambda batch: _encode(batch, tokenizer, max_seq_length),
-            f"tags {content} {max_seq_length}",
-            tokenizer,
-            cached=len(examples) >= MIN_CACHED_ROWS,
-            num_proc=num_proc,
-            remove_columns=["tokens", "tags"],
+            f"tags {max_seq_length}",
+            MIN_CACHED_ROWS,
+            ["tokens", "tags"],
         )
 
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:

@@ -325,5 +325,5 @@ def test_auto_is_refused_while_there_is_no_evidence(monkeypatch) -> None:
     known = {"methods": {"mixout": {"p": 0.3}}}
     monkeypatch.setattr(checks, "recommended", lambda: known)
     assert load_config(options=options, methods=["auto"]).methods["mixout"]["p"] == 0.3
-    with pytest.raises(ConfigError, match="stands alone"):
+    with pytest.raises(ConfigError, match="must be the only method"):
         load_config(options=options, methods=["auto", "lnsr"])

@@ -15,7 +15,8 @@ from helpers.tiny_folder import tiny_bert, tiny_gpt2
 from smoothtune.errors import DataError, ModelError
 from smoothtune.models.load import load_base
 from smoothtune.tasks.question_answering import windows as module
-from smoothtune.tasks.question_answering.windows import locate, tokenize_windows
+from smoothtune.tasks.question_answering.task import QuestionAnswering
+from smoothtune.tasks.question_answering.windows import locate
 
 CONTEXT = "the film was very good and the plot was not bad"
 
@@ -39,13 +40,8 @@ def examples(*rows):
 
 
 def windows(tokenizer, *rows, length=32, stride=2):
-    return tokenize_windows(
-        examples(*rows),
-        tokenizer,
-        max_seq_length=length,
-        doc_stride=stride,
-        content=f"{rows} {stride}",
-    )
+    task = QuestionAnswering("spans", doc_stride=stride)
+    return task.tokenize(examples(*rows), tokenizer, length, f"{rows} {stride}")
 
 
 def test_a_short_context_is_one_window(tokenizer) -> None:
@@ -146,15 +142,9 @@ def test_left_padding_is_refused(tmp_path) -> None:
 def test_workers_give_the_same_rows(tokenizer, monkeypatch) -> None:
     monkeypatch.setattr("smoothtune.tasks.question_answering.windows.MIN_CACHED_QUESTIONS", 1)
     rows = [("plot", CONTEXT, ["film"], [4]), ("film", CONTEXT, ["bad"], [44])] * 4
+    task = QuestionAnswering("spans", doc_stride=2)
     alone, several = (
-        tokenize_windows(
-            examples(*rows),
-            tokenizer,
-            max_seq_length=9,
-            doc_stride=2,
-            content=f"workers {count}",
-            num_proc=count,
-        )
+        task.tokenize(examples(*rows), tokenizer, 9, f"workers {count}", count)
         for count in (None, 2)
     )
     assert alone.to_dict() == several.to_dict()

@@ -16,6 +16,7 @@ from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
 from smoothtune.data.collator import Collator
 from smoothtune.data.columns import rows_with_problems, text_problems, typed_columns
+from smoothtune.data.tokenizing import Encoder
 from smoothtune.tasks.base import Collate, Task
 from smoothtune.tasks.question_answering.spans import (
     END,
@@ -25,7 +26,7 @@ from smoothtune.tasks.question_answering.spans import (
     best_windows,
 )
 from smoothtune.tasks.question_answering.squad import best_scores, normalize_answer
-from smoothtune.tasks.question_answering.windows import tokenize_windows
+from smoothtune.tasks.question_answering.windows import window_encoder
 
 DECODED_AT_ONCE = 1024  # windows: all pairs of starts and ends are held in memory
 
@@ -91,23 +92,11 @@ class QuestionAnswering(Task):
             example_id=(Value("int64"), indices),
         )
 
-    def tokenize(
-        self,
-        examples: Dataset,
-        tokenizer: PreTrainedTokenizerBase,
-        max_seq_length: int,
-        content: str,
-        num_proc: int | None = None,
-    ) -> Dataset:
-        """See `tokenize_windows`."""
-        return tokenize_windows(
-            examples,
-            tokenizer,
-            max_seq_length=max_seq_length,
-            doc_stride=self.doc_stride,
-            content=content,
-            num_proc=num_proc,
-        )
+    def encoder(
+        self, examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
+    ) -> Encoder:
+        """Overlapping windows of the contexts, see `window_encoder`."""
+        return window_encoder(examples, tokenizer, max_seq_length, self.doc_stride)
 
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
         """Windows, questions whose answer is in no window, and questions without answer."""

@@ -16,7 +16,7 @@ from datasets import Dataset
 from tokenizers import Encoding
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.tokenizing import cached_map
+from smoothtune.data.tokenizing import Encoder
 from smoothtune.errors import DataError, ModelError
 
 MIN_CACHED_QUESTIONS = 2_000
@@ -31,30 +31,23 @@ class Place(NamedTuple):
     whole: bool
 
 
-def tokenize_windows(
-    examples: Dataset,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_seq_length: int,
-    doc_stride: int,
-    content: str,
-    num_proc: int | None = None,
-) -> Dataset:
-    """Tokenize questions with windows of their contexts, without padding.
+def window_encoder(
+    examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int, doc_stride: int
+) -> Encoder:
+    """Encodes questions with windows of their contexts.
 
     Args:
         examples: columns question, context, answers (texts), answer_start (characters), example_id.
         tokenizer: the model's, with the `tokenizers` library behind it.
         max_seq_length: length of a full window in tokens.
         doc_stride: tokens that two windows of one context share.
-        content: fingerprint of `examples`, part of the cache's key.
-        num_proc: processes; None: this one, with the threads of the tokenizer.
 
     Returns:
-        The tokenizer's columns; start_positions and end_positions of the first answer, and
-        holds_answer, whether it is in the window; cls_index; context_start, the first token of the
-        context; offset_start and offset_end, the characters of each token of the context; length;
-        cut, whether the context has other windows; context, answers and example_id.
+        An encoder to the tokenizer's columns; start_positions and end_positions of the first
+        answer, and holds_answer, whether it is in the window; cls_index; context_start, the first
+        token of the context; offset_start and offset_end, the characters of each token of the
+        context; length; cut, whether the context has other windows; context, answers and
+        example_id.
 
     Raises:
         DataError: a question leaves too little room for the context.
@@ -66,16 +59,12 @@ def tokenize_windows(
             f"on the right, not {type(tokenizer).__name__}, padding_side={tokenizer.padding_side!r}"
         )
     _check_questions(examples, tokenizer, doc_stride, max_seq_length)
-
-    rows = cached_map(
-        examples.with_format("arrow"),
+    return Encoder(
         lambda batch: _encode(batch, tokenizer, doc_stride, max_seq_length),
-        f"overlapping windows {content} {max_seq_length} {doc_stride}",
-        tokenizer,
-        cached=len(examples) >= MIN_CACHED_QUESTIONS,
-        num_proc=num_proc,
+        f"overlapping windows {max_seq_length} {doc_stride}",
+        MIN_CACHED_QUESTIONS,
+        arrow=True,
     )
-    return rows.with_format(None)
 
 
 def _check_questions(
