@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import torch
@@ -10,25 +11,8 @@ from transformers import TrainingArguments
 from smoothtune.config.run import RunConfig
 from smoothtune.run.output import CHECKPOINTS
 
-_SAME_IN_TRANSFORMERS = {
-    "seed",
-    "num_train_epochs",
-    "max_steps",
-    "learning_rate",
-    "lr_scheduler_type",
-    "warmup_steps",
-    "weight_decay",
-    "per_device_train_batch_size",
-    "per_device_eval_batch_size",
-    "gradient_accumulation_steps",
-    "train_sampling_strategy",
-    "bf16",
-    "eval_strategy",
-    "eval_steps",
-    "logging_steps",
-    "save_strategy",
-    "save_steps",
-}
+_OWN_MEANING = {"output_dir", "overwrite_output_dir", "max_grad_norm", "gradient_checkpointing"}
+"""Fields that are passed on in another form."""
 
 
 def training_arguments(
@@ -41,10 +25,10 @@ def training_arguments(
         folder: its output folder; checkpoints go below.
         label_names: names of the model's label inputs.
     """
-    same = config.model_dump(include=_SAME_IN_TRANSFORMERS)
+    shared = {field.name for field in fields(TrainingArguments)} - _OWN_MEANING
     return TrainingArguments(
         output_dir=str(folder / CHECKPOINTS),
-        **same,
+        **config.model_dump(include=shared),
         max_grad_norm=config.clip_norm(),
         activation_checkpointing=config.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False},
