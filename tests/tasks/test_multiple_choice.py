@@ -132,5 +132,5 @@ def test_wrong_rows_are_named(change, message, data, bert, tmp_path) -> None:
 
 
 def test_a_method_that_is_not_right_here_is_refused(bert, data, tmp_path) -> None:
-    with pytest.raises(ConfigError, match="jachess with a multiple-choice model"):
+    with pytest.raises(ConfigError, match="jachess .* multiple choice has several: use lnsr"):
         run(bert, data, tmp_path / "out", "jachess")
