@@ -20,17 +20,23 @@ RESULT = "result.json"
 LOCK = ".lock"
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file atomically: a crash leaves the old file or the new one."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file to write that takes the place of `path` at the end; removed after an exception."""
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
+        yield partial
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """Write a text file atomically: a crash leaves the old file or the new one."""
+    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

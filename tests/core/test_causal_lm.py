@@ -224,6 +224,7 @@ def test_contract(clause, architecture, name):
         ("cross_holder", {}, "one prediction per example, .*: use jacobian"),
         ("double_backprop", {}, "the loss is a mean over tokens: use jacobian"),
         ("jachess", {"factors": "logits"}, "one prediction per example, .*: leave factors"),
+        ("alice", {"compat": "vat-pytorch"}, "one prediction per example, .*: leave compat out"),
         ("smart", {"compat": "mt-dnn"}, "one prediction per example, .*: leave compat out"),
         ("sift", {"compat": "deberta"}, "one prediction per example, .*: leave compat out"),
     ],

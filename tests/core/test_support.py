@@ -36,14 +36,14 @@ REPRESENTATIVES = {
     "perturbs": [lambda: LNSR(reduction="token_sum"), lambda: SMART(weight=5.0, mu=0)],
     "finite differences": [lambda: JacHess(c=1.0, estimator="finite_difference")],
     "differentiates twice": [lambda: Jacobian(weight=1.0, estimator="projected")],
-    "stands in for weights": [lambda: Mixout(p=0.5)],
+    "substitutes weights": [lambda: Mixout(p=0.5)],
     "needs whole weights": [lambda: L2SP(beta=1.0)],
     "edits updates": [lambda: CWGNC(max_norm=0.05)],
     "changes dropout": [lambda: UEGR(keep=1.0)],
     "climbs in weights": [lambda: SAM(rho=0.5)],
 }
 SMALL, STEPS = "round small perturbations away", "round small steps away"
-BF16, FP16 = "derivatives drown in 16-bit rounding", "inner gradients underflow in fp16"
+BF16, FP16 = "derivatives are lost in 16-bit rounding", "inner gradients underflow in fp16"
 HOOKS, REENTRANT = "lost in a compiled model", "reentrant checkpointing has no inner gradients"
 WHOLE, FULL = "whole weights where FSDP2 has shards", "full batch: use one process"
 REFUSES = {  # what each message says; every cell that is not here is run
@@ -68,7 +68,7 @@ REFUSES = {  # what each message says; every cell that is not here is run
         "torch.compile": "compiled graphs have no second derivative",
         "FSDP2": "sharded modules have no second derivative",
     },
-    "stands in for weights": {
+    "substitutes weights": {
         "16-bit weights": "W - W_0 is lost",
         "torch.compile": "changes modules after they are compiled",
         "FSDP2": WHOLE,
@@ -308,7 +308,7 @@ def test_attention_implementation_does_not_matter(kind, make):
             loss = objective(model, tiny_batch())
         results.append(
             torch.autograd.grad(loss, model.bert.encoder.layer[0].output.dense.bias)[0]
-            if kind != "stands in for weights"
+            if kind != "substitutes weights"
             else loss
         )
         objective.detach()

@@ -197,6 +197,7 @@ def test_losses_that_run_the_model_in_parts_are_refused(folder, tmp_path):
     [
         ("cross_holder", {}, "use r3f, smart or jacobian"),
         ("label_smoothing", {}, "use r3f, smart or jacobian"),
+        ("alice", {"compat": "vat-pytorch"}, "leave compat out"),
         ("smart", {"compat": "mt-dnn"}, "leave compat out"),
         ("sift", {"compat": "deberta"}, "leave compat out"),
     ],

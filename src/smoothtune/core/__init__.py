@@ -1,1 +1,1 @@
-"""One update: passes, terms and their sum. Knows no Trainer, no files and no tasks."""
+"""One update: forward passes, loss terms of methods and their sum; no Trainer, no tasks."""

@@ -1,4 +1,4 @@
-"""Where the embeddings, the blocks, the pre-trained part and the head of a model are."""
+"""Finds the embeddings, the blocks, the pre-trained part and the head of a model."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def word_embeddings(model: nn.Module) -> nn.Module:
     found = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     if len(found) != 1:
         raise ValueError(
-            f"{type(model).__name__} has {len(found)} nn.Embedding layers, so the word embeddings "
-            "cannot be told. Give it a method `get_input_embeddings()` that returns them."
+            f"{type(model).__name__} has {len(found)} nn.Embedding layers, so which one holds "
+            "the words is not known. Give it a method `get_input_embeddings()` that returns it."
         )
     return found[0]
 
@@ -79,7 +79,7 @@ def blocks(model: nn.Module) -> nn.ModuleList:
 
 
 def embedding_norm(model: nn.Module) -> nn.Module:
-    """The LayerNorm that closes the embeddings of an unwrapped model; block 0 if it has none."""
+    """The LayerNorm at the end of an unwrapped model's embeddings; block 0 if it has none."""
     word = word_embeddings(model)
     embeddings = next(m for m in model.modules() if word in m.children())
     norms = [m for m in embeddings.children() if isinstance(m, nn.LayerNorm)]
@@ -88,7 +88,7 @@ def embedding_norm(model: nn.Module) -> nn.Module:
 
 
 def is_causal(model: nn.Module) -> bool:
-    """Whether attention looks left only, so that the last token is the one that has read all."""
+    """Whether tokens attend to earlier ones only, so that only the last depends on all of them."""
     return any(getattr(module, "is_causal", False) is True for module in model.modules())
 
 
@@ -108,7 +108,7 @@ def head_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:
-    """(name, parameter, whether it belongs to the new head) of everything that is trained."""
+    """(name, parameter, whether it belongs to the new head) of every trained parameter."""
     inside = {id(parameter) for parameter in base_model(model).parameters()}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:

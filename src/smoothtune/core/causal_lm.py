@@ -19,7 +19,7 @@ from smoothtune.core.architecture import unwrap
 
 IGNORED = -100
 CHUNK = 2**24
-"""Logits that are widened to float32 at once, 64 MiB of them."""
+"""Number of logits converted to float32 at a time: 64 MiB."""
 
 
 def target_mask(batch: Mapping[str, Any]) -> Tensor:
@@ -38,7 +38,7 @@ def targets(batch: Mapping[str, Any]) -> Tensor:
 
 
 def num_items(batch: Mapping[str, Any]) -> Tensor:
-    """() what sums over label tokens are divided by, at least 1.
+    """() divisor of sums over label tokens, at least 1.
 
     `num_items_in_batch`, if the batch holds it: with gradient accumulation or several processes,
     the label tokens of one update divided by its number of batches.
@@ -79,7 +79,7 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | No
 
 
 def label_logits(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
-    """(N, V) of the label tokens, from all logits (B, T, V) or from what is chosen already."""
+    """(N, V) logits of the label tokens, from all logits (B, T, V) or from (N, V) themselves."""
     return logits if logits.ndim == 2 else logits[:, :-1][target_mask(batch)]
 
 
@@ -104,13 +104,13 @@ def label_losses(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def in_chunks(function: Callable[..., Tensor], first: Tensor, *others: Tensor) -> Tensor:
-    """A function of rows, computed a chunk of rows at a time; the backward computes it again.
+    """Apply a row-wise function to chunks of rows, recomputed in the backward pass.
 
-    So what it makes of the logits (their float32, softmax, logarithm) exists for one chunk only.
+    Intermediate values (float32 logits, softmax, logarithm) then exist for one chunk only.
 
     Args:
         function: tensors (n, ...) -> (n, ...), row by row.
-        first: (N, ..., V) decides about the size of the chunks.
+        first: (N, ..., V), whose rows have the size that decides how many a chunk holds.
         others: (N, ...).
     """
     rows = max(1, CHUNK // max(1, first[:1].numel()))

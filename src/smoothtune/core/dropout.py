@@ -1,4 +1,4 @@
-"""Dropout rates set for the time of a forward, and dropout masks shared by several forwards."""
+"""Dropout rates set during a forward, and dropout masks shared by several forwards."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from smoothtune.core.architecture import head_modules
 DropoutKind = Literal["hidden", "attention", "head"]
 Rate = float | Mapping[DropoutKind, float]
 
-# Rates that transformers models keep as a number and hand to a dropout function.
-NUMBERS = (
+# Attributes in which modules of transformers keep a rate that they give to F.dropout.
+RATE_ATTRIBUTES = (
     "dropout",
     "dropout_prob",
     "hidden_dropout",
@@ -47,7 +47,7 @@ def sites(model: nn.Module) -> Iterator[tuple[nn.Module, str, DropoutKind]]:
         for name, child in owner.named_children():
             if isinstance(child, _DropoutNd):
                 yield child, "p", kind(child, attends and name not in AROUND_ATTENTION)
-        for name in NUMBERS:
+        for name in RATE_ATTRIBUTES:
             if isinstance(vars(owner).get(name), int | float):
                 yield owner, name, kind(owner, attends)
 
@@ -62,7 +62,7 @@ def dropout_rates(model: nn.Module, rate: Rate) -> Iterator[None]:
 
     Raises:
         ValueError: the model has no dropout of these kinds, or recomputes its blocks in the
-            backward pass (activation checkpointing), when the rates are no longer these.
+            backward pass (activation checkpointing), at its own rates.
     """
     rates: Mapping[DropoutKind, float] = (
         rate if isinstance(rate, Mapping) else {"hidden": rate, "attention": rate, "head": rate}
@@ -111,7 +111,7 @@ class SharedMasks(TorchDispatchMode):
     was drawn then, and the generator goes to the state after that draw, so numbers do not change.
 
     Dropout is `bernoulli_` on a fresh tensor and, as the next operation on any tensor, `div_` of
-    it; anything else is drawn as ever. Masks are referenced weakly: they live as long as a graph
+    it; any other call draws as usual. Masks are referenced weakly: they live as long as a graph
     needs them for its backward.
     """
 
@@ -132,7 +132,7 @@ class SharedMasks(TorchDispatchMode):
             tensor, scaled, divisor = found
             if divides and args[0] is tensor and args[1] == divisor:
                 return tensor
-            # a bernoulli_ of somebody else: give the draw, in memory of its own
+            # this bernoulli_ was no dropout: return its draws, in memory of their own
             aten.set_.source_Tensor(tensor, scaled.mul(divisor).round_())
         if func is aten.bernoulli_.float and not kwargs and type(args[0]) is Tensor:
             return self._bernoulli(*args)

@@ -1,4 +1,4 @@
-"""The model evaluated at E(x) + delta: what every method looks at.
+"""One forward pass of a model at E(x) + delta: its loss, outputs and hidden states.
 
 Shapes, here and everywhere: B batch, T tokens, D width, C classes, L layers, K passes.
 """
@@ -37,7 +37,7 @@ def device_of(batch: Batch) -> torch.device:
 
 
 class Result(NamedTuple):
-    """What a forward gave."""
+    """What a forward computed."""
 
     loss: Tensor | None
     outputs: Any
@@ -51,7 +51,7 @@ class ForwardPass:
     `run()` computes it, once; `loss`, `outputs`, `logits` and `hidden_states` are there from then
     on. `clean.at(delta)` computes f(x + delta) on the same batch; where it needs no clean outputs,
     the clean pass need not run. Differentiate with respect to `clean.delta(point)`, a leaf that is
-    zero in the clean pass: it works for frozen embeddings and is what the papers write.
+    zero in the clean pass: that works for frozen embeddings, too.
 
     Args:
         model: as the loop holds it, DDP and other wrappers included.
@@ -62,9 +62,10 @@ class ForwardPass:
         deltas: (B, T, D) perturbation by point; missing points are not perturbed.
         differentiable: give every point a zero leaf, so that gradients with respect to it exist.
         hidden_states: record the hidden states.
-        dropout: "independent": as in any forward; "off": evaluation mode.
+        dropout: "independent": the model's own; "off": evaluation mode; "shared", as `at` sets it:
+            that of another pass.
         start: state of the generators in which the forward begins; they are left where they were.
-            Without it the forward draws from them as any forward does.
+            None: the forward draws from them and moves them, as usual.
         shared_masks: keeps dropout masks for passes that share them.
     """
 
@@ -95,7 +96,7 @@ class ForwardPass:
         self._detach = False
         self._clean: ForwardPass | None = None  # the pass that this one perturbs
 
-    # --- what the input was ------------------------------------------------------------------
+    # --- input -------------------------------------------------------------------------------
 
     @property
     def input_ids(self) -> Tensor:
@@ -127,7 +128,7 @@ class ForwardPass:
         return torch.zeros(shape, dtype=dtype, device=self.device)
 
     def pooled(self, hidden: Tensor) -> Tensor:
-        """(B, D) the token a head reads: the last real one in decoders, else the first real one.
+        """(B, D) state of the token a head reads: the last real one in decoders, else the first.
 
         Args:
             hidden: (B, T, D).
@@ -238,14 +239,14 @@ class ForwardPass:
         return self._values[point]
 
     def _fixed_start(self) -> rng.State:
-        """Generator state in which the forward begins: from now on that of this moment."""
+        """Generator state in which the forward begins; if not set, the current one from now on."""
         if self.start is None:
             self.start = rng.get_state(self.device)
         return self.start
 
     @contextmanager
     def _conditions(self) -> Iterator[None]:
-        """Generators and dropout as this pass wants them."""
+        """Sets generators, dropout and shared masks for this pass."""
         with ExitStack() as stack:
             if self.start is not None:
                 stack.enter_context(rng.replay(self.device, self.start))
@@ -258,7 +259,7 @@ class ForwardPass:
             yield
 
     def _values_below(self) -> dict[Point, Tensor]:
-        """What the clean pass computed below the lowest perturbation, if it is the same here."""
+        """The clean pass's value at the lowest perturbation, if it would be the same here."""
         clean = self._clean
         if clean is None or clean._clean is not None or clean._result is None:
             return {}
@@ -271,7 +272,7 @@ class ForwardPass:
             return {lowest: values[lowest]}
         return {}
 
-    # --- what the forward gave ---------------------------------------------------------------
+    # --- results -----------------------------------------------------------------------------
 
     @property
     def has_run(self) -> bool:

@@ -1,4 +1,4 @@
-"""Second and third derivatives of transformers models.
+"""Makes second and third derivatives of transformers models exist and be right.
 
 Fused attention has no second derivative and raises. PyTorch's `nn.LayerNorm` has a wrong third
 one, without an error: its double backward treats the saved mean and deviation as constants when it
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from smoothtune.core.architecture import transformer
 
-say_once = functools.cache(logging.getLogger(__name__).warning)
+warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 
 class CompositeLayerNorm(nn.LayerNorm):
@@ -51,7 +51,7 @@ class HigherDerivatives:
         if order >= 2 and self._implementation() not in (None, "eager"):
             self.attention = self._implementation()
             self.model.set_attn_implementation("eager")  # type: ignore[operator]
-            say_once(
+            warn_once(
                 "attention is computed by the eager implementation while training: %s has no "
                 "second derivative",
                 self.attention,
@@ -61,7 +61,7 @@ class HigherDerivatives:
             for module in self.norms:
                 module.__class__ = CompositeLayerNorm
             if self.norms:
-                say_once(
+                warn_once(
                     "nn.LayerNorm is computed from elementary operations while training: the "
                     "third derivative of PyTorch's own is wrong"
                 )

@@ -2,22 +2,22 @@
 
 A *point* is ``"word"``, the output of the word-embedding layer, or an integer b, the input of
 transformer block b; 0 is what Hugging Face calls ``hidden_states[0]``. At ``"normalized"``, the
-input x of the LayerNorm that closes the embeddings, a perturbation counts in units of each token's
+input x of the LayerNorm at the end of the embeddings, a perturbation is in units of each token's
 standard deviation: LN(x + std(x) delta) = LN((x - mean(x)) / std(x) + delta). Models that do not
 normalize their embeddings (pre-norm decoders) have it at the input of block 0. `input_ids` are
 always kept: models that are given `inputs_embeds` instead pool the wrong token and number positions
 wrongly.
-Hooks live only for the time of one forward, so a model is left as it was found.
+Hooks exist during one forward only.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Annotated, Literal
+from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeInt
 from torch import Tensor, nn
 
 from smoothtune.core.architecture import (
@@ -30,7 +30,7 @@ from smoothtune.core.architecture import (
 )
 
 Point = Literal["word", "normalized"] | int
-Layer = Literal["word"] | Annotated[int, Field(ge=0)]  # a point, as a field of a method
+Layer = Literal["word"] | NonNegativeInt  # a point, as a field of a method
 
 
 class PointReached(Exception):  # noqa: N818 - it is a signal, not an error
@@ -72,7 +72,7 @@ def token_std(x: Tensor) -> Tensor:
 
 
 class Tap:
-    """Adds `delta` to what passes one point and keeps the value that came in.
+    """Adds `delta` to the activation at one point and records it as it was before.
 
     `base`, if given, is that value as another pass has computed it: using it again spares a second
     backward through everything below the point, the word-embedding matrix above all.
@@ -100,8 +100,8 @@ class Tap:
             return x
         if self.delta.shape != x.shape:
             raise RuntimeError(
-                f"a perturbation of shape {tuple(self.delta.shape)} does not fit what passes point "
-                f"{self.point!r}, {tuple(x.shape)}"
+                f"a perturbation of shape {tuple(self.delta.shape)} does not fit the activation at "
+                f"point {self.point!r}, {tuple(x.shape)}"
             )
         scale = token_std(x) if self.point == "normalized" else 1
         return x + scale * self.delta.to(x.dtype)
@@ -130,15 +130,15 @@ def tapped(
 
     Args:
         model: as the loop holds it, wrappers included.
-        points: where to look.
+        points: where to record, and perhaps perturb.
         deltas: (B, T, D) perturbations by point.
         detach: cut the graph below the points.
-        bases: (B, T, D) what another pass computed at a point, to be used in place of this one's.
+        bases: (B, T, D) values by point, from another pass, used in place of this one's.
         hidden_states: list to fill with the L+1 states (B, T, D): input of block 0, block outputs.
         stop: end the forward with `PointReached` at the first point.
 
     Yields:
-        The taps by point; `value` is what came in, before the perturbation.
+        The taps by point; `value` is the activation before the perturbation.
 
     Raises:
         RuntimeError: a point was passed never or twice.

@@ -15,7 +15,7 @@ from smoothtune.core.causal_lm import causal_lm_loss
 from smoothtune.core.dropout import SharedMasks
 from smoothtune.core.forward import Batch, ComputeLoss, ForwardPass, device_of, model_loss
 from smoothtune.core.higher_order import HigherDerivatives
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import Regularizer, entries_under
 from smoothtune.core.support import check, is_compiled
 from smoothtune.errors import NonFiniteLoss
 
@@ -63,7 +63,7 @@ class Objective:
 
         Raises:
             RuntimeError: it is attached already.
-            ValueError: a method is not right on this model; the message says what to change.
+            ValueError: a method does not support this model; the message says what to change.
         """
         if self._model is not None:
             raise RuntimeError("this objective is attached already: call detach() first")
@@ -77,7 +77,7 @@ class Objective:
         return self
 
     def bind_optimizer(self, optimizer: torch.optim.Optimizer) -> Self:
-        """Edit gradients before, and look at weights after, every update of the optimizer.
+        """Call `before_step` and `after_step` around every update of the optimizer.
 
         Optimizer hooks see unscaled, reduced gradients, once per update, in any loop; they are
         skipped with the update when a gradient scaler finds an overflow.
@@ -107,7 +107,7 @@ class Objective:
             self._derivatives.undo()
             self._derivatives = None
 
-    # --- the four moments --------------------------------------------------------------------
+    # --- an update ---------------------------------------------------------------------------
 
     def __call__(
         self, model: nn.Module, batch: Batch, compute_loss: ComputeLoss | None = None
@@ -140,7 +140,7 @@ class Objective:
             loss = clean.run().loss
             assert loss is not None
             losses["task"] = loss
-        if clean.end is not None:  # the ambient generators go on where plain training would be
+        if clean.end is not None:  # the global generators continue as in plain training
             rng.set_state(clean.device, clean.end)
         if not losses:
             raise ValueError("the batch has no labels and no method gives a loss without them")
@@ -158,7 +158,7 @@ class Objective:
                 regularizer.before_step(self.model)
 
     def after_step(self) -> None:
-        """Let the methods see the new weights; just after an update."""
+        """Let the methods read or correct the new weights; just after an update."""
         self.step += 1
         for regularizer in self.regularizers.values():
             regularizer.after_step(self.model)
@@ -166,7 +166,7 @@ class Objective:
     # --- state -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Flat tensors by name, all that a resumed run needs beside model and optimizer."""
+        """Tensors by name, all that a resumed run needs beside model and optimizer."""
         counters = {"seed": self.seed, "step": self.step, "calls": self.calls}
         state = {key: torch.tensor(value) for key, value in counters.items()}
         for name, regularizer in self.regularizers.items():
@@ -174,7 +174,7 @@ class Objective:
         return state
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state_dict` returned.
+        """Restore what `state_dict` returned.
 
         Raises:
             ValueError: the state was written with other methods.
@@ -187,15 +187,12 @@ class Objective:
             )
         self.seed, self.step, self.calls = (int(state[key]) for key in ("seed", "step", "calls"))
         for name, regularizer in self.regularizers.items():
-            prefix = f"{name}/"
-            regularizer.load_state_dict(
-                {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-            )
+            regularizer.load_state_dict(entries_under(f"{name}/", state))
 
     # --- inside ------------------------------------------------------------------------------
 
     def _check_once(self, model: nn.Module, device: torch.device) -> None:
-        """Look again whenever the loop brings another wrapper or another precision."""
+        """Check support whenever the loop uses another wrapper or another precision."""
         precision = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
         if (id(model), precision) not in self._checked:
             check(self.regularizers, model, device)
@@ -218,7 +215,7 @@ class Objective:
         )
 
     def _shared_masks(self, model: nn.Module, device: torch.device) -> SharedMasks | None:
-        """None on accelerators, where drawing a mask costs less than finding it."""
+        """None on accelerators, where drawing a mask costs less than looking it up."""
         passes = any(regularizer.has_loss for regularizer in self.regularizers.values())
         return SharedMasks() if passes and device.type == "cpu" and not is_compiled(model) else None
 

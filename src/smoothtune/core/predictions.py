@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from smoothtune.core.architecture import is_causal, is_causal_lm, unwrap
-from smoothtune.core.causal_lm import label_logits, num_items
+from smoothtune.core.causal_lm import IGNORED, label_logits, num_items
 from smoothtune.core.forward import ForwardPass
 
 
@@ -18,7 +18,7 @@ class Head(NamedTuple):
     logits: Tensor  # (B, N, C): N distributions (or N scores, C = 1) for every example
     mask: Tensor  # (B, N): which of them count
     regression: bool
-    share: Tensor | float = 1.0  # of this batch's mean among the batches of one update
+    share: Tensor | float = 1.0  # factor of this batch's mean among the batches of one update
 
 
 def heads(run: ForwardPass) -> list[Head]:
@@ -60,7 +60,7 @@ def heads(run: ForwardPass) -> list[Head]:
         return [Head(logits[:, None], _ones(logits), regression)]
     if logits.ndim == 3 and not is_causal(bare):
         labels = run.batch.get("labels")
-        return [Head(logits, run.mask if labels is None else labels != -100, False)]
+        return [Head(logits, run.mask if labels is None else labels != IGNORED, False)]
     raise ValueError(
         f"logits of shape {tuple(logits.shape)} from {type(bare).__name__} are not supported: use "
         "a sequence or token classification, regression, extractive QA or language-model head"

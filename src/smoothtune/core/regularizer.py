@@ -1,4 +1,4 @@
-"""What a method is: a validated dataclass that acts at up to four named moments."""
+"""Base class of all methods: a validated dataclass with a function for each part of an update."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import fields
 from typing import Annotated, Any, ClassVar, Literal
 
 import torch
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, PositiveInt, model_validator
 from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 from torch import Tensor, nn
@@ -20,38 +20,45 @@ STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_typ
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
+Fraction = Annotated[float, Field(gt=0, le=1)]
+BelowOne = Annotated[float, Field(ge=0, lt=1)]
 
 
 def former_name(old: str, new: str) -> str:
-    """What to say to someone who uses a field's former name."""
+    """Error message for a field's former name."""
     return f"field {old!r} is called {new!r} now"
+
+
+def entries_under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The entries of a state whose key starts with a prefix, without the prefix."""
+    return {key.removeprefix(prefix): v for key, v in state.items() if key.startswith(prefix)}
 
 
 @dataclass(config=STRICT, kw_only=True)
 class Regularizer:
-    """Base of all methods; a subclass implements the moments it needs.
+    """Base of all methods; a subclass implements the parts of an update it needs.
 
-    The moments of one update, in order: `loss` (before backward), `before_step` (after backward and
+    The parts of one update, in order: `loss` (before backward), `before_step` (after backward and
     the loop's own clipping, just before the update), `after_step` (after it). `attach` comes once,
     on the pre-trained model; `detach` undoes it. Methods do not see one another: terms are summed.
     """
 
     name: ClassVar[str]
     version: ClassVar[int] = 1
-    """To be raised when a change of the code changes results: a study then repeats its runs."""
+    """Raise it when a change of the code changes results: a study then repeats its runs."""
     differentiates: ClassVar[bool] = False
     """Takes gradients with respect to `clean.delta(point)`."""
     uses_hidden_states: ClassVar[bool] = False
     replaces_task_loss: ClassVar[bool] = False
     """Its loss takes the place of the task loss."""
     clips_gradients: ClassVar[bool] = False
-    """It is the gradient clip: the loop's own must be off."""
+    """It clips gradients itself: the loop's own clipping must be off."""
     draws_weights: ClassVar[bool] = False
-    """It draws inside every forward, so the task's dropout masks differ from plain training's."""
+    """It draws random numbers in every forward, so dropout masks differ from plain training's."""
     substitutes_weights: ClassVar[bool] = False
-    """Another weight stands in for a trained one in every forward."""
+    """Every forward uses a function of a trained weight in its place."""
     climbs_in_weights: ClassVar[bool] = False
-    """It moves the weights up the loss of a whole batch, so its loss is no mean over examples."""
+    """It ascends the loss of a whole batch in the weights: its loss is no mean over examples."""
     resets_weights: ClassVar[bool] = False
     """`attach` changes the weights, so it comes before methods that remember them."""
     does_nothing: ClassVar[bool] = False
@@ -61,7 +68,7 @@ class Regularizer:
 
     weight: NonNegative = 1.0
     """Factor of the loss term; 0 turns the method off."""
-    every: Annotated[int, Field(ge=1)] = 1
+    every: PositiveInt = 1
     """Apply the loss term in every k-th update, k times as strong: same expected gradient."""
     batches: Literal["labeled", "unlabeled", "both"] = "both"
     """Batches the loss term is taken on; a batch without labels has no task loss."""
@@ -105,23 +112,12 @@ class Regularizer:
 
     @property
     def needs_float32(self) -> bool:
-        """Whether 16-bit arithmetic would drown the loss in rounding."""
+        """Whether rounding errors of 16-bit arithmetic would dominate the loss."""
         return False
-
-    def points(self) -> tuple[Point, ...]:
-        """Where the method perturbs or looks; see `smoothtune.core.hooks`."""
-        return ()
-
-    def refuses(self, model: nn.Module) -> str | None:
-        """Why it would not be right on an unwrapped model, and what to change; None if it is."""
-        return None
-
-    def attach(self, model: nn.Module) -> None:
-        """Prepare on the unwrapped, pre-trained model: snapshots, parametrizations, statistics."""
 
     @property
     def needs_whole_weights(self) -> bool:
-        """Whether it copies weights or differentiates at them, so that shards will not do."""
+        """Whether it copies weights or takes gradients in them, which fails on sharded weights."""
         return False
 
     @property
@@ -129,8 +125,19 @@ class Regularizer:
         """Whether it runs the model at other dropout rates."""
         return False
 
+    def points(self) -> tuple[Point, ...]:
+        """Where the method perturbs or reads activations; see `smoothtune.core.hooks`."""
+        return ()
+
+    def refuses(self, model: nn.Module) -> str | None:
+        """Why it does not support an unwrapped model, and what to change; None if it does."""
+        return None
+
+    def attach(self, model: nn.Module) -> None:
+        """Prepare on the unwrapped, pre-trained model: snapshots, parametrizations, statistics."""
+
     def bind_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Change what the optimizer does, its parameter groups say; after `attach`."""
+        """Change the optimizer, such as its parameter groups; after `attach`."""
 
     def detach(self, model: nn.Module) -> None:
         """Leave the model as `attach` found it, apart from what training changed."""
@@ -142,14 +149,14 @@ class Regularizer:
         """Edit the gradients of the unwrapped model, unscaled and reduced over processes."""
 
     def after_step(self, model: nn.Module) -> None:
-        """Look at, or correct, the updated weights of the unwrapped model."""
+        """Read or correct the updated weights of the unwrapped model."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """What a resumed run needs beside the model's weights."""
         return {}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take back what `state_dict` returned."""
+        """Restore what `state_dict` returned."""
 
     def settings(self) -> dict[str, Any]:
         """Every field with its value, as YAML and `result.json` carry it."""

@@ -1,8 +1,7 @@
-"""What works where: every cell is verified by a test, or refused with what to change.
+"""Which methods work in which environments, and what to change where they do not.
 
-Rows are kinds of methods, told by what a method does; a method may be of several kinds. Columns
-are environments. The tests compare every supported cell with a single float32 process and see
-every other one raise.
+Methods are grouped by what they do; a method may be of several kinds. Tests compare every supported
+pair of kind and environment with a single float32 process; every other pair is in `REFUSED`.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Kind = Literal[
     "perturbs",
     "finite differences",
     "differentiates twice",
-    "stands in for weights",
+    "substitutes weights",
     "needs whole weights",
     "edits updates",
     "changes dropout",
@@ -46,9 +45,9 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 ENVIRONMENTS: tuple[Environment, ...] = get_args(Environment)
 
 _FLOAT32 = "load the model with dtype=torch.float32 and train with bf16=True"
-_NO_BF16 = "its derivatives drown in 16-bit rounding: train in float32 (bf16=False, fp16=False)"
+_NO_BF16 = "its derivatives are lost in 16-bit rounding: train in float32 (bf16=False, fp16=False)"
 _NO_FP16 = "its inner gradients underflow in fp16: use bf16=True or float32"
-_NO_COMPILE = "hooks that come and go are lost in a compiled model: set torch_compile=False"
+_NO_COMPILE = "a compiled model ignores hooks that are added later: set torch_compile=False"
 _NO_FSDP = "it needs whole weights where FSDP2 has shards: use DDP"
 FULL_BATCH = "it needs the gradient of the full batch: use one process and no accumulation"
 _NON_REENTRANT = (
@@ -78,7 +77,7 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "torch.compile": "compiled graphs have no second derivative: set torch_compile=False",
         "FSDP2": "sharded modules have no second derivative: use DDP",
     },
-    "stands in for weights": {
+    "substitutes weights": {
         "16-bit weights": f"W - W_0 is lost in 16-bit weights: {_FLOAT32}",
         "torch.compile": "it changes modules after they are compiled: set torch_compile=False",
         "FSDP2": _NO_FSDP,
@@ -112,10 +111,16 @@ ONE_SEQUENCE = (
 
 
 def no_class_scores(model: nn.Module) -> str | None:
-    """Why an example has not exactly one prediction, by class scores; None if it has."""
+    """Why an example has not exactly one prediction with class scores; None if it has."""
     if is_causal_lm(model):
         return ONE_PREDICTION
     return CLASS_SCORES if is_embedding_model(model) else None
+
+
+def no_compat(model: nn.Module, compat: str | None) -> str | None:
+    """Why released code that compares class scores does not support a model; None if it does."""
+    reason = no_class_scores(model) if compat else None
+    return reason and f"{reason}: leave compat out"
 
 
 def kinds(regularizer: Regularizer) -> set[Kind]:
@@ -125,7 +130,7 @@ def kinds(regularizer: Regularizer) -> set[Kind]:
         "perturbs": bool(regularizer.points()),
         "finite differences": regularizer.needs_float32,
         "differentiates twice": regularizer.second_order,
-        "stands in for weights": regularizer.substitutes_weights,
+        "substitutes weights": regularizer.substitutes_weights,
         "needs whole weights": regularizer.needs_whole_weights,
         "edits updates": cls.before_step is not Regularizer.before_step,
         "changes dropout": regularizer.changes_dropout,
@@ -143,7 +148,7 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def environments(model: nn.Module, device: torch.device | None = None) -> set[Environment]:
-    """Where a model runs, as it is now.
+    """The environments of a model as it is now.
 
     Args:
         model: as the loop holds it.
@@ -193,10 +198,10 @@ def refuse(found: list[str]) -> None:
 def check(
     regularizers: dict[str, Regularizer], model: nn.Module, device: torch.device | None = None
 ) -> None:
-    """Refuse methods that are not right on this model, as it is.
+    """Refuse methods that do not support this model as it is.
 
     Raises:
-        ValueError: says everything that is wrong, and what to change.
+        ValueError: names every problem, and what to change.
     """
     where = environments(model, device)
     found = [p for name, r in regularizers.items() for p in problems(name, r, where)]

@@ -1,12 +1,13 @@
-"""The search for the perturbation that hurts most: what all adversarial methods share.
+"""Gradient ascent for adversarial perturbations: norms, balls, steps and diagnostics.
 
 Norms run over one token, or over all real tokens of one example (`per`), so a perturbation does not
 depend on the batch an example comes in. Sizes are absolute, or relative to the embeddings they
-disturb (`units`): relative to ||x||_2 for l2 balls and to the root mean square of x for linf balls.
+perturb (`units`): relative to ||x||_2 for l2 balls and to the root mean square of x for linf balls.
 
 The gradient of a divergence vanishes where both predictions agree, so a search that climbs one
-starts from noise, large enough for float32 to see what it moves: on a tuned MiniLM a KL at noise of
-1e-5 ||x|| gives a direction with cosine 0.7 to the exact one, at 1e-2 ||x|| one of 1.
+starts from noise, large enough that float32 rounding does not dominate the gradient: on a tuned
+MiniLM a KL at noise of 1e-5 ||x|| gives a direction with cosine 0.7 to the exact one, at 1e-2 ||x||
+one of 1.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def project(delta: Tensor, radius: Tensor | float, norm: Norm, per: Per) -> Tens
 
 
 def unit(clean: ForwardPass, point: Point, norm: Norm, per: Per, units: Units) -> Tensor:
-    """What sizes count in: ||x||_2 (l2) or rms(x) (linf) of tokens or examples; 1 if absolute.
+    """The unit of sizes: ||x||_2 (l2) or rms(x) (linf) of tokens or examples; 1 if absolute.
 
     Returns:
         (), (B, T, 1) or (B, 1, 1).
@@ -139,14 +140,14 @@ def ascend(
     Args:
         clean: the pass to perturb.
         start: (B, T, D) first perturbation.
-        inner: perturbed pass -> () what is climbed, a mean over examples.
+        inner: perturbed pass -> () objective of the ascent, a mean over examples.
         update: (delta, gradient) -> next delta.
         point: where the perturbation enters.
         num_steps: at least 1; each costs a forward and a backward to the point.
         dropout: masks of the perturbed passes relative to the clean one.
 
     Returns:
-        The last perturbation and the gradient it was made with.
+        (B, T, D) the last perturbation, and the gradient of the step that led to it.
     """
     delta = start * clean.mask[..., None]
     for _ in range(num_steps):
@@ -183,14 +184,16 @@ class Ascent:
             step = self.step_size * u * normalize(gradient, self.norm, self.per)
             return project(delta + step, self.epsilon * u, self.norm, self.per)
 
+        start = self.sigma * rms * rng.normal_like(clean.zeros(self.point))
+        return self.climb(clean, start, inner, update)
+
+    def climb(
+        self, clean: ForwardPass, start: Tensor, inner: Inner, update: Update
+    ) -> tuple[Tensor, Tensor]:
+        """`ascend` at this point, with these steps and masks."""
+        steps, dropout = self.num_steps, self.dropout
         return ascend(
-            clean,
-            self.sigma * rms * rng.normal_like(clean.zeros(self.point)),
-            inner,
-            update,
-            point=self.point,
-            num_steps=self.num_steps,
-            dropout=self.dropout,
+            clean, start, inner, update, point=self.point, num_steps=steps, dropout=dropout
         )
 
 
@@ -200,12 +203,11 @@ def cosine(delta: Tensor, gradient: Tensor) -> Tensor:
 
 
 def diagnostics(delta: Tensor, gradient: Tensor, x: Tensor, mask: Tensor) -> dict[str, Tensor]:
-    """What shows that a method is really adversarial.
+    """Size of a perturbation, and its alignment with the gradient of the last ascent step.
 
-    `delta_ratio` is ||delta|| / ||x||. `cos_gradient` is the cosine of the perturbation the method
-    trains with and the gradient of what it climbs at the last perturbation before: near 0 for
-    noise, about 0.8 for signs of the gradient (the corner of an linf ball), 1 for its direction.
-    The gradient is the one the last step took, so it costs nothing.
+    `delta_ratio` is ||delta|| / ||x||. `cos_gradient` is the cosine of the perturbation and that
+    gradient: near 0 for noise, about 0.8 for signs of the gradient (the corner of an linf ball), 1
+    for its direction.
     """
     return {
         "delta_ratio": relative_norm(delta, x, mask),

@@ -1,4 +1,4 @@
-"""How far two predictions are apart, for every kind of head.
+"""Divergences between two predictions, for every kind of head.
 
 Each function of logits sums over classes in float32 (or wider) and keeps the leading dimensions;
 nothing is detached, so gradients flow into both arguments unless the caller detaches one.

@@ -26,15 +26,22 @@ EstimatorName = Literal["exact", "per_layer", "projected", "directional", "finit
 DifferenceScheme = Literal["symmetric", "forward"]
 Reader = Callable[[ForwardPass], list[Tensor]]  # L outputs (B, d_l) of a pass
 
-ROWS = 4096  # word embeddings looked at to learn their size
+ROWS = 4096  # number of word embeddings that their rms is taken of
 
 
 @dataclass
 class InputDerivatives:
-    """What the methods that penalize derivatives share.
+    """Estimates Jacobian and Hessian norms of any outputs at the word embeddings.
 
-    The default is the cheapest estimator that is right: one VJP for the Jacobian alone, four
-    forward passes with the Hessian.
+    Args:
+        estimator: by name; None: "projected" (one VJP) for the Jacobian alone, "finite_difference"
+            (three or four forward passes) with the Hessian.
+        hessian: estimate the Hessian, too.
+        num_probes: random probes, at least 1; unused by "exact".
+        probe: their distribution.
+        difference_step: h of finite differences, relative to the rms of the word embeddings.
+        difference: "symmetric", or "forward" from the clean pass.
+        dims: output dimensions drawn by "per_layer".
     """
 
     estimator: EstimatorName | None
@@ -58,7 +65,7 @@ class InputDerivatives:
         return 3 if self.hessian or self.name == "directional" else 2
 
     def attach(self, model: nn.Module) -> None:
-        """Learn the size of the pre-trained embeddings, the unit of `difference_step`."""
+        """Measure the rms of the pre-trained embeddings, the unit of `difference_step`."""
         table = embedding_table(model)
         stride = max(1, len(table) // ROWS)
         ids = torch.arange(0, len(table), stride, device=table.device)
@@ -74,7 +81,7 @@ class InputDerivatives:
         return {"rms": torch.tensor(self.rms, dtype=torch.float64)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take it back."""
+        """Restore it."""
         self.rms = state["rms"].item()
 
     def estimate(self, clean: ForwardPass, read: Reader, weights: Tensor) -> Estimate:

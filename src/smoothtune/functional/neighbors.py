@@ -11,8 +11,6 @@ token instead of a QR decomposition.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from pathlib import Path
 
 import torch
@@ -21,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from smoothtune.core import rng
-from smoothtune.files import cache_folder
+from smoothtune.files import cache_folder, replacing
 
 UNKNOWN = -1
 
@@ -83,10 +81,8 @@ class Neighbors:
         if not self._unsaved:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=self.path.parent, delete=False) as file:
-            temporary = file.name
-        save_file({"ids": self.ids.cpu()}, temporary)
-        os.replace(temporary, self.path)
+        with replacing(self.path) as partial:
+            save_file({"ids": self.ids.cpu()}, partial)
         self._unsaved = 0
 
 

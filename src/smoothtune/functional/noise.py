@@ -1,4 +1,4 @@
-"""Noise in embedding space, scaled relative to the embeddings it disturbs."""
+"""Noise in embedding space, scaled relative to the embeddings it is added to."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rescale(noise: Tensor, x: Tensor, mask: Tensor, ratio: float, over: RescaleO
 
     Args:
         noise: (B, T, D) draws.
-        x: (B, T, D) what is disturbed.
+        x: (B, T, D) what it is added to.
         mask: (B, T) real tokens.
         ratio: ||noise|| / ||x||; unused for "none".
         over: "token": every token for itself; "sequence": the norms run over the real tokens of
@@ -54,7 +54,7 @@ def relative_norm(delta: Tensor, x: Tensor, mask: Tensor) -> Tensor:
 
 @dataclass
 class EmbeddingNoise:
-    """The noise of the LNSR papers: what `lnsr` and `noise` share.
+    """The noise of the LNSR papers, at one point of the model.
 
     Raises:
         ValueError: in-manifold noise anywhere but at the word embeddings.
@@ -71,7 +71,7 @@ class EmbeddingNoise:
         if self.kind == "in_manifold" and self.layer not in (None, "word"):
             raise ValueError(
                 'in-manifold noise lives in the word-embedding space: use layer="word", or '
-                'noise="standard" to disturb the input of a block'
+                'noise="standard" at the input of a block'
             )
         in_manifold = self.kind == "in_manifold"
         self.point: Layer = self.layer if self.layer is not None else "word" if in_manifold else 0
@@ -79,12 +79,12 @@ class EmbeddingNoise:
         self.neighbors: Neighbors | None = None
 
     def attach(self, model: nn.Module) -> None:
-        """Remember the pre-trained embeddings, whose neighbors count."""
+        """Index the pre-trained embeddings for their neighbors."""
         if self.kind == "in_manifold":
             self.neighbors = Neighbors(embedding_table(model), self.k)
 
     def detach(self) -> None:
-        """Keep the neighbors found for later runs."""
+        """Save the neighbors found, for later runs."""
         if self.neighbors is not None:
             self.neighbors.save()
             self.neighbors = None

@@ -1,11 +1,11 @@
-"""What adversarial methods share: where a perturbation enters, its units, and SMART's search."""
+"""Bases of the adversarial methods: where a perturbation enters, its units, SMART's search."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
+from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -20,7 +20,6 @@ from smoothtune.functional.adversarial import (
     Per,
     Units,
     Update,
-    ascend,
     diagnostics,
     given,
     unit,
@@ -34,7 +33,7 @@ SIZES: dict[Units, Sizes] = {"relative": (0.01, 2.0, 0.02), "absolute": (1e-5, 1
 
 @dataclass(config=STRICT, kw_only=True)
 class Adversarial(Regularizer):
-    """Base of the methods that disturb the embeddings along a gradient."""
+    """Base of the methods that perturb the embeddings along a gradient."""
 
     renamed: ClassVar[Mapping[str, str]] = {"scale": "units"}
 
@@ -50,16 +49,16 @@ class Adversarial(Regularizer):
         return (self.layer,)
 
     def unit(self, clean: ForwardPass, norm: Norm = "l2") -> Tensor:
-        """() or (B, 1, 1): what sizes of an example count in."""
+        """() or (B, 1, 1): the unit of sizes of an example."""
         return unit(clean, self.layer, norm, "example", self.units)
 
     def log(self, clean: ForwardPass, delta: Tensor, gradient: Tensor) -> None:
-        """Show how large a perturbation is, and how it lies to the gradient it was made with."""
+        """Log the size of a perturbation, and its cosine with the gradient of the last step."""
         x = clean.embeddings(self.layer)
         self.diagnostics |= diagnostics(delta, gradient, x, clean.mask)
 
     def attacked(self, clean: ForwardPass, delta: Tensor, gradient: Tensor) -> ForwardPass:
-        """The pass at a perturbation, which is logged."""
+        """The pass at a perturbation, whose diagnostics are logged."""
         self.log(clean, delta, gradient)
         return clean.at(delta, self.layer, dropout=self.dropout)
 
@@ -80,7 +79,7 @@ class AdversarialSearch(Adversarial):
     """sigma, deviation of delta_0; default 0.01 (relative), 1e-5 (absolute; SMART's paper)."""
     step_size: Positive | None = None
     """eta, step size; default 2 (relative), 1e-3 (absolute; SMART's paper)."""
-    num_steps: Annotated[int, Field(ge=1)] = 1
+    num_steps: PositiveInt = 1
     """T or K, ascent steps of a search. Papers and released code: 1."""
     norm: Norm = "linf"
     """p, norm of the ball. Papers and released code: infinity."""
@@ -106,23 +105,13 @@ class AdversarialSearch(Adversarial):
             dropout=self.dropout,
         )
 
-    def search(self, clean: ForwardPass, inner: Inner) -> tuple[Tensor, Tensor]:
-        """The perturbation that maximizes `inner`, and the last gradient."""
-        return self._ascent.search(clean, inner)
-
     def released_search(
         self, clean: ForwardPass, inner: Inner, step_size: float
     ) -> tuple[Tensor, Tensor]:
         """The search of the released code, whose epsilon only guards a division."""
-        return ascend(
-            clean,
-            self._ascent.sigma * rng.normal_like(clean.zeros(self.layer)),
-            inner,
-            mt_dnn_direction(step_size, self._ascent.epsilon),
-            point=self.layer,
-            num_steps=self.num_steps,
-            dropout=self.dropout,
-        )
+        start = self._ascent.sigma * rng.normal_like(clean.zeros(self.layer))
+        update = mt_dnn_direction(step_size, self._ascent.epsilon)
+        return self._ascent.climb(clean, start, inner, update)
 
 
 def mt_dnn_direction(step_size: float, guard: float) -> Update:

@@ -26,10 +26,11 @@ from typing import ClassVar, Literal
 import torch
 import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
-from torch import Tensor
+from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.regularizer import STRICT, NonNegative
+from smoothtune.core.support import no_compat
 from smoothtune.functional.adversarial import Inner, task_loss
 from smoothtune.functional.divergences import divergence, kl
 from smoothtune.methods.adversarial_base import AdversarialSearch
@@ -53,6 +54,10 @@ class ALICE(AdversarialSearch):
         super().__post_init__()
         if self.compat:
             self._ascent = self.ascent(VAT_PYTORCH)
+
+    def refuses(self, model: nn.Module) -> str | None:
+        """The public code compares the class scores of one prediction."""
+        return no_compat(model, self.compat)
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """R_gold + alpha R_virtual."""
@@ -81,5 +86,5 @@ class ALICE(AdversarialSearch):
             step_size = self._ascent.step_size / len(clean.mask)
             delta, gradient = self.released_search(clean, inner, step_size)
         else:
-            delta, gradient = self.search(clean, inner)
+            delta, gradient = self._ascent.search(clean, inner)
         return inner(self.attacked(clean, delta, gradient))

@@ -11,22 +11,22 @@ Equation: total = L(f(x), y) + weight * max_{||delta|| <= epsilon} l_v(f(x + del
 Departures:
     * Sizes are relative to the embeddings and RECONSTRUCTED, as for `smart`: with the paper's
       1e-5 the term is next to nothing. `units="absolute"` has its values.
-    * The released code blows the noise up to size 1 in place of projecting it, and disturbs the
+    * The released code scales the noise up to size 1 instead of projecting it, and perturbs the
       input of block 0; see `smart`.
     * Both KLs carry gradient into both predictions, as in the equation; `detach_targets=True` makes
       the target of each a constant, as in the released code.
     * The share of the curriculum is not stated. `ramp_start` and `ramp_steps` count updates, as the
       length of a run is not known here; by default the weight is full from the first update.
-    * The shipped script never turns its adversarial branch on.
+    * The released script never runs its adversarial branch.
     * Dropout masks of all passes are shared; the released code draws new ones.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -54,9 +54,9 @@ class ALUM(AdversarialSearch):
     name: ClassVar[str] = "alum"
     version: ClassVar[int] = 2
 
-    ramp_start: Annotated[int, Field(ge=0)] = 0
+    ramp_start: NonNegativeInt = 0
     """Updates of plain training before the term comes in. Paper: not stated."""
-    ramp_steps: Annotated[int, Field(ge=0)] = 0
+    ramp_steps: NonNegativeInt = 0
     """Updates over which the weight then rises linearly. Paper: not stated."""
     detach_targets: bool = False
     """Targets of both KLs are constants. Released code: yes. Regression is left as it is."""
@@ -66,7 +66,7 @@ class ALUM(AdversarialSearch):
         self._updates = 0
 
     def attach(self, model: nn.Module) -> None:
-        """Begin the curriculum."""
+        """Start the curriculum."""
         self._updates = 0
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
@@ -75,12 +75,12 @@ class ALUM(AdversarialSearch):
         if not share:
             return None
         clean.run()
-        delta, gradient = self.search(clean, lambda run: divergence(clean, run))
+        delta, gradient = self._ascent.search(clean, lambda run: divergence(clean, run))
         measure = symmetric_kl_detached if self.detach_targets else symmetric_kl
         return share * divergence(clean, self.attacked(clean, delta, gradient), measure)
 
     def after_step(self, model: nn.Module) -> None:
-        """Go on in the curriculum."""
+        """Count the update."""
         self._updates += 1
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -88,5 +88,5 @@ class ALUM(AdversarialSearch):
         return {"updates": torch.tensor(self._updates)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take it back."""
+        """Restore it."""
         self._updates = int(state["updates"])

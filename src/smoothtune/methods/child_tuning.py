@@ -24,24 +24,22 @@ Departures:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import blocks, trainable
-from smoothtune.core.regularizer import STRICT, Regularizer
+from smoothtune.core.regularizer import STRICT, Fraction, Regularizer, entries_under
 from smoothtune.functional.update_masks import PartialUpdate, over, top_fraction
 
-FISHER_CLIP = 1.0  # largest norm of a tensor's gradient before it is squared, as in the code
 
-
-def clipped_square(gradient: Tensor, max_norm: float = FISHER_CLIP) -> Tensor:
-    """g^2 of a gradient scaled to a norm of at most `max_norm`."""
-    return (gradient * (max_norm / gradient.norm().clamp(min=max_norm))).square()
+def clipped_square(gradient: Tensor) -> Tensor:
+    """g^2 of a gradient scaled to a norm of at most 1."""
+    return (gradient * (1.0 / gradient.norm().clamp(min=1.0))).square()
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -53,10 +51,10 @@ class ChildTuning(Regularizer):
 
     mode: Literal["F", "D"] = "F"
     """F: a new random part in every update; D: the part with the largest Fisher information."""
-    keep: Annotated[float, Field(gt=0, le=1)] = 0.7
+    keep: Fraction = 0.7
     """p, fraction of the weights that are updated. Released script: 0.3, with which 96 updates on
     STS-B end 12 points of Pearson correlation below plain fine-tuning."""
-    fisher_steps: Annotated[int, Field(ge=1)] = 20
+    fisher_steps: PositiveInt = 20
     """D: updates whose gradients give the Fisher information. Paper: those of one epoch."""
     freeze: bool = False
     """Hold masked weights still against momentum and weight decay too. Paper: no."""
@@ -120,8 +118,7 @@ class ChildTuning(Regularizer):
         return state | {f"mask/{name}": mask for name, mask in self._masks.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take them back."""
+        """Restore them."""
         self._seen = int(state["seen"])
-        for prefix, kept in (("fisher/", self._fisher), ("mask/", self._masks)):
-            kept.clear()
-            kept |= {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        self._fisher = entries_under("fisher/", state)
+        self._masks = entries_under("mask/", state)

@@ -14,7 +14,7 @@ Departures:
     * Only the abstract of the paper and a sentence of the JacHess paper are known, and no code is
       public: all of the equation but the Hessian operator norm is RECONSTRUCTED.
     * x are the word embeddings, the only continuous input a language model has. Images vary around
-      1, embeddings around 0.05, where a Hessian of size 1e4 is nothing: by default derivatives are
+      1, embeddings around 0.05, where a Hessian of size 1e4 is small: by default derivatives are
       taken in units of the embeddings' root mean square. With absolute ones and weight 0.01 a run
       on SST-2 learned nothing.
     * With norm="fro" all pairs cost as much as one: the sum over them is 2K times the sum over the
@@ -26,10 +26,10 @@ Departures:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -41,7 +41,7 @@ from smoothtune.core.regularizer import STRICT, NonNegative
 from smoothtune.core.support import no_class_scores
 from smoothtune.functional.adversarial import Units
 from smoothtune.functional.derivative_norms import Estimate, gradient, squared_norm
-from smoothtune.functional.input_derivatives import EstimatorName, InputDerivatives
+from smoothtune.functional.input_derivatives import InputDerivatives
 from smoothtune.methods.derivative_base import DerivativePenalty
 
 
@@ -100,15 +100,12 @@ class CrossHolder(DerivativePenalty):
     units: Units = "relative"
     """Unit of x: the rms of the pre-trained word embeddings, or 1."""
     norm: Literal["op", "fro"] = "fro"
-    """Norm of the Hessian. Paper: operator norm (dearer: third-order autograd)."""
+    """Norm of the Hessian, "fro" by estimator and probes. Paper: operator norm (dearer: third-order
+    autograd)."""
     pairs: Literal["all", "sampled"] = "all"
     """Pairs of classes. Paper: not stated."""
-    iterations: Annotated[int, Field(ge=1)] = 5
+    iterations: PositiveInt = 5
     """Power iterations of norm="op". Paper: not stated."""
-    num_probes: Annotated[int, Field(ge=1)] = 1
-    """Random probes of norm="fro"."""
-    estimator: EstimatorName | None = None
-    """Of norm="fro". Default: projected if gamma is 0, else finite_difference."""
 
     def input_derivatives(self) -> InputDerivatives:
         """Of norm="fro"."""

@@ -1,12 +1,12 @@
-"""What the methods share that penalize derivatives in the word embeddings, by an estimator."""
+"""Base of the methods that penalize derivatives in the word embeddings."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
+from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -28,7 +28,7 @@ class DerivativePenalty(Regularizer, ABC):
     differentiates: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {"probes": "num_probes", "step": "difference_step"}
 
-    num_probes: Annotated[int, Field(ge=1)] = 1
+    num_probes: PositiveInt = 1
     """Random probes."""
     probe: Probe = "rademacher"
     """Distribution of the probes: signs vary least."""
@@ -64,13 +64,13 @@ class DerivativePenalty(Regularizer, ABC):
         return ONE_SEQUENCE if is_multiple_choice_model(model) else None
 
     def attach(self, model: nn.Module) -> None:
-        """Learn the size of the pre-trained embeddings."""
+        """Measure the rms of the pre-trained embeddings."""
         self._derivatives.attach(model)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The size of the pre-trained embeddings."""
+        """The rms of the pre-trained embeddings."""
         return self._derivatives.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take it back."""
+        """Restore it."""
         self._derivatives.load_state_dict(state)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import sys
+import textwrap
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -102,8 +103,8 @@ def _sections(text: str) -> tuple[str, dict[str, str]]:
 
 def _dedented(body: str) -> str:
     """The body with the indentation of its continuation lines taken off."""
-    first, _, rest = body.strip().partition("\n")
-    return f"{first}\n{inspect.cleandoc(' ' + chr(10) + rest)}".strip() if rest else first
+    first, newline, rest = body.strip().partition("\n")
+    return first + newline + textwrap.dedent(rest)
 
 
 def _type(entry: dict[str, Any], definitions: dict[str, Any]) -> str:

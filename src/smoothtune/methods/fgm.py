@@ -9,8 +9,8 @@ Equation: total = L(f(x), y) + weight * L(f(x + r), y),   r = epsilon g / ||g||_
 Departures:
     * The paper normalizes the embeddings; here epsilon is relative to ||x|| instead, and
       RECONSTRUCTED. `units="absolute"` has 1, usual in public code on transformers.
-    * Public code disturbs the embedding matrix, found by its name, so all places of a token in a
-      batch move alike, and nothing happens where no name fits. The equation, and this, disturb the
+    * Public code perturbs the embedding matrix, found by its name, so all places of a token in a
+      batch move alike, and nothing happens where no name fits. The equation, and this, perturb the
       input.
     * Dropout masks of both passes are shared, so that r belongs to the loss it raises. The paper
       does not say.

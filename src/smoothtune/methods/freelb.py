@@ -20,9 +20,9 @@ Departures:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
+from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -62,7 +62,7 @@ class FreeLB(Adversarial):
 
     step_size: Positive | None = None
     """adv_lr, step size. Paper: 0.025-0.1; default 0.005 (relative), 0.06 (absolute)."""
-    num_steps: Annotated[int, Field(ge=1)] = 3
+    num_steps: PositiveInt = 3
     """K, steps. Paper: 3 (RoBERTa), 2-4 (ALBERT)."""
     init_size: NonNegative | None = None
     """adv_init_mag, size of delta_0. Paper: 0.16-0.64 (RoBERTa); default 0.005 (relative), 0.16

@@ -9,7 +9,7 @@ Equation: total = L(f(x), y) where block b computes f_b(h_b + z_b),
 Departures:
     * The released uniform noise is U(0, sigma), whose mean is not zero: `compat="official"`.
     * The released example switches ordinary dropout off; here the model's own dropout is kept.
-    * The released code can disturb the state inside a block, after attention, too; here it cannot.
+    * The released code can perturb the state inside a block, after attention, too; here it cannot.
     * Padding gets no noise. Attention never reads it, so nothing depends on this.
 """
 

@@ -11,7 +11,7 @@ Equation: total = L(f(x), y) + sum_l lambda_l (||J_l||_F^2 + sum_{i in S_l} ||H_
     softmax:    lambda = c softmax(-n / (temperature max n))    uniform: c / L    logits: f(x) alone
 
 Departures:
-    * The Hessian term of the code trains nothing (its value has no graph); here it has a gradient.
+    * The Hessian term of the code is a constant (it has no graph); here it has a gradient.
     * By default three more forward passes estimate both terms for all layers and dimensions, with
       the same expectation up to O(h^2): E ||J_l u||^2 = ||J_l||^2, E (u^T H w)^2 = ||H||^2.
       `estimator="per_layer"` draws as the paper does.
@@ -30,16 +30,16 @@ Departures:
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.distributed as dist
-from pydantic import Field
+from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import is_causal_lm, unwrap
+from smoothtune.core.architecture import blocks, is_causal_lm, unwrap
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.core.support import ONE_PREDICTION
@@ -98,9 +98,9 @@ class JacHess(DerivativePenalty):
     """lambda^H / lambda^J; 0 leaves the Jacobian term. Paper: 1 is best."""
     hessian_reduction: Literal["mean", "sum"] = "mean"
     """Over output dimensions: mean (code) or sum over all; eq 4 is k times the mean."""
-    hessian_dims: Annotated[int, Field(ge=1)] = 10
+    hessian_dims: PositiveInt = 10
     """k: dimensions drawn by `estimator="per_layer"`; others take all. Code: 10."""
-    num_probes: Annotated[int, Field(ge=1)] = 1
+    num_probes: PositiveInt = 1
     """Random probes. Code: 10 (Jacobian), 1 (Hessian)."""
     probe: Probe = "rademacher"
     """Distribution of the probes: signs vary least. Code: gaussian; paper: sphere."""
@@ -139,12 +139,12 @@ class JacHess(DerivativePenalty):
         return super().refuses(model)
 
     def attach(self, model: nn.Module) -> None:
-        """Learn the size of the pre-trained embeddings.
+        """Measure the rms of the pre-trained embeddings.
 
         Raises:
             ValueError: `smoothness` does not fit the model's depth.
         """
-        layers = getattr(getattr(model, "config", None), "num_hidden_layers", None)
+        layers = len(blocks(model))
         if self.smoothness is not None and len(self.smoothness) != layers:
             raise ValueError(
                 f"smoothness has {len(self.smoothness)} entries; this model has {layers} layers"
@@ -197,12 +197,12 @@ class JacHess(DerivativePenalty):
         return clean.pooled(tokens.expand_as(clean.mask)[..., None]).squeeze(-1)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """c, the size of the embeddings and, once measured, the pre-trained smoothness."""
+        """c, the rms of the embeddings and, once measured, the pre-trained smoothness."""
         state = super().state_dict() | {"c": torch.tensor(self._c, dtype=torch.float64)}
         return state if self._norms is None else state | {"norms": self._norms}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take them back."""
+        """Restore them."""
         super().load_state_dict(state)
         self._c, self._norms = state["c"].item(), state.get("norms")
 

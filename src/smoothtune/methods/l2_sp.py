@@ -10,7 +10,7 @@ Departures:
     * alpha and beta of the LNSR papers' L2-SP rows are not stated; the defaults are RECONSTRUCTED.
     * The new head is what lies outside the model's `base_model`.
     * The equation replaces weight decay: train with `weight_decay=0`, transformers' default.
-    * The gradient is written down, alpha (w - w^0), rather than recorded: same numbers, no graph.
+    * The gradient alpha (w - w^0) is computed directly: the same numbers without a graph.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class L2SP(Regularizer):
         """Remember the pre-trained weights."""
         old = [(name, weight) for name, weight, new in trainable(model) if not new]
         self._anchors = {name: weight.detach().clone() for name, weight in old}
-        # Other methods may let something stand in for a weight, which changes its name.
+        # by object: a weight that another method parametrizes changes its name
         self._names = {weight: name for name, weight in old}
 
     def detach(self, model: nn.Module) -> None:
@@ -102,5 +102,5 @@ class L2SP(Regularizer):
         return dict(self._anchors)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take them back."""
+        """Restore them."""
         self._anchors = {name: state[name].to(a.device) for name, a in self._anchors.items()}

@@ -7,8 +7,8 @@ Equation: total = -sum_c q_c log p_c,  q_c = (1 - s) [c = y] + s / C.
 
 Departures:
     * transformers has `label_smoothing_factor`. It works in the Trainer alone, replaces the loss
-      behind the other methods' backs and reads one `logits` only; this one composes, works in plain
-      loops and for extractive QA.
+      after other methods have changed it and reads one `logits` only; this one composes, works in
+      plain loops and for extractive QA.
     * Extractive QA: the C of an example are its real tokens, a position outside of them counts
       nothing, and the mean of the start and the end loss is taken.
     * Token classification: a mean over an example's labeled tokens, then over examples.
@@ -16,11 +16,10 @@ Departures:
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -28,7 +27,7 @@ from smoothtune.core.architecture import is_causal_lm, is_embedding_model, unwra
 from smoothtune.core.causal_lm import targets
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, head_mean, heads
-from smoothtune.core.regularizer import STRICT, Regularizer
+from smoothtune.core.regularizer import STRICT, BelowOne, Regularizer
 from smoothtune.core.support import CLASS_SCORES
 
 
@@ -47,9 +46,8 @@ def smoothed_cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> 
     surprise = -F.log_softmax(logits, -1, dtype=wide)
     real = logits > torch.finfo(logits.dtype).min
     uniform = (surprise * real).sum(-1) / real.sum(-1)
-    return (1 - smoothing) * surprise.gather(-1, target[..., None]).squeeze(
-        -1
-    ) + smoothing * uniform
+    chosen = surprise.gather(-1, target[..., None]).squeeze(-1)
+    return (1 - smoothing) * chosen + smoothing * uniform
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -59,7 +57,7 @@ class LabelSmoothing(Regularizer):
     name: ClassVar[str] = "label_smoothing"
     replaces_task_loss: ClassVar[bool] = True
 
-    smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    smoothing: BelowOne = 0.1
     """s, the probability spread evenly over all classes. Paper: 0.1."""
 
     def refuses(self, model: nn.Module) -> str | None:

@@ -14,15 +14,14 @@ Departures:
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
-from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.architecture import base_model, blocks
-from smoothtune.core.regularizer import STRICT, Regularizer
+from smoothtune.core.regularizer import STRICT, Fraction, Regularizer
 
 
 def depths(model: nn.Module) -> dict[nn.Parameter, int]:
@@ -61,7 +60,7 @@ class LLRD(Regularizer):
 
     name: ClassVar[str] = "llrd"
 
-    decay: Annotated[float, Field(gt=0, le=1)] = 0.95
+    decay: Fraction = 0.95
     """xi, factor from one block to the one below. Usual for BERT: 0.9 to 0.95."""
 
     def __post_init__(self):

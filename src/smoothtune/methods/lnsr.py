@@ -48,7 +48,7 @@ from smoothtune.methods.noise_base import NoisyEmbeddings
 
 @dataclass(config=STRICT, kw_only=True)
 class LNSR(NoisyEmbeddings):
-    """Layer-wise noise stability: hidden states must not move when the input is disturbed."""
+    """Layer-wise noise stability: hidden states must not move when the input is perturbed."""
 
     name: ClassVar[str] = "lnsr"
     uses_hidden_states: ClassVar[bool] = True

@@ -88,7 +88,7 @@ class Mixout(Regularizer):
     """"official": the released backward, (1 - p) times too small."""
 
     def attach(self, model: nn.Module) -> None:
-        """Let the mixed weight stand in for every trained linear weight.
+        """Use the mixed weight in place of every trained linear weight.
 
         Raises:
             ValueError: the model trains no linear layer.
@@ -124,6 +124,6 @@ class Mixout(Regularizer):
         return {str(i): mix.pretrained for i, mix in enumerate(self._mixes)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take them back."""
+        """Restore them."""
         for i, mix in enumerate(self._mixes):
             mix.pretrained = state[str(i)].to(mix.pretrained.device)

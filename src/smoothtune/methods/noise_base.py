@@ -1,11 +1,11 @@
-"""What LNSR and its ablation share: the noise of the papers, and where it enters."""
+"""Base of LNSR and its ablation: the noise of the papers, and where it enters."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
+from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
@@ -27,7 +27,7 @@ class NoisyEmbeddings(Regularizer):
     """||eps|| / ||x||. Papers: 0.05 (standard), 0.10-0.20 (in-manifold); default 0.05 and 0.10."""
     layer: Layer | None = None
     """b: where noise enters, "word" or a block number from 0. Default: 0, in-manifold "word"."""
-    k: Annotated[int, Field(ge=1)] = 10
+    k: PositiveInt = 10
     """Nearest neighbors of in-manifold noise. Paper: 10."""
     orthonormal: bool = True
     """Basis vectors of length 1. Paper: text says orthogonal, Claim 2 needs orthonormal."""
@@ -54,7 +54,7 @@ class NoisyEmbeddings(Regularizer):
         self._noise.attach(model)
 
     def detach(self, model: nn.Module) -> None:
-        """Keep the neighbors found for later runs."""
+        """Save the neighbors found, for later runs."""
         self._noise.detach()
 
     def noisy(self, clean: ForwardPass, dropout: Dropout) -> ForwardPass:

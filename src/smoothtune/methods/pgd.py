@@ -20,9 +20,9 @@ Departures:
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
+from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -56,7 +56,7 @@ class PGD(Adversarial):
     """epsilon, radius of the ball. Paper: for images; default 0.005 (relative), 1 (absolute)."""
     step_size: Positive | None = None
     """Step size. Paper: for images; default 0.0025 (relative), 0.3 (absolute)."""
-    num_steps: Annotated[int, Field(ge=1)] = 3
+    num_steps: PositiveInt = 3
     """K, steps. Paper: 7-40 on images; 3 is usual in public code on transformers."""
     norm: Norm = "l2"
     """Norm of the ball, over an example. Paper: infinity."""

@@ -15,7 +15,7 @@ Departures:
       `compat="fairseq"` drops it too.
     * fairseq's term is a sum over the batch beside a summed task loss; here both are means.
     * Dropout masks of the two passes are independent, as in the code. With sigma = 1e-5 the term is
-      then R-Drop in practice: noise that small moves nothing beside the masks.
+      then R-Drop in practice: beside the masks, noise that small changes next to nothing.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from smoothtune.functional.parametrizations import restore, substitute, trained_
 
 @dataclass(config=STRICT, kw_only=True)
 class NoisyPrediction(Regularizer):
-    """Base of R3F and R4F, which have one term."""
+    """Base of R3F and R4F, whose term is the same."""
 
     noise: Literal["normal", "uniform"] = "uniform"
     """Distribution of z. fairseq's RTE recipe: uniform."""
@@ -117,7 +117,7 @@ class R4F(NoisyPrediction):
         return {str(i): trained_weight(layer).detach() for i, layer in enumerate(self._head)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take them back."""
+        """Restore them."""
         for i, layer in enumerate(self._head):
             trained_weight(layer).data.copy_(state[str(i)])
 

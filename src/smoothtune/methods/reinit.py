@@ -16,10 +16,10 @@ Departures:
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
@@ -44,7 +44,7 @@ class ReInit(Regularizer):
     name: ClassVar[str] = "reinit"
     resets_weights: ClassVar[bool] = True
 
-    layers: Annotated[int, Field(ge=0)] = 1
+    layers: NonNegativeInt = 1
     """N, number of blocks from the top. Paper: 1 to 6 of 24, chosen by task."""
     pooler: bool = True
     """Re-initialize the pre-trained pooler, where there is one. Paper: yes."""

@@ -86,7 +86,7 @@ class SAM(Regularizer):
 def moved(weights: Sequence[Tensor], step: Sequence[Tensor]) -> Iterator[None]:
     """Weights at w + step for a while; graphs made at w stay valid."""
     before = [w.detach().clone() for w in weights]
-    # .data: autograd must not see a change that is undone before it looks again
+    # .data does not raise the version counter, by which autograd would refuse the graphs made at w
     try:
         for weight, e in zip(weights, step, strict=True):
             weight.data.add_(e)

@@ -27,9 +27,9 @@ Departures:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -37,8 +37,8 @@ from smoothtune.core import rng
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Point, token_std
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
-from smoothtune.core.support import no_class_scores
-from smoothtune.functional.adversarial import Ascent, Inner, Norm, Per, ascend, diagnostics, given
+from smoothtune.core.support import no_compat
+from smoothtune.functional.adversarial import Ascent, Inner, Norm, Per, diagnostics, given
 from smoothtune.functional.divergences import divergence, symmetric_kl
 
 # sigma, step_size, epsilon
@@ -72,7 +72,7 @@ class SiFT(Regularizer):
     """eta, step size. Released code: 1e-4; default 2, with `compat` 1e-4."""
     epsilon: Positive | None = None
     """epsilon, radius of the ball. Released code: none; default 0.02, with `compat` none."""
-    num_steps: Annotated[int, Field(ge=1)] = 1
+    num_steps: PositiveInt = 1
     """Ascent steps. Released code: 1."""
     norm: Norm = "linf"
     """Norm of the ball. Released code: normalizes by infinity."""
@@ -101,8 +101,7 @@ class SiFT(Regularizer):
 
     def refuses(self, model: nn.Module) -> str | None:
         """The released code compares the class scores of one prediction."""
-        reason = no_class_scores(model) if self.compat else None
-        return reason and f"{reason}: leave compat out"
+        return no_compat(model, self.compat)
 
     def points(self) -> tuple[Point, ...]:
         """The input of the embeddings' LayerNorm."""
@@ -125,12 +124,6 @@ class SiFT(Regularizer):
         """The released search, from noise cut off at two deviations."""
         sigma, step_size = self._ascent.sigma, self._ascent.step_size
         start = (sigma * rng.normal_like(clean.zeros(POINT))).clamp(-2 * sigma, 2 * sigma)
-        return ascend(
-            clean,
-            start,
-            inner,
-            lambda delta, gradient: deberta_step(delta, gradient, step_size),
-            point=POINT,
-            num_steps=self.num_steps,
-            dropout=self.dropout,
+        return self._ascent.climb(
+            clean, start, inner, lambda delta, gradient: deberta_step(delta, gradient, step_size)
         )

@@ -16,11 +16,11 @@ Departures:
       with eta / epsilon = 100 as in the paper; `units="absolute"` has its values.
     * The released code adds the gradient to the noise, divides by the largest entry of each token
       and never projects: epsilon only guards the division, the perturbation is the initial noise
-      blown up to size 1. `compat="mt-dnn"` reproduces it, with the gradient of its outer loss
+      scaled up to size 1. `compat="mt-dnn"` reproduces it, with the gradient of its outer loss
       (targets detached, about half the true one), its inner loss, which is no KL, and for
       regression its error over all pairs of examples. archinetai/smart-pytorch is the same with
       step size 1e-3 and weight * batch size.
-    * The released code disturbs the input of block 0 (`layer=0`).
+    * The released code perturbs the input of block 0 (`layer=0`).
     * No released code has D. The teacher is a moving average that starts at the first weights;
       which late beta holds from when is a field in updates, as the length of a run is not known.
     * Dropout masks of all passes are shared, so that R_s and D measure smoothness only; the
@@ -29,17 +29,17 @@ Departures:
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field
+from pydantic import NonNegativeInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import heads
 from smoothtune.core.regularizer import STRICT, NonNegative, Probability
-from smoothtune.core.support import no_class_scores
+from smoothtune.core.support import no_compat
 from smoothtune.functional.divergences import Divergence, divergence, symmetric_kl_detached
 from smoothtune.functional.ema_teacher import Teacher
 from smoothtune.methods.adversarial_base import AdversarialSearch
@@ -94,7 +94,7 @@ def mt_dnn_outer(clean: ForwardPass, noisy: ForwardPass, measure: Divergence) ->
 
 @dataclass(config=STRICT, kw_only=True)
 class SMART(AdversarialSearch):
-    """Predictions must not change under the worst small perturbation, nor fast between steps."""
+    """Predictions change neither under the worst small perturbation nor fast between steps."""
 
     name: ClassVar[str] = "smart"
     version: ClassVar[int] = 2
@@ -107,7 +107,7 @@ class SMART(AdversarialSearch):
     """beta, momentum of the teacher. Paper: 0.99 in the first 10 % of the updates."""
     late_beta: Probability = 0.999
     """beta after `late_after` updates. Paper: 0.999."""
-    late_after: Annotated[int, Field(ge=0)] | None = None
+    late_after: NonNegativeInt | None = None
     """Updates after which `late_beta` holds; None: never. Paper: 10 % of all updates."""
     compat: Literal["mt-dnn"] | None = None
     """"mt-dnn": number and gradient of the released code; sizes 1e-5, 1e-5 and guard 1e-6."""
@@ -133,8 +133,7 @@ class SMART(AdversarialSearch):
 
     def refuses(self, model: nn.Module) -> str | None:
         """The released code compares the class scores of one prediction."""
-        reason = no_class_scores(model) if self.compat else None
-        return reason and f"{reason}: leave compat out"
+        return no_compat(model, self.compat)
 
     def attach(self, model: nn.Module) -> None:
         """Copy the model: the first teacher."""
@@ -163,7 +162,7 @@ class SMART(AdversarialSearch):
             )
             measure = mt_dnn_js if self.criterion == "js" else symmetric_kl_detached
             return mt_dnn_outer(clean, self.attacked(clean, delta, gradient), measure)
-        delta, gradient = self.search(clean, lambda run: divergence(clean, run))
+        delta, gradient = self._ascent.search(clean, lambda run: divergence(clean, run))
         return divergence(clean, self.attacked(clean, delta, gradient))
 
     def proximal(self, clean: ForwardPass) -> Tensor:
@@ -185,7 +184,7 @@ class SMART(AdversarialSearch):
         return teacher | {"updates": torch.tensor(self._updates)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take them back."""
+        """Restore them."""
         self._updates = int(state["updates"])
         if self._teacher:
             self._teacher.load_state_dict(state)

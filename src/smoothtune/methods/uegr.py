@@ -12,7 +12,7 @@ Equation: total = gamma * L_adv + alpha * L_JS + beta * L(f(x), y), with K sub-m
     each with probability p_i, by 1/p_i as much.
 
 Departures: all of the following is RECONSTRUCTED.
-    * Attack, its norm, size and place; number, range and combination of dropout rates; how they
+    * The attack, its norm, size and layer; number, range and combination of dropout rates; how they
       adapt; the weights gamma, alpha, beta; saliency, fraction, scope and kind of the mask.
     * A deterministic mask is not rescaled: it would be biased, like a rescaled one. A random one
       is rescaled by 1 / p_i, which makes it unbiased. p_i rises with the rank of the saliency, from
@@ -30,11 +30,11 @@ Departures: all of the following is RECONSTRUCTED.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
+from pydantic import NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -44,7 +44,16 @@ from smoothtune.core.dropout import DropoutKind, Rate
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.predictions import head_mean, heads
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Probability, Regularizer
+from smoothtune.core.regularizer import (
+    STRICT,
+    BelowOne,
+    Fraction,
+    NonNegative,
+    Positive,
+    Probability,
+    Regularizer,
+    entries_under,
+)
 from smoothtune.functional.adversarial import (
     Units,
     ascend,
@@ -63,9 +72,7 @@ from smoothtune.functional.update_masks import (
     top_fraction,
 )
 
-DropoutRate = Annotated[float, Field(ge=0, lt=1)]
 Saliency = Literal["taylor", "grad", "fisher"]
-Fraction = Annotated[float, Field(gt=0, le=1)]
 
 
 def jensen_shannon(logits: Tensor) -> Tensor:
@@ -133,12 +140,12 @@ class UEGR(Regularizer):
     attack: Literal["fgm", "pgd", "none"] = "fgm"
     """How adversarial samples are made. RECONSTRUCTED."""
     layer: Layer = "word"
-    """Where they are disturbed, "word" or a block number from 0. RECONSTRUCTED."""
+    """Where they are perturbed, "word" or a block number from 0. RECONSTRUCTED."""
     epsilon: Positive = 0.005
     """||delta|| per example; see units. RECONSTRUCTED; 1.0 absolute is usual for FGM on BERT."""
     units: Units = "relative"
     """Unit of epsilon: the norm of the example's embeddings, or 1. RECONSTRUCTED."""
-    num_steps: Annotated[int, Field(ge=1)] = 3
+    num_steps: PositiveInt = 3
     """pgd: number of steps. RECONSTRUCTED."""
     step_size: Positive | None = None
     """pgd: length of a step, in the unit of epsilon; default epsilon / 2. RECONSTRUCTED."""
@@ -146,14 +153,14 @@ class UEGR(Regularizer):
     """pgd: start at a random point of the ball instead of 0. RECONSTRUCTED."""
     attack_dropout: Literal["model", "off"] = "model"
     """Dropout while the attack is computed. RECONSTRUCTED."""
-    passes: Annotated[int, Field(ge=1)] = 2
+    passes: PositiveInt = 2
     """K, number of sub-models. Paper: varied, values not known; 1-5 suggested. RECONSTRUCTED."""
-    dropout_range: tuple[DropoutRate, DropoutRate] = (0.05, 0.15)
+    dropout_range: tuple[BelowOne, BelowOne] = (0.05, 0.15)
     """Smallest and largest dropout rate. Paper: varied, values not known. RECONSTRUCTED: MiniLM
     learns little from 500 scores of STS-B with 0.1 to 0.3."""
     combination: Literal["even", "random", "list", "model"] = "even"
     """Rates of the sub-models: even in the range, random in it, `rates`, or the model's own."""
-    rates: list[DropoutRate] | None = None
+    rates: list[BelowOne] | None = None
     """combination="list": the K rates. Paper: two combinations compared, values not known."""
     adaptive: Literal["none", "divergence"] = "none"
     """divergence: p_k <- clip(p_k (1 + kappa (tau - JS)), range), JS a running mean."""
@@ -161,7 +168,7 @@ class UEGR(Regularizer):
     """tau, in nats. RECONSTRUCTED."""
     kappa: NonNegative = 1.0
     """Speed of the adaptation, 1 / nats. RECONSTRUCTED."""
-    ema: DropoutRate = 0.9
+    ema: BelowOne = 0.9
     """Decay of the running mean of JS, in [0, 1). RECONSTRUCTED."""
     modules: list[DropoutKind] | None = None
     """Kinds of dropout that change their rate; default all. RECONSTRUCTED."""
@@ -190,9 +197,9 @@ class UEGR(Regularizer):
     """bernoulli: the smallest probability, below rho. RECONSTRUCTED."""
     apply_to: Literal["update", "gradient"] = "update"
     """Mask the update (masked weights do not move) or the gradient. RECONSTRUCTED."""
-    mask_every: Annotated[int, Field(ge=1)] = 1
+    mask_every: PositiveInt = 1
     """Updates between two choices of the mask. RECONSTRUCTED."""
-    start_step: Annotated[int, Field(ge=0)] = 0
+    start_step: NonNegativeInt = 0
     """Updates before the first mask. RECONSTRUCTED."""
     exclude_head: bool = True
     """Always update the new head. RECONSTRUCTED."""
@@ -361,11 +368,7 @@ class UEGR(Regularizer):
         return state | {f"factor/{name}": factor for name, factor in kept.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Take them back."""
+        """Restore them."""
         self._rates, self._running = state["rates"].tolist(), state["running"].item()
         self._step = int(state["step"])
-        self._factors = {
-            key.removeprefix("factor/"): value
-            for key, value in state.items()
-            if key.startswith("factor/")
-        }
+        self._factors = entries_under("factor/", state)

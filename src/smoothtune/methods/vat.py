@@ -11,16 +11,16 @@ Equation: total = L(f(x), y) + weight * E KL(p || p(.|x + r)),   p = p(.|x) with
 Departures:
     * The input is the word embedding, with norms over all real tokens of an example.
     * epsilon is relative to ||x|| and RECONSTRUCTED; `units="absolute"` has the code's 8.
-    * xi is always relative to ||x||: the released 1e-6 drowns in float32 rounding on transformers.
+    * xi is always relative to ||x||: the released 1e-6 is lost in float32 rounding on transformers.
     * Dropout masks of all passes are shared, so that the KL is 0 without r; the released code draws
       new ones.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
-from pydantic import Field
+from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
@@ -45,7 +45,7 @@ class VAT(Adversarial):
     """epsilon, l2 norm of r. Released code: 8; default 0.02 (relative), 8 (absolute)."""
     xi: Positive = 0.01
     """xi, l2 norm of the probe, relative to ||x||. Released code: 1e-6, absolute."""
-    num_steps: Annotated[int, Field(ge=1)] = 1
+    num_steps: PositiveInt = 1
     """Power iterations. Paper: 1."""
 
     def __post_init__(self):
