@@ -47,7 +47,7 @@ ENVIRONMENTS: tuple[Environment, ...] = get_args(Environment)
 _FLOAT32 = "load the model with dtype=torch.float32 and train with bf16=True"
 _NO_BF16 = "its derivatives are lost in 16-bit rounding: train in float32 (bf16=False, fp16=False)"
 _NO_FP16 = "its inner gradients underflow in fp16: use bf16=True or float32"
-_NO_COMPILE = "a compiled model ignores hooks that are added later: set torch_compile=False"
+_NO_COMPILE = "hooks that are added later are lost in a compiled model: set torch_compile=False"
 _NO_FSDP = "it needs whole weights where FSDP2 has shards: use DDP"
 FULL_BATCH = "it needs the gradient of the full batch: use one process and no accumulation"
 _NON_REENTRANT = (
