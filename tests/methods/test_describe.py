@@ -44,7 +44,7 @@ def test_fields():
         ("mixout", "p", "number >= 0, <= 1"),
         ("mixout", "head", "boolean"),
         ("mixout", "compat", "'official' | null"),
-        ("plain", "every", "integer >= 1"),
+        ("plain", "every", "integer > 0"),
         ("child_tuning", "keep", "number > 0, <= 1"),
         ("label_smoothing", "smoothing", "number >= 0, < 1"),
         ("lnsr", "layer", "'word' | integer >= 0 | null"),
