@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from smoothtune import JacHess, Objective
-from smoothtune.core.higher_order import CompositeLayerNorm, HigherDerivatives, say_once
+from smoothtune.core.higher_order import CompositeLayerNorm, HigherDerivatives, warn_once
 from smoothtune.testing import tiny_batch, tiny_model
 
 
@@ -42,13 +42,13 @@ def test_a_model_that_is_eager_already_is_left_alone():
 
 
 def test_what_changes_is_said_once(caplog):
-    say_once.cache_clear()
+    warn_once.cache_clear()
     for order, said in ((1, []), (2, ["attention"]), (3, ["LayerNorm"]), (3, [])):
         caplog.clear()
         HigherDerivatives(tiny_model("bert"), order).undo()
         assert len(caplog.messages) == len(said)
         assert all(word in text for word, text in zip(said, caplog.messages, strict=True))
-    say_once.cache_clear()
+    warn_once.cache_clear()
     caplog.clear()
     HigherDerivatives(torch.nn.Linear(2, 2), 3).undo()  # has neither
     assert not caplog.messages

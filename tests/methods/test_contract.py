@@ -1,5 +1,7 @@
 """Every method of METHODS, and its variants, on every architecture."""
 
+from itertools import product
+
 import pytest
 
 from smoothtune import METHODS
@@ -35,15 +37,25 @@ VARIANTS = {
 CASES = [(name, fields) for name in METHODS for fields in [{}, *VARIANTS.get(name, [])]]
 
 
-def _label(value):
-    if isinstance(value, tuple):
-        return "-".join([value[0], *(f"{k}={v}" for k, v in value[1].items())])
-    return getattr(value, "__name__", value)
+def _label(case):
+    return "-".join([case[0], *(f"{k}={v}" for k, v in case[1].items())])
 
 
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("case", CASES, ids=_label)
-@pytest.mark.parametrize("clause", CLAUSES, ids=_label)
+ALWAYS = ("bert", "llama")
+
+
+def products():
+    """Everything on two architectures and, in turn, one of the others; the rest are slow tests."""
+    others = [name for name in ARCHITECTURES if name not in ALWAYS]
+    for number, (clause, case) in enumerate(product(CLAUSES, CASES)):
+        for architecture in ARCHITECTURES:
+            fast = architecture in (*ALWAYS, others[number % len(others)])
+            label = f"{clause.__name__}-{_label(case)}-{architecture}"
+            marks = () if fast else pytest.mark.slow
+            yield pytest.param(clause, case, architecture, id=label, marks=marks)
+
+
+@pytest.mark.parametrize(("clause", "case", "architecture"), list(products()))
 def test_contract(clause, case, architecture):
     name, fields = case
     clause(lambda: METHODS[name](**fields), architecture)
