@@ -107,8 +107,9 @@ def test_adapters_are_no_head():
 def test_wrapped_models_are_unwrapped():
     model = tiny_model("bert")
     assert unwrap(model) is model
-    assert unwrap(nn.DataParallel(model)) is model
-    assert unwrap(torch.compile(model, backend="eager")) is model
+    compiled = torch.compile(model, backend="eager")
+    for wrapped in (nn.DataParallel(model), compiled, nn.DataParallel(compiled)):
+        assert unwrap(wrapped) is model
 
 
 class Holder(nn.Module):

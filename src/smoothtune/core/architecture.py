@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from accelerate.utils import extract_model_from_parallel
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers.pytorch_utils import Conv1D
+
+_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel)
 
 
 def is_causal_lm(model: nn.Module) -> bool:
@@ -26,8 +28,17 @@ def is_multiple_choice_model(model: nn.Module) -> bool:
 
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The user's module inside DDP, FSDP or torch.compile wrappers."""
-    return extract_model_from_parallel(model, keep_torch_compile=False)
+    """The user's module inside DDP, FSDP or torch.compile wrappers.
+
+    Several times in a step: unlike accelerate's, it does not look at every submodule.
+    """
+    while True:
+        if hasattr(model, "_orig_mod"):  # what torch.compile wraps
+            model = model._orig_mod  # type: ignore[assignment]
+        elif isinstance(model, _PARALLEL):
+            model = model.module
+        else:
+            return model
 
 
 def transformer(model: nn.Module) -> nn.Module:

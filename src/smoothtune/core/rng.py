@@ -68,8 +68,14 @@ def stream(
     rank = dist.get_rank() if distributed else 0
     key = f"{seed}/{name}/{call}/{rank}".encode()
     with isolated(device):
-        torch.manual_seed(int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1)
+        _seed(device, int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1)
         yield
+
+
+def _seed(device: torch.device, seed: int) -> None:
+    """Only the CPU generator if that suffices: torch.manual_seed queues stack traces for others."""
+    seed_all = torch.default_generator.manual_seed if device.type == "cpu" else torch.manual_seed
+    seed_all(seed)
 
 
 def normal_like(x: Tensor) -> Tensor:
