@@ -23,12 +23,15 @@ from typer.testing import CliRunner, Result
 from helpers.tiny_folder import tiny_gpt2
 from smoothtune.cli import app
 from smoothtune.config.evaluation import OtherData, Settings
+from smoothtune.config.run import load_config
 from smoothtune.console import Bar
 from smoothtune.evaluation import parts
 from smoothtune.evaluation.output import read_predictions
+from smoothtune.evaluation.report import write_report
 from smoothtune.evaluation.run import wanted_parts
 from smoothtune.evaluation.settings import resolve
 from smoothtune.models.load import load_base
+from smoothtune.run.train import train
 
 CURVES = {
     "metrics": [],
@@ -113,6 +116,59 @@ def test_other_data_is_scored_whole(everything: tuple[Path, str]) -> None:
     assert other["rows"] + other["repeated_rows_left_out"] == 24
     if not other["repeated_rows_left_out"]:
         assert other["metrics"]["accuracy"]["value"] == pytest.approx(train["accuracy"])
+
+
+def lone_file(path: Path, labels: list[str]) -> list[object]:
+    """Options for a file of labeled rows, each with its own text."""
+    words = [f"{'good' if x == 'fine' else 'bad'} film {i}" for i, x in enumerate(labels)]
+    path.parent.mkdir(exist_ok=True)
+    with path.open("w", newline="") as file:
+        csv.writer(file).writerows([("text", "label"), *zip(words, labels, strict=True)])
+    return ["--data", path if path.parent.name == "files" else path.parent]
+
+
+@pytest.mark.parametrize("name", ["files/rows.csv", "folder/test.csv", "other/train.csv"])
+def test_a_lone_set_is_evaluated_whole(name: str, tiny_folder: Path, tmp_path: Path) -> None:
+    options = lone_file(tmp_path / name, ["poor", "fine"] * 16)
+    found = call(tiny_folder / "tuned", *options, "--corruption", "--output-dir", tmp_path / "out")
+    assert found.exit_code == 0, found.output
+    assert "32 rows to evaluate on, no training rows" in found.stdout
+    content = content_of(tmp_path / "out")
+    numbers = content["parts"]["metrics"]["numbers"]
+    assert (numbers["rows"], numbers["train_rows"]) == (32, 0)
+    assert numbers["train_metrics"] is numbers["generalization_gap"] is None
+    assert list(content["data"]["splits"]) == ["validation"]
+    assert read_predictions(tmp_path / "out")[0].tolist() == list(range(32))
+    page = tmp_path / "report.md"
+    write_report([tmp_path / "out"], page)
+    assert "| generalization gap | – |" in page.read_text()
+    assert "On training rows" not in page.read_text()
+
+
+def test_rows_of_one_class_have_the_models_labels(tiny_folder: Path, tmp_path: Path) -> None:
+    for labels in (["fine"] * 6, ["1"] * 6):
+        options = lone_file(tmp_path / "files" / f"{labels[0]}.csv", labels)
+        out = tmp_path / labels[0]
+        found = call(tiny_folder / "tuned", *options, "--output-dir", out)
+        assert found.exit_code == 0, found.output
+        assert content_of(out)["label_names"] == ["fine", "poor"]
+        ids, statistics = read_predictions(out)
+        assert set(statistics[:, 0]) == {float(labels[0] == "1")}
+
+
+def test_training_data_is_split_as_in_training(tiny_folder: Path, tmp_path: Path) -> None:
+    """A file that a model was trained on holds its training rows, whether it is named or not."""
+    train_file = tiny_folder / "data" / "train.csv"
+    options = {"task": "quality", "text_columns": ["text"], "data": str(train_file)}
+    options |= {"model": str(tiny_folder / "model"), "output_dir": str(tmp_path / "tuned")}
+    config = load_config(None, ["cost_steps=0", "max_steps=2", "eval_strategy=no"], options)
+    trained = train(config, console=Console(quiet=True))
+    for named in ([], ["--data", train_file]):
+        out = tmp_path / f"out{len(named)}"
+        assert call(tmp_path / "tuned", *named, "--output-dir", out).exit_code == 0
+        numbers = content_of(out)["parts"]["metrics"]["numbers"]
+        assert numbers["rows"] == trained["data"]["splits"]["validation"]["rows"] == 2
+        assert numbers["generalization_gap"] == pytest.approx(trained["generalization_gap"])
 
 
 def test_predictions_are_kept(everything: tuple[Path, str]) -> None:

@@ -62,7 +62,10 @@ def _score(run: Run) -> Iterator[Sentence]:
 
 def _gap(run: Run) -> Iterator[Sentence]:
     numbers = run.numbers("metrics")
-    gap, score = numbers["generalization_gap"], numbers["train_metrics"][run.main_metric]
+    gap, trained = numbers["generalization_gap"], numbers["train_metrics"]
+    if gap is None or trained is None:
+        return
+    score = trained[run.main_metric]
     yield Sentence(
         "fragile" if gap > 2 * TOLERATED_LOSS else "good",
         f"On training rows {run.main_metric} is {score:.3f}: a generalization gap of {gap:+.3f}.",

@@ -101,23 +101,19 @@ class Subject:
 
 
 def metrics(subject: Subject) -> PartResult:
-    """Validation and training scores, and the gap between them."""
+    """Validation scores; training scores and the gap between them where there are training rows."""
     predictor, prepared = subject.predictor, subject.prepared
     task = prepared.task
     scores = scores_with_intervals(
         task, subject.predictions, prepared.validation, **subject.bootstrap
     )
-    predictor.progress.start("training rows", predictor.num_batches(prepared.train))
-    train = predictor.metrics(predictor.predict(prepared.train), prepared.train)
-    main_metric = task.metrics[0]
-    return PartResult(
-        scores
-        | {
-            "train_metrics": train,
-            "train_rows": subject.num_examples(prepared.train),
-            "generalization_gap": train[main_metric] - scores["metrics"][main_metric]["value"],
-        }
-    )
+    train, gap = None, None
+    if len(prepared.train):
+        predictor.progress.start("training rows", predictor.num_batches(prepared.train))
+        train = predictor.metrics(predictor.predict(prepared.train), prepared.train)
+        gap = train[task.main_metric] - scores["metrics"][task.main_metric]["value"]
+    trained_on = {"train_metrics": train, "train_rows": subject.num_examples(prepared.train)}
+    return PartResult(scores | trained_on | {"generalization_gap": gap})
 
 
 def calibration(subject: Subject) -> PartResult:

@@ -12,7 +12,7 @@ from smoothtune.evaluation.findings import comparison, sentences
 from smoothtune.evaluation.output import OOD
 from smoothtune.files import write_atomic
 from smoothtune.report.curves import Curve
-from smoothtune.report.page import DASH, Plot, Table, render, with_interval
+from smoothtune.report.page import DASH, Plot, Table, number, render, with_interval
 from smoothtune.report.plots import draw
 
 LARGEST_TABLE = 60  # points; a plot with more has its numbers in its CSV file alone
@@ -71,7 +71,10 @@ def score_table(runs: Sequence[Run]) -> Table:
     ]
     main = runs[0].main_metric
     rows += [
-        [f"{main} on training rows", *_numbers(runs, lambda n: n["train_metrics"][main])],
+        [
+            f"{main} on training rows",
+            *_numbers(runs, lambda n: (n["train_metrics"] or {}).get(main)),
+        ],
         ["generalization gap", *_numbers(runs, lambda n: n["generalization_gap"])],
         ["best constant answer", *_numbers(runs, lambda n: n["trivial_baseline"])],
     ]
@@ -87,7 +90,11 @@ def score_table(runs: Sequence[Run]) -> Table:
 
 
 def _numbers(runs: Sequence[Run], read: Any) -> list[str]:
-    return [f"{read(run.numbers('metrics')):.4f}" for run in runs]
+    return [number(read(run.numbers("metrics"))) for run in runs]
+
+
+def _train_score(numbers: dict[str, Any], metric: str) -> float | None:
+    return numbers["train_metrics"] and numbers["train_metrics"][metric]
 
 
 def _interval(metric: dict[str, Any] | None) -> str:

@@ -31,10 +31,10 @@ from smoothtune.evaluation.parts import (
     other_data,
 )
 from smoothtune.evaluation.predictor import load_predictor
-from smoothtune.evaluation.settings import resolve, training_record
+from smoothtune.evaluation.settings import is_training_data, resolve, training_record
 from smoothtune.files import owned, versions, write_json
 from smoothtune.models.load import load_base, weights_fingerprint
-from smoothtune.tasks.prepare import prepare
+from smoothtune.tasks.prepare import Prepared, prepare, prepare_evaluation
 
 Part = Callable[[Subject], PartResult]
 
@@ -63,7 +63,10 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
     settings = resolve(settings, training)
     with owned(Path(settings.output_dir)) as folder, Bar(console) as bar:
         kept = kept_evaluation(folder, settings)
-        subject, fingerprints = load_subject(settings, bar)
+        subject, fingerprints = load_subject(settings, training, bar)
+        if not len(subject.prepared.train):
+            count = subject.num_examples(subject.prepared.validation)
+            say(console, f"{count} rows to evaluate on, no training rows: no generalization gap")
         if kept and kept["fingerprints"] != fingerprints:
             raise OutputError(
                 f"{folder} holds an evaluation of other weights or data; choose another output_dir "
@@ -99,8 +102,16 @@ def wanted_parts(settings: Settings) -> dict[str, Part]:
     return wanted
 
 
-def load_subject(settings: Settings, bar: Bar) -> tuple[Subject, dict[str, str]]:
+def load_subject(
+    settings: Settings, training: dict[str, Any] | None, bar: Bar
+) -> tuple[Subject, dict[str, str]]:
     """Load the model and its data, with their fingerprints.
+
+    Args:
+        settings: of `resolve`.
+        training: of `training_record`. On the data of that run the rows are split as they were
+            then; other data is evaluated on as it is.
+        bar: shows the progress.
 
     Raises:
         ModelError: the model cannot be loaded, or does not fit the task.
@@ -108,7 +119,11 @@ def load_subject(settings: Settings, bar: Bar) -> tuple[Subject, dict[str, str]]
     """
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
     task = configured_task(settings)
-    prepared = prepare(
+    read: Callable[..., Prepared] = prepare
+    if not is_training_data(settings, training):
+        names = [str(name) for name in (base.config.id2label or {}).values()]
+        read = partial(prepare_evaluation, model_labels=names)
+    prepared = read(
         settings.data or task.hub_id or "",
         task,
         base.tokenizer,

@@ -59,6 +59,25 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
     return completed
 
 
+def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:
+    """Whether a model is evaluated on the data of its own training run.
+
+    Then its validation rows are those of the run, which may have held them out from the train
+    split.
+
+    Args:
+        settings: of `resolve`.
+        record: of `training_record`.
+    """
+    run = record["config"] if record else {}
+    if settings.task != run.get("task"):
+        return False
+    places = (settings.data, run.get("data"))
+    if None in places:
+        return settings.data == run.get("data")
+    return len({Path(str(place)).expanduser().resolve() for place in places}) == 1
+
+
 def _problems(settings: Settings) -> list[Problem]:
     problems = []
     if settings.task is None:

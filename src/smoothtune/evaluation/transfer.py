@@ -170,9 +170,8 @@ def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:
     Returns:
         Columns text, for pairs text_pair, labels, example_id.
     """
-    task, splits = prepared.task, prepared.task.load_splits(source)
-    known = [name for name in (task.validation_split, "validation") if name in splits]
-    split = known[0] if known else "train"  # where some rows were held out
+    task, splits = prepared.task, prepared.task.load_splits(source, need_train=False)
+    split = prepared.validation_split
     labels = task.check({split: splits[split]}, str(source))[split]
     rows = np.asarray(prepared.validation["example_id"][:])
     return task.select(splits[split], rows, labels)

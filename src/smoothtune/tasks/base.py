@@ -139,19 +139,20 @@ class Task(ABC):
             need_train=need_train,
         )
 
-    def with_labels(self, train: Dataset, source: str = "the data") -> Self:
+    def with_labels(self, train: Dataset, source: str = "the data", split: str = "train") -> Self:
         """The task with the `label_names` of its raw train split; unchanged if they are known.
 
         Args:
             train: the raw train split.
             source: where the data came from, for the error.
+            split: name of the split, for the error.
 
         Raises:
             DataError: columns are missing, or the labels cannot be used.
         """
         if self.label_names is not None:
             return self
-        where = f"{source}, split 'train'"
+        where = f"{source}, split {split!r}"
         if problem := column_problem(train, self.columns):
             raise DataError(f"{where}: {problem}")
         return replace(self, label_names=self._find_label_names(train, where))

@@ -90,6 +90,23 @@ def tag_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
     return tuple(map(str, range(len(tags))))
 
 
+def holds_labels_of(dataset: Dataset, column: str, names: Sequence[str]) -> bool:
+    """Whether every label of a column, or every tag of its lists, is one of a model's.
+
+    Args:
+        dataset: a raw split.
+        column: its label column.
+        names: of the model's outputs, in order; labels are names or numbers.
+    """
+    feature = dataset.features[column]
+    if len(names) < 2 or isinstance(getattr(feature, "feature", feature), ClassLabel):
+        return False  # a score, or labels with names of their own
+    values = dataset[column][:]
+    labels = [tag for tags in values for tag in tags] if isinstance(values[0], list) else values
+    known = {*names, *range(len(names))}
+    return all(type(label) in (int, str) and label in known for label in labels)
+
+
 def real_scores(dataset: Dataset, column: str) -> tuple[np.ndarray, list[str]]:
     """(N,) float32 scores of a label column, and its problems."""
     values = dataset[column][:]

@@ -1,8 +1,8 @@
 """Load a source, check and subsample it, and tokenize its splits."""
 
 import hashlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +14,7 @@ from smoothtune.data.summary import Report, SplitReport, lengths_of
 from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
+from smoothtune.tasks.labels import holds_labels_of
 
 HELD_OUT = 0.1
 """Share of the train split held out where the source has no validation split."""
@@ -33,9 +34,11 @@ class Prepared:
     task: Task
     """The task, its labels known."""
     train: Dataset
-    """Tokenized train split, without padding."""
+    """Tokenized train split, without padding; no rows where `prepare_evaluation` found none."""
     validation: Dataset
     """Tokenized validation split, without padding."""
+    validation_split: str
+    """The split of the source that `validation` is taken from."""
     report: Report
     """Rows, label counts, lengths and number of truncated texts of both splits."""
     fingerprint: str
@@ -82,6 +85,70 @@ def prepare(
         ValueError: a number of samples or the length is not positive, or the tokenizer has no
             separator for the two texts of a pair.
     """
+    _check_limits(max_train_samples, max_eval_samples, max_seq_length)
+    splits = task.load_splits(source)
+    task = task.with_labels(splits["train"], str(source))
+    chosen, note = _choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
+    return _prepared(
+        splits, task, source, chosen, note, tokenizer, max_seq_length, vocab_size, num_proc
+    )
+
+
+def prepare_evaluation(
+    source: str | Path,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    model_labels: Sequence[str] = (),
+    max_train_samples: int | None = None,
+    max_eval_samples: int | None = None,
+    max_seq_length: int = 128,
+    seed: int = 0,
+    vocab_size: int | None = None,
+) -> Prepared:
+    """Load, check and tokenize data that a model was not trained on; no row is held out.
+
+    The evaluation set is the validation split, else test, else the only split, whole. Rows of a
+    train split beside it are the training rows; without one there are none.
+
+    Args:
+        source: file, folder or hub id, see `load_splits`.
+        task: as `prepare`.
+        tokenizer: the model's tokenizer.
+        model_labels: names of the model's outputs, in order. They are the task's labels where there
+            is no train split and the rows hold some of them, by name or by number.
+        max_train_samples: as `prepare`.
+        max_eval_samples: as `prepare`.
+        max_seq_length: as `prepare`.
+        seed: as `prepare`.
+        vocab_size: as `prepare`.
+
+    Returns:
+        As `prepare`; `train` may have no rows.
+
+    Raises:
+        DataError: as `prepare`, or there are several splits and none is known to be the one to
+            evaluate on.
+        ValueError: as `prepare`.
+    """
+    _check_limits(max_train_samples, max_eval_samples, max_seq_length)
+    splits = task.load_splits(source, need_train=False)
+    name = _evaluation_split(splits, task, source)
+    chosen = {"validation": (name, np.arange(len(splits[name]))[:max_eval_samples])}
+    if "train" in splits and name != "train":
+        task = task.with_labels(splits["train"], str(source))
+        train = _sampled(np.arange(len(splits["train"])), max_train_samples, seed)
+        chosen = {"train": ("train", train)} | chosen
+    else:
+        if _is_labeled_as(splits[name], task, model_labels):
+            task = replace(task, label_names=tuple(model_labels))
+        task = task.with_labels(splits[name], str(source), name)
+    return _prepared(splits, task, source, chosen, "", tokenizer, max_seq_length, vocab_size)
+
+
+def _check_limits(
+    max_train_samples: int | None, max_eval_samples: int | None, max_seq_length: int
+) -> None:
     for name, limit in {
         "max_train_samples": max_train_samples,
         "max_eval_samples": max_eval_samples,
@@ -89,12 +156,22 @@ def prepare(
     }.items():
         if limit is not None and limit < 1:
             raise ValueError(f"{name} must be at least 1, not {limit}")
-    splits = task.load_splits(source)
-    task = task.with_labels(splits["train"], str(source))
-    chosen, note = _choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
+
+
+def _prepared(
+    splits: Mapping[str, Dataset],
+    task: Task,
+    source: str | Path,
+    chosen: Mapping[str, tuple[str, np.ndarray]],
+    note: str,
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_length: int,
+    vocab_size: int | None,
+    num_proc: int | None = None,
+) -> Prepared:
+    """The chosen rows of the splits, checked and tokenized; `note` says how they were made."""
     raw = {name: splits[name] for name in dict.fromkeys(split for split, _ in chosen.values())}
     labels = task.check(raw, str(source))
-
     tokenized, reports, digest = {}, {}, hashlib.sha256()
     for role, (split, indices) in chosen.items():
         where = f"{source}, split {split!r}"
@@ -116,8 +193,10 @@ def prepare(
             truncated=len(np.unique(np.asarray(rows["example_id"][:])[rows["cut"][:]])),
             note=note if role == "validation" else "",
         )
-    report = Report(max_seq_length, reports)
-    return Prepared(task, tokenized["train"], tokenized["validation"], report, digest.hexdigest())
+    validation = tokenized["validation"]
+    train = tokenized.get("train", validation.select(range(0), keep_in_memory=True))
+    report, (split, _) = Report(max_seq_length, reports), chosen["validation"]
+    return Prepared(task, train, validation, split, report, digest.hexdigest())
 
 
 def _choose_rows(
@@ -150,9 +229,23 @@ def _choose_rows(
             )
     else:
         validation = np.arange(len(splits[name]))
-    if max_train_samples is not None and max_train_samples < len(train):
-        train = np.random.default_rng(seed).permutation(train)[:max_train_samples]
+    train = _sampled(train, max_train_samples, seed)
     return {"train": ("train", train), "validation": (name, validation[:max_eval_samples])}, note
+
+
+def _is_labeled_as(split: Dataset, task: Task, names: Sequence[str]) -> bool:
+    """Whether the labels of a task are not known, and those of the rows are some of a model's."""
+    if task.label_names is not None or column_problem(split, task.columns):
+        return False
+    by_name = task.task_type in ("text-classification", "token-classification")
+    return by_name and holds_labels_of(split, task.label_column, names)
+
+
+def _sampled(rows: np.ndarray, count: int | None, seed: int) -> np.ndarray:
+    """At most `count` of the rows, drawn at random."""
+    if count is None or count >= len(rows):
+        return rows
+    return np.random.default_rng(seed).permutation(rows)[:count]
 
 
 def _same_texts(raw: Dataset, task: Task, rows: np.ndarray) -> np.ndarray:
@@ -174,6 +267,18 @@ def _validation_split(splits: Mapping[str, Dataset], task: Task, source: str | P
     raise DataError(
         f"{source}: has no split {task.validation_split!r} to evaluate on; it has "
         f"{', '.join(map(repr, sorted(splits)))}"
+    )
+
+
+def _evaluation_split(splits: Mapping[str, Dataset], task: Task, source: str | Path) -> str:
+    for name in (task.validation_split, "validation", "test"):
+        if name in splits:
+            return name
+    if len(splits) == 1:
+        return next(iter(splits))
+    raise DataError(
+        f"{source}: has neither a validation nor a test split to evaluate on; it has "
+        f"{', '.join(map(repr, sorted(splits)))}: give the file of one of them as the source"
     )
 
 
