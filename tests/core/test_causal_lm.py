@@ -1,6 +1,7 @@
 """Methods on causal language models, against slow references and through the contract."""
 
 from functools import partial
+from itertools import product
 
 import pytest
 import torch
@@ -47,10 +48,15 @@ LITERAL = {  # name -> fields, and what is compared: symmetric KL, KL from the c
     "pgd": ({}, "loss"),
 }
 SUPPORTED = [name for name in METHODS if name not in ("cross_holder", "double_backprop")]
-VALUES = [has_right_gradient, is_mean_over_examples, ignores_padding]
-STATE = [leaves_ambient_draws, leaves_no_trace, resumes, survives_checkpointing]
-CONTRACT = [(clause, name) for clause in VALUES for name in LANGUAGE_MODELS]
-CONTRACT += [(clause, "llama") for clause in STATE]
+CONTRACT = [
+    has_right_gradient,
+    is_mean_over_examples,
+    ignores_padding,
+    leaves_ambient_draws,
+    leaves_no_trace,
+    resumes,
+    survives_checkpointing,
+]
 
 
 def label_rows(model, batch):
@@ -84,8 +90,17 @@ def perturbations(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("architecture", LANGUAGE_MODELS)
-@pytest.mark.parametrize("name", LITERAL)
+def on_each_model(*names):
+    """Each case on one of the models, in turn; the rest are slow tests."""
+    count = len(LANGUAGE_MODELS)
+    return [
+        pytest.param(*case, model, marks=() if index == number % count else pytest.mark.slow)
+        for number, case in enumerate(product(*names))
+        for index, model in enumerate(LANGUAGE_MODELS)
+    ]
+
+
+@pytest.mark.parametrize(("name", "architecture"), on_each_model(LITERAL))
 def test_equals_the_mean_over_label_tokens(name, architecture, perturbations):
     fields, kind = LITERAL[name]
     model = tiny_language_model(architecture, tied=False)
@@ -203,8 +218,7 @@ def test_random_projection_is_unbiased_over_label_tokens():
     assert values[400] == pytest.approx(values[-1], rel=0.1)
 
 
-@pytest.mark.parametrize("name", SUPPORTED)
-@pytest.mark.parametrize(("clause", "architecture"), CONTRACT)
+@pytest.mark.parametrize(("name", "clause", "architecture"), on_each_model(SUPPORTED, CONTRACT))
 def test_contract(clause, architecture, name):
     fields = {
         "jachess": {"c": 0.1, "token": "pooled"},

@@ -81,13 +81,18 @@ def test_one_score_needs_one_projection():
     assert found[0] == pytest.approx(found[1], rel=1e-10)
 
 
+def fifty_times():
+    """The examples again and again, each with draws of its own: the same mean value."""
+    return {key: value.repeat(50, 1) for key, value in without_labels().items()}
+
+
 def test_more_projections_come_closer():
     model = tiny_model("bert")
     exact = Objective(Jacobian(weight=1.0, num_probes=-1)).attach(model)
     expected = exact(model, without_labels()).item()
     exact.detach()
-    objective = Objective(Jacobian(weight=1.0, num_probes=800)).attach(model)
-    assert objective(model, without_labels()).item() == pytest.approx(expected, rel=0.03)
+    objective = Objective(Jacobian(weight=1.0, num_probes=16)).attach(model)
+    assert objective(model, fifty_times()).item() == pytest.approx(expected, rel=0.03)
 
 
 @pytest.mark.parametrize("estimator", ["directional", "finite_difference"])
@@ -96,9 +101,9 @@ def test_input_side_estimators_agree(estimator):
     exact = Objective(Jacobian(weight=1.0, num_probes=-1)).attach(model)
     expected = exact(model, without_labels()).item()
     exact.detach()
-    method = Jacobian(weight=1.0, num_probes=600, estimator=estimator, probe="rademacher")
+    method = Jacobian(weight=1.0, num_probes=12, estimator=estimator, probe="rademacher")
     objective = Objective(method).attach(model)
-    assert objective(model, without_labels()).item() == pytest.approx(expected, rel=0.06)
+    assert objective(model, fifty_times()).item() == pytest.approx(expected, rel=0.06)
 
 
 @pytest.mark.parametrize("padding", [0, 3])
