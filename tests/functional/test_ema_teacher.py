@@ -87,3 +87,15 @@ def test_dropout_of_the_teacher():
     first, second = (teacher.run(clean, "independent").logits for _ in range(2))
     assert not torch.allclose(first, clean.logits)
     assert not torch.allclose(first, second)
+
+
+def test_every_module_is_in_the_mode_of_the_students():
+    model = student()
+    teacher = Teacher(model)
+    model.bert.encoder.layer[1].eval()
+    clean = ForwardPass(model, tiny_batch()).run()
+    teacher.run(clean, "shared")
+    modes = [module.training for module in teacher.model.modules()]
+    assert modes == [module.training for module in model.modules()]
+    assert not all(modes)
+    assert any(modes)

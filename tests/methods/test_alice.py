@@ -5,8 +5,9 @@ import torch
 
 from helpers.adversary import compare, embeddings, predict, rms, rows, setting, slope
 from helpers.conformance import Tiny, assert_conforms, batch, draws, fed
+from helpers.heads import multi_label, question_answering, regression, token_classification
 from helpers.literal import MODELS, cross_entropy, kl, probabilities, squared_error
-from smoothtune import ALICE, SMART, ForwardPass, Objective
+from smoothtune import ALICE, METHODS, SMART, ForwardPass, Objective
 from smoothtune.core import rng
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
@@ -83,3 +84,20 @@ def test_alpha_zero_is_adversarial_training():
             Objective(method).attach(model)(model, tiny_batch())
             found[alpha] = method.loss(ForwardPass(model, tiny_batch(), hidden_states=False))
     assert found[0.0] < found[1.0]
+
+
+@pytest.mark.parametrize(
+    "make", [regression, question_answering, token_classification, multi_label]
+)
+@pytest.mark.parametrize("name", ["alice", "smart", "sift"])
+def test_released_code_on_a_task_that_it_does_not_know_is_refused(name, make):
+    """Its gold loss is over one class number, its divergences over one row of scores."""
+    compat = {"alice": "vat-pytorch", "smart": "mt-dnn", "sift": "deberta"}[name]
+    model, data = make(0.0)
+    method = METHODS[name](compat=compat)
+    objective = Objective(method).attach(model)
+    if make is regression and name != "alice":
+        assert objective(model, data).isfinite()
+        return
+    with pytest.raises(ValueError, match=f"{name}: compat=.*: leave compat out"):
+        objective(model, data)

@@ -42,3 +42,10 @@ def test_a_high_limit_changes_nothing():
 def test_has_no_loss_so_its_weight_is_a_switch():
     with pytest.raises(ValueError, match="on"):
         CWGNC(weight=0.5)
+
+
+def test_without_gradients_nothing_is_clipped():
+    model = tiny_model("bert")
+    objective = Objective(CWGNC()).attach(model)
+    objective.before_step()
+    assert objective.regularizers["cwgnc"].diagnostics["clipped"] == 0

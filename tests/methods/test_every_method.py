@@ -3,38 +3,18 @@
 import pytest
 import torch
 import yaml
-from transformers import BertForTokenClassification
 
-from helpers.literal import span_batch, tiny_span_model
+from helpers.heads import question_answering, regression, token_classification
 from helpers.training import Rows, arguments
 from smoothtune import L2SP, LNSR, METHODS, Objective, SmoothTrainer
 from smoothtune.config.run import load_config
-from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
-from smoothtune.testing.tiny import random_model
+from smoothtune.testing import tiny_model
 
 NO_REGRESSION = {"label_smoothing"}
 SEEN = {"cwgnc": {"max_norm": 0.01}}  # fields without which a tiny model shows no effect
 
 
 DROPOUT = 0.1  # of the models, on which R-Drop acts
-
-
-def regression(dropout):
-    return tiny_model("bert", num_labels=1, dropout=dropout), tiny_batch(num_labels=1)
-
-
-def question_answering(dropout):
-    return tiny_span_model(dropout), span_batch(tiny_batch())
-
-
-def token_classification(dropout):
-    config = ARCHITECTURES["bert"]()
-    config.num_labels = 3
-    batch = tiny_batch()
-    labels = batch["input_ids"] % 3
-    labels[:, 0] = -100
-    labels = labels.masked_fill(batch["attention_mask"] == 0, -100)
-    return random_model(BertForTokenClassification, config, dropout), batch | {"labels": labels}
 
 
 def two_updates(make, regularizers, dropout):

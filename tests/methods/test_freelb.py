@@ -6,7 +6,7 @@ import torch
 from helpers.adversary import compare, embeddings, into_l2, length, predict, rms, rows, setting
 from helpers.conformance import Tiny, assert_conforms, batch, draws, fed, recorded_bert
 from helpers.literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
-from smoothtune import ForwardPass, FreeLB, Objective
+from smoothtune import METHODS, ForwardPass, FreeLB, Objective
 from smoothtune.core import rng
 from smoothtune.testing import tiny_batch, tiny_model
 
@@ -132,3 +132,16 @@ def test_raises_the_loss_of_spans():
     total.backward()
     assert total > model(**data).loss
     assert model.qa_outputs.weight.grad.abs().max() > 0
+
+
+@pytest.mark.parametrize("other", ["alice", "alum", "double_backprop", "fgm"])
+def test_beside_methods_that_have_run_the_clean_pass(other):
+    """Their terms are back-propagated after FreeLB's steps have been: the sum of both alone."""
+    found = []
+    for methods in ([FreeLB(), METHODS[other]()], [FreeLB()], [METHODS[other]()], []):
+        model = tiny_model("bert")
+        torch.manual_seed(0)
+        Objective(*methods).attach(model)(model, tiny_batch()).backward()
+        found.append([weight.grad for weight in model.parameters()])
+    for both, free, alone, plain in zip(*found, strict=True):
+        torch.testing.assert_close(both, free + alone - plain)

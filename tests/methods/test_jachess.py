@@ -3,7 +3,7 @@
 import pytest
 import torch
 from torch import nn
-from transformers import BertForQuestionAnswering, BertForSequenceClassification
+from transformers import Adafactor, BertForQuestionAnswering, BertForSequenceClassification
 
 from helpers.conformance import assert_conforms, batch, draws, fed, recorded_bert
 from smoothtune import JacHess, Objective
@@ -311,3 +311,12 @@ def test_question_answering_takes_random_tokens():
 def test_wrong_number_of_layers_is_named():
     with pytest.raises(ValueError, match="3 entries; this model has 2 layers"):
         Objective(JacHess(smoothness=[1.0, 2.0, 3.0])).attach(tiny_model("bert"))
+
+
+def test_an_optimizer_without_a_learning_rate_needs_c():
+    model = tiny_model("bert")
+    optimizer = Adafactor(model.parameters())  # finds its own
+    assert optimizer.param_groups[0]["lr"] is None
+    with pytest.raises(ValueError, match="Adafactor has lr=None .*: give c"):
+        Objective(JacHess()).bind(model, optimizer)
+    Objective(JacHess(c=0.1)).bind(tiny_model("bert"), optimizer)

@@ -60,3 +60,14 @@ def test_a_weight_that_another_method_stands_in_for_keeps_its_anchor():
     objective(model, tiny_batch())
     objective.detach()
     assert objective.terms["loss/l2_sp"].item() == pytest.approx(0.5 * 0.25 * 8 * 16)
+
+
+def test_a_frozen_backbone_leaves_the_head():
+    model = tiny_model("bert")
+    model.bert.requires_grad_(False)
+    objective = Objective(L2SP(alpha=5.0, beta=2.0)).attach(model)
+    objective(model, tiny_batch()).backward()
+    head = sum(p.square().sum() for p in model.classifier.parameters())
+    torch.testing.assert_close(objective.terms["loss/l2_sp"], head.detach())
+    with pytest.raises(ValueError, match="no weight to pull: .* beta=0"):
+        Objective(L2SP(beta=0)).attach(model)

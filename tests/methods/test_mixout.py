@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from helpers.conformance import CASES, fed
-from smoothtune import Mixout, Objective
+from smoothtune import R4F, Mixout, Objective
 from smoothtune.testing import tiny_batch, tiny_model
 
 
@@ -116,3 +116,26 @@ def test_needs_a_trained_linear_layer():
     model = tiny_model("bert").requires_grad_(False)
     with pytest.raises(ValueError, match="unfreeze"):
         Objective(Mixout()).attach(model)
+
+
+@pytest.mark.parametrize(
+    "methods", [lambda: (Mixout(), Mixout(p=0.5)), lambda: (Mixout(head=True), R4F())]
+)
+def test_a_weight_takes_one_stand_in(methods):
+    model = tiny_model("bert")
+    keys, names = list(model.state_dict()), [name for name, _ in model.named_parameters()]
+    objective = Objective(*methods())
+    with pytest.raises(ValueError, match=r"already.*: use mixout once; beside r4f.* leave"):
+        objective.attach(model)
+    objective.detach()
+    assert list(model.state_dict()) == keys
+    assert [name for name, _ in model.named_parameters()] == names
+
+
+def test_beside_r4f_the_body_is_mixed_and_the_head_normalized(tmp_path):
+    model = tiny_model("bert", dtype=torch.float32)
+    objective = Objective(Mixout(), R4F()).attach(model)
+    model.save_pretrained(tmp_path)
+    head = type(model).from_pretrained(tmp_path).classifier.weight
+    assert torch.linalg.matrix_norm(head, 2).item() == pytest.approx(1, rel=1e-5)
+    objective.detach()

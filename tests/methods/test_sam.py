@@ -106,3 +106,11 @@ def test_accumulation_is_refused_in_a_plain_loop():
         objective(model, tiny_batch())
     model.zero_grad(set_to_none=False)
     objective(model, tiny_batch())
+
+
+def test_gradients_of_an_earlier_batch_in_any_weight_are_refused():
+    model = tiny_model("bert")
+    objective = Objective(SAM()).attach(model)
+    model.bert.encoder.layer[0].output.dense.bias.grad = torch.ones(8).double()
+    with pytest.raises(ValueError, match=r"call optimizer\.zero_grad"):
+        objective(model, tiny_batch())

@@ -2,12 +2,15 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from helpers.adversary import compare, embeddings, predict, rms, rows, setting, slope
 from helpers.conformance import CASES, Tiny, assert_conforms, batch, draws, fed
 from helpers.literal import (
     MODELS,
+    added,
     cross_entropy,
+    gradient,
     kl,
     probabilities,
     span_batch,
@@ -83,8 +86,8 @@ def test_proximal_term_vanishes_at_the_teacher():
     method.attach(model)
     term = method.loss(ForwardPass(model, tiny_batch(), hidden_states=False))
     assert term == 0
-    for gradient in torch.autograd.grad(term, list(model.parameters())):
-        assert gradient.abs().max() < 1e-12
+    for slope_ in torch.autograd.grad(term, list(model.parameters())):
+        assert slope_.abs().max() < 1e-12
 
 
 def test_teacher_is_the_moving_average():
@@ -224,3 +227,115 @@ def test_criterion_of_the_released_code():
 def test_without_any_term_is_refused():
     with pytest.raises(ValueError, match="lambda_s or mu"):
         SMART(lambda_s=0, mu=0)
+
+
+def kl_div(a, b, target):
+    """F.kl_div of public code: KL of the probabilities `target` to softmax(a); b is unused."""
+    return F.kl_div(a.log_softmax(-1), target, reduction="batchmean")
+
+
+def symmetric(a, b):
+    return kl_div(a, b, b.detach().softmax(-1)) + kl_div(b, a, a.detach().softmax(-1))
+
+
+def jensen_shannon(a, b):
+    mean = 0.5 * (a.detach().softmax(-1) + b.detach().softmax(-1))
+    return kl_div(a, b, mean) + kl_div(b, a, mean)
+
+
+def mt_dnn_stable_kl(logit, target):
+    p, y = logit.softmax(-1), target.softmax(-1)
+    rp = -(1.0 / (p + 1e-6) - 1 + 1e-6).detach().log()
+    ry = -(1.0 / (y + 1e-6) - 1 + 1e-6).detach().log()
+    return (p * (rp - ry) * 2).sum() / len(logit)
+
+
+PUBLIC_INNER = {  # (perturbed, clean.detach()), means over the batch
+    "sym_kl": symmetric,
+    "kl": lambda a, b: kl_div(a, b, b.softmax(-1)),
+    "stable_kl": mt_dnn_stable_kl,
+    "js": jensen_shannon,
+    "mse": F.mse_loss,
+}
+PUBLIC_OUTER = PUBLIC_INNER | {  # (clean, perturbed), as mt-dnn calls its criteria
+    "stable_kl": lambda a, b: mt_dnn_stable_kl(a, b.detach())
+}
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [
+        (None, "sym_kl"),  # mt-dnn
+        ("kl", "sym_kl"),  # smart-pytorch, vat-pytorch
+        ("stable_kl", "kl"),
+        ("stable_kl", "stable_kl"),
+        ("js", "js"),
+        ("sym_kl", "sym_kl"),
+        ("mse", "mse"),
+    ],
+)
+def test_criteria_equal_public_loops(inner, outer):
+    """With a step that is large beside the noise, so that what is climbed decides."""
+    model, data = Tiny().double(), batch()
+    torch.manual_seed(0)
+    noise = 1e-3 * torch.randn(3, 4, 6, dtype=torch.float64)
+    clean, delta = model(**data).logits, noise.clone().requires_grad_()
+    with added(model, delta):
+        climbed = PUBLIC_INNER[inner or "stable_kl"](model(**data).logits, clean.detach())
+    (slope,) = torch.autograd.grad(climbed, delta)
+    # a sum over the batch of 3 and step 50; mt-dnn sums, the others divide both by 3
+    step = (noise + 50 * 3 * slope) * data["attention_mask"][..., None]
+    step = step / (step.norm(p=torch.inf, dim=-1, keepdim=True) + 1e-6)
+    with added(model, step):
+        expected = PUBLIC_OUTER[outer](clean, model(**data).logits)
+
+    method = SMART(
+        compat="mt-dnn", step_size=50, sigma=1e-3, inner_criterion=inner, criterion=outer
+    )
+    method.attach(model)
+    with fed(noise / 1e-3):
+        term = method.loss(ForwardPass(model, data, hidden_states=False))
+    torch.testing.assert_close(term, expected)
+    torch.testing.assert_close(gradient(term, [model]), gradient(expected, [model]))
+
+
+@pytest.mark.parametrize("criterion", ["kl", "mse"])
+def test_criteria_of_the_equation(criterion):
+    """l_s is what is climbed, what the term is, and the distance to the teacher."""
+    model, data = setting("bert", 3)
+
+    def distance(a, b):
+        squares = sum((x - y) ** 2 for x, y in zip(a, b, strict=True))
+        return squares if criterion == "mse" else kl(probabilities(a), probabilities(b))
+
+    def expected(model):
+        terms, clean = [], []
+        for ids, _ in rows(data):
+            x = embeddings(model, ids)
+            delta = (0.02 * rms(x) * rng.normal_like(x)).requires_grad_()
+            target = predict(model, ids, 0).detach()
+            g = slope(distance(target, predict(model, ids, delta)), delta)
+            moved = delta.detach() + 0.3 * rms(x) * g / max(abs(v) for v in g.flatten())
+            clean.append(predict(model, ids, 0))
+            bounded = moved.clamp(-0.1 * rms(x), 0.1 * rms(x))
+            terms.append(distance(clean[-1], predict(model, ids, bounded)))
+        return cross_entropy(clean, data["labels"]) + sum(terms) / 4
+
+    method = SMART(mu=0, sigma=0.02, step_size=0.3, epsilon=0.1, criterion=criterion)
+    compare(Objective(method), model, data, expected)
+
+
+def test_released_criteria_need_compat():
+    for fields in ({"criterion": "stable_kl"}, {"inner_criterion": "js"}):
+        with pytest.raises(ValueError, match='"(stable_kl|js)" is .* set compat="mt-dnn"'):
+            SMART(**fields)
+
+
+def test_proximal_term_vanishes_where_parts_are_in_evaluation_mode():
+    model = tiny_model("bert", dropout=0.5)
+    method = SMART(lambda_s=0)
+    method.attach(model)
+    for part in (model.bert.encoder, model.dropout):
+        model.train()
+        part.eval()
+        assert method.loss(ForwardPass(model, tiny_batch(), hidden_states=False)) == 0

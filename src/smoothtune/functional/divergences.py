@@ -57,6 +57,32 @@ def squared_error(p: Tensor, q: Tensor) -> Tensor:
     return (p - q).square().sum(-1)
 
 
+def check_released(name: str, compat: str, run: ForwardPass, *, regression: bool = True) -> None:
+    """Refuse predictions that released code with one row of scores an example does not know.
+
+    Args:
+        name: of the method.
+        compat: the value of its field.
+        run: a pass that has run.
+        regression: the code knows a single score, too.
+
+    Raises:
+        ValueError: spans, tokens, several yes-or-no labels, several scores of a regression.
+    """
+    found = heads(run)
+    alone = len(found) == 1 and found[0].logits.shape[1] == 1
+    if alone and found[0].regression:
+        right = regression and found[0].logits.shape[-1] == 1
+    else:
+        right = alone and found[0].logits.numel() == run.logits.numel()  # not (z, 0) of one label
+    if not right:
+        raise ValueError(
+            f'{name}: compat="{compat}" is code for one class out of several an example'
+            f"{', or one score' if regression else ''}, and this model predicts something else "
+            "(spans, tokens, several labels or scores): leave compat out"
+        )
+
+
 def divergence(
     p: ForwardPass, q: ForwardPass, measure: Divergence = symmetric_kl, *, detach_p: bool = False
 ) -> Tensor:

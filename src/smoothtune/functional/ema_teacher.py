@@ -21,7 +21,8 @@ class Teacher:
         shared = {id(weight): weight for weight in student.parameters() if not weight.requires_grad}
         self.model: nn.Module = copy.deepcopy(student, shared)
         self.model.__dict__.pop("forward", None)  # accelerate's wrapper would run the student
-        # pairs are made here: other methods may reorder the student's parameters later
+        # pairs are made here: other methods may reorder or replace the student's parts later
+        self._modules = list(zip(student.modules(), self.model.modules(), strict=True))
         self._averaged = [
             (name, weight, average)
             for (name, weight), average in zip(
@@ -34,12 +35,17 @@ class Teacher:
     def run(self, clean: ForwardPass, dropout: Dropout) -> ForwardPass:
         """The teacher's predictions on the batch of a pass, without graph.
 
+        Every module of the teacher is in the mode of the student's: a part that the student has in
+        evaluation mode drops nothing out here either.
+
         Args:
             clean: the student's pass, which has run.
             dropout: masks "independent" of the student's, "shared" with them, or "off".
         """
+        for module, copied in self._modules:
+            copied.training = module.training
         with torch.no_grad():
-            return clean.at(dropout=dropout, model=self.model.to(clean.device).train())
+            return clean.at(dropout=dropout, model=self.model.to(clean.device))
 
     @torch.no_grad()
     def update(self, beta: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Literal
 
 from torch import Tensor, nn
@@ -23,7 +24,11 @@ def substitute(
 
     Returns:
         Handles to give to `restore`.
+
+    Raises:
+        ValueError: another module stands in for this weight already.
     """
+    refuse_substituted([module])
     parametrize.register_parametrization(module, "weight", stand_in, unsafe=True)
     inner = "parametrizations.weight.original"
 
@@ -40,6 +45,24 @@ def substitute(
         module.register_state_dict_post_hook(on_save),
         module.register_load_state_dict_pre_hook(on_load),
     ]
+
+
+def refuse_substituted(modules: Iterable[nn.Module]) -> None:
+    """Refuse weights that another method has put something in the place of.
+
+    Raises:
+        ValueError: there is one: two have no common meaning in a checkpoint.
+    """
+    for module in modules:
+        if parametrize.is_parametrized(module, "weight"):
+            parametrized: Any = module
+            (stand_in, *_) = parametrized.parametrizations.weight
+            raise ValueError(
+                f"{type(stand_in).__name__} stands in for the weight of a {type(module).__name__} "
+                f"of shape {tuple(parametrized.weight.shape)} already, and a weight takes one such "
+                "method: use mixout once; beside r4f, or spectral or weight norm of your own, "
+                "leave its `head` off"
+            )
 
 
 def restore(

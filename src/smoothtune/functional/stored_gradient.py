@@ -57,9 +57,17 @@ class AccumulatedLoss:
         """Over all trained weights of a model."""
         return cls([weight for weight in model.parameters() if weight.requires_grad])
 
-    def add(self, loss: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Add a scalar loss, free its graph, and return its gradients at the inputs."""
-        found = torch.autograd.grad(loss, [*inputs, *self.weights], allow_unused=True)
+    def add(self, loss: Tensor, *inputs: Tensor, keep_graph: bool = False) -> tuple[Tensor, ...]:
+        """Add a scalar loss, and return its gradients at the inputs.
+
+        Args:
+            loss: ().
+            inputs: where it is differentiated beside the weights.
+            keep_graph: do not free its graph, of which another loss needs a part.
+        """
+        found = torch.autograd.grad(
+            loss, [*inputs, *self.weights], allow_unused=True, retain_graph=keep_graph
+        )
         for i, gradient in enumerate(found[len(inputs) :]):
             sum_so_far = self.gradients[i]
             if gradient is not None:

@@ -14,7 +14,8 @@ Departures:
       are relative to the embeddings as for `smart`.
     * The public code softmaxes the one-hot label, so that the gold target is (0.58, 0.21, 0.21)
       for three classes, divides noise plus gradient by the largest entry of each token and never
-      projects. `compat="vat-pytorch"` reproduces its number and gradient, for one label an example.
+      projects. `compat="vat-pytorch"` reproduces its number and gradient, for one class out of
+      several an example; other tasks are refused.
     * Dropout masks of all passes are shared; the public code draws new ones.
     * Batches without labels have the virtual term alone.
 """
@@ -32,7 +33,7 @@ from smoothtune.core.forward import ForwardPass
 from smoothtune.core.regularizer import STRICT, NonNegative
 from smoothtune.core.support import no_compat
 from smoothtune.functional.adversarial import Inner, task_loss
-from smoothtune.functional.divergences import divergence, kl
+from smoothtune.functional.divergences import check_released, divergence, kl
 from smoothtune.methods.adversarial_base import AdversarialSearch
 
 VAT_PYTORCH = (1e-5, 1e-3, 1e-6)  # sigma, step_size, guard of the division
@@ -60,7 +61,13 @@ class ALICE(AdversarialSearch):
         return no_compat(model, self.compat)
 
     def loss(self, clean: ForwardPass) -> Tensor:
-        """R_gold + alpha R_virtual."""
+        """R_gold + alpha R_virtual.
+
+        Raises:
+            ValueError: `compat` on a task that the public code does not know.
+        """
+        if self.compat:
+            check_released(self.name, self.compat, clean.run(), regression=False)
         terms = []
         if self.alpha or not clean.labeled:
             terms.append(self.alpha * self._worst(clean, self._virtual(clean)))

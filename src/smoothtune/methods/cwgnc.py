@@ -33,6 +33,8 @@ def clip_each(gradients: list[Tensor], max_norm: float) -> Tensor:
     >>> clip_each(g, 1.0), g
     (tensor(0.5000), [tensor([0.6000, 0.8000]), tensor([0.5000])])
     """
+    if not gradients:
+        return torch.zeros(())
     norms = torch.stack([norm.float() for norm in torch._foreach_norm(gradients)])
     factors = (max_norm / norms.clamp(min=torch.finfo(norms.dtype).tiny)).clamp(max=1.0)
     torch._foreach_mul_(gradients, [f.to(g.dtype) for f, g in zip(factors, gradients, strict=True)])

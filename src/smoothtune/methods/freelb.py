@@ -92,9 +92,11 @@ class FreeLB(Adversarial):
         draws = rng.uniform_like(clean.zeros(self.layer))
         delta = uniform_start(draws, clean.mask, init_size * u, self.norm)
         losses = AccumulatedLoss.over(unwrap(clean.model))
+        shared = clean.has_run  # another method needs what is below the perturbation
         for _ in range(self.num_steps - 1):
             run = clean.at(delta.requires_grad_(), self.layer, dropout=self.dropout)
-            (slope,) = losses.add(task_loss(run), run.delta(self.layer))
+            (slope,) = losses.add(task_loss(run), run.delta(self.layer), keep_graph=shared)
+            del run  # and its graph
             gradient = slope * clean.mask[..., None]
             delta = delta.detach() + step_size * u * normalize(gradient, self.norm, "example")
             delta = project(delta, radius * u, self.norm, "example") if radius else delta

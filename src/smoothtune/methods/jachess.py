@@ -30,7 +30,7 @@ Departures:
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 import torch.distributed as dist
@@ -153,10 +153,21 @@ class JacHess(DerivativePenalty):
         self._norms = None if self.smoothness is None else torch.tensor(self.smoothness)
 
     def bind_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take the learning rate as c."""
-        if self.c is None:
-            groups = optimizer.param_groups
-            self._c = max(float(group.get("initial_lr", group["lr"])) for group in groups)
+        """Take the learning rate as c.
+
+        Raises:
+            ValueError: the optimizer has none to take.
+        """
+        if self.c is not None:
+            return
+        rates: list[Any] = [g.get("initial_lr", g.get("lr")) for g in optimizer.param_groups]
+        if None in rates:
+            raise ValueError(
+                f"jachess takes the learning rate as c, and {type(optimizer).__name__} has lr=None "
+                "(it finds its own): give c, such as jachess:c=2e-5, or the optimizer a learning "
+                "rate"
+            )
+        self._c = max(map(float, rates))
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """Equation 4."""
@@ -179,7 +190,7 @@ class JacHess(DerivativePenalty):
             weights = layer_factors(n, self.factors, self.temperature)
             estimate = self._derivatives.estimate(clean, read, weights)
             width = clean.hidden_states[-1].shape[-1]
-        divisor = clean.mask.sum(1) if self.reduction == "token_mean" else 1
+        divisor = clean.mask.sum(1).clamp(min=1) if self.reduction == "token_mean" else 1
         jacobian, hessian = ((part / divisor).mean() for part in estimate)
         if self.hessian_reduction == "mean":
             hessian = hessian / width

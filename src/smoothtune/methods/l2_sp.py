@@ -70,8 +70,19 @@ class L2SP(Regularizer):
         return True
 
     def attach(self, model: nn.Module) -> None:
-        """Remember the pre-trained weights."""
-        old = [(name, weight) for name, weight, new in trainable(model) if not new]
+        """Remember the pre-trained weights.
+
+        Raises:
+            ValueError: there is nothing to pull.
+        """
+        trained = list(trainable(model))
+        old = [(name, weight) for name, weight, new in trained if not new]
+        if not old and not (self.beta and trained):
+            raise ValueError(
+                f"l2_sp has no weight to pull: {type(model).__name__} trains no pre-trained weight"
+                f"{'' if trained else ' and no head'}, and beta={self.beta:g}. Unfreeze some "
+                "weights, or leave l2_sp out"
+            )
         self._anchors = {name: weight.detach().clone() for name, weight in old}
         # by object: a weight that another method parametrizes changes its name
         self._names = {weight: name for name, weight in old}
@@ -89,13 +100,15 @@ class L2SP(Regularizer):
                 weights.append((weight, self._anchors[self._names[weight]].to(weight.device)))
             else:
                 heads.append(weight)
-        pulled = [weight for weight, _ in weights]
-        anchors = [anchor for _, anchor in weights]
-        term = self.alpha * half_squared_distance(pulled, anchors)
+        terms = []
+        if weights:  # none where the backbone is frozen
+            pulled = [weight for weight, _ in weights]
+            anchors = [anchor for _, anchor in weights]
+            terms.append(self.alpha * half_squared_distance(pulled, anchors))
         if heads and self.beta:
             zeros = [torch.zeros_like(weight) for weight in heads]
-            term = term + self.beta * half_squared_distance(heads, zeros)
-        return term
+            terms.append(self.beta * half_squared_distance(heads, zeros))
+        return torch.stack(terms).sum()
 
     def state_dict(self) -> dict[str, Tensor]:
         """The pre-trained weights, so that a run may resume from a model that has moved."""

@@ -45,7 +45,7 @@ def smoothed_cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> 
     wide = torch.promote_types(logits.dtype, torch.float32)
     surprise = -F.log_softmax(logits, -1, dtype=wide)
     real = logits > torch.finfo(logits.dtype).min
-    uniform = (surprise * real).sum(-1) / real.sum(-1)
+    uniform = (surprise * real).sum(-1) / real.sum(-1).clamp(min=1)  # 0: a row of padding
     chosen = surprise.gather(-1, target[..., None]).squeeze(-1)
     return (1 - smoothing) * chosen + smoothing * uniform
 

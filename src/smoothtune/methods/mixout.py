@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from smoothtune.core import rng
 from smoothtune.core.architecture import linear_layers
 from smoothtune.core.regularizer import STRICT, Probability, Regularizer
-from smoothtune.functional.parametrizations import restore, substitute
+from smoothtune.functional.parametrizations import refuse_substituted, restore, substitute
 
 
 class OfficialMix(torch.autograd.Function):
@@ -87,11 +87,16 @@ class Mixout(Regularizer):
     compat: Literal["official"] | None = None
     """"official": the released backward, (1 - p) times too small."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        self._layers: dict[nn.Module, list[Any]] = {}
+        self._mixes: list[Mix] = []
+
     def attach(self, model: nn.Module) -> None:
         """Use the mixed weight in place of every trained linear weight.
 
         Raises:
-            ValueError: the model trains no linear layer.
+            ValueError: the model trains no linear layer, or another method replaces its weight.
         """
         layers = linear_layers(model, head=self.head)
         if not layers:
@@ -99,6 +104,7 @@ class Mixout(Regularizer):
                 f"{type(model).__name__} trains no linear layer that mixout could mix: unfreeze "
                 "some, or leave mixout out"
             )
+        refuse_substituted(layers)
         self._mixes = [self._mix(layer) for layer in layers]
         self._layers = {
             layer: substitute(layer, mix, saves="trained")

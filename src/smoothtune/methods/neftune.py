@@ -31,7 +31,7 @@ from smoothtune.functional.noise import relative_norm
 
 
 def neftune_scale(mask: Tensor, width: int, alpha: float, *, padded: bool = False) -> Tensor:
-    """(B,) half width alpha / sqrt(T D) of the noise.
+    """(B,) half width alpha / sqrt(T D) of the noise; a row of padding alone counts as T = 1.
 
     Args:
         mask: (B, T) real tokens.
@@ -42,7 +42,7 @@ def neftune_scale(mask: Tensor, width: int, alpha: float, *, padded: bool = Fals
     lengths = (
         torch.full_like(mask[:, 0], mask.shape[1], dtype=torch.long) if padded else mask.sum(1)
     )
-    return alpha / (lengths * width).sqrt()
+    return alpha / (lengths.clamp(min=1) * width).sqrt()
 
 
 @dataclass(config=STRICT, kw_only=True)

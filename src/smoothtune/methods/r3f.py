@@ -20,7 +20,7 @@ Departures:
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -34,7 +34,12 @@ from smoothtune.core.predictions import heads
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional.divergences import divergence
 from smoothtune.functional.noise import relative_norm
-from smoothtune.functional.parametrizations import restore, substitute, trained_weight
+from smoothtune.functional.parametrizations import (
+    refuse_substituted,
+    restore,
+    substitute,
+    trained_weight,
+)
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -89,12 +94,16 @@ class R4F(NoisyPrediction):
     name: ClassVar[str] = "r4f"
     substitutes_weights: ClassVar[bool] = True
 
+    def __post_init__(self):
+        super().__post_init__()
+        self._head: dict[nn.Module, list[Any]] = {}
+
     def attach(self, model: nn.Module) -> None:
         """Normalize the linear layers of the head.
 
         Raises:
-            ValueError: the model has no linear layer outside its base model, or a language-model
-                head that is the word embeddings too.
+            ValueError: the model has no linear layer outside its base model, a language-model
+                head that is the word embeddings too, or one whose weight another method replaces.
         """
         layers = _head_layers(model)
         if not layers:
@@ -102,6 +111,7 @@ class R4F(NoisyPrediction):
                 f"{type(model).__name__} has no linear layer outside its base model, so r4f has no "
                 "head to normalize: use r3f"
             )
+        refuse_substituted(layers)
         self._head = {
             layer: substitute(layer, SpectralNorm(), saves="effective") for layer in layers
         }

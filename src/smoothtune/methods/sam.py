@@ -59,7 +59,7 @@ class SAM(Regularizer):
         if not clean.labeled:
             return None
         weights = [w for w in unwrap(clean.model).parameters() if w.requires_grad]
-        if any(w.grad is not None and w.grad.any() for w in weights[-1:]):
+        if any(w.grad is not None and w.grad.any() for w in weights):
             raise ValueError(
                 "sam follows the gradient of a whole batch, but gradients of an earlier one are "
                 "there: set gradient_accumulation_steps=1 and call optimizer.zero_grad()"

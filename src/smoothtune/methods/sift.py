@@ -39,7 +39,7 @@ from smoothtune.core.hooks import Point, token_std
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.core.support import no_compat
 from smoothtune.functional.adversarial import Ascent, Inner, Norm, Per, diagnostics, given
-from smoothtune.functional.divergences import divergence, symmetric_kl
+from smoothtune.functional.divergences import check_released, divergence, symmetric_kl
 
 # sigma, step_size, epsilon
 DEFAULTS = {"paper": (0.01, 2.0, 0.02), "deberta": (0.01, 1e-4, float("inf"))}
@@ -108,11 +108,17 @@ class SiFT(Regularizer):
         return (POINT,)
 
     def loss(self, clean: ForwardPass) -> Tensor:
-        """R at the perturbation found."""
+        """R at the perturbation found.
+
+        Raises:
+            ValueError: `compat` on a task that the released code does not know.
+        """
         compat = self.compat == "deberta"
         measure = both_cross_entropies if compat else symmetric_kl
         search = self.deberta_search if compat else self._ascent.search
         clean.run()
+        if self.compat:
+            check_released(self.name, self.compat, clean)
         delta, gradient = search(clean, lambda run: divergence(clean, run, measure))
         noisy = clean.at(delta, POINT, dropout=self.dropout, detach=compat)
         x = clean.embeddings(POINT)

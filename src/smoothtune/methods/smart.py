@@ -17,9 +17,18 @@ Departures:
     * The released code adds the gradient to the noise, divides by the largest entry of each token
       and never projects: epsilon only guards the division, the perturbation is the initial noise
       scaled up to size 1. `compat="mt-dnn"` reproduces it, with the gradient of its outer loss
-      (targets detached, about half the true one), its inner loss, which is no KL, and for
-      regression its error over all pairs of examples. archinetai/smart-pytorch is the same with
-      step size 1e-3 and weight * batch size.
+      (targets detached, about half the true one), its inner loss `stable_kl`, which is no KL, and
+      for regression its error over all pairs of examples. Other code differs in the criteria; the
+      inner one matters where the step is large beside the noise, and with released sizes it is not:
+          mt-dnn         inner stable_kl, summed over the batch; outer sym_kl, or of its other
+                         criteria kl (of the clean prediction from the perturbed one), stable_kl
+                         (targets detached), js or mse
+          smart-pytorch  inner kl, outer sym_kl; `compat="mt-dnn", inner_criterion="kl"`, step size
+                         1e-3 / batch size (its inner loss is a mean), weight * batch size (its
+                         outer one a sum)
+          vat-pytorch    its SMART has the same losses, the outer one a mean: the weight as it is
+          CreAT          the same again, guard 1e-5; but the first noise stays in the embeddings
+                         when the second is added, which no field here does
     * The released code perturbs the input of block 0 (`layer=0`).
     * No released code has D. The teacher is a moving average that starts at the first weights;
       which late beta holds from when is a field in updates, as the length of a run is not known.
@@ -40,9 +49,19 @@ from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import heads
 from smoothtune.core.regularizer import STRICT, NonNegative, Probability
 from smoothtune.core.support import no_compat
-from smoothtune.functional.divergences import Divergence, divergence, symmetric_kl_detached
+from smoothtune.functional.divergences import (
+    Divergence,
+    check_released,
+    divergence,
+    kl,
+    squared_error,
+    symmetric_kl,
+    symmetric_kl_detached,
+)
 from smoothtune.functional.ema_teacher import Teacher
 from smoothtune.methods.adversarial_base import AdversarialSearch
+
+Criterion = Literal["sym_kl", "kl", "stable_kl", "js", "mse"]
 
 MT_DNN = (1e-5, 1e-5, 1e-6)  # sigma, step_size, guard of the division
 
@@ -78,11 +97,31 @@ def all_pairs(clean: ForwardPass, noisy: ForwardPass) -> Tensor:
     return (clean.logits.view(-1, 1) - noisy.logits.view(1, -1)).square()
 
 
-def mt_dnn_inner(clean: ForwardPass, noisy: ForwardPass) -> Tensor:
+def mean_squared_error(p: Tensor, q: Tensor) -> Tensor:
+    """Mean over classes of (p - q)^2; shape (...)."""
+    return (p - q).square().mean(-1)
+
+
+# (target, scores that are perturbed) -> loss of an example
+PAPER: dict[Criterion, Divergence] = {"sym_kl": symmetric_kl, "kl": kl, "mse": squared_error}
+RELEASED_INNER: dict[Criterion, Divergence] = {
+    "sym_kl": symmetric_kl_detached,
+    "kl": kl,
+    "stable_kl": stable_kl,
+    "js": mt_dnn_js,
+    "mse": mean_squared_error,
+}
+RELEASED_OUTER: dict[Criterion, Divergence] = RELEASED_INNER | {
+    "kl": lambda clean, noisy: kl(noisy, clean),
+    "stable_kl": lambda clean, noisy: stable_kl(noisy.detach(), clean),
+}
+
+
+def mt_dnn_inner(clean: ForwardPass, noisy: ForwardPass, measure: Divergence) -> Tensor:
     """() what mt-dnn climbs: a sum over examples or pairs, here by B as `gradient_at` undoes it."""
     if heads(clean)[0].regression:
         return all_pairs(clean, noisy).sum() / len(clean.mask)
-    return divergence(clean, noisy, stable_kl)
+    return divergence(clean, noisy, measure)
 
 
 def mt_dnn_outer(clean: ForwardPass, noisy: ForwardPass, measure: Divergence) -> Tensor:
@@ -111,15 +150,26 @@ class SMART(AdversarialSearch):
     """Updates after which `late_beta` holds; None: never. Paper: 10 % of all updates."""
     compat: Literal["mt-dnn"] | None = None
     """"mt-dnn": number and gradient of the released code; sizes 1e-5, 1e-5 and guard 1e-6."""
-    criterion: Literal["sym_kl", "js"] = "sym_kl"
-    """compat: the released adv_loss, SymKlCriterion (its default) or JSCriterion."""
+    inner_criterion: Criterion | None = None
+    """Loss that the search climbs. Paper: l_s (default: `criterion`). compat: released code
+    stable_kl (the default), other code kl; the target is a constant."""
+    criterion: Criterion = "sym_kl"
+    """l_s of classification: sym_kl (paper), kl from the clean prediction, or mse, the squared
+    error of the scores. compat: the released adv_loss, with its gradients: SymKlCriterion (its
+    default), KlCriterion, NsKlCriterion, JSCriterion, MseCriterion. Regression has its own."""
 
     def __post_init__(self):
         super().__post_init__()
         if self.compat:
             self._ascent = self.ascent(MT_DNN)
-        if self.criterion == "js" and self.compat is None:
-            raise ValueError('criterion="js" is a form of the released code: set compat="mt-dnn"')
+        inner = self.inner_criterion or ("stable_kl" if self.compat else self.criterion)
+        for name, chosen in (("criterion", self.criterion), ("inner_criterion", inner)):
+            if chosen not in PAPER and self.compat is None:
+                raise ValueError(
+                    f'{name}="{chosen}" is a form of the released code: set compat="mt-dnn"'
+                )
+        self._inner = (RELEASED_INNER if self.compat else PAPER)[inner]
+        self._outer = (RELEASED_OUTER if self.compat else PAPER)[self.criterion]
         self._mu = self.mu if self.mu is not None else 0.0 if self.compat else 1.0
         if not self.lambda_s and not self._mu:
             raise ValueError("smart has no term left: give lambda_s or mu a value above 0")
@@ -145,8 +195,14 @@ class SMART(AdversarialSearch):
         self._teacher = None
 
     def loss(self, clean: ForwardPass) -> Tensor:
-        """lambda_s R_s + mu D."""
+        """lambda_s R_s + mu D.
+
+        Raises:
+            ValueError: `compat` on a task that the released code does not know.
+        """
         clean.run()
+        if self.compat:
+            check_released(self.name, self.compat, clean)
         terms = []
         if self.lambda_s:
             terms.append(self.lambda_s * self.smoothness(clean))
@@ -158,18 +214,20 @@ class SMART(AdversarialSearch):
         """R_s at the perturbation found."""
         if self.compat == "mt-dnn":
             delta, gradient = self.released_search(
-                clean, lambda run: mt_dnn_inner(clean, run), self._ascent.step_size
+                clean, lambda run: mt_dnn_inner(clean, run, self._inner), self._ascent.step_size
             )
-            measure = mt_dnn_js if self.criterion == "js" else symmetric_kl_detached
-            return mt_dnn_outer(clean, self.attacked(clean, delta, gradient), measure)
-        delta, gradient = self._ascent.search(clean, lambda run: divergence(clean, run))
-        return divergence(clean, self.attacked(clean, delta, gradient))
+            return mt_dnn_outer(clean, self.attacked(clean, delta, gradient), self._outer)
+        delta, gradient = self._ascent.search(
+            clean, lambda run: divergence(clean, run, self._inner)
+        )
+        return divergence(clean, self.attacked(clean, delta, gradient), self._outer)
 
     def proximal(self, clean: ForwardPass) -> Tensor:
         """D: divergence from the teacher on the clean input."""
         if self._teacher is None:
             raise RuntimeError("attach smart to the model first: its proximal term needs a teacher")
-        return divergence(clean, self._teacher.run(clean, self.dropout))
+        measure = symmetric_kl if self.compat else self._outer  # no released code has this term
+        return divergence(clean, self._teacher.run(clean, self.dropout), measure)
 
     def after_step(self, model: nn.Module) -> None:
         """w~ <- beta w~ + (1 - beta) w."""
