@@ -109,5 +109,7 @@ def test_a_second_embedding_must_be_told_from_the_words():
     model.positions = torch.nn.Embedding(8, 16)
     with pytest.raises(ValueError, match="2 nn.Embedding layers.*get_input_embeddings"):
         Objective(METHODS["r3f"]()).attach(model)(model, next(EXAMPLE.batches(1)))
+    model, _ = model_and_batch("LSTM")
+    model.positions = torch.nn.Embedding(8, 16)
     model.get_input_embeddings = lambda: model.words
     Objective(METHODS["r3f"]()).attach(model)(model, next(EXAMPLE.batches(1)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -15,9 +16,16 @@ from smoothtune.core.causal_lm import causal_lm_loss
 from smoothtune.core.dropout import SharedMasks
 from smoothtune.core.forward import Batch, ComputeLoss, ForwardPass, device_of, model_loss
 from smoothtune.core.higher_order import HigherDerivatives
+from smoothtune.core.optimizer_hooks import (
+    OptimizerHooks,
+    UpdateWatch,
+    unwrapped_optimizer,
+)
 from smoothtune.core.regularizer import Regularizer, entries_under
 from smoothtune.core.support import check, is_compiled
 from smoothtune.errors import NonFiniteLoss
+
+_ATTACHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of all attached objectives
 
 
 class Objective:
@@ -53,53 +61,106 @@ class Objective:
         self.seed = torch.initial_seed()
         self._model: nn.Module | None = None
         self._checked: set[tuple[int, Any]] = set()
-        self._handles: list[Any] = []
+        self._hooks: OptimizerHooks | None = None
         self._derivatives: HigherDerivatives | None = None
+        self._prepared: weakref.ref[nn.Module] | None = None  # the model it was last attached to
+        self._watch = UpdateWatch(self.regularizers)
 
     # --- connecting --------------------------------------------------------------------------
 
     def attach(self, model: nn.Module) -> Self:
         """Prepare every method on the pre-trained model.
 
+        On a model that it was attached to before, no weight is re-initialized again.
+
         Raises:
-            RuntimeError: it is attached already.
+            RuntimeError: it is attached already, or another objective is attached to the model.
             ValueError: a method does not support this model; the message says what to change.
         """
         if self._model is not None:
             raise RuntimeError("this objective is attached already: call detach() first")
+        bare = unwrap(model)
+        if bare in _ATTACHED:
+            raise RuntimeError(
+                "another objective is attached to this model: pass all methods to one objective, "
+                "or call detach() of the other first, or load the model anew"
+            )
         check(self.regularizers, model)
-        self._model = unwrap(model)
         self.seed = torch.initial_seed()
-        for regularizer in sorted(self.regularizers.values(), key=lambda r: not r.resets_weights):
-            regularizer.attach(self._model)
-        order = max((r.derivative_order for r in self.regularizers.values()), default=1)
-        self._derivatives = HigherDerivatives(self._model, order)
+        self._prepare(bare)
+        self._model = bare
+        _ATTACHED.add(bare)
+        self._prepared = weakref.ref(bare)
+        self._watch.start(bare)
         return self
+
+    def _prepare(self, model: nn.Module) -> None:
+        """Attach the methods; if one fails, leave the model as it was."""
+        again = self._prepared is not None and self._prepared() is model
+        methods = [r for r in self.regularizers.values() if not (again and r.resets_weights)]
+        resets = any(r.resets_weights for r in methods)
+        weights = [(p, p.detach().clone()) for p in model.parameters()] if resets else []
+        attached: list[Regularizer] = []
+        try:
+            for regularizer in sorted(methods, key=lambda r: not r.resets_weights):
+                regularizer.attach(model)
+                attached.append(regularizer)
+            order = max((r.derivative_order for r in methods), default=1)
+            self._derivatives = HigherDerivatives(model, order)
+        except BaseException:
+            for regularizer in reversed(attached):
+                regularizer.detach(model)
+            for weight, before in weights:
+                weight.data.copy_(before)
+            raise
 
     def bind_optimizer(self, optimizer: torch.optim.Optimizer) -> Self:
         """Call `before_step` and `after_step` around every update of the optimizer.
 
         Optimizer hooks see unscaled, reduced gradients, once per update, in any loop; they are
-        skipped with the update when a gradient scaler finds an overflow.
+        skipped with the update when a gradient scaler finds an overflow. With `step(closure)` the
+        gradients are those that the closure leaves.
+
+        Args:
+            optimizer: as the loop holds it, prepared by accelerate or not.
+
+        Raises:
+            RuntimeError: the objective is bound to an optimizer already.
         """
+        optimizer = unwrapped_optimizer(optimizer)
+        if self._hooks is not None:
+            raise RuntimeError(
+                "this objective is bound to an optimizer already, whose updates it counts: use one "
+                "optimizer with several parameter groups"
+            )
         for regularizer in self.regularizers.values():
             regularizer.bind_optimizer(self.model, optimizer)
-        self._handles = [
-            optimizer.register_step_pre_hook(lambda *_: self.before_step()),
-            optimizer.register_step_post_hook(lambda *_: self.after_step()),
-        ]
+        methods = self.regularizers.values()
+        self._hooks = OptimizerHooks(optimizer, methods, self.before_step, self.after_step)
+        self._watch.bound = optimizer
         return self
 
     def bind(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Self:
         """`attach` and `bind_optimizer`: all that a plain loop needs."""
-        return self.attach(model).bind_optimizer(optimizer)
+        self.attach(model)
+        try:
+            return self.bind_optimizer(optimizer)
+        except BaseException:
+            self.detach()
+            raise
+
+    def unbind_optimizer(self) -> None:
+        """Act no longer on the updates of the optimizer, so that another one may be bound."""
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = self._watch.bound = None
 
     def detach(self) -> None:
         """Leave model and optimizer as they were found."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self.unbind_optimizer()
         if self._model is not None:
+            _ATTACHED.discard(self._model)
+            self._watch.stop()
             for regularizer in self.regularizers.values():
                 regularizer.detach(self._model)
             self._model = None
@@ -127,6 +188,7 @@ class Objective:
             NonFiniteLoss: a term is NaN or infinite.
             ValueError: the batch has neither labels nor a method that works without.
         """
+        self._watch.check(self.step)
         self.calls += 1
         batch = dict(batch)
         self._check_once(model, device_of(batch))

@@ -1,0 +1,205 @@
+"""What an objective needs of an optimizer: a call around every update, and none missed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from accelerate.optimizer import AcceleratedOptimizer
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from smoothtune.core.regularizer import Regularizer
+
+
+def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
+    """The optimizer inside the wrapper that `accelerator.prepare` returns.
+
+    Raises:
+        TypeError: it is another wrapper, whose updates cannot be seen.
+    """
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        raise TypeError(
+            f"{type(optimizer).__name__} has no hooks of torch.optim.Optimizer: bind the optimizer "
+            "that it wraps"
+        )
+    return optimizer
+
+
+def edits_gradients(regularizer: Regularizer) -> bool:
+    """Whether a method reads or edits gradients just before an update."""
+    return type(regularizer).before_step is not Regularizer.before_step
+
+
+def acts_after(regularizer: Regularizer) -> bool:
+    """Whether a method acts on the weights just after an update."""
+    return type(regularizer).after_step is not Regularizer.after_step
+
+
+class OptimizerHooks:
+    """Calls `before` and `after` around every update of an optimizer that takes place.
+
+    Gradients are unscaled then. `torch.amp.GradScaler` steps optimizers that unscale for themselves
+    (fused ones) with scaled gradients, and after an overflow too, in which case they do nothing.
+
+    Args:
+        optimizer: not wrapped.
+        regularizers: the methods that act on its updates.
+        before: edits the gradients.
+        after: reads or corrects the weights.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        regularizers: Iterable[Regularizer],
+        before: Callable[[], None],
+        after: Callable[[], None],
+    ):
+        self.optimizer, self.before, self.after = optimizer, before, after
+        editing = [r for r in regularizers if edits_gradients(r)]
+        self.edits = bool(editing)
+        self.once = [r.name for r in editing if acts_after(r)]  # a second call would mislead them
+        self.handles = [
+            optimizer.register_step_pre_hook(self._pre),
+            optimizer.register_step_post_hook(self._post),
+        ]
+
+    def remove(self) -> None:
+        """Call no longer."""
+        for handle in self.handles:
+            handle.remove()
+
+    def _pre(self, _: Optimizer, args: Any, kwargs: Any) -> Any:
+        if self._overflowed():
+            return None
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None or not self.edits:
+            self._unscale()
+            self.before()
+            return None
+        closure = self._then_edit(closure)
+        if len(args) > 1:
+            return (args[0], closure, *args[2:]), kwargs
+        return args, kwargs | {"closure": closure}
+
+    def _post(self, *_: Any) -> None:
+        if not self._overflowed():
+            self.after()
+
+    def _overflowed(self) -> bool:
+        found: Any = getattr(self.optimizer, "found_inf", None)
+        return found is not None and bool(found > 0)
+
+    def _unscale(self) -> None:
+        scale: Any = getattr(self.optimizer, "grad_scale", None)
+        if scale is None or not self.edits:
+            return
+        inverse = scale.double().reciprocal().float()
+        for group in self.optimizer.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    weight.grad.mul_(inverse.to(weight.grad.device))
+        self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+
+    def _then_edit(self, closure: Callable[[], Any]) -> Callable[[], Any]:
+        """The closure, and the methods on the gradients that it leaves."""
+        calls = 0
+
+        def edited() -> Any:
+            nonlocal calls
+            calls += 1
+            if calls > 1 and self.once:
+                raise RuntimeError(
+                    f"{type(self.optimizer).__name__} evaluates its closure several times in one "
+                    f"update, and {', '.join(self.once)} may act on one gradient only: set "
+                    "max_iter=1, or use another optimizer"
+                )
+            loss = closure()
+            self.before()
+            return loss
+
+        return edited
+
+
+class UpdateWatch:
+    """Notices a loop whose updates the methods that need them do not see.
+
+    Args:
+        regularizers: methods by name.
+    """
+
+    def __init__(self, regularizers: dict[str, Regularizer]):
+        self.prepared = [name for name, r in regularizers.items() if _needs_attaching(r)]
+        self.acting = [name for name, r in regularizers.items() if _needs_updates(r)]
+        self.bound: Optimizer | None = None
+        self._weights: set[nn.Parameter] | None = None
+        self._unseen: str | None = None  # the kind of an optimizer that is not bound
+        self._step = 0
+        self._stop: weakref.finalize | None = None
+
+    def start(self, model: nn.Module) -> None:
+        """Watch the trained weights of a model."""
+        self._weights = {weight for weight in model.parameters() if weight.requires_grad}
+        if self.acting:  # of all optimizers, and without keeping this object alive
+            handle = register_optimizer_step_post_hook(_reporting_to(weakref.ref(self)))
+            self._stop = weakref.finalize(self, handle.remove)
+
+    def stop(self) -> None:
+        """Watch nothing."""
+        self._weights = self._unseen = None
+        if self._stop is not None:
+            self._stop()
+            self._stop = None
+
+    def notice(self, optimizer: Optimizer) -> None:
+        """An optimizer, of this model or of another, has made an update."""
+        weights = (weight for group in optimizer.param_groups for weight in group["params"])
+        if optimizer is not self.bound and any(w in (self._weights or ()) for w in weights):
+            self._unseen = type(optimizer).__name__
+
+    def check(self, step: int) -> None:
+        """Say so if methods did not get what they need.
+
+        Args:
+            step: number of updates seen; a loop may call the methods without an optimizer's hooks.
+
+        Raises:
+            RuntimeError: no model was prepared, or its weights were updated unseen.
+        """
+        if self._weights is None and self.prepared:
+            raise RuntimeError(
+                f"{', '.join(self.prepared)} must prepare the model and see its updates: call "
+                "objective.bind(model, optimizer) before the loop"
+            )
+        if self._unseen and (self.bound is not None or step == self._step):
+            raise RuntimeError(
+                f"{self._unseen} updates the weights, and the objective is not bound to it, so "
+                f"{', '.join(self.acting)} cannot act: call objective.bind(model, optimizer) with "
+                "the one optimizer of the loop"
+            )
+        self._step, self._unseen = step, None
+
+
+def _reporting_to(watch: weakref.ref[UpdateWatch]) -> Callable[..., None]:
+    def report(optimizer: Optimizer, *_: Any) -> None:
+        alive = watch()
+        if alive is not None:
+            alive.notice(optimizer)
+
+    return report
+
+
+def _needs_attaching(regularizer: Regularizer) -> bool:
+    prepares = type(regularizer).attach is not Regularizer.attach
+    return prepares or regularizer.derivative_order > 1 or _needs_updates(regularizer)
+
+
+def _needs_updates(regularizer: Regularizer) -> bool:
+    binds = type(regularizer).bind_optimizer is not Regularizer.bind_optimizer
+    acts = edits_gradients(regularizer) or acts_after(regularizer)
+    return binds or acts or regularizer.every > 1
