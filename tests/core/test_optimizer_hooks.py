@@ -319,6 +319,17 @@ def test_one_model_has_one_objective(second):
     Objective(second()).attach(model).detach()
 
 
+@pytest.mark.parametrize("lost", [LNSR, Mixout])
+def test_a_lost_objective_matters_only_where_its_weights_stayed(lost):
+    model = tiny_model("bert")
+    Objective(lost()).attach(model)  # the objective is gone, the model is not
+    if lost is LNSR:
+        Objective(R3F()).attach(model)
+        return
+    with pytest.raises(RuntimeError, match="another objective"):
+        Objective(R3F()).attach(model)
+
+
 def test_an_attached_model_is_not_kept_alive():
     model = tiny_model("bert")
     objective = Objective(LNSR()).attach(model)

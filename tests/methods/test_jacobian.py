@@ -73,9 +73,9 @@ def conforms(case, model, method):
 def test_one_score_needs_one_projection():
     """With a single logit every projection is +-1 and the value is exact."""
     model = tiny_model("bert", num_labels=1)
-    values = [Objective(Jacobian(weight=1.0, num_probes=n)).attach(model) for n in (1, -1)]
     found = []
-    for objective in values:
+    for n in (1, -1):
+        objective = Objective(Jacobian(weight=1.0, num_probes=n)).attach(model)
         found.append(objective(model, without_labels()).item())
         objective.detach()
     assert found[0] == pytest.approx(found[1], rel=1e-10)

@@ -40,6 +40,7 @@ def test_at_the_start_only_the_head_counts():
     objective(model, tiny_batch())
     head = sum(p.square().sum() for p in model.classifier.parameters())
     torch.testing.assert_close(objective.terms["loss/l2_sp"], head.detach())
+    objective.detach()
 
 
 def test_without_a_head_everything_is_anchored():
@@ -69,5 +70,6 @@ def test_a_frozen_backbone_leaves_the_head():
     objective(model, tiny_batch()).backward()
     head = sum(p.square().sum() for p in model.classifier.parameters())
     torch.testing.assert_close(objective.terms["loss/l2_sp"], head.detach())
+    objective.detach()
     with pytest.raises(ValueError, match="no weight to pull: .* beta=0"):
         Objective(L2SP(beta=0)).attach(model)

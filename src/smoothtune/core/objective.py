@@ -65,6 +65,7 @@ class Objective:
         self._derivatives: HigherDerivatives | None = None
         self._prepared: weakref.ref[nn.Module] | None = None  # the model it was last attached to
         self._watch = UpdateWatch(self.regularizers)
+        self._lost: weakref.finalize | None = None  # called when nothing refers to this any more
 
     # --- connecting --------------------------------------------------------------------------
 
@@ -89,8 +90,10 @@ class Objective:
         self.seed = torch.initial_seed()
         self._prepare(bare)
         self._model = bare
-        _ATTACHED.add(bare)
         self._prepared = weakref.ref(bare)
+        _ATTACHED.add(bare)
+        if not any(r.substitutes_weights for r in self.regularizers.values()):  # these would stay
+            self._lost = weakref.finalize(self, _ATTACHED.discard, bare)
         self._watch.start(bare)
         return self
 
@@ -160,6 +163,8 @@ class Objective:
         self.unbind_optimizer()
         if self._model is not None:
             _ATTACHED.discard(self._model)
+            if self._lost is not None:
+                self._lost.detach()
             self._watch.stop()
             for regularizer in self.regularizers.values():
                 regularizer.detach(self._model)
