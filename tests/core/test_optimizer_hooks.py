@@ -233,7 +233,7 @@ def test_updates_that_are_not_seen_are_an_error(make, optimizer):
         objective(model, tiny_batch())
 
 
-@pytest.mark.parametrize("make", [Mixout, R4F, ReInit, L2SP, CWGNC, lambda: R3F(every=2)])
+@pytest.mark.parametrize("make", [Mixout, R4F, ReInit, CWGNC, lambda: R3F(every=2)])
 def test_a_method_that_prepares_nothing_is_an_error(make):
     with pytest.raises(RuntimeError, match=r"call objective.bind\(model, optimizer\)"):
         Objective(make())(tiny_model("bert"), tiny_batch())

@@ -73,7 +73,9 @@ def test_forward_stage_equals_its_equation(architecture, num_labels):
     model, low, high = (
         tiny_model(architecture, num_labels=num_labels, dropout=rate) for rate in (0.2, 0.1, 0.3)
     )
-    objective = Objective(UEGR(gamma=1.3, alpha=0.7, beta=0.4, epsilon=0.2, **FORWARD_ONLY))
+    objective = Objective(UEGR(gamma=1.3, alpha=0.7, beta=0.4, epsilon=0.2, **FORWARD_ONLY)).attach(
+        model
+    )
     torch.manual_seed(7)
     delta = fast_gradient(model, batch, 0.2, relative=True)
     torch.manual_seed(7)
@@ -100,7 +102,7 @@ def test_forward_stage_equals_its_equation(architecture, num_labels):
 def test_spans_take_the_mean_of_start_and_end():
     batch = span_batch(tiny_batch())
     model, low, high = (tiny_span_model(dropout=rate) for rate in (0.2, 0.1, 0.3))
-    objective = Objective(UEGR(attack="none", **FORWARD_ONLY))
+    objective = Objective(UEGR(attack="none", **FORWARD_ONLY)).attach(model)
     torch.manual_seed(7)
     outputs = [low(**batch)]
     with rng.stream(CPU, objective.seed, "uegr", 1):
@@ -212,9 +214,11 @@ def test_squared_deviation_is_the_variance():
 
 def test_js_norm_and_clean_prediction():
     def divergence(**fields):
-        objective = Objective(UEGR(attack="none", gamma=0.0, **(FORWARD_ONLY | fields)))
+        model = tiny_model("bert", dropout=0.2)
+        method = UEGR(attack="none", gamma=0.0, **(FORWARD_ONLY | fields))
+        objective = Objective(method).attach(model)
         torch.manual_seed(7)
-        return objective(tiny_model("bert", dropout=0.2), tiny_batch()).item()
+        return objective(model, tiny_batch()).item()
 
     assert divergence(js_norm="log_k") == pytest.approx(divergence() / math.log(2))
     assert divergence(passes=1) == 0
@@ -228,7 +232,7 @@ def rates_of(method, draws=None):
     handle = model.register_forward_pre_hook(
         lambda module, *_: seen.append({getattr(owner, name) for owner, name, _ in sites(module)})
     )
-    Objective(method)(model, tiny_batch())
+    Objective(method).attach(model)(model, tiny_batch())
     handle.remove()
     assert {getattr(owner, name) for owner, name, _ in sites(model)} == {0.2}
     return seen
@@ -284,8 +288,9 @@ def test_settings_that_do_not_fit_are_refused(fields, message):
 def test_batches_without_labels_have_no_term():
     batch = tiny_batch()
     del batch["labels"]
+    model = tiny_model("bert")
     with fixed_draws(), pytest.raises(ValueError, match="no labels"):
-        Objective(UEGR())(tiny_model("bert"), batch)
+        Objective(UEGR()).attach(model)(model, batch)
 
 
 def attack(model, batch, monkeypatch, **fields):

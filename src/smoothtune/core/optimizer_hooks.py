@@ -195,7 +195,7 @@ def _reporting_to(watch: weakref.ref[UpdateWatch]) -> Callable[..., None]:
 
 
 def _needs_attaching(regularizer: Regularizer) -> bool:
-    prepares = type(regularizer).attach is not Regularizer.attach
+    prepares = regularizer.substitutes_weights or regularizer.resets_weights
     return prepares or regularizer.derivative_order > 1 or _needs_updates(regularizer)
 
 
