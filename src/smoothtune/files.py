@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
+import re
+import socket
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -18,22 +21,39 @@ from smoothtune.errors import OutputError
 
 RESULT = "result.json"
 LOCK = ".lock"
+MAX_JSON_BYTES = 200_000_000
+PARTIAL = re.compile(r"\..+\.\d+\.partial")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A file to write that takes the place of `path` at the end; removed after an exception."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    """A file to write that takes the place of `path` at the end; removed after an exception.
+
+    Raises:
+        OutputError: it cannot be written; `path` is as it was.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
     try:
+        partial.unlink(missing_ok=True)  # what a killed process of the same number left
         yield partial
         os.replace(partial, path)
+    except OSError as error:
+        raise OutputError(
+            f"{path} cannot be written: {error.strerror or error}; make room or give the right to "
+            "write, and run the same command again"
+        ) from error
     finally:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write a text file atomically: a crash leaves the old file or the new one."""
-    with replacing(path) as partial, partial.open("w", encoding="utf-8") as file:
+    """Write a text file atomically: a crash leaves the old file or the new one.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    with replacing(path) as partial, partial.open("x", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -52,17 +72,34 @@ def read_json(path: Path) -> dict[str, Any] | None:
     """Read a JSON object; None without the file.
 
     Raises:
-        OutputError: the file is damaged, or holds something else.
+        OutputError: the file is damaged, holds a number that is not finite, or something else.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            raw = file.read(MAX_JSON_BYTES + 1)
+        if len(raw) > MAX_JSON_BYTES:
+            raise ValueError(f"it is longer than {MAX_JSON_BYTES:,} bytes")
+        value = json.loads(raw, parse_float=_finite, parse_constant=_finite)
     except FileNotFoundError:
         return None
+    except RecursionError:
+        reason = "it is nested too deeply"
     except (ValueError, OSError) as error:
-        raise OutputError(f"{path} cannot be read: {error}; choose another output_dir") from error
-    if not isinstance(value, dict):
-        raise OutputError(f"{path} holds no JSON object; choose another output_dir")
-    return value
+        reason = str(error)
+    else:
+        if isinstance(value, dict):
+            return value
+        reason = "it holds no JSON object"
+    raise OutputError(
+        f"{path} cannot be read: {reason}; remove or mend the file, or choose another folder"
+    )
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"{text[:40]} is no finite number")
+    return number
 
 
 @contextmanager
@@ -70,34 +107,104 @@ def owned(folder: Path) -> Iterator[Path]:
     """Make a folder and hold its lock: no other process writes it meanwhile.
 
     Raises:
-        OutputError: it is a file, or another process writes it.
+        OutputError: it is a file, holds symbolic links, which would lead out of it, or the lock of
+            another program, cannot be written, or another process writes it.
     """
     if folder.exists() and not folder.is_dir():
         raise OutputError(f"{folder} is a file; choose another output_dir")
-    folder.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(folder / LOCK)
     try:
+        folder.mkdir(parents=True, exist_ok=True)
+        _refuse_links(folder)
+        lock, foreign = FileLock(folder / LOCK), _is_foreign(folder / LOCK)
         lock.acquire(timeout=0)
     except Timeout as error:
-        raise OutputError(f"{folder} is being written by another process") from error
+        raise OutputError(f"{folder} is being written by {_owner(folder / LOCK)}") from error
+    except OSError as error:
+        raise OutputError(
+            f"{folder} cannot be written: {error.strerror or error}; choose another output_dir"
+        ) from error
     try:
+        if not foreign:
+            _sign(folder / LOCK)
+        for name in filter(PARTIAL.fullmatch, os.listdir(folder)):
+            (folder / name).unlink()  # what a killed process left
         yield folder
     finally:
+        if not foreign:  # while it is held: whoever waits for this file sees that it is gone
+            with suppress(OSError):
+                (folder / LOCK).unlink(missing_ok=True)
         lock.release()
-        (folder / LOCK).unlink(missing_ok=True)
+
+
+def _refuse_links(folder: Path) -> None:
+    """Refuse a folder of which a file or a sub-folder's file leads elsewhere."""
+    links = [path for pattern in ("*", "*/*") for path in folder.glob(pattern) if path.is_symlink()]
+    if links:
+        names = ", ".join(sorted(str(link.relative_to(folder)) for link in links)[:5])
+        raise OutputError(
+            f"{folder} holds symbolic links ({names}), which nothing is written through; remove "
+            "them or choose another output_dir"
+        )
+
+
+def _is_foreign(lock: Path) -> bool:
+    """Whether a lock is there that this library did not make, and must not remove.
+
+    Raises:
+        OutputError: it is no lock.
+    """
+    if not lock.exists():
+        return False
+    if not lock.is_file() or (lock.stat().st_size and not _signed(lock)):
+        raise OutputError(f"{lock} belongs to another program; choose another output_dir")
+    return not lock.stat().st_size
+
+
+def _sign(lock: Path) -> None:
+    """Say in a lock who holds it, for the message to others."""
+    with suppress(OSError), lock.open("r+", encoding="utf-8") as file:  # Windows forbids it
+        file.write(json.dumps({"pid": os.getpid(), "host": socket.gethostname()}) + "\n")
+        file.truncate()
+
+
+def _signed(lock: Path) -> dict[str, Any]:
+    """What `_sign` wrote; empty for other files."""
+    try:
+        with lock.open(encoding="utf-8") as file:
+            found = json.loads(file.read(1000))
+        return {"pid": int(found["pid"]), "host": str(found["host"])}
+    except (OSError, ValueError, TypeError, LookupError, RecursionError):
+        return {}
+
+
+def _owner(lock: Path) -> str:
+    owner = _signed(lock)
+    return f"process {owner['pid']} on {owner['host']}" if owner else "another process"
 
 
 def is_owned(folder: Path) -> bool:
     """True while a process holds the lock of `owned` on this folder."""
-    if not (folder / LOCK).exists():
+    if not (folder / LOCK).is_file() or (folder / LOCK).is_symlink():
         return False
     lock = FileLock(folder / LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
         return True
+    except OSError:
+        return False
     lock.release()
     return False
+
+
+def open_log(path: Path) -> Any:
+    """A text file to append lines to; a symbolic link in its place is not followed.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    return os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8")
 
 
 def refuse_other_files(folder: Path, missing: str, ours: Collection[str] = ()) -> None:

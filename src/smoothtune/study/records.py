@@ -14,7 +14,7 @@ from typing import Any, Literal
 from smoothtune.config.checks import with_present_names
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutputError
-from smoothtune.files import read_json, write_json
+from smoothtune.files import open_log, read_json, write_json
 
 STUDY, CELLS, FAILURES, LOG = "study.json", "cells", "failures", "log.jsonl"
 
@@ -165,7 +165,7 @@ class Records:
     def note(self, event: str, cell_id: str) -> None:
         """Append a line to the log: a cell was started, or ended."""
         line = {"time": round(time.time(), 3), "event": event, "cell": cell_id, "pid": os.getpid()}
-        with (self.folder / LOG).open("a", encoding="utf-8") as file:
+        with open_log(self.folder / LOG) as file:
             file.write(json.dumps(line) + "\n")
 
     def log(self) -> list[dict[str, Any]]:
