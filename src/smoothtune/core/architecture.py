@@ -54,7 +54,16 @@ def word_embeddings(model: nn.Module) -> nn.Module:
     """
     model = transformer(model)
     if callable(getattr(model, "get_input_embeddings", None)):
-        return model.get_input_embeddings()  # type: ignore[operator]
+        try:
+            words = model.get_input_embeddings()  # type: ignore[operator]
+        except NotImplementedError:
+            words = None
+        if not isinstance(getattr(words, "weight", None), Tensor):
+            raise ValueError(
+                f"{type(model).__name__} has no table of word embeddings: use a weight-side method "
+                "such as mixout or l2_sp"
+            )
+        return words
     found = [module for module in model.modules() if isinstance(module, nn.Embedding)]
     if len(found) != 1:
         raise ValueError(
@@ -78,9 +87,20 @@ def blocks(model: nn.Module) -> nn.ModuleList:
         ValueError: the model has no list of blocks as long as its configuration says.
     """
     num_layers = getattr(getattr(transformer(model), "config", None), "num_hidden_layers", None)
-    for module in model.modules():
-        if isinstance(module, nn.ModuleList) and len(module) == num_layers:
-            return module
+    for parent in model.modules():
+        lists = {
+            name: child
+            for name, child in parent.named_children()
+            if isinstance(child, nn.ModuleList) and len(child) == num_layers
+        }
+        if len(lists) == 1:
+            return next(iter(lists.values()))
+        if lists:
+            raise ValueError(
+                f"{type(model).__name__} keeps the parts of its {num_layers} blocks in separate "
+                f"lists, {', '.join(lists)}, so its hidden states cannot be reached: use a method "
+                "that perturbs the word embeddings and compares predictions, such as r3f"
+            )
     raise ValueError(
         f"{type(model).__name__} has no nn.ModuleList of config.num_hidden_layers={num_layers} "
         "blocks, so its hidden states cannot be reached. Give a module of your own that list and "

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from smoothtune.core import rng
 from smoothtune.core.architecture import is_causal, unwrap
 from smoothtune.core.dropout import Rate, SharedMasks, dropout_rates
-from smoothtune.core.hooks import Point, PointReached, depth, tapped, width_at
+from smoothtune.core.hooks import INSTEAD, Point, PointReached, depth, tapped, width_at
 
 Batch = Mapping[str, Any]
 ComputeLoss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor | None, Any]]
@@ -304,10 +304,20 @@ class ForwardPass:
 
     @property
     def hidden_states(self) -> tuple[Tensor, ...]:
-        """L+1 tensors (B, T, D): the input of block 0, then the output of every block."""
+        """L+1 tensors (B, T, D): the input of block 0, then the output of every block.
+
+        Raises:
+            RuntimeError: they were not recorded, or are no states of the batch's tokens.
+        """
         states = self._finished.hidden_states
         if states is None:
             raise RuntimeError("hidden states were not recorded: uses_hidden_states is False")
+        tokens = self.input_ids.shape
+        if other := [tuple(s.shape) for s in states if s.shape[:2] != tokens]:
+            raise RuntimeError(
+                f"a hidden state of shape {other[0]} does not fit a batch of {tuple(tokens)} "
+                f"tokens: {INSTEAD}"
+            )
         return tuple(states)
 
 

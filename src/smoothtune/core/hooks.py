@@ -12,6 +12,7 @@ Hooks exist during one forward only.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal
@@ -31,6 +32,10 @@ from smoothtune.core.architecture import (
 
 Point = Literal["word", "normalized"] | int
 Layer = Literal["word"] | NonNegativeInt  # a point, as a field of a method
+
+
+WEIGHT_SIDE = "use a weight-side method such as mixout or l2_sp"
+INSTEAD = f"{WEIGHT_SIDE}, or one that perturbs the word embeddings alone, such as r3f"
 
 
 class PointReached(Exception):  # noqa: N818 - it is a signal, not an error
@@ -85,12 +90,23 @@ class Tap:
         self.detach, self.stop = detach, stop
         self.value: Tensor | None = None
 
+    @property
+    def instead(self) -> str:
+        """What to use where the point cannot be reached."""
+        return WEIGHT_SIDE if self.point == "word" else INSTEAD
+
     def pass_through(self, x: Tensor) -> Tensor:
         """Return x + delta."""
+        if not isinstance(x, Tensor):
+            raise RuntimeError(
+                f"the activation at point {self.point!r} is a {type(x).__name__}, not a tensor: "
+                f"{self.instead}"
+            )
         if self.value is not None:
             raise RuntimeError(
                 f"point {self.point!r} was passed twice in one forward. Encoder-decoder models and "
-                "losses that run the model several times are not supported by this method."
+                "losses that run the model several times are not supported by this method: "
+                f"{WEIGHT_SIDE}"
             )
         self.value = x if self.base is None else self.base
         if self.stop:
@@ -101,7 +117,7 @@ class Tap:
         if self.delta.shape != x.shape:
             raise RuntimeError(
                 f"a perturbation of shape {tuple(self.delta.shape)} does not fit the activation at "
-                f"point {self.point!r}, {tuple(x.shape)}"
+                f"point {self.point!r}, {tuple(x.shape)}: {self.instead}"
             )
         scale = token_std(x) if self.point == "normalized" else 1
         return x + scale * self.delta.to(x.dtype)
@@ -110,9 +126,12 @@ class Tap:
         """Forward hook of the word embeddings."""
         return self.pass_through(output)
 
-    def before(self, module: nn.Module, args: tuple) -> tuple:
-        """Forward pre-hook of a block, whose first positional argument is the hidden state."""
-        return (self.pass_through(args[0]), *args[1:])
+    def before(self, module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict]:
+        """Forward pre-hook of a block, whose first argument is the hidden state."""
+        if args:
+            return (self.pass_through(args[0]), *args[1:]), kwargs
+        name = _named_state(module, kwargs)
+        return args, kwargs | {name: self.pass_through(kwargs[name])}
 
 
 @contextmanager
@@ -141,9 +160,10 @@ def tapped(
         The taps by point; `value` is the activation before the perturbation.
 
     Raises:
-        RuntimeError: a point was passed never or twice.
+        RuntimeError: a point or a block was passed never or twice.
     """
     bare = unwrap(model)
+    recorded = nn.ModuleList() if hidden_states is None else blocks(bare)
     bases = bases or {}
     taps = {
         point: Tap(point, deltas.get(point), bases.get(point), detach, stop)
@@ -155,18 +175,25 @@ def tapped(
             hooks.enter_context(
                 module.register_forward_hook(tap.after)
                 if point == "word"
-                else module.register_forward_pre_hook(tap.before)
+                else module.register_forward_pre_hook(tap.before, with_kwargs=True)
             )
         if hidden_states is not None:
-            for handle in _record(blocks(bare), hidden_states):
+            for handle in _record(recorded, hidden_states):
                 hooks.enter_context(handle)
         yield taps
     for point, tap in taps.items():
         if tap.value is None:
             raise RuntimeError(
-                f"the forward never passed point {point!r}: the model was called without "
-                "`input_ids`, or not through the module whose embeddings are hooked"
+                f"the forward never passed point {point!r}: give the batch `input_ids`; if it has "
+                f"them, {type(bare).__name__} does not call the module that is hooked there, so "
+                f"{tap.instead}"
             )
+    if hidden_states is not None and len(hidden_states) != len(recorded) + 1:
+        raise RuntimeError(
+            f"{len(hidden_states)} hidden states were recorded in one forward of "
+            f"{type(bare).__name__} with {len(recorded)} blocks, and every block is to be called "
+            f"once: {INSTEAD}"
+        )
 
 
 def depth(point: Point) -> int:
@@ -175,12 +202,22 @@ def depth(point: Point) -> int:
 
 
 def _record(layers: nn.ModuleList, states: list[Tensor]) -> Iterator:
-    def first(module: nn.Module, args: tuple) -> None:
-        states.append(args[0])
+    def first(module: nn.Module, args: tuple, kwargs: dict) -> None:
+        states.append(args[0] if args else kwargs[_named_state(module, kwargs)])
 
-    def each(module: nn.Module, args: tuple, output: Tensor | tuple) -> None:
-        states.append(output[0] if isinstance(output, tuple) else output)
+    def each(module: nn.Module, args: tuple, output: Tensor | tuple | list) -> None:
+        states.append(output if isinstance(output, Tensor) else output[0])
 
-    yield layers[0].register_forward_pre_hook(first)
+    yield layers[0].register_forward_pre_hook(first, with_kwargs=True)
     for layer in layers:
         yield layer.register_forward_hook(each)
+
+
+def _named_state(block: nn.Module, kwargs: dict) -> str:
+    """Name under which a block that is called with named arguments only is given its input."""
+    name = next(iter(inspect.signature(block.forward).parameters))
+    if name not in kwargs:
+        raise RuntimeError(
+            f"{type(block).__name__} is called without its first argument, {name}: {INSTEAD}"
+        )
+    return name

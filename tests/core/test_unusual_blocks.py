@@ -1,0 +1,93 @@
+"""Models whose embeddings or blocks are not what they are in most: supported, or refused."""
+
+import pytest
+import torch
+from transformers import (
+    CanineConfig,
+    CanineForSequenceClassification,
+    IBertConfig,
+    IBertForSequenceClassification,
+    LongformerConfig,
+    LongformerForSequenceClassification,
+    OpenAIGPTConfig,
+    OpenAIGPTForSequenceClassification,
+    SqueezeBertConfig,
+    SqueezeBertForSequenceClassification,
+    XLMConfig,
+    XLMForSequenceClassification,
+)
+
+from smoothtune import FGM, LNSR, ForwardPass, Objective
+from smoothtune.testing import tiny_batch
+from smoothtune.testing.tiny import COMMON_CONFIG, random_model
+
+XLM = {"emb_dim": 8, "n_layers": 2, "n_heads": 2, "vocab_size": 40, "pad_token_id": 1}
+GPT = {"n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 40, "pad_token_id": 1}
+SQUEEZE = {"embedding_size": 8, **{f"{x}_groups": 1 for x in ("q", "k", "v", "post_attention")}}
+SQUEEZE |= {"intermediate_groups": 1, "output_groups": 1}
+LONG = {"attention_window": 8}
+CANINE = {"num_hash_buckets": 8, "downsampling_rate": 2, "local_transformer_stride": 4}
+CASES = {
+    "xlm": (XLMForSequenceClassification, lambda: XLMConfig(**XLM)),
+    "openai-gpt": (OpenAIGPTForSequenceClassification, lambda: OpenAIGPTConfig(**GPT)),
+    "squeezebert": (
+        SqueezeBertForSequenceClassification,
+        lambda: SqueezeBertConfig(**COMMON_CONFIG | SQUEEZE),
+    ),
+    "ibert": (IBertForSequenceClassification, lambda: IBertConfig(**COMMON_CONFIG)),
+    "longformer": (
+        LongformerForSequenceClassification,
+        lambda: LongformerConfig(**COMMON_CONFIG | LONG),
+    ),
+    "canine": (CanineForSequenceClassification, lambda: CanineConfig(**COMMON_CONFIG | CANINE)),
+}
+
+
+def model_of(kind):
+    make, config = CASES[kind]
+    return random_model(make, config(), dtype=torch.float32)
+
+
+def batch():
+    whole = tiny_batch()
+    return {name: tensor % 2 if name == "labels" else tensor for name, tensor in whole.items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("xlm", "separate lists, attentions, layer_norm1, ffns, layer_norm2, so its hidden states"),
+        ("squeezebert", "does not call the module that is hooked there, so use a weight-side"),
+        ("longformer", r"state of shape \(4, 8, 8\) does not fit a batch of \(4, 6\) tokens: use"),
+        ("canine", "has no table of word embeddings: use a weight-side method"),
+    ],
+)
+def test_states_that_cannot_be_reached_are_refused(kind, words):
+    layer = "word" if kind in ("longformer", "canine") else 0
+    with pytest.raises((ValueError, RuntimeError), match=words):
+        Objective(LNSR(layer=layer)).attach(model := model_of(kind))(model, batch())
+
+
+def test_embeddings_that_are_no_tensor_are_refused():
+    model = model_of("ibert")
+    with pytest.raises(RuntimeError, match="at point 'word' is a tuple, not a tensor: use"):
+        Objective(FGM()).attach(model)(model, batch())
+
+
+def test_a_perturbation_of_other_tokens_is_refused():
+    with pytest.raises(RuntimeError, match=r"'word', \(4, 8, 8\): use a weight-side method"):
+        Objective(FGM()).attach(model := model_of("longformer"))(model, batch())
+
+
+def test_blocks_that_are_not_called_are_named():
+    run = ForwardPass(model_of("squeezebert"), batch(), points=())
+    with pytest.raises(RuntimeError, match="0 hidden states were recorded .* with 2 blocks"):
+        run.run()
+
+
+def test_blocks_that_return_a_list_are_supported():
+    model = model_of("openai-gpt").eval()
+    states = ForwardPass(model, batch(), points=()).run().hidden_states
+    own = model(**batch(), output_hidden_states=True).hidden_states
+    for mine, given in zip(states, own, strict=True):
+        torch.testing.assert_close(mine, given)
