@@ -2,9 +2,18 @@
 
 import pytest
 import torch
+from datasets import Dataset
 
 from helpers.conformance import fed
-from smoothtune.functional.neighbors import Neighbors, in_manifold, nearest
+from helpers.training import Rows
+from smoothtune.functional.neighbors import (
+    Neighbors,
+    audit,
+    countable,
+    in_manifold,
+    nearest,
+    token_counts,
+)
 
 
 def brute_force(table, token, k):
@@ -120,3 +129,87 @@ def test_nothing_is_written_before_something_is_found(tmp_path):
     neighbors.of(torch.tensor([1]))
     neighbors.save()
     assert list(tmp_path.rglob("*")) == [tmp_path / "neighbors", neighbors.path]
+
+
+@pytest.mark.parametrize("metric", ["l2", "cosine"])
+def test_neighbors_among_candidates_equal_brute_force(metric):
+    table = torch.randn(40, 5) * torch.linspace(0.1, 3, 40)[:, None]
+    candidates = torch.arange(40) % 3 > 0
+
+    def distance(i, j):
+        if metric == "l2":
+            return (table[i] - table[j]).norm().item()
+        return -(table[i] @ table[j] / table[i].norm() / table[j].norm()).item()
+
+    found = nearest(torch.arange(40), table, 4, candidates=candidates, metric=metric, chunk=7)
+    for i in range(40):
+        others = [j for j in range(40) if candidates[j] and j != i]
+        assert found[i].tolist() == sorted(others, key=lambda j: distance(i, j))[:4]
+
+
+def test_files_differ_by_candidates_and_metric(tmp_path):
+    table, some = torch.randn(30, 4), torch.arange(30) > 10
+    first = Neighbors(table, 3, tmp_path)
+    first.of(torch.arange(30))
+    first.save()
+    others = [
+        Neighbors(table, 3, tmp_path, candidates=some),
+        Neighbors(table, 3, tmp_path, candidates=~some),
+        Neighbors(table, 3, tmp_path, metric="cosine"),
+    ]
+    assert len({each.path for each in [first, *others]}) == 4
+    assert others[0].of(torch.arange(30)).min() > 10
+    assert others[1].of(torch.arange(30)).max() <= 10
+
+
+def test_too_few_candidates_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="k=3 .* there are 3: lower k, or min_count"):
+        Neighbors(torch.randn(9, 2), 3, tmp_path, candidates=torch.arange(9) < 3)
+
+
+def test_tokens_are_counted_in_rows_of_any_form():
+    expected = [0, 3, 1, 2]
+    texts = [[1, 3], [1, 2, 3, 1]]
+    rows = [{"input_ids": ids, "labels": 0} for ids in texts]
+    padded = [{"input_ids": torch.tensor([[1, 3, 0], [2, 3, 1]])}, {"input_ids": torch.tensor([1])}]
+    assert token_counts(rows).tolist() == expected
+    assert token_counts(Dataset.from_list(rows)).tolist() == expected
+    assert token_counts([{"input_ids": texts}]).tolist() == expected  # multiple choice
+    assert token_counts(padded).tolist() == [1, *expected[1:]]
+
+
+def test_counting_a_loader_leaves_the_draws_of_training():
+    loader = torch.utils.data.DataLoader(Rows(20), batch_size=3, shuffle=True)
+    torch.manual_seed(4)
+    expected = torch.rand(1)
+    torch.manual_seed(4)
+    assert countable(loader)
+    counts = token_counts(loader)
+    assert torch.equal(torch.rand(1), expected)
+    assert torch.equal(counts, torch.bincount(Rows(20).ids.flatten()))
+    assert torch.equal(counts, token_counts(Rows(20)))
+
+
+def test_what_cannot_be_counted():
+    assert not countable(iter([{"input_ids": [1]}]))  # no end is known
+    assert not countable([])
+    assert not countable([{"text": "a film"}])
+    assert not countable([(1, 2)])
+    assert not countable(None)
+
+
+def test_audit(tmp_path):
+    """A star: the center is nearest to every tip, and a tip of the longest ray to nothing."""
+    table = torch.tensor([[0.0, 0], [3, 0], [0, 4], [-5, 0], [0, -6], [0.1, 0.1]])
+    neighbors = Neighbors(table, 1, tmp_path, candidates=torch.arange(6) < 5)
+    names = ["center", "east", "north", "west", "south", "unused"]
+    rows = dict(audit(neighbors, names.__getitem__, num_examples=3))
+    assert rows["candidates"] == "5 of 6 tokens"
+    assert rows["most frequent neighbor"] == "center, of 80.0% of 5 tokens"
+    assert rows["neighbors of center"] == "east"
+    assert rows["neighbors of north"] == "center"
+    assert len(rows) == 5
+    assert dict(audit(neighbors)) == {
+        "candidates": "5 of 6 tokens",
+        "most frequent neighbor": "0, of 80.0% of 5 tokens",
+    }

@@ -7,7 +7,7 @@ from helpers.conformance import fed
 from smoothtune import ForwardPass
 from smoothtune.core.architecture import embedding_table
 from smoothtune.functional.noise import EmbeddingNoise, gaussian, relative_norm, rescale
-from smoothtune.testing import tiny_batch, tiny_model
+from smoothtune.testing import PAD, VOCABULARY, tiny_batch, tiny_model
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])
 
@@ -110,3 +110,36 @@ def test_neighbors_are_those_of_the_model_at_hand():
 def test_in_manifold_noise_elsewhere_is_refused():
     with pytest.raises(ValueError, match="lives in the word-embedding space"):
         EmbeddingNoise("in_manifold", None, 1, 3, True, "token")
+
+
+def candidates(noise):
+    return noise.neighbors.candidates.nonzero().flatten().tolist()
+
+
+def test_neighbors_are_tokens_of_the_texts_and_no_special_ones():
+    noise = EmbeddingNoise("in_manifold", None, None, 3, True, "token", "cosine", 2)
+    counts = torch.zeros(30, dtype=torch.long)
+    counts[[PAD, 5, 6, 7, 8, 9, 10, 20]] = torch.tensor([9, 2, 2, 3, 4, 9, 1, 2])
+    noise.count(counts, special=[9, 2])
+    noise.attach(tiny_model("bert"))
+    assert candidates(noise) == [5, 6, 7, 8, 20]
+    found = noise.neighbors.of(torch.arange(VOCABULARY))
+    assert set(found.flatten().tolist()) <= {5, 6, 7, 8, 20}
+    counts[11] = 5
+    noise.count(counts)  # of a model that is attached
+    assert candidates(noise) == [5, 6, 7, 8, 11, 20]
+    assert noise.neighbors.metric == "cosine"
+
+
+def test_without_counts_the_special_tokens_of_the_configuration_are_left_out():
+    noise = EmbeddingNoise("in_manifold", None, None, 3, True, "token")
+    model = tiny_model("modernbert")
+    noise.attach(model)
+    assert candidates(noise) == [0, *range(4, VOCABULARY)]  # 1, 2, 3: padding, start and end
+
+
+def test_texts_of_another_tokenizer_are_refused():
+    noise = EmbeddingNoise("in_manifold", None, None, 3, True, "token")
+    noise.count(torch.ones(VOCABULARY + 3, dtype=torch.long))
+    with pytest.raises(ValueError, match="hold token 42, .* 40 word embeddings: tokenize with"):
+        noise.attach(tiny_model("bert"))

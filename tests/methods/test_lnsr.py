@@ -5,11 +5,16 @@ import math
 import pytest
 import torch
 from torch import nn
+from transformers import TrainerCallback
 
 from helpers.conformance import fed
-from smoothtune import LNSR, ForwardPass, Noise, Objective
+from helpers.hub_server import make_tokenizer
+from helpers.training import Rows, arguments
+from smoothtune import LNSR, ForwardPass, Noise, Objective, SmoothTrainer
+from smoothtune.functional.neighbors import audit
 from smoothtune.functional.noise import gaussian, rescale
-from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
+from smoothtune.methods import noise_base
+from smoothtune.testing import VOCABULARY, fixed_draws, tiny_batch, tiny_model
 
 
 class Blocks(nn.Module):
@@ -279,3 +284,78 @@ class TestNoiseAblation:
         objective = Objective(Noise(noise_ratio=0.07)).attach(model)
         objective(model, tiny_batch())
         assert objective.terms["noise/delta_ratio"].item() == pytest.approx(0.07, rel=1e-6)
+
+
+class TestTrainingTexts:
+    """Neighbors of in-manifold noise are tokens of the training texts."""
+
+    def test_the_trainer_counts_them_by_itself(self, tmp_path, caplog):
+        noise_base.warn_once.cache_clear()
+        seen = []
+
+        class Look(TrainerCallback):
+            def on_step_end(self, *args, **kwargs):
+                seen.append(method._noise.neighbors.candidates.nonzero().flatten().tolist())
+
+        method, rows = LNSR(noise="in_manifold", k=3), Rows(4)
+        trainer = SmoothTrainer(
+            model=tiny_model("bert"),
+            args=arguments(tmp_path, per_device_train_batch_size=4),
+            train_dataset=rows,
+            regularizers=[method],
+            callbacks=[Look()],
+        )
+        with caplog.at_level("INFO"):
+            trainer.train()
+        assert seen == [rows.ids.unique().tolist()]
+        assert len(seen[0]) < VOCABULARY - 5
+        (audited,) = [text for text in caplog.messages if "in-manifold noise" in text]
+        assert f"candidates: {len(seen[0])} of 40 tokens" in audited
+        assert not [text for text in caplog.messages if "read_training_rows" in text]
+
+    def test_without_texts_a_warning_says_what_to_call(self, caplog):
+        noise_base.warn_once.cache_clear()
+        rows = Rows(8)
+        for read in (False, True):
+            caplog.clear()
+            method = LNSR(noise="in_manifold", k=3)
+            if read:
+                method.read_training_rows(rows)
+            model = tiny_model("bert")
+            objective = Objective(method).attach(model)
+            for _ in range(2):
+                objective(model, tiny_batch())
+            warned = [text for text in caplog.messages if "call read_training_rows" in text]
+            assert len(warned) == (not read)
+
+    def test_a_resumed_run_has_the_neighbors_of_the_first(self):
+        """Its model has moved, and nobody gave it the texts."""
+        first, again = (LNSR(noise="in_manifold", k=3) for _ in range(2))
+        first.read_training_rows(Rows(8))
+        model = tiny_model("bert")
+        first.attach(model)
+        tokens = torch.arange(VOCABULARY)
+        expected = first._noise.neighbors.of(tokens)
+        state = {key: value.clone() for key, value in first.state_dict().items()}
+        torch.manual_seed(0)
+        table = model.get_input_embeddings().weight
+        with torch.no_grad():
+            table.add_(torch.randn_like(table))
+        again.attach(model)
+        assert not torch.equal(again._noise.neighbors.of(tokens), expected)
+        again.load_state_dict(state)
+        assert torch.equal(again._noise.neighbors.of(tokens), expected)
+
+    def test_tokenizers_name_the_special_tokens(self):
+        tokenizer = make_tokenizer()
+        method = LNSR(noise="in_manifold", k=3)
+        rows = [tokenizer("the cat sat on a mat . the dog [MASK] ran")]
+        method.read_training_rows(rows, tokenizer)
+        method.attach(tiny_model("bert"))
+        chosen = method._noise.neighbors.candidates.nonzero().flatten().tolist()
+        assert sorted(tokenizer.convert_ids_to_tokens(chosen)) == sorted(
+            ["the", "cat", "sat", "on", "a", "mat", ".", "dog", "ran"]
+        )
+        assert "most frequent neighbor" in dict(
+            audit(method._noise.neighbors, method._noise.decode)
+        )

@@ -133,6 +133,9 @@ class Regularizer:
         """Why it does not support an unwrapped model, and what to change; None if it does."""
         return None
 
+    def read_training_rows(self, rows: Any, tokenizer: Any = None) -> None:
+        """Look at the rows to be trained on, before the first update."""
+
     def attach(self, model: nn.Module) -> None:
         """Prepare on the unwrapped, pre-trained model: snapshots, parametrizations, statistics."""
 

@@ -6,12 +6,19 @@ d_j is the Gram-Schmidt basis of the differences x_j - x to the k nearest neighb
 The basis is never formed: with D the differences as columns and D'D = R'R (Cholesky),
 Gram-Schmidt's basis is D R^-1, so the noise is D (R^-1 z) for z ~ N(0, I): two small products per
 token instead of a QR decomposition.
+
+A vocabulary holds tokens that training never moved from where they started or that stand for no
+word: unused ones, [MASK], [SEP]. They lie in the middle of the space, near to everything, so only
+tokens of the training texts are candidates.
 """
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain, islice
 from pathlib import Path
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -22,41 +29,133 @@ from smoothtune.core import rng
 from smoothtune.files import cache_folder, replacing
 
 UNKNOWN = -1
+ROWS = 1000
+"""Rows whose tokens are counted at a time."""
+
+Metric = Literal["l2", "cosine"]
 
 
-def nearest(ids: Tensor, table: Tensor, k: int, chunk: int = 512) -> Tensor:
+def countable(rows: Any) -> bool:
+    """Whether rows, or batches of them, are finite in number and hold `input_ids`."""
+    if not hasattr(rows, "__len__") or not len(rows):
+        return False
+    with rng.isolated(torch.device("cpu")):  # loaders draw
+        first = next(_items(rows))
+    return isinstance(first, Mapping) and "input_ids" in first
+
+
+def token_counts(rows: Any) -> Tensor:
+    """(n,) how often every token occurs in the rows, n one more than the largest id.
+
+    Args:
+        rows: a data set, a sequence or a loader; each item holds `input_ids` of any depth.
+
+    >>> token_counts([{"input_ids": [2, 0, 2]}, {"input_ids": torch.tensor([[3], [2]])}])
+    tensor([1, 0, 3, 1])
+    """
+    if "input_ids" in (getattr(rows, "column_names", None) or ()):
+        rows = rows.select_columns("input_ids")  # no other column is decoded
+    total = torch.zeros(0, dtype=torch.long)
+    with rng.isolated(torch.device("cpu")):
+        items = (torch.tensor(list(_flat(row["input_ids"]))) for row in _items(rows))
+        while part := list(islice(items, ROWS)):
+            found = torch.bincount(torch.cat(part).long(), minlength=len(total))
+            found[: len(total)] += total
+            total = found
+    return total
+
+
+def _items(rows: Any) -> Iterator[Any]:
+    if hasattr(rows, "__iter__"):
+        return iter(rows)
+    return (rows[i] for i in range(len(rows)))  # torch's data sets need not end by themselves
+
+
+def _flat(ids: Any) -> Iterable[int]:
+    if isinstance(ids, Tensor):
+        return ids.flatten().tolist()
+    return chain.from_iterable(map(_flat, ids)) if len(ids) and hasattr(ids[0], "__len__") else ids
+
+
+def nearest(
+    ids: Tensor,
+    table: Tensor,
+    k: int,
+    *,
+    candidates: Tensor | None = None,
+    metric: Metric = "l2",
+    chunk: int = 512,
+) -> Tensor:
     """(N, k) ids of the k nearest other rows of `table` (V, D) for the rows `ids` (N,), exact.
 
-    Euclidean distance; a row at distance 0 (a duplicate) is no direction and is left out too,
-    unless there is nothing else.
+    A row at distance 0 (a duplicate; for the cosine, a multiple) is no direction and is left out
+    too, unless there is nothing else.
+
+    Args:
+        ids: (N,).
+        table: (V, D).
+        k: fewer than there are candidates.
+        candidates: (V,) True for rows that may be neighbors; None: all.
+        metric: Euclidean distance, or the angle.
+        chunk: rows at a time.
     """
-    squares = table.square().sum(1)
+    if metric == "cosine":  # the distance on the unit sphere has the same order
+        table = F.normalize(table, dim=1)
+    pool = torch.arange(len(table), device=table.device)
+    pool = pool if candidates is None else pool[candidates]
+    others = table[pool]
+    squares = others.square().sum(1)
     found = []
     for part in ids.split(chunk):
-        distance = squares[part, None] + squares - 2 * table[part] @ table.T
-        scale = squares[part, None] + squares
+        scale = table[part].square().sum(1, keepdim=True) + squares
+        distance = scale - 2 * table[part] @ others.T
         distance[distance <= 1e-6 * scale] = torch.inf  # itself and its duplicates
-        distance[torch.arange(len(part)), part] = torch.inf
-        found.append(distance.topk(k, largest=False, sorted=True).indices)
+        distance[part[:, None] == pool] = torch.inf
+        found.append(pool[distance.topk(k, largest=False, sorted=True).indices])
     return torch.cat(found) if found else ids.new_empty(0, k)
 
 
 class Neighbors:
     """Nearest neighbors in an embedding table: found when first needed, kept on disk.
 
-    The file is named by the hash of the table, so it serves every later run on the same model.
+    The file is named by the hash of table, candidates and metric, so it serves every later run on
+    the same model and texts.
     """
 
-    def __init__(self, table: Tensor, k: int, folder: Path | None = None):
+    def __init__(
+        self,
+        table: Tensor,
+        k: int,
+        folder: Path | None = None,
+        *,
+        candidates: Tensor | None = None,
+        metric: Metric = "l2",
+    ):
         """Index a (V, D) table as it is now; later changes of it are not seen.
 
+        Args:
+            table: (V, D).
+            k: neighbors of a token.
+            folder: of the file; None: the cache.
+            candidates: (V,) True for tokens that may be neighbors; None: all.
+            metric: as in `nearest`.
+
         Raises:
-            ValueError: the table has no k other rows.
+            ValueError: there are no k other candidates.
         """
-        if k >= len(table):
-            raise ValueError(f"k={k} neighbors need more than {k} tokens; there are {len(table)}")
-        self.table = table.detach().float().clone()
-        digest = hashlib.sha256(self.table.cpu().numpy().tobytes()).hexdigest()
+        count = len(table) if candidates is None else int(candidates.sum())
+        if k >= count:
+            raise ValueError(
+                f"k={k} neighbors need more than {k} tokens; there are {count}"
+                + ("" if candidates is None else ": lower k, or min_count, or give more texts")
+            )
+        self.table, self.metric = table.detach().float().clone(), metric
+        self.candidates = None if candidates is None else candidates.to(table.device)
+        hashed = hashlib.sha256(self.table.cpu().numpy().tobytes())
+        hashed.update(metric.encode())
+        if self.candidates is not None:
+            hashed.update(self.candidates.cpu().numpy().tobytes())
+        digest = hashed.hexdigest()
         self.path = (folder or cache_folder()) / "neighbors" / f"{digest[:32]}-k{k}.safetensors"
         if self.path.exists():
             self.ids = load_file(self.path)["ids"].to(table.device)
@@ -69,8 +168,14 @@ class Neighbors:
         unknown = ids.unique()
         unknown = unknown[self.ids[unknown, 0] == UNKNOWN]
         if len(unknown):
-            k = self.ids.shape[1]
-            self.ids[unknown] = nearest(unknown, self.table, k).to(self.ids.dtype)
+            found = nearest(
+                unknown,
+                self.table,
+                self.ids.shape[1],
+                candidates=self.candidates,
+                metric=self.metric,
+            )
+            self.ids[unknown] = found.to(self.ids.dtype)
             self._unsaved += len(unknown)
             if self._unsaved >= 1000:
                 self.save()
@@ -84,6 +189,46 @@ class Neighbors:
         with replacing(self.path) as partial:
             save_file({"ids": self.ids.cpu()}, partial)
         self._unsaved = 0
+
+
+def audit(
+    neighbors: Neighbors,
+    decode: Callable[[int], str] | None = None,
+    *,
+    num_tokens: int = 500,
+    num_examples: int = 5,
+) -> list[tuple[str, str]]:
+    """What the neighbors are, as rows of a table with two columns.
+
+    How many tokens of the vocabulary may be neighbors; which token is a neighbor of the most
+    candidates (those at even distances in the vocabulary), and of which share of them, k / V if
+    all were alike; and the neighbors of a few.
+
+    Args:
+        neighbors: of a model.
+        decode: id -> token; None: ids, and no examples.
+        num_tokens: candidates looked at, at most.
+        num_examples: tokens whose neighbors are written out.
+    """
+    size = len(neighbors.table)
+    pool = torch.arange(size, device=neighbors.table.device)
+    pool = pool if neighbors.candidates is None else pool[neighbors.candidates]
+    chosen = pool[:: -(-len(pool) // num_tokens)]
+    found = neighbors.of(chosen)
+    times = torch.bincount(found.flatten(), minlength=size)
+    hub, share = int(times.argmax()), times.max().item() / len(chosen)
+    name = str if decode is None else decode
+    rows = [
+        ("candidates", f"{len(pool):,} of {size:,} tokens"),
+        ("most frequent neighbor", f"{name(hub)}, of {share:.1%} of {len(chosen):,} tokens"),
+    ]
+    if decode is not None:
+        shown = range(0, len(chosen), -(-len(chosen) // num_examples))
+        rows += [
+            (f"neighbors of {name(int(chosen[i]))}", ", ".join(map(name, found[i].tolist())))
+            for i in shown
+        ]
+    return rows
 
 
 def in_manifold(ids: Tensor, table: Tensor, neighbors: Neighbors, normalize: bool) -> Tensor:

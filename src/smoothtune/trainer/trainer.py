@@ -198,6 +198,9 @@ class _Binding(TrainerCallback):
         if checkpoint is None and resume_from_checkpoint:
             raise ValueError(f"there is no checkpoint in {folder} to resume from")
         self.resume_from = Path(checkpoint) if checkpoint else None
+        rows, tokenizer = self.trainer.train_dataset, self.trainer.processing_class
+        for regularizer in self.objective.regularizers.values():
+            regularizer.read_training_rows(rows, tokenizer)
         return self.original_train(resume_from_checkpoint=checkpoint or None, **kwargs)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
