@@ -54,7 +54,7 @@ def token_counts(rows: Any) -> Tensor:
     tensor([1, 0, 3, 1])
     """
     if "input_ids" in (getattr(rows, "column_names", None) or ()):
-        rows = rows.select_columns("input_ids")  # no other column is decoded
+        rows = rows.select_columns("input_ids").iter(ROWS)  # batches, and no other column
     total = torch.zeros(0, dtype=torch.long)
     with rng.isolated(torch.device("cpu")):
         items = (torch.tensor(list(_flat(row["input_ids"]))) for row in _items(rows))
