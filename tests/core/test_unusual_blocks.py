@@ -3,6 +3,8 @@
 import pytest
 import torch
 from transformers import (
+    BertConfig,
+    BertForPreTraining,
     CanineConfig,
     CanineForSequenceClassification,
     IBertConfig,
@@ -11,13 +13,15 @@ from transformers import (
     LongformerForSequenceClassification,
     OpenAIGPTConfig,
     OpenAIGPTForSequenceClassification,
+    RwkvConfig,
+    RwkvForCausalLM,
     SqueezeBertConfig,
     SqueezeBertForSequenceClassification,
     XLMConfig,
     XLMForSequenceClassification,
 )
 
-from smoothtune import FGM, LNSR, ForwardPass, Objective
+from smoothtune import FGM, LNSR, R3F, ForwardPass, JacHess, Objective
 from smoothtune.testing import tiny_batch
 from smoothtune.testing.tiny import COMMON_CONFIG, random_model
 
@@ -40,6 +44,11 @@ CASES = {
         lambda: LongformerConfig(**COMMON_CONFIG | LONG),
     ),
     "canine": (CanineForSequenceClassification, lambda: CanineConfig(**COMMON_CONFIG | CANINE)),
+    "rwkv": (
+        RwkvForCausalLM,
+        lambda: RwkvConfig(vocab_size=40, hidden_size=8, num_hidden_layers=2, context_length=16),
+    ),
+    "bert": (BertForPreTraining, lambda: BertConfig(**COMMON_CONFIG)),
 }
 
 
@@ -91,3 +100,16 @@ def test_blocks_that_return_a_list_are_supported():
     own = model(**batch(), output_hidden_states=True).hidden_states
     for mine, given in zip(states, own, strict=True):
         torch.testing.assert_close(mine, given)
+
+
+def test_weights_that_change_in_evaluation_mode_are_refused():
+    ids = {"input_ids": batch()["input_ids"], "labels": batch()["input_ids"]}
+    with pytest.raises(RuntimeError, match=r"changes its weights in evaluation .*rescale_every=0"):
+        Objective(JacHess(c=0.1)).attach(model := model_of("rwkv"))(model, ids)
+
+
+def test_predictions_under_other_names_are_refused():
+    ids = tiny_batch()["input_ids"]
+    inputs = {"input_ids": ids, "labels": ids, "next_sentence_label": batch()["labels"]}
+    with pytest.raises(ValueError, match="prediction_logits, seq_relationship_logits, and no `log"):
+        Objective(R3F()).attach(model := model_of("bert"))(model, inputs)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from smoothtune.core import rng
 from smoothtune.core.architecture import is_causal, unwrap
 from smoothtune.core.dropout import Rate, SharedMasks, dropout_rates
-from smoothtune.core.hooks import INSTEAD, Point, PointReached, depth, tapped, width_at
+from smoothtune.core.hooks import INSTEAD, WEIGHT_SIDE, Point, PointReached, depth, tapped, width_at
 
 Batch = Mapping[str, Any]
 ComputeLoss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor | None, Any]]
@@ -252,6 +252,7 @@ class ForwardPass:
                 stack.enter_context(rng.replay(self.device, self.start))
             if self.dropout == "off":
                 stack.enter_context(evaluating(self.model))
+                stack.enter_context(unchanged_weights(self.model))
             if self._rate is not None:
                 stack.enter_context(dropout_rates(unwrap(self.model), self._rate))
             if self.shared_masks is not None:
@@ -299,8 +300,18 @@ class ForwardPass:
 
     @property
     def logits(self) -> Tensor:
-        """(B, C) logits or scores; (B, T, C) for token tasks."""
-        return self._finished.outputs["logits"]
+        """(B, C) logits or scores; (B, T, C) for token tasks.
+
+        Raises:
+            ValueError: the model gives none, or several under other names.
+        """
+        outputs = self._finished.outputs
+        if "logits" not in outputs:
+            raise ValueError(
+                f"{type(unwrap(self.model)).__name__} gives {', '.join(outputs)}, and no `logits` "
+                f"to compare: {WEIGHT_SIDE}"
+            )
+        return outputs["logits"]
 
     @property
     def hidden_states(self) -> tuple[Tensor, ...]:
@@ -332,3 +343,20 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
+
+
+@contextmanager
+def unchanged_weights(model: nn.Module) -> Iterator[None]:
+    """Refuses a pass that changes weights in place, which the gradient of another pass needs.
+
+    Raises:
+        RuntimeError: it has.
+    """
+    before = [(weight, weight._version) for weight in model.parameters()]
+    yield
+    if any(weight._version != version for weight, version in before):
+        raise RuntimeError(
+            f"{type(unwrap(model)).__name__} changes its weights in evaluation mode, so a pass in "
+            "that mode spoils the gradient: turn that off (RWKV: config.rescale_every=0), or use a "
+            "method whose passes keep dropout on"
+        )
