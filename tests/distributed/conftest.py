@@ -1,6 +1,1 @@
-collect_ignore = [  # programs for torchrun, not modules
-    "worker.py",
-    "fsdp_worker.py",
-    "decoder_worker.py",
-    "decoder_fsdp_worker.py",
-]
+collect_ignore = ["worker.py", "fsdp_worker.py"]  # programs for torchrun, not modules

@@ -1,52 +1,42 @@
-"""Two gloo processes give what one process gives."""
+"""Two gloo processes that train give what one process gives."""
 
 import pytest
 import torch
 
+from helpers.causal import LANGUAGE_TESTED, language_weights_after, lora_weights_after
 from helpers.processes import on_two_processes
-from helpers.training import FSDP_TESTED, METHODS_TESTED, Rows, collate, weights_after
-from smoothtune import LNSR, METHODS, Jacobian, Objective
-from smoothtune.testing import fixed_draws, tiny_model
+from helpers.training import METHODS_TESTED, Rows, weights_after
 
 
-@pytest.mark.parametrize(("per_device", "accumulation"), [(16, 1), (4, 4)])
-def test_ddp_equals_one_process(tmp_path, per_device, accumulation):
-    on_two_processes("worker.py", tmp_path, str(per_device), str(accumulation), *METHODS_TESTED)
-    for method in METHODS_TESTED:
-        found = torch.load(tmp_path / f"{method}.pt", weights_only=True)
-        expected = weights_after(tmp_path / "single", method, max_steps=2, data=Rows(32))
-        for name, weight in expected.items():
-            message = f"{method}: {name}"
-            torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=message)
+@pytest.fixture(scope="module")
+def on_two(tmp_path_factory):
+    """Folder of the weights after two updates on two processes."""
+    folder = tmp_path_factory.mktemp("two")
+    on_two_processes("worker.py", folder)
+    return folder
 
 
-def test_fsdp2_equals_one_process(tmp_path):
-    on_two_processes("fsdp_worker.py", tmp_path)
-    for method, fields in FSDP_TESTED.items():
-        found = torch.load(tmp_path / f"{method}.pt", weights_only=True)
-        model, rows = tiny_model("bert"), Rows()
-        objective = Objective(METHODS[method](**fields)).attach(model)
-        with fixed_draws():
-            objective(model, collate([rows[i] for i in range(32)])).backward()
-        for name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                message = f"{method}: {name}"
-                torch.testing.assert_close(
-                    found[name], parameter.grad, rtol=0, atol=1e-6, msg=message
-                )
+def assert_equal(expected, file):
+    found = torch.load(file, weights_only=True)
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
 
 
-def test_fsdp2_refuses_what_it_cannot_do(monkeypatch):
-    """Detection needs no second process: any sharded module counts."""
+@pytest.mark.parametrize("method", METHODS_TESTED)
+def test_classifiers(method, on_two, tmp_path):
+    """2 processes x 16 examples, and 2 x 4 batches x 4 examples."""
+    expected = weights_after(tmp_path, method, max_steps=2, data=Rows(32))
+    assert_equal(expected, on_two / f"one-batch-{method}.pt")
+    assert_equal(expected, on_two / f"four-batches-{method}.pt")
 
-    class Sharded(torch.nn.Linear):
-        pass
 
-    monkeypatch.setattr("smoothtune.core.support.FSDPModule", Sharded)
-    model = tiny_model("bert")
-    model.classifier.__class__ = Sharded
-    with pytest.raises(ValueError, match="use DDP"):
-        Objective(Jacobian(estimator="projected")).attach(model)
-    with pytest.raises(ValueError, match="use DDP"):
-        Objective(LNSR(noise="in_manifold")).attach(model)
-    Objective(LNSR()).attach(model)
+@pytest.mark.parametrize(
+    ("kind", "after"), [("language", language_weights_after), ("lora", lora_weights_after)]
+)
+@pytest.mark.parametrize("method", LANGUAGE_TESTED)
+def test_decoders(kind, after, method, on_two, tmp_path):
+    """2 processes x 2 batches x 2 examples."""
+    expected = after(tmp_path, method)
+    start = after(tmp_path, method, max_steps=1)
+    assert any(not torch.equal(expected[name], start[name]) for name in start)
+    assert_equal(expected, on_two / f"{kind}-{method}.pt")

@@ -158,7 +158,7 @@ def predicted(folder: Path, right: int, total: int = 200) -> None:
 
 
 def test_differences_beyond_noise(evaluated: Path, tmp_path: Path) -> None:
-    settings = {"num_resamples": 400}
+    settings = {"num_resamples": 100}
     names = ("a", "b", "c")
     copies = [edited(evaluated / "first", tmp_path / name, settings=settings) for name in names]
     for copy, right in zip(copies, (150, 152, 190), strict=True):

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from transformers import BertForSequenceClassification
 
 from helpers.hub_server import HubServer, clean_environment, make_cola, make_model
 
-LOAD = """
-import json
+SCRIPT = """
+import json, sys
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
+from smoothtune.cli import main
 from smoothtune.tasks import DataError, TASKS
 
 splits = TASKS["cola"].load_splits("nyu-mll/glue")
@@ -24,6 +26,15 @@ for source, task in [("tiny/nothing", "cola"), ("nyu-mll/glue", "rte")]:
         TASKS[task].load_splits(source)
     except DataError as error:
         errors.append(str(error))
+folder = sys.argv[1]
+sys.argv = ["smoothtune", "train", "--task", "cola", "--data", "nyu-mll/glue",
+            "--model", "tiny/bert", "--method", "lnsr:layer=1", "--max-steps", "2",
+            "--output-dir", folder]
+try:
+    main()
+except SystemExit as end:
+    assert not end.code, end.code
+result = json.load(open(folder + "/result.json"))
 print(json.dumps({
     "rows": {name: len(split) for name, split in splits.items()},
     "first": splits["train"][0],
@@ -31,26 +42,31 @@ print(json.dumps({
     "parameters": model.num_parameters(),
     "ids": tokenizer("the cats sat")["input_ids"],
     "errors": errors,
+    "trained": {"metrics": result["metrics"], "base": result["base_model_id"]},
 }))
 """
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What a process loads online, then another one offline with the server gone."""
+    """What a process loads and trains online, then another one offline with the server gone."""
     folder = tmp_path_factory.mktemp("hub")
     make_model(folder / "bert")
     make_cola(folder / "glue")
     with HubServer({"tiny/bert": folder / "bert"}, {"nyu-mll/glue": folder / "glue"}) as hub:
-        online = run(LOAD, hub.environment(folder / "home"))
-    offline = run(LOAD, clean_environment(folder / "home") | {"HF_HUB_OFFLINE": "1"})
+        online = run(folder / "a", hub.environment(folder / "home"))
+    offline = run(folder / "b", clean_environment(folder / "home") | {"HF_HUB_OFFLINE": "1"})
     model = BertForSequenceClassification.from_pretrained(folder / "bert")
     return {"online": online, "offline": offline, "parameters": model.num_parameters()}
 
 
-def run(script: str, environment: dict[str, str]) -> dict[str, Any]:
+def run(output: Path, environment: dict[str, str]) -> dict[str, Any]:
     finished = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", SCRIPT, output],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
     )
     assert finished.returncode == 0, finished.stderr
     return json.loads(finished.stdout.splitlines()[-1])
@@ -84,32 +100,9 @@ def test_missing_data_set_offline(loaded: dict[str, Any]) -> None:
     assert configuration.startswith("nyu-mll/glue, configuration 'rte'")
 
 
-def test_training_from_hub_ids_then_offline(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_training_from_hub_ids_then_offline(loaded: dict[str, Any]) -> None:
     """`smoothtune train` with ids for data and model; once more from the cache, server gone."""
-    folder = tmp_path_factory.mktemp("train")
-    make_model(folder / "bert")
-    make_cola(folder / "glue")
-    script = """
-import json, sys
-from smoothtune.cli import main
-sys.argv = ["smoothtune", "train", "--task", "cola", "--data", "nyu-mll/glue",
-            "--model", "tiny/bert", "--method", "lnsr:layer=1", "--max-steps", "2",
-            "--output-dir", sys.argv[1]]
-try:
-    main()
-except SystemExit as end:
-    assert not end.code, end.code
-result = json.load(open(sys.argv[-1] + "/result.json"))
-print(json.dumps({"metrics": result["metrics"], "base": result["base_model_id"]}))
-"""
-
-    def train(output: str, environment: dict[str, str]) -> dict[str, Any]:
-        script_with_output = f"import sys; sys.argv = ['', {output!r}]\n{script}"
-        return run(script_with_output, environment)
-
-    with HubServer({"tiny/bert": folder / "bert"}, {"nyu-mll/glue": folder / "glue"}) as hub:
-        online = train(str(folder / "a"), hub.environment(folder / "home"))
-    offline = train(str(folder / "b"), clean_environment(folder / "home") | {"HF_HUB_OFFLINE": "1"})
+    online, offline = (loaded[when]["trained"] for when in ("online", "offline"))
     assert online["base"] == "tiny/bert"
     assert online == offline
     assert "matthews_correlation" in online["metrics"]

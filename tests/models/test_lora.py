@@ -124,7 +124,12 @@ def evaluated_model(output_dir):
 def test_evaluate_reads_an_adapter(adapter, tmp_path):
     _, output_dir = adapter
     found = evaluate(
-        Settings(model=str(output_dir), output_dir=str(tmp_path / "evaluation"), parts=("drift",)),
+        Settings(
+            model=str(output_dir),
+            output_dir=str(tmp_path / "evaluation"),
+            parts=("drift",),
+            num_resamples=20,
+        ),
         console=NOWHERE,
     )
     result = json.loads((output_dir / "result.json").read_text())

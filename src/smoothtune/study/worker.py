@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import sys
@@ -40,6 +41,7 @@ def run_here(cell: Cell, folder: Path, keep_model: bool) -> None:
         folder: the study's.
         keep_model: leave the model folder under ``models/``.
     """
+    gc.freeze()  # the trainer collects garbage: what was imported before the fork stays out of it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, which the end of a cell would leak
     records = Records(folder)
