@@ -5,7 +5,13 @@ import torch
 
 from helpers.causal import LANGUAGE_TESTED, language_weights_after, lora_weights_after
 from helpers.processes import on_two_processes
-from helpers.training import METHODS_TESTED, Rows, weights_after
+from helpers.training import (
+    METHODS_TESTED,
+    UNEQUAL_TESTED,
+    Rows,
+    dual_weights_after,
+    weights_after,
+)
 
 
 @pytest.fixture(scope="module")
@@ -28,6 +34,22 @@ def test_classifiers(method, on_two, tmp_path):
     expected = weights_after(tmp_path, method, max_steps=2, data=Rows(32))
     assert_equal(expected, on_two / f"one-batch-{method}.pt")
     assert_equal(expected, on_two / f"four-batches-{method}.pt")
+
+
+@pytest.mark.parametrize("method", UNEQUAL_TESTED)
+def test_unequal_batches(method, on_two, tmp_path):
+    """6 examples in one process, 2 in the other."""
+    expected = weights_after(tmp_path, method, data=Rows(8))
+    assert_equal(expected, on_two / f"unequal-{method}.pt")
+
+
+def test_unlabeled_batches(on_two, tmp_path):
+    """They do not reach the head; both processes end with the weights of one."""
+    expected = dual_weights_after(
+        tmp_path, "lnsr", per_device_train_batch_size=4, gradient_accumulation_steps=2
+    )
+    for file in ("dual-lnsr.pt", "dual-lnsr-1.pt"):
+        assert_equal(expected, on_two / file)
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,28 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from helpers.causal import LANGUAGE_TESTED, language_weights_after, lora_weights_after  # noqa: E402
-from helpers.training import METHODS_TESTED, leave, weights_after  # noqa: E402
+from helpers.training import (  # noqa: E402
+    METHODS_TESTED,
+    UNEQUAL_TESTED,
+    Rows,
+    dual_weights_after,
+    leave,
+    weights_after,
+)
 
 gc.freeze()  # which every trainer would look at again
 torch.set_num_threads(1)
 output = sys.argv[1]
+unequal = partial(  # 6 rows in one process, 2 in the other
+    weights_after, data=Rows(8), accelerator_config={"even_batches": False}
+)
 RUNS = [  # name, function, methods, size of a batch, batches of an update
     ("one-batch", partial(weights_after, max_steps=2), METHODS_TESTED, 16, 1),
     ("four-batches", partial(weights_after, max_steps=2), METHODS_TESTED, 4, 4),
     ("language", language_weights_after, LANGUAGE_TESTED, 2, 2),
     ("lora", lora_weights_after, LANGUAGE_TESTED, 2, 2),
+    ("unequal", unequal, UNEQUAL_TESTED, 6, 1),
+    ("dual", dual_weights_after, ["lnsr"], 4, 1),
 ]
 for name, after, methods, size, accumulation in RUNS:
     for method in methods:
@@ -29,7 +41,8 @@ for name, after, methods, size, accumulation in RUNS:
             per_device_train_batch_size=size,
             gradient_accumulation_steps=accumulation,
         )
-        if torch.distributed.get_rank() == 0:
-            torch.save(weights, f"{output}/{name}-{method}.pt")
+        rank = torch.distributed.get_rank()
+        if rank == 0 or name == "dual":
+            torch.save(weights, f"{output}/{name}-{method}{'-1' if rank else ''}.pt")
         torch.distributed.barrier()
 leave()

@@ -84,6 +84,24 @@ def weights_after(output_dir, method, architecture="bert", *, data=None, **chang
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
+UNEQUAL_TESTED = ("plain", "lnsr", "l2_sp", "cwgnc")
+
+
+def dual_weights_after(output_dir, method, **changes):
+    """Weights by name after two updates with labels and two without, which leave the head out."""
+    model = tiny_model("bert")
+    settings = {"max_steps": 4, "optim": "adamw_torch", "weight_decay": 0.1, "learning_rate": 0.01}
+    with fixed_draws():
+        SmoothTrainer(
+            model=model,
+            args=arguments(output_dir, **settings | changes),
+            train_dataset=Rows(16),
+            unlabeled_dataset=Rows(16, seed=9),
+            regularizers=[METHODS[method](**METHODS_TESTED[method])],
+        ).train()
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
 FSDP_TESTED = {
     "lnsr": {"reduction": "token_sum"},
     "r3f": {"noise": "normal", "sigma": 0.1},

@@ -224,3 +224,14 @@ def test_columns_are_padded_to_one_length():
         stacked([left, long])
     with pytest.raises(ValueError, match="pixel_values"):
         stacked([short | {"pixel_values": torch.ones(1)}])
+
+
+def test_cross_encoders_are_refused(tmp_path, folder):
+    from sentence_transformers import CrossEncoder, CrossEncoderTrainer
+    from sentence_transformers.cross_encoder import CrossEncoderTrainingArguments
+
+    model = CrossEncoder(str(folder), num_labels=1, device="cpu")
+    args = CrossEncoderTrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
+    trainer = CrossEncoderTrainer(model=model, args=args, train_dataset=pairs(2, "score"))
+    with pytest.raises(ValueError, match="CrossEncoderTrainer: its losses.*for scores"):
+        regularize(trainer, LNSR())

@@ -7,7 +7,18 @@ from torch import nn
 from transformers import Trainer
 
 from helpers.training import METHODS_TESTED, Rows, arguments, weights_after
-from smoothtune import CWGNC, L2SP, LNSR, R3F, R4F, Mixout, NonFiniteLoss, SmoothTrainer, regularize
+from smoothtune import (
+    CWGNC,
+    L2SP,
+    LNSR,
+    R3F,
+    R4F,
+    Mixout,
+    NonFiniteLoss,
+    Plain,
+    SmoothTrainer,
+    regularize,
+)
 from smoothtune.testing import tiny_model
 from smoothtune.trainer.trainer import STATE_FILE
 
@@ -27,6 +38,7 @@ def test_without_methods_it_is_the_stock_trainer_bit_for_bit(tmp_path):
         model = tiny_model("bert", dropout=0.2)
         trainer = cls(
             model=model,
+            **({"regularizers": Plain()} if cls is SmoothTrainer else {}),
             args=arguments(
                 tmp_path,
                 max_steps=3,
@@ -294,6 +306,7 @@ def test_16_bit_weights_are_refused_where_they_swallow_perturbations(tmp_path):
 
 
 def test_regularizing_twice_is_refused(tmp_path):
-    trainer = SmoothTrainer(model=tiny_model("bert"), args=arguments(tmp_path))
+    args = arguments(tmp_path)
+    trainer = SmoothTrainer(model=tiny_model("bert"), args=args, regularizers=[LNSR()])
     with pytest.raises(ValueError, match="one call"):
         regularize(trainer, LNSR())

@@ -125,7 +125,7 @@ def test_task_loss_is_that_of_an_sft_trainer_without_methods(tmp_path):
 def test_only_completions_are_labels(tmp_path):
     trainer = regularize(sft_trainer(tmp_path), R3F())
     batch = next(iter(trainer.get_train_dataloader()))
-    given, _ = trainer.compute_loss.__self__.batch_and_loss(batch, None)
+    given = trainer.compute_loss.__self__.task.prepare(batch, None).batch
     prompts = given["attention_mask"].sum() - (given["labels"] != -100).sum()
     assert prompts == sum(3 + i % 4 for i in range(16))
 
@@ -192,3 +192,18 @@ def test_unpacked_documents():
     assert found["labels"].tolist() == [[-100, 6, 7], [-100, 9, -100]]
     padded = {"input_ids": packed["input_ids"], "attention_mask": torch.ones(1, 5)}
     assert unpacked(padded) == padded
+
+
+@pytest.mark.parametrize(
+    "positions",
+    [
+        [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]],  # rows, not documents in one row
+        [[4, 5, 6, 7, 8]],  # from another start
+        [[0, 2, 4, 0, 2]],  # in other steps
+        [[1, 2, 0, 1, 2]],
+    ],
+)
+def test_position_ids_of_the_users_own_are_kept(positions):
+    ids = torch.tensor(positions)
+    batch = {"input_ids": ids + 5, "labels": ids + 5, "position_ids": ids}
+    assert unpacked(batch) == batch

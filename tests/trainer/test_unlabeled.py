@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from helpers.training import Rows, arguments
-from smoothtune import JacHess, SmoothTrainer
+from smoothtune import CWGNC, LNSR, JacHess, Plain, SmoothTrainer
 from smoothtune.testing import tiny_model
 from smoothtune.trainer.unlabeled import AlternatingBatches
 
@@ -94,6 +94,62 @@ def test_resuming_within_an_epoch_goes_on_where_it_stopped(tmp_path):
     resumed.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     for a, b in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
         assert torch.equal(a, b)
+
+
+def dual(tmp_path, method, *, alternate="step", **changes):
+    settings = {"max_steps": 2, "per_device_train_batch_size": 4, **changes}
+    return SmoothTrainer(
+        model=tiny_model("bert"),
+        args=arguments(tmp_path, **settings),
+        train_dataset=Rows(16),
+        regularizers=[method],
+        unlabeled_dataset=Rows(40, seed=9),
+        alternate=alternate,
+    )
+
+
+@pytest.mark.parametrize("method", [LNSR(batches="labeled"), CWGNC(), Plain()])
+def test_unlabeled_data_that_no_method_uses_are_refused(tmp_path, method):
+    with pytest.raises(ValueError, match="no method has a term on unlabeled batches"):
+        dual(tmp_path, method)
+
+
+@pytest.mark.parametrize(
+    ("alternate", "max_steps", "warns"),
+    [("epoch", 4, True), ("epoch", 5, False), ("step", 1, True), ("step", 2, False)],
+)
+def test_an_end_before_any_unlabeled_batch_is_said(tmp_path, caplog, alternate, max_steps, warns):
+    trainer = dual(tmp_path, JacHess(c=0.01), alternate=alternate, max_steps=max_steps)
+    trainer.get_train_dataloader()
+    assert ("ends before any unlabeled batch" in caplog.text) == warns
+
+
+def test_unlabeled_batches_are_marked(tmp_path):
+    loader = dual(tmp_path, JacHess(c=0.01)).get_train_dataloader()
+    marks = [batch.get("unlabeled", False) for batch in loader]
+    assert marks == [False, True] * 4
+
+
+def test_a_loss_of_the_users_own_is_not_asked_for_unlabeled_batches(tmp_path):
+    class Counting(SmoothTrainer):
+        labeled = 0
+
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            assert "labels" in inputs
+            Counting.labeled += 1
+            return super().compute_loss(model, inputs, return_outputs)
+
+    trainer = Counting(
+        model=tiny_model("bert"),
+        args=arguments(tmp_path, max_steps=4, per_device_train_batch_size=4),
+        train_dataset=Rows(16),
+        regularizers=[LNSR()],
+        unlabeled_dataset=Rows(40, seed=9),
+    )
+    trainer.train()
+    logs = [entry for entry in trainer.state.log_history if "loss" in entry]
+    assert ["loss/task" in entry for entry in logs] == [True, False] * 2
+    assert Counting.labeled
 
 
 @pytest.mark.parametrize(("unlabeled", "message"), [(iter([]), "map-style"), ([], "has no rows")])

@@ -88,6 +88,7 @@ class ForwardPass:
         self.device, self.deltas = device_of(batch), dict(deltas or {})
         self.start = start  # generator state in which the forward begins; None: the current one
         self.end: rng.State | None = None  # and in which it ended
+        self.labeled = any(name in batch for name in LABELS)
         self._differentiable, self._records_states = differentiable, hidden_states
         self._result: Result | None = None
         self._values: dict[Point, Tensor] = {}  # at points, without graph
@@ -109,11 +110,6 @@ class ForwardPass:
         mask = self.batch.get("attention_mask")
         ids = self.input_ids
         return torch.ones_like(ids).bool() if mask is None else mask.flatten(0, -2).bool()
-
-    @property
-    def labeled(self) -> bool:
-        """Whether the batch carries labels."""
-        return any(name in self.batch for name in LABELS)
 
     def delta(self, point: Point = "word") -> Tensor:
         """(B, T, D) the perturbation leaf at a point, zero in the clean pass."""
@@ -213,6 +209,7 @@ class ForwardPass:
             shared_masks=self.shared_masks if shares else None,
         )
         other._rate, other._detach, other._clean = rate, detach, self
+        other.labeled = self.labeled
         other.run()
         if shares:  # this pass, should it never run, would have ended there
             self.end = self.end or other.end

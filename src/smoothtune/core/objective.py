@@ -21,6 +21,7 @@ from smoothtune.core.optimizer_hooks import (
     UpdateWatch,
     unwrapped_optimizer,
 )
+from smoothtune.core.reach import FullReach
 from smoothtune.core.regularizer import Regularizer, entries_under
 from smoothtune.core.support import check, is_compiled
 from smoothtune.errors import NonFiniteLoss
@@ -64,7 +65,7 @@ class Objective:
         self._hooks: OptimizerHooks | None = None
         self._derivatives: HigherDerivatives | None = None
         self._prepared: weakref.ref[nn.Module] | None = None  # the model it was last attached to
-        self._watch = UpdateWatch(self.regularizers)
+        self._watch, self._reach = UpdateWatch(self.regularizers), FullReach()
         self._lost: weakref.finalize | None = None  # called when nothing refers to this any more
 
     # --- connecting --------------------------------------------------------------------------
@@ -158,6 +159,11 @@ class Objective:
             self._hooks.remove()
             self._hooks = self._watch.bound = None
 
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer it is bound to, without wrappers."""
+        return None if self._hooks is None else self._hooks.optimizer
+
     def detach(self) -> None:
         """Leave model and optimizer as they were found."""
         self.unbind_optimizer()
@@ -176,15 +182,24 @@ class Objective:
     # --- an update ---------------------------------------------------------------------------
 
     def __call__(
-        self, model: nn.Module, batch: Batch, compute_loss: ComputeLoss | None = None
+        self,
+        model: nn.Module,
+        batch: Batch,
+        compute_loss: ComputeLoss | None = None,
+        *,
+        row_share: float | Tensor = 1.0,
     ) -> Tensor:
         """The objective on one batch.
 
         Args:
             model: as the loop holds it (wrapped or not), in training mode.
-            batch: model inputs; `example_id`, if there, names the rows in errors.
+            batch: model inputs; `example_id`, if there, names the rows in errors. `unlabeled`, if
+                there and True, says that the batch has no task loss.
             compute_loss: (model, batch) -> (scalar mean loss or None, outputs); unless given, the
                 model's own loss, which `causal_lm_loss` computes for causal language models.
+            row_share: rows of this batch, divided by the mean number of rows of the batches that
+                one update is made from (accumulation steps times processes). With it, batches of
+                unequal size give the gradient of all their rows together.
 
         Returns:
             () the value to back-propagate.
@@ -197,10 +212,12 @@ class Objective:
         self.calls += 1
         batch = dict(batch)
         self._check_once(model, device_of(batch))
-        example_ids = batch.pop("example_id", None)
+        example_ids, unlabeled = batch.pop("example_id", None), batch.pop("unlabeled", False)
+        given = compute_loss is not None
         if compute_loss is None:
             compute_loss = causal_lm_loss if is_causal_lm(unwrap(model)) else model_loss
         clean = self._clean_pass(model, batch, compute_loss)
+        clean.labeled = not unlabeled and (given or clean.labeled)
         losses = dict(self._losses(clean))
         replaced = any(self.regularizers[name].replaces_task_loss for name in losses)
         if clean.labeled and not replaced:
@@ -211,14 +228,16 @@ class Objective:
             rng.set_state(clean.device, clean.end)
         if not losses:
             raise ValueError("the batch has no labels and no method gives a loss without them")
+        losses = {name: row_share * loss for name, loss in losses.items()}
         total = torch.stack([losses[name] for name in sorted(losses)]).sum()
         self._record(total, losses)
         if not math.isfinite(total.item()):
             raise self._non_finite(losses, example_ids)
-        return total
+        return self._reach.complete(model, total, clean.labeled)
 
     def before_step(self) -> None:
         """Let the methods edit the gradients; just before an update."""
+        self._reach.forget()
         device = next(self.model.parameters()).device
         for name, regularizer in self.regularizers.items():
             with rng.stream(device, self.seed, f"{name}/gradients", self.step, every_process=True):

@@ -9,6 +9,10 @@ from transformers import Trainer
 
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.support import FULL_BATCH, Environment, problems, refuse
+from smoothtune.trainer.sentence_transformers import (
+    is_embedding_trainer,
+    sentence_transformers_problems,
+)
 from smoothtune.trainer.trl import sft_problems
 
 
@@ -27,6 +31,7 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
     if strategy not in (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
         wrong.append(f"{strategy} is not verified in the Trainer: use a single process or DDP")
     wrong += sft_problems(trainer)
+    wrong += sentence_transformers_problems(trainer)
     if args.auto_find_batch_size:
         wrong.append(
             "auto_find_batch_size restarts training, which the methods do not notice: turn it off"
@@ -42,6 +47,24 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
                 f"{FULL_BATCH}"
             )
     refuse(wrong)
+
+
+def check_unlabeled(regularizers: dict[str, Regularizer], trainer: Trainer) -> None:
+    """Refuse unlabeled data that no method would use.
+
+    Raises:
+        ValueError: says what to change.
+    """
+    if is_embedding_trainer(trainer):
+        refuse(["unlabeled_dataset is not verified with embedding models: leave it out"])
+    if not any(r.has_loss and r.batches != "labeled" for r in regularizers.values()):
+        names = ", ".join(regularizers) or "plain fine-tuning"
+        refuse(
+            [
+                f"unlabeled_dataset with {names}: no method has a term on unlabeled batches: leave "
+                'it out, or set batches="both" or "unlabeled" of a method that needs no labels'
+            ]
+        )
 
 
 def _planned(args: Any) -> set[Environment]:

@@ -27,6 +27,22 @@ def is_embedding_trainer(trainer: Trainer) -> bool:
     return any(cls.__name__ == "SentenceTransformerTrainer" for cls in type(trainer).__mro__)
 
 
+def sentence_transformers_problems(trainer: Trainer) -> list[str]:
+    """Reasons why a trainer of sentence-transformers is not supported, with what to change."""
+    names = [
+        cls.__name__
+        for cls in type(trainer).__mro__
+        if cls.__module__.startswith("sentence_transformers.")
+    ]
+    if not names or is_embedding_trainer(trainer):
+        return []
+    return [
+        f"sentence-transformers' {names[0]}: its losses tokenize the texts and call the model "
+        "themselves, so methods cannot repeat a forward: use SentenceTransformerTrainer for "
+        "embeddings, and AutoModelForSequenceClassification with transformers' Trainer for scores"
+    ]
+
+
 def stacked(columns: list[Column]) -> dict[str, Tensor]:
     """The texts of all columns, one below the other, padded on the right to one length.
 

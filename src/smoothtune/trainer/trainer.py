@@ -14,24 +14,22 @@ from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 from transformers.trainer_utils import get_last_checkpoint
 
-from smoothtune.core.architecture import is_causal_lm, unwrap
-from smoothtune.core.causal_lm import causal_lm_loss
-from smoothtune.core.forward import ComputeLoss
 from smoothtune.core.objective import Objective
+from smoothtune.core.optimizer_hooks import unwrapped_optimizer
 from smoothtune.core.regularizer import Regularizer
-from smoothtune.trainer.compatibility import check_trainer
-from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
-from smoothtune.trainer.trl import trl_trainer, unpacked
+from smoothtune.trainer.compatibility import check_trainer, check_unlabeled
+from smoothtune.trainer.task_loss import TaskLoss
 from smoothtune.trainer.unlabeled import Alternate, alternating_loader
 
 T = TypeVar("T", bound=Trainer)
 
 STATE_FILE = "smoothtune.safetensors"
+_CLASS = object()  # in place of an attribute that the instance has from its class
 
 
 def regularize(
     trainer: T,
-    *regularizers: Regularizer,
+    *regularizers: Regularizer | Sequence[Regularizer],
     unlabeled_dataset: Any = None,
     alternate: Alternate = "step",
 ) -> T:
@@ -67,59 +65,139 @@ def regularize(
     """
     if hasattr(trainer, "objective"):
         raise ValueError("this trainer is regularized already: pass all methods in one call")
-    objective = Objective(*regularizers)
+    methods = _methods(list(regularizers))
+    if not methods:
+        raise ValueError("no method is given: pass one, or Plain() for plain fine-tuning")
+    objective = Objective(*methods)
     check_trainer(objective.regularizers, trainer)
-    objective.attach(trainer.model)  # type: ignore[arg-type]
-    setattr(trainer, "objective", objective)  # noqa: B010 - mypy knows no such attribute
-    _Binding(trainer, objective)
+    loader = None
     if unlabeled_dataset is not None:
+        check_unlabeled(objective.regularizers, trainer)
         loader = partial(alternating_loader, trainer, unlabeled_dataset, alternate)
-        trainer.get_train_dataloader = loader  # type: ignore[method-assign]
+    _Binding(trainer, objective, loader)
+    setattr(trainer, "objective", objective)  # noqa: B010 - mypy knows no such attribute
     return trainer
 
 
 class SmoothTrainer(Trainer):
     """A `transformers.Trainer` with regularizers.
 
-    Takes all arguments of `Trainer`; `regularizers`, a sequence of methods; `unlabeled_dataset` and
-    `alternate`. See `regularize`.
+    Takes all arguments of `Trainer`; `regularizers`, a method or a sequence of methods;
+    `unlabeled_dataset` and `alternate`. See `regularize`.
     """
 
     def __init__(
         self,
         *args: Any,
-        regularizers: Sequence[Regularizer] = (),
+        regularizers: Regularizer | Sequence[Regularizer] = (),
         unlabeled_dataset: Any = None,
         alternate: Alternate = "step",
         **kwargs: Any,
     ):
         super().__init__(*args, **kwargs)
-        regularize(self, *regularizers, unlabeled_dataset=unlabeled_dataset, alternate=alternate)
+        regularize(self, regularizers, unlabeled_dataset=unlabeled_dataset, alternate=alternate)
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Without `example_id` in evaluation, before, in and after training."""
+        prepared = super()._prepare_inputs(inputs)
+        if self.model is not None and not self.model.training:
+            prepared.pop("example_id", None)
+        return prepared
+
+
+def _methods(given: Any) -> list[Regularizer]:
+    """What was meant: methods, and lists of methods.
+
+    Raises:
+        TypeError: something else was given.
+    """
+    if isinstance(given, list | tuple):
+        return [method for each in given for method in _methods(each)]
+    if isinstance(given, type) and issubclass(given, Regularizer):
+        raise TypeError(f"{given.__name__} is a class: write {given.__name__}()")
+    if isinstance(given, str):
+        raise TypeError(
+            f"{given!r} is a name: write an instance of the method's class, such as LNSR(), or "
+            f"smoothtune.METHODS[{given!r}]()"
+        )
+    if not isinstance(given, Regularizer):
+        raise TypeError(f"{given!r} is no method: write an instance of one, such as LNSR()")
+    return [given]
 
 
 class _Binding(TrainerCallback):
-    """Connects an objective to one trainer: replaces methods of it, and is a callback of it."""
+    """Connects an objective to one trainer while it trains: replaces methods of the trainer."""
 
-    def __init__(self, trainer: Trainer, objective: Objective):
-        self.trainer, self.objective = trainer, objective
-        self.original_compute_loss = trainer.compute_loss
-        self.original_create_optimizer = trainer.create_optimizer
-        self.original_train, self.original_log = trainer.train, trainer.log
-        for name in ("compute_loss", "create_optimizer", "train", "log"):
-            setattr(trainer, name, getattr(self, name))  # on the instance: any subclass works
-        # Per-batch means, averaged over micro-batches and processes, are exact for every head:
-        # keep the Trainer from scaling by the number of items, which some heads ignore. In
-        # language models batches are weighted by label tokens, which the Trainer counts.
-        model: Any = trainer.model
-        self.next_token = is_causal_lm(unwrap(model)) and _has_stock_loss(trainer)
-        trainer.model_accepts_loss_kwargs = self.next_token
-        trainer.loss_is_scaled_for_ga = False
-        trainer.add_callback(self)
+    def __init__(self, trainer: Trainer, objective: Objective, alternating: Any):
+        self.trainer, self.objective, self.alternating = trainer, objective, alternating
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = defaultdict(int)
         self.resume_from: Path | None = None
-        if trainer.optimizer is not None:
-            objective.bind_optimizer(trainer.optimizer)
+        self.kept: dict[str, Tensor] = {}  # state of the methods between two calls of train()
+        self.replaced: dict[str, Any] | None = None  # what the trainer had of its own
+        self.bind()
+        self.original_train = trainer.train
+        vars(trainer)["train"] = self.train
+        trainer.add_callback(self)
+
+    # --- connecting --------------------------------------------------------------------------
+
+    def bind(self) -> None:
+        """Attach the methods, and take the place of the trainer's methods, on the instance."""
+        if self.replaced is not None:
+            return
+        trainer: Any = self.trainer
+        self.objective.attach(trainer.model)
+        try:
+            if self.kept:
+                self.objective.load_state_dict(self.kept)
+            if trainer.optimizer is not None:
+                self._use(trainer.optimizer)
+        except BaseException:
+            self.objective.detach()
+            raise
+        self.task = TaskLoss(trainer)
+        self.original_create_optimizer, self.original_log = trainer.create_optimizer, trainer.log
+        mine = {
+            "compute_loss": self.compute_loss,
+            "create_optimizer": self.create_optimizer,
+            "log": self.log,
+            "get_batch_samples": self.task.parts.get_batch_samples,
+            # the task loss is scaled here, so that the Trainer takes the mean over the batches
+            "model_accepts_loss_kwargs": self.task.accepts_loss_kwargs,
+            "loss_is_scaled_for_ga": False,
+        }
+        if self.alternating is not None:
+            mine["get_train_dataloader"] = self.alternating
+        self.replaced = {name: vars(trainer).get(name, _CLASS) for name in mine}
+        vars(trainer).update(mine)
+
+    def unbind(self) -> None:
+        """Give model and trainer back as they were."""
+        if self.replaced is None:
+            return
+        for name, value in self.replaced.items():
+            if value is _CLASS:
+                del vars(self.trainer)[name]
+            else:
+                setattr(self.trainer, name, value)
+        self.replaced = None
+        state = self.objective.state_dict()
+        self.kept = {key: value.detach().cpu() for key, value in state.items()}
+        self.objective.detach()
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Create the optimizer, or take that which is there, and bind the objective to it."""
+        optimizer = self.original_create_optimizer(*args, **kwargs)
+        self._use(self.trainer.optimizer or optimizer)
+        return optimizer
+
+    def _use(self, optimizer: torch.optim.Optimizer) -> None:
+        if unwrapped_optimizer(optimizer) is not self.objective.optimizer:
+            self.objective.unbind_optimizer()
+            self.objective.bind_optimizer(optimizer)
+
+    # --- a batch -----------------------------------------------------------------------------
 
     def compute_loss(
         self,
@@ -131,43 +209,13 @@ class _Binding(TrainerCallback):
         """The objective in training, the trainer's own loss in evaluation."""
         if not model.training:
             inputs = {key: value for key, value in inputs.items() if key != "example_id"}
-            return self.original_compute_loss(model, inputs, return_outputs=return_outputs)
-        batch, compute_loss = self.batch_and_loss(inputs, num_items_in_batch)
-        loss = self.objective(model, batch, compute_loss)
+            return self.task.own(model, inputs, return_outputs, num_items_in_batch)
+        prepared = self.task.prepare(inputs, num_items_in_batch)
+        loss = self.objective(
+            model, prepared.batch, prepared.compute_loss, row_share=prepared.row_share
+        )
         self._count(self.objective.terms)
         return (loss, None) if return_outputs else loss
-
-    def batch_and_loss(
-        self, inputs: dict[str, Any], num_items_in_batch: Tensor | int | None
-    ) -> tuple[dict[str, Any], ComputeLoss]:
-        """Model inputs and task loss for the objective, depending on the trainer's library."""
-        if is_embedding_trainer(self.trainer):
-            embedding = EmbeddingLoss(self.trainer, inputs)
-            return embedding.batch, embedding
-        if not self.next_token:
-            return inputs, self.task_loss
-        inputs = unpacked(inputs)
-        if num_items_in_batch is not None:  # of all batches of the update, on all processes
-            args = self.trainer.args
-            processes = args.world_size if args.average_tokens_across_devices else 1
-            batches = self.trainer.current_gradient_accumulation_steps * processes
-            inputs["num_items_in_batch"] = num_items_in_batch / batches
-        return inputs, causal_lm_loss
-
-    def task_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
-        """The trainer's own loss on one batch, None for a batch without labels; and the outputs."""
-        if not any(name in batch for name in self.trainer.label_names):
-            return None, model(**batch)
-        loss, outputs = self.original_compute_loss(model, batch, return_outputs=True)
-        return loss, outputs
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Create the optimizer and bind the objective to it."""
-        before = self.trainer.optimizer
-        optimizer = self.original_create_optimizer(*args, **kwargs)
-        if optimizer is not before:
-            self.objective.bind_optimizer(optimizer)
-        return optimizer
 
     # --- logging -----------------------------------------------------------------------------
 
@@ -198,13 +246,21 @@ class _Binding(TrainerCallback):
         if checkpoint is None and resume_from_checkpoint:
             raise ValueError(f"there is no checkpoint in {folder} to resume from")
         self.resume_from = Path(checkpoint) if checkpoint else None
-        rows, tokenizer = self.trainer.train_dataset, self.trainer.processing_class
-        for regularizer in self.objective.regularizers.values():
-            regularizer.read_training_rows(rows, tokenizer)
-        return self.original_train(resume_from_checkpoint=checkpoint or None, **kwargs)
+        self.bind()
+        try:
+            rows, tokenizer = self.trainer.train_dataset, self.trainer.processing_class
+            for regularizer in self.objective.regularizers.values():
+                regularizer.read_training_rows(rows, tokenizer)
+            return self.original_train(resume_from_checkpoint=checkpoint or None, **kwargs)
+        finally:
+            self.unbind()
+            self.sums.clear()
+            self.counts.clear()
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Load the methods' state, after the model's."""
+        """Bind the optimizer that is really used; load the methods' state, after the model's."""
+        assert self.trainer.optimizer is not None
+        self._use(self.trainer.optimizer)
         if self.resume_from is None:
             return
         file = self.resume_from / STATE_FILE
@@ -223,10 +279,3 @@ class _Binding(TrainerCallback):
                 key: t.detach().cpu().contiguous() for key, t in self.objective.state_dict().items()
             }
             save_file(tensors, folder / STATE_FILE)
-
-
-def _has_stock_loss(trainer: Trainer) -> bool:
-    """Whether the loss of a language model is the mean cross entropy of its label tokens."""
-    if trainer.label_smoother is not None or trainer.compute_loss_func is not None:
-        return False
-    return type(trainer).compute_loss is Trainer.compute_loss or trl_trainer(trainer) is not None

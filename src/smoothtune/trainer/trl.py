@@ -56,8 +56,8 @@ def unpacked(batch: Mapping[str, Any]) -> dict[str, Any]:
     noise that are meant per example would run over several documents.
 
     Args:
-        batch: `input_ids` and `labels` (1, S) with `position_ids`; other batches are returned
-            unchanged.
+        batch: `input_ids` and `labels` (1, S) with `position_ids` (1, S) that count from 0 in
+            every document; other batches are returned unchanged.
 
     Returns:
         The same documents in rows (B, T), padded on the right, with an attention mask.
@@ -66,8 +66,11 @@ def unpacked(batch: Mapping[str, Any]) -> dict[str, Any]:
     if positions is None or "attention_mask" in batch:
         return dict(batch)
     starts = (positions == 0).flatten().nonzero().flatten().tolist()
-    ends = [*starts[1:], positions.numel()]
+    ends = [*starts, positions.numel()][1:]
     lengths = [end - start for start, end in zip(starts, ends, strict=True)]
+    counted = [position for length in lengths for position in range(length)]
+    if len(positions) != 1 or positions.flatten().tolist() != counted:
+        return dict(batch)  # positions of the user's own, in rows as they are
 
     def rows(values: Tensor, padding: int) -> Tensor:
         return pad_sequence(list(values.flatten().split(lengths)), True, padding)

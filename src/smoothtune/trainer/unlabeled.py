@@ -6,7 +6,8 @@ the dual mode of JacHess, and what VAT was made for.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+import logging
+from collections.abc import Callable, Iterator, Sized
 from itertools import cycle, islice
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset
 from transformers import Trainer
 
 Alternate = Literal["step", "epoch"]
+logger = logging.getLogger(__name__)
 
 
 class AlternatingBatches(BatchSampler):
@@ -52,11 +54,11 @@ class AlternatingBatches(BatchSampler):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return 2 * self.group * self._updates()
+        return 2 * self.group * self.updates
 
     def __iter__(self) -> Iterator[list[int]]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        size, count = self.batch_size, self.group * self._updates()
+        size, count = self.batch_size, self.group * self.updates
         order = torch.randperm(self.labeled, generator=generator).tolist()
         rows = cycle(order)  # fills the last update, so that all have the same size
         labeled = [list(islice(rows, size)) for _ in range(count)]
@@ -71,8 +73,14 @@ class AlternatingBatches(BatchSampler):
             yield from labeled[start : start + self.group]
             yield from unlabeled[start : start + self.group]
 
-    def _updates(self) -> int:
+    @property
+    def updates(self) -> int:
+        """Labeled updates of an epoch; there are as many unlabeled ones."""
         return -(-self.labeled // (self.batch_size * self.group))
+
+
+class UnlabeledRow(dict[str, Any]):
+    """A row whose batch has no task loss."""
 
 
 class WithoutLabels(Dataset):
@@ -89,8 +97,26 @@ class WithoutLabels(Dataset):
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, i: int) -> dict[str, Any]:
-        return {key: value for key, value in self.rows[i].items() if key not in self.names}
+    def __getitem__(self, i: int) -> UnlabeledRow:
+        row = self.rows[i]
+        return UnlabeledRow({key: row[key] for key in row if key not in self.names})
+
+
+class MarkingCollator:
+    """Collates rows, and marks a batch of unlabeled ones by `unlabeled`: True.
+
+    Args:
+        collate: the trainer's own.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any]):
+        self.collate = collate
+
+    def __call__(self, rows: list[Any]) -> dict[str, Any]:
+        """A batch of one kind."""
+        unlabeled = isinstance(rows[0], UnlabeledRow)
+        batch = dict(self.collate([dict(row) for row in rows] if unlabeled else rows))
+        return batch | {"unlabeled": True} if unlabeled else batch
 
 
 def alternating_loader(trainer: Trainer, unlabeled: Any, alternate: Alternate) -> DataLoader:
@@ -118,11 +144,20 @@ def alternating_loader(trainer: Trainer, unlabeled: Any, alternate: Alternate) -
         args.gradient_accumulation_steps * args.world_size,
         args.data_seed if args.data_seed is not None else args.seed,
     )
+    first = 1 if alternate == "step" else sampler.updates
+    if 0 < args.max_steps <= first:
+        logger.warning(
+            "max_steps=%d ends before any unlabeled batch: the first comes in update %d "
+            '(alternate="%s")',
+            args.max_steps,
+            first + 1,
+            alternate,
+        )
     rows: Any = ConcatDataset([labeled, WithoutLabels(unlabeled, labels)])  # type: ignore[list-item]
     loader = DataLoader(
         rows,
         batch_sampler=sampler,
-        collate_fn=trainer.data_collator,
+        collate_fn=MarkingCollator(trainer.data_collator),
         num_workers=args.dataloader_num_workers,
         pin_memory=args.dataloader_pin_memory,
     )

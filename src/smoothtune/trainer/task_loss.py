@@ -1,0 +1,167 @@
+"""The task loss of a trainer, on one batch, as the trainer itself would count it in an update."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import Trainer
+
+from smoothtune.core.architecture import is_causal_lm, unwrap
+from smoothtune.core.causal_lm import causal_lm_loss, target_mask
+from smoothtune.core.forward import ComputeLoss
+from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
+from smoothtune.trainer.trl import trl_trainer, unpacked
+from smoothtune.trainer.update_parts import Size, UpdateParts, labels_in, rows_of
+
+Kind = Literal["next token", "embedding", "stock", "function", "declared", "own"]
+
+
+class Prepared(NamedTuple):
+    """What an objective takes."""
+
+    batch: dict[str, Any]
+    compute_loss: ComputeLoss
+    row_share: float
+
+
+class TaskLoss:
+    """A trainer's own loss, in the part that a batch has in its update.
+
+    Means whose meaning is known are weighed by what they run over. A `compute_loss` of the user's
+    own counts as its trainer would count it: as normalized over the update by `num_items_in_batch`,
+    where the Trainer gives it that; as it declares by `loss_is_scaled_for_ga`; else as a mean that
+    weighs the same for every batch.
+    """
+
+    def __init__(self, trainer: Trainer):
+        self.trainer: Any = trainer
+        self.compute_loss = trainer.compute_loss
+        self.scaled = trainer.loss_is_scaled_for_ga
+        self.kind: Kind = self._kind()
+        counted = bool(trainer.model_accepts_loss_kwargs)
+        named = inspect.signature(self.compute_loss).parameters
+        self.takes_count = "num_items_in_batch" in named or any(
+            parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()
+        )
+        self.normalized = self.kind == "own" and counted and self.takes_count
+        self.accepts_loss_kwargs = self.kind == "next token" or (
+            self.kind == "declared" and counted
+        )
+        self.parts = UpdateParts(trainer, self._size)
+
+    def _kind(self) -> Kind:
+        trainer, bare = self.trainer, unwrap(self.trainer.model)
+        if is_embedding_trainer(trainer):
+            return "embedding"
+        stock = getattr(self.compute_loss, "__func__", None) is Trainer.compute_loss
+        plain = trainer.label_smoother is None and trainer.compute_loss_func is None
+        if is_causal_lm(bare) and plain and (stock or trl_trainer(trainer) is not None):
+            return "next token"
+        if self.scaled is not None:
+            return "declared"
+        if not stock:
+            return "own"
+        return "stock" if trainer.compute_loss_func is None else "function"
+
+    # --- sizes -------------------------------------------------------------------------------
+
+    def _size(self, batch: Mapping[str, Any]) -> Size:
+        if self.kind == "embedding":
+            rows = sum(len(x) for name, x in batch.items() if name.endswith("input_ids"))
+            return Size(rows, rows)
+        if self.kind == "next token":
+            batch = unpacked(batch)
+            return Size(rows_of(batch), int(target_mask(batch).sum()))
+        names = [name for name in self._label_names() if name in batch]
+        if hasattr(getattr(self.trainer.model, "config", None), "ctc_loss_reduction"):
+            names = []  # a mean over rows, whatever the length of their transcripts
+        shifted = bool(self.trainer._loss_shifts_labels)
+        return Size(rows_of(batch), labels_in(batch, names, shifted=shifted))
+
+    def _label_names(self) -> list[str]:
+        return list(dict.fromkeys([*(self.trainer.label_names or ()), "labels"]))
+
+    # --- one batch ---------------------------------------------------------------------------
+
+    def prepare(self, inputs: dict[str, Any], num_items_in_batch: Any) -> Prepared:
+        """Model inputs, task loss and share of one batch.
+
+        Args:
+            inputs: the batch in training; with `unlabeled`, it has no task loss.
+            num_items_in_batch: what the Trainer has counted, for a loss that uses it.
+        """
+        rows, items = self.parts.shares(inputs)
+        if self.kind == "embedding":
+            embedding = EmbeddingLoss(self.trainer, inputs)
+            return Prepared(embedding.batch, weighed(embedding, 1 / rows), rows)
+        batch = dict(inputs)
+        if self.kind == "next token":
+            mean = self.parts.mean_items(batch)
+            batch = unpacked(batch) | {"num_items_in_batch": mean * rows}
+            return Prepared(batch, causal_lm_loss, rows)
+        if self._lacks_labels(batch):
+            batch["unlabeled"] = True
+        if batch.get("unlabeled"):
+            return Prepared(batch, without_labels, rows)
+        count, share = self._count_and_share(batch, items, num_items_in_batch)
+
+        def loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
+            value, outputs = self.own(model, batch, True, count)
+            if not share:  # no label in this batch: its mean is 0 / 0
+                value = 0 * outputs["logits"].sum()
+            return value, outputs
+
+        return Prepared(batch, weighed(loss, share / rows), rows)
+
+    def own(
+        self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool, count: Any
+    ) -> Any:
+        """What the trainer's own `compute_loss` returns; `count` for those who take it."""
+        counted = {"num_items_in_batch": count} if self.takes_count else {}
+        found = self.compute_loss(model, inputs, return_outputs=return_outputs, **counted)
+        if self.kind != "function" or not model.training or count is None:
+            return found
+        # the Trainer prepares a sum over all processes for the mean that DDP takes
+        across = self.trainer.args.average_tokens_across_devices
+        loss, outputs = found
+        return loss / (self.trainer.accelerator.num_processes if across else 1), outputs
+
+    def _lacks_labels(self, batch: dict[str, Any]) -> bool:
+        """Whether a stock loss would fail: the model declares labels, and none is there."""
+        if self.kind != "stock" or not self.trainer.label_names or self.trainer.can_return_loss:
+            return False
+        return not batch.get("return_loss") and not any(n in batch for n in self._label_names())
+
+    def _count_and_share(
+        self, batch: dict[str, Any], items: float, num_items_in_batch: Any
+    ) -> tuple[Any, float]:
+        """What to pass as `num_items_in_batch`, and the factor of the loss in its update."""
+        if self.kind == "declared":
+            batches = self.trainer.current_gradient_accumulation_steps
+            return num_items_in_batch, float(batches if self.scaled else 1)
+        if self.kind == "stock":
+            return None, items
+        if "labels" not in batch or not (self.normalized or self.kind == "function"):
+            return None, 1.0
+        # divided by its own items a loss is the mean of its batch, whether it uses the count or not
+        count = torch.tensor(max(1, self._size(batch).items), device=batch["labels"].device)
+        return count, items
+
+
+def without_labels(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
+    """No loss, and the outputs."""
+    return None, model(**batch)
+
+
+def weighed(compute_loss: ComputeLoss, factor: float) -> ComputeLoss:
+    """The same loss times a factor."""
+
+    def loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
+        value, outputs = compute_loss(model, batch)
+        return value if value is None else factor * value, outputs
+
+    return loss if factor != 1 else compute_loss

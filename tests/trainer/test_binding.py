@@ -1,0 +1,187 @@
+"""What regularize connects, for how long, and how it is undone."""
+
+import pytest
+import torch
+from torch import nn
+from transformers import Trainer
+
+from helpers.training import Rows, arguments, collate
+from smoothtune import (
+    CWGNC,
+    L2SP,
+    LLRD,
+    LNSR,
+    JacHess,
+    Jacobian,
+    Mixout,
+    NonFiniteLoss,
+    ReInit,
+    SmoothTrainer,
+    regularize,
+)
+from smoothtune.testing import tiny_model
+
+
+def trainer_of(tmp_path, model=None, cls=Trainer, **changes):
+    return cls(
+        model=model or tiny_model("bert"),
+        args=arguments(tmp_path, **changes),
+        train_dataset=Rows(8),
+        data_collator=collate,
+    )
+
+
+def weights_of(model):
+    return {name: p.detach().clone() for name, p in model.named_parameters()}
+
+
+def largest_movement(model, before):
+    return max((p - before[name]).norm().item() for name, p in model.named_parameters())
+
+
+def test_an_optimizer_that_is_set_later_is_bound(tmp_path):
+    trainer = regularize(trainer_of(tmp_path, max_steps=2), CWGNC(max_norm=1e-3))
+    trainer.optimizer = torch.optim.SGD(trainer.model.parameters(), lr=1.0)
+    before = weights_of(trainer.model)
+    trainer.train()
+    assert trainer.objective.step == 2
+    assert 1e-3 < largest_movement(trainer.model, before) <= 2e-3 * (1 + 1e-5)
+
+
+def test_an_optimizer_that_is_replaced_is_let_go(tmp_path):
+    trainer = trainer_of(tmp_path)
+    first, second = (torch.optim.SGD(trainer.model.parameters(), lr=lr) for lr in (1.0, 2.0))
+    trainer.optimizer = first
+    regularize(trainer, CWGNC(max_norm=1e-3))
+    assert trainer.objective.optimizer is first
+    trainer.optimizer = second
+    before = weights_of(trainer.model)
+    trainer.train()
+    assert trainer.objective.step == 1
+    assert not first._optimizer_step_pre_hooks
+    assert largest_movement(trainer.model, before) == pytest.approx(2e-3, rel=1e-3)
+
+
+class Creating(Trainer):
+    """Makes optimizer and scheduler in a way of its own."""
+
+    def create_optimizer(self, *args, **kwargs):
+        if self.optimizer is None:
+            self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        return self.optimizer
+
+
+def test_an_optimizer_of_a_subclass_is_bound(tmp_path):
+    trainer = regularize(trainer_of(tmp_path, cls=Creating), CWGNC(max_norm=1e-3), LLRD(decay=0.5))
+    before = weights_of(trainer.model)
+    trainer.train()
+    moved = {n: (p - before[n]).norm().item() for n, p in trainer.model.named_parameters()}
+    assert moved["classifier.weight"] == pytest.approx(1e-3, rel=1e-3)
+    assert moved["bert.encoder.layer.0.output.dense.weight"] == pytest.approx(2.5e-4, rel=1e-3)
+
+
+def sdpa_model():
+    model = tiny_model("bert")
+    model.set_attn_implementation("sdpa")
+    return model
+
+
+@pytest.mark.parametrize("ends", ["well", "by an error"])
+def test_after_training_all_is_as_it_was(tmp_path, ends):
+    trainer = trainer_of(tmp_path, sdpa_model())
+    own, keys = dict(vars(trainer)), list(trainer.model.state_dict())
+    regularize(trainer, Jacobian(), JacHess(c=0.1), Mixout(p=0.5))
+    assert trainer.model.config._attn_implementation == "eager"
+    if ends == "well":
+        trainer.train()
+    else:
+        trainer.model.classifier.weight.data[0, 0] = torch.nan
+        with pytest.raises(NonFiniteLoss):
+            trainer.train()
+    model = trainer.model
+    assert model.config._attn_implementation == "sdpa"
+    assert list(model.state_dict()) == keys
+    assert {type(m) for m in model.modules() if isinstance(m, nn.LayerNorm)} == {nn.LayerNorm}
+    assert not any(hasattr(m, "parametrizations") for m in model.modules())
+    replaced = ("compute_loss", "create_optimizer", "log", "get_batch_samples")
+    assert not set(replaced) & set(vars(trainer))
+    assert trainer.model_accepts_loss_kwargs == own["model_accepts_loss_kwargs"]
+    assert trainer.loss_is_scaled_for_ga is None
+    batch = collate([Rows(8)[i] for i in range(8)])
+    del batch["example_id"]
+    if ends == "well":
+        expected = model.train()(**batch).loss
+        torch.testing.assert_close(trainer.compute_loss(model, batch), expected)
+
+
+def test_training_goes_on_in_a_second_call(tmp_path):
+    """Two calls with the methods' state kept: the anchor stays that of the start."""
+
+    def trained(calls):
+        torch.manual_seed(0)
+        trainer = trainer_of(tmp_path, max_steps=2 // calls, learning_rate=0.01)
+        methods = [L2SP(alpha=1.0), ReInit(), CWGNC(), LLRD(decay=0.5)]
+        regularize(trainer, *methods)
+        before = weights_of(trainer.model)
+        for _ in range(calls):
+            trainer.train()
+        assert trainer.objective.step == 2
+        return before, weights_of(trainer.model)
+
+    (_, once), (_, twice) = trained(1), trained(2)
+    assert max((once[name] - twice[name]).abs().max().item() for name in once) < 1e-9
+
+
+def test_a_second_trainer_waits_until_the_first_has_trained(tmp_path):
+    model = tiny_model("bert")
+    first = regularize(trainer_of(tmp_path, model), Mixout())
+    second = trainer_of(tmp_path, model)
+    before = set(vars(second))
+    with pytest.raises(RuntimeError, match="another objective"):
+        regularize(second, Mixout())
+    assert set(vars(second)) == before
+    first.train()
+    regularize(second, Mixout()).train()
+
+
+def test_a_scheduler_that_would_undo_llrd_is_refused_and_leaves_nothing(tmp_path):
+    trainer = trainer_of(tmp_path)
+    trainer.create_optimizer_and_scheduler(2)
+    before = set(vars(trainer))
+    with pytest.raises(ValueError, match="scheduler already"):
+        regularize(trainer, LLRD(), Mixout())
+    assert set(vars(trainer)) == before
+    assert not any(hasattr(m, "parametrizations") for m in trainer.model.modules())
+
+
+def test_evaluation_between_two_calls_of_train_is_the_trainers_own(tmp_path):
+    class Strict(type(tiny_model("bert"))):
+        def forward(self, input_ids, attention_mask, labels):
+            return super().forward(input_ids, attention_mask, labels=labels)
+
+    model = tiny_model("bert")
+    model.__class__ = Strict
+    trainer = SmoothTrainer(
+        model=model,
+        args=arguments(tmp_path),
+        train_dataset=Rows(8),
+        eval_dataset=Rows(8),
+        regularizers=[L2SP(beta=1e6), LNSR()],
+    )
+    trainer.train()
+    after = trainer.evaluate()["eval_loss"]
+    plain = trainer_of(tmp_path, trainer.model)
+    plain.eval_dataset = [
+        {key: value for key, value in row.items() if key != "example_id"}
+        for row in (Rows(8)[i] for i in range(8))
+    ]
+    assert after == pytest.approx(plain.evaluate()["eval_loss"])
+
+
+def test_relative_steps_of_adafactor_are_refused_where_the_learning_rate_is_c(tmp_path):
+    from transformers.optimization import Adafactor
+
+    trainer = trainer_of(tmp_path)
+    trainer.optimizer = Adafactor(trainer.model.parameters(), lr=None)
+    with pytest.raises(ValueError, match="jachess takes the learning rate as c.*give c"):
+        regularize(trainer, JacHess())
