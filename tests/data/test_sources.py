@@ -1,8 +1,12 @@
+import json
 from pathlib import Path
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset, DatasetDict
+from PIL import Image
 
 from smoothtune.data.sources import load_splits, split_of
 from smoothtune.errors import DataError
@@ -135,3 +139,75 @@ def test_broken_file_is_named(tmp_path: Path) -> None:
     file.write_bytes(b"not parquet")
     with pytest.raises(DataError, match=r"train.parquet: cannot be read as parquet"):
         load_splits(file)
+
+
+def stored(kind: str, values: list[bytes]) -> pa.Array:
+    """Bytes that claim to be text."""
+    return pa.Array.from_buffers(pa.string(), len(values), pa.array(values, pa.binary()).buffers())
+
+
+def test_text_that_is_not_utf8(tmp_path: Path) -> None:
+    texts = [b"good", b"fine", b"\xff\xfe", b"bad"]
+    table = pa.table({"label": [0, 1, 0, 1], "text": stored("text", texts)})
+    pq.write_table(table, tmp_path / "train.parquet", row_group_size=2)
+    with pytest.raises(DataError, match=r"train.parquet: row 2, column 'text' is .* not UTF-8"):
+        load_splits(tmp_path)
+    (tmp_path / "train.parquet").unlink()
+    (tmp_path / "train.jsonl").write_bytes(b'{"text": "good"}\n{"text": "\xff"}\n')
+    with pytest.raises(DataError, match=r"train.jsonl: row 1, column 'text' is .* not UTF-8"):
+        load_splits(tmp_path)
+
+
+def test_a_file_cannot_have_others_opened(tmp_path: Path) -> None:
+    """Metadata that call a column pictures made `datasets` open the paths that are in it."""
+    stored_picture = {"bytes": None, "path": str(tmp_path / "secret.png")}
+    Image.new("RGB", (1, 1)).save(stored_picture["path"])
+    picture = {"_type": "Image"}
+    declared = {
+        "info": {"features": {"text": picture, "texts": {"_type": "List", "feature": picture}}}
+    }
+    table = pa.table({"text": [stored_picture], "texts": [[stored_picture]]})
+    pq.write_table(
+        table.replace_schema_metadata({"huggingface": json.dumps(declared)}),
+        tmp_path / "train.parquet",
+    )
+    split = load_splits(tmp_path / "train.parquet")["train"]
+    assert split["text"][:] == [stored_picture]
+    assert "texts" not in split.column_names or split["texts"][:] == [[stored_picture]]
+
+
+@pytest.mark.parametrize(
+    "declared", [b"[", b'{"info": 1}', b"[" * 100_000, b'{"info": {"features": {"text": 3}}}']
+)
+def test_damaged_metadata(declared: bytes, tmp_path: Path) -> None:
+    table = pa.table({"text": ["good"]}).replace_schema_metadata({"huggingface": declared})
+    pq.write_table(table, tmp_path / "train.parquet")
+    with pytest.raises(DataError, match=r"train.parquet: cannot be read as parquet"):
+        load_splits(tmp_path)
+
+
+NO_ROWS = [b"", b"\0" * 100, b"null\n", b"null\nnull\n", b"1\n", b'"a"\n']
+
+
+@pytest.mark.parametrize("content", NO_ROWS)
+@pytest.mark.parametrize("suffix", ["json", "jsonl"])
+def test_json_without_rows(content: bytes, suffix: str, tmp_path: Path) -> None:
+    """On nothing but null, the reader ends the process with a segmentation fault."""
+    (tmp_path / f"train.{suffix}").write_bytes(content)
+    with pytest.raises(DataError, match=rf"train.{suffix}: cannot be read as JSON"):
+        load_splits(tmp_path)
+
+
+def test_json_with_a_row_that_is_null(tmp_path: Path) -> None:
+    (tmp_path / "train.jsonl").write_bytes(b'{"text": "a"}\n{"text": "null"}\n null \n')
+    with pytest.raises(DataError, match="line 3 holds no row"):
+        load_splits(tmp_path)
+
+
+def test_damaged_folder_of_save_to_disk(tmp_path: Path) -> None:
+    for name, content in {"state.json": "{}", "dataset_dict.json": '{"splits": 3}'}.items():
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_text(content)
+        with pytest.raises(DataError, match="cannot be read as a folder of save_to_disk"):
+            load_splits(folder)

@@ -6,12 +6,17 @@ A file's split is read from its name: ``train.csv``, ``rte-dev.tsv``, ``validati
 """
 
 import csv
+import mmap
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import datasets
+import pyarrow as pa
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets.features.features import require_decoding
 
 from smoothtune.console import progress_bars
 from smoothtune.errors import DataError
@@ -38,6 +43,7 @@ _SPLITS = {
 }
 _SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
 _GLOB = re.compile(r"[*?\[]")
+_TOKEN, _NULL = re.compile(rb"[^\s\xef\xbb\xbf]"), re.compile(rb"(?m)^[ \t]*null[ \t\r]*$")
 _HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
@@ -122,8 +128,10 @@ def _looks_like_hub_id(source: str | Path) -> bool:
 def _load_folder(folder: Path, name: str, label_column: str) -> dict[str, Dataset]:
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
         # In memory, because `datasets` puts its cache files beside data that it maps from disk.
-        loaded = load_from_disk(str(folder), keep_in_memory=True)
-        return dict(loaded) if isinstance(loaded, DatasetDict) else {"train": loaded}
+        with _only_data_errors(f"{folder}: cannot be read as a folder of save_to_disk"):
+            loaded = load_from_disk(str(folder), keep_in_memory=True)
+        found = dict(loaded) if isinstance(loaded, DatasetDict) else {"train": loaded}
+        return {name: _plain(split, f"{folder}, split {name!r}") for name, split in found.items()}
     files = sorted(file for file in folder.iterdir() if file.suffix.lower() in _READERS)
     if not files:
         raise DataError(f"{folder}: {_no_files(folder, name)}")
@@ -165,24 +173,89 @@ def _load_files(files: list[Path], label_column: str) -> Dataset:
     if reader == "csv":
         # An empty label is missing, and must not turn a column of numbers into text.
         options = options | {"na_values": {label_column: [""]}}
+    for file in files if reader == "json" else ():
+        _check_json(file)
     # Resolved and escaped, because `datasets` reads a path as a glob pattern.
     names = [_GLOB.sub(r"[\g<0>]", str(file.resolve())) for file in files]
-    try:
-        with progress_bars(shown=False):
-            return load_dataset(reader, data_files={"train": names}, split="train", **options)
-    except (datasets.exceptions.DatasetsError, ValueError, OSError) as error:
-        shown = ", ".join(map(str, files))
-        raise DataError(f"{shown}: cannot be read as {suffix[1:]}: {_reason(error)}") from error
+    shown = ", ".join(map(str, files))
+    with (
+        _only_data_errors(f"{shown}: cannot be read as {suffix[1:]}"),
+        progress_bars(shown=False),
+    ):
+        loaded = load_dataset(reader, data_files={"train": names}, split="train", **options)
+    return _plain(loaded, shown)
+
+
+def _check_json(file: Path) -> None:
+    """Refuse rows that are ``null``, on which the reader of JSON can crash with the process."""
+    with file.open("rb") as opened:
+        if not file.stat().st_size:
+            raise DataError(f"{file}: cannot be read as JSON: it has no rows")
+        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
+            wrong = start = _TOKEN.search(content)
+            if start and start[0] in b"{[":  # a null inside a list of the whole file is no row
+                wrong = _NULL.search(content) if start[0] == b"{" else None
+            if wrong:
+                line = content[: wrong.start()].count(b"\n") + 1
+                raise DataError(
+                    f"{file}: cannot be read as JSON: line {line} holds no row; write "
+                    '{"column": value, ...} in every line'
+                )
+
+
+def _plain(split: Dataset, where: str) -> Dataset:
+    """A split whose texts are UTF-8 and whose files hold what they say.
+
+    A column that claims to be pictures or sound is left as it is stored: to read it, `datasets`
+    would open any path that the file names.
+    """
+    for name, feature in split.features.items():
+        if require_decoding(feature):
+            encoded = replace(feature, decode=False) if hasattr(feature, "decode") else None
+            split = split.cast_column(name, encoded) if encoded else split.remove_columns(name)
+    for name in split.column_names:
+        first = 0
+        for chunk in split.data.column(name).chunks:
+            try:
+                chunk.validate(full=True)
+            except pa.ArrowInvalid as error:
+                row = first + _first_invalid(chunk)
+                raise DataError(
+                    f"{where}: row {row}, column {name!r} is damaged or not UTF-8 ({error}); "
+                    "write the file again as UTF-8"
+                ) from error
+            first += len(chunk)
+    return split
+
+
+def _first_invalid(chunk: pa.Array) -> int:
+    """Number of the first damaged value."""
+    for row in range(len(chunk)):
+        try:
+            pa.concat_arrays([chunk[row : row + 1]]).validate(full=True)
+        except pa.ArrowInvalid:
+            return row
+    return 0
 
 
 def _load_from_hub(hub_id: str, config: str | None) -> dict[str, Dataset]:
+    named = hub_id if config is None else f"{hub_id}, configuration {config!r}"
+    with _only_data_errors(f"{named}: no such file or folder here, and not readable from the hub"):
+        found = dict(load_dataset(hub_id, config))
+    return {name: _plain(split, f"{named}, split {name!r}") for name, split in found.items()}
+
+
+@contextmanager
+def _only_data_errors(what: str) -> Iterator[None]:
+    """Turn whatever a library raises while it reads data into `DataError`; `what` begins it."""
     try:
-        return dict(load_dataset(hub_id, config))
-    except (datasets.exceptions.DatasetsError, ValueError, OSError, RuntimeError) as error:
-        named = hub_id if config is None else f"{hub_id}, configuration {config!r}"
-        raise DataError(
-            f"{named}: no such file or folder here, and not readable from the hub: {_reason(error)}"
-        ) from error
+        yield
+    except MemoryError:
+        raise
+    except StopIteration as error:
+        raise DataError(f"{what}: it has no rows") from error
+    except Exception as error:  # a parser that is fed damage raises anything
+        raise DataError(f"{what}: {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,7 +10,6 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from datasets import Dataset
-from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
@@ -19,7 +17,8 @@ from smoothtune.console import quiet
 from smoothtune.core import rng
 from smoothtune.core.forward import Batch, ForwardPass, evaluating
 from smoothtune.core.hooks import Point
-from smoothtune.errors import LoraError, ModelError
+from smoothtune.errors import ModelError
+from smoothtune.models.checks import only_model_errors
 from smoothtune.models.load import Base
 from smoothtune.models.lora import is_adapter, load_merged
 from smoothtune.tasks.base import Task
@@ -224,16 +223,8 @@ def load_predictor(
         ModelError: the model cannot be loaded, answers another kind of question, was not
             fine-tuned, or has another number of outputs than the task has labels.
     """
-    try:
-        with quiet():
-            model, new = _load(base, task)
-    except LoraError as error:
-        raise ModelError(str(error)) from error
-    except pickle.UnpicklingError as error:
-        message = f"the weights of {base.source} hold more than tensors and are not loaded"
-        raise ModelError(f"{message}; use a model with safetensors weights") from error
-    except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-        raise ModelError(f"the weights of {base.source} cannot be loaded: {error}") from error
+    with only_model_errors(f"the weights of {base.source} cannot be loaded"), quiet():
+        model, new = _load(base, task)
     if new:
         made_for = ", ".join(base.config.architectures or ["not known"])
         raise ModelError(

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from torch import nn
 from transformers import (
     AutoConfig,
@@ -25,6 +23,7 @@ from transformers.utils import cached_file
 from smoothtune.console import quiet
 from smoothtune.errors import ModelError
 from smoothtune.files import sha256
+from smoothtune.models.checks import check_config, check_files, only_model_errors, shard_names
 from smoothtune.models.lora import ADAPTER_WEIGHTS, is_adapter
 from smoothtune.tasks.base import Task
 
@@ -58,19 +57,19 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
             the pad token has no embedding.
     """
     source = str(minilm_folder()) if model == "minilm" else _local_or_hub(model)
-    try:
+    with only_model_errors(f"model {model!r} cannot be loaded"):
+        check_files(source)
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        check_config(config, model, trust_remote_code)
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError) as error:
-        raise ModelError(f"model {model!r} cannot be loaded: {error}") from error
+        size = int(config.get_text_config().vocab_size)
     if tokenizer.pad_token is None:
         if tokenizer.eos_token is None:
             raise ModelError(
                 f"the tokenizer of {model!r} has neither a pad nor an end-of-text token"
             )
         tokenizer.pad_token = tokenizer.eos_token
-    size = config.get_text_config().vocab_size
-    if tokenizer.pad_token_id >= size:
+    if tokenizer.pad_token_id is None or tokenizer.pad_token_id >= size:
         raise ModelError(
             f"the padding token {tokenizer.pad_token!r} has id {tokenizer.pad_token_id}, but "
             f"the model has embeddings for {size} tokens only: set tokenizer.pad_token to one of "
@@ -102,24 +101,17 @@ def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMod
         )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        try:
-            with quiet():  # the new weights are returned, not logged
-                model, info = task.auto_model.from_pretrained(
-                    base.source,
-                    trust_remote_code=base.trust_remote_code,
-                    **task.head(),
-                    pad_token_id=base.tokenizer.pad_token_id,
-                    dtype=torch.float32,  # noise of 0.05 vanishes in bfloat16 weights
-                    ignore_mismatched_sizes=True,  # another task's head is replaced
-                    output_loading_info=True,
-                )
-        except pickle.UnpicklingError as error:
-            message = (
-                f"the weights of {base.source} are a pickle with more than tensors, which is unsafe"
+        # quiet, because the new weights are returned, not logged
+        with only_model_errors(f"the weights of {base.source} cannot be loaded"), quiet():
+            model, info = task.auto_model.from_pretrained(
+                base.source,
+                trust_remote_code=base.trust_remote_code,
+                **task.head(),
+                pad_token_id=base.tokenizer.pad_token_id,
+                dtype=torch.float32,  # noise of 0.05 vanishes in bfloat16 weights
+                ignore_mismatched_sizes=True,  # another task's head is replaced
+                output_loading_info=True,
             )
-            raise ModelError(f"{message}; use a model with safetensors weights") from error
-        except (OSError, ValueError, RuntimeError, KeyError, SafetensorError) as error:
-            raise ModelError(f"the weights of {base.source} cannot be loaded: {error}") from error
     replaced = {key for key, *_ in info["mismatched_keys"]}
     return model, sorted(set(info["missing_keys"]) | replaced)
 
@@ -182,8 +174,7 @@ def weights_fingerprint(source: str) -> str:
         if path := _existing(source, name):
             return sha256(path)
         if index := _existing(source, f"{name}.index.json"):
-            stem, suffix = name.rsplit(".", 1)
-            digests = [f"{path.name} {sha256(path)}" for path in _shards(index, stem, suffix)]
+            digests = [f"{name} {sha256(index.parent / name)}" for name in shard_names(index)]
             return hashlib.sha256("\n".join(digests).encode()).hexdigest()
     raise ModelError(f"{source} holds neither model.safetensors nor pytorch_model.bin")
 
@@ -193,7 +184,7 @@ def _local_or_hub(model: str) -> str:
     if folder.is_dir():
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} is no model folder: it has no config.json")
-        return str(folder)
+        return str(folder.resolve() if ".." in folder.parts else folder)
     if model.count("/") > 1 or model.startswith((".", "~", os.sep)) or folder.exists():
         raise ModelError(f"there is no model folder {model}; give minilm, a folder, or a hub id")
     return model
@@ -207,7 +198,3 @@ def _existing(source: str, name: str) -> Path | None:
         _raise_exceptions_for_connection_errors=False,
     )
     return Path(path) if path else None
-
-
-def _shards(index: Path, stem: str, suffix: str) -> list[Path]:
-    return sorted(index.parent.glob(f"{stem}-?????-of-?????.{suffix}"))

@@ -166,14 +166,24 @@ def load_merged(
         The plain model, and the names of weights in neither the base model nor the adapter.
 
     Raises:
-        LoraError: peft or the adapter's weights are missing, or the base model cannot be loaded.
+        LoraError: peft or the adapter's weights are missing, or the base model is not named or
+            cannot be loaded.
+        ModelError: an index of the base model leads elsewhere.
     """
     peft = import_peft()
     from safetensors import safe_open
 
+    from smoothtune.models.checks import check_files  # imports torch
+
     if not (Path(folder) / ADAPTER_WEIGHTS).is_file():
         raise LoraError(f"{folder} has no {ADAPTER_WEIGHTS}; adapters are read from safetensors")
     base = peft.PeftConfig.from_pretrained(folder).base_model_name_or_path
+    if not isinstance(base, str) or not base or ".." in Path(base).parts or ":" in base:
+        raise LoraError(
+            f"{folder} is an adapter of {base!r}, which is neither a hub id nor a folder's whole "
+            f"path; write it into base_model_name_or_path in {ADAPTER_CONFIG}"
+        )
+    check_files(base)
     try:
         model, info = auto_model.from_pretrained(
             base, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options

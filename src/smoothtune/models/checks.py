@@ -1,0 +1,128 @@
+"""What a model folder of others may say: where its weights are, and what runs when it is loaded."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from smoothtune.errors import ModelError
+
+INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+MAX_BYTES = {"config.json": 10_000_000, "tokenizer.json": 500_000_000}
+MAX_BYTES |= {name: 200_000_000 for name in INDEXES}
+MAX_SIZE = 2**31 - 1
+"""Of a number in a configuration, such as a width or a number of labels."""
+
+
+@contextmanager
+def only_model_errors(what: str) -> Iterator[None]:
+    """Turn whatever a library raises while it reads a model's files into `ModelError`.
+
+    Args:
+        what: cannot be done, and with which model; begins the message.
+    """
+    try:
+        yield
+    except (ModelError, MemoryError):
+        raise
+    except pickle.UnpicklingError as error:
+        raise ModelError(
+            f"{what}: they are a pickle with more than tensors, which is unsafe; use a model with "
+            "safetensors weights"
+        ) from error
+    except RecursionError as error:
+        raise ModelError(f"{what}: a file is nested too deeply; get the model again") from error
+    except Exception as error:  # a parser that is fed damage raises anything
+        raise ModelError(f"{what}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    known = isinstance(error, OSError | ValueError | RuntimeError) and str(error)
+    return str(error) if known else f"a file is damaged ({type(error).__name__}: {error})"
+
+
+def check_files(folder: str | Path) -> None:
+    """Check the sizes of a local folder's files of text, and where its index finds the weights.
+
+    Raises:
+        ModelError: a file is too long, or an index is damaged or names a file elsewhere.
+    """
+    for name, limit in MAX_BYTES.items():
+        path = Path(folder) / name
+        if path.is_file() and path.stat().st_size > limit:
+            raise ModelError(f"{path} has more than {limit:,} bytes; get the model again")
+    for name in INDEXES:
+        if (Path(folder) / name).is_file():
+            shard_names(Path(folder) / name)
+
+
+def shard_names(index: Path) -> list[str]:
+    """The names of the files that hold the weights, all beside their index.
+
+    Raises:
+        ModelError: the index is damaged, or names a file elsewhere.
+    """
+    try:
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        names = sorted(set(weight_map.values()))
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        raise ModelError(
+            f"{index} is no index of weights ({type(error).__name__}: {error}); get the model again"
+        ) from error
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or name in (".", ".."):
+            raise ModelError(
+                f"{index} names the file {name!r}: weights must lie beside their index; get the "
+                "model again, or from another source"
+            )
+        if not (index.parent / name).is_file():
+            raise ModelError(f"{index} names the file {name!r}, which is missing")
+    return names
+
+
+def check_config(config: Any, model: str, trust_remote_code: bool) -> None:
+    """Check what a configuration makes transformers do when it builds the model.
+
+    Args:
+        config: transformers' configuration.
+        model: its name, for the error.
+        trust_remote_code: code of the hub may run.
+
+    Raises:
+        ModelError: it asks for code of the hub, for quantized weights, or for what is no type.
+    """
+    where = f"config.json of {model}"
+    for part in [config, *(getattr(config, name, None) for name in config.sub_configs)]:
+        for field in ("_attn_implementation", "_experts_implementation"):
+            asked = getattr(part, field, None)
+            if not (asked is None or (isinstance(asked, str) and _is_built_in(asked))):
+                if trust_remote_code and isinstance(asked, str):
+                    continue
+                raise ModelError(
+                    f"{where} sets {field.strip('_')} to {asked!r}, code that is not part of "
+                    "transformers: remove the field, or give --trust-remote-code if you trust it"
+                )
+        if getattr(part, "quantization_config", None) is not None:
+            raise ModelError(
+                f"{where} has a quantization_config: quantized weights are not trained or "
+                "evaluated here; use the model in full precision"
+            )
+        dtype = getattr(part, "dtype", None)
+        if not (dtype is None or isinstance(dtype, torch.dtype)):
+            raise ModelError(f"{where}: dtype {dtype!r} is no type of numbers; write float32")
+    names = getattr(config, "architectures", None) or []
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ModelError(f"{where}: architectures {names!r} is no list of names; remove the field")
+    for name, value in config.to_dict().items():
+        if isinstance(value, int) and abs(value) > MAX_SIZE:
+            raise ModelError(f"{where}: {name} is {value}, too large; get the model again")
+
+
+def _is_built_in(implementation: str) -> bool:
+    return implementation.replace("_", "").isalnum()
