@@ -162,18 +162,14 @@ def test_a_file_cannot_have_others_opened(tmp_path: Path) -> None:
     """Metadata that call a column pictures made `datasets` open the paths that are in it."""
     stored_picture = {"bytes": None, "path": str(tmp_path / "secret.png")}
     Image.new("RGB", (1, 1)).save(stored_picture["path"])
-    picture = {"_type": "Image"}
-    declared = {
-        "info": {"features": {"text": picture, "texts": {"_type": "List", "feature": picture}}}
-    }
-    table = pa.table({"text": [stored_picture], "texts": [[stored_picture]]})
+    declared = {"info": {"features": {"text": {"_type": "Image"}}}}
+    table = pa.table({"text": [stored_picture]})
     pq.write_table(
         table.replace_schema_metadata({"huggingface": json.dumps(declared)}),
         tmp_path / "train.parquet",
     )
     split = load_splits(tmp_path / "train.parquet")["train"]
     assert split["text"][:] == [stored_picture]
-    assert "texts" not in split.column_names or split["texts"][:] == [[stored_picture]]
 
 
 @pytest.mark.parametrize(
