@@ -1,5 +1,6 @@
 """Tiny models and data to evaluate."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,12 @@ def tiny_folder(tmp_path_factory) -> Path:
 @pytest.fixture(scope="session")
 def tokenizer(tiny_folder):
     return load_base(str(tiny_folder / "model")).tokenizer
+
+
+@pytest.fixture
+def no_plots(monkeypatch):
+    """Plots take more time than all that they show."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 @pytest.fixture

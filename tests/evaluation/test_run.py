@@ -127,6 +127,7 @@ def lone_file(path: Path, labels: list[str]) -> list[object]:
     return ["--data", path if path.parent.name == "files" else path.parent]
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("name", ["files/rows.csv", "folder/test.csv", "other/train.csv"])
 def test_a_lone_set_is_evaluated_whole(name: str, tiny_folder: Path, tmp_path: Path) -> None:
     options = lone_file(tmp_path / name, ["poor", "fine"] * 16)
@@ -291,6 +292,7 @@ def foreign(folder: Path, tiny_folder: Path, kind: str) -> list[object]:
     return [folder, "--task", "x", "--text-column", "text", "--data", data]
 
 
+@pytest.mark.usefixtures("no_plots")
 @pytest.mark.parametrize("kind", ["decoder", "regression"])
 def test_models_of_others(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
     arguments = foreign(tmp_path / "model", tiny_folder, kind)

@@ -97,6 +97,9 @@ def test_the_folder_has_pefts_form(adapter):
     assert "PeftModel.from_pretrained(base, folder)" in card
 
 
+@pytest.mark.parametrize(
+    "adapter", ["llama", pytest.param("opt", marks=pytest.mark.slow)], indirect=True
+)
 def test_peft_alone_loads_it(adapter, folder):
     family, output_dir = adapter
     ran = subprocess.run(
@@ -169,7 +172,7 @@ def test_it_learns_on_encoders_and_decoders(model, changes, folder, tmp_path):
     config = RunConfig(
         **settings(folder, tmp_path / "out", model, learning_rate=1e-2, **changes)
         | {"task": "mood", "data": str(folder / "data"), "text_columns": ["text"]}
-        | {"max_steps": 100}
+        | {"max_steps": 60}
     )
     result = train(config, console=NOWHERE)
     assert result["train_metrics"]["nll"] < 0.5  # from log 2 = 0.69

@@ -55,8 +55,17 @@ def test_without_methods_it_is_the_stock_trainer_bit_for_bit(tmp_path):
     assert all(torch.equal(states[0][name], states[1][name]) for name in states[0])
 
 
-@pytest.mark.parametrize("architecture", ["bert", "roberta", "deberta", "llama"])
-@pytest.mark.parametrize("method", METHODS_TESTED)
+def methods_and_architectures():
+    """Every method on BERT and, in turn, one other architecture; the rest are slow tests."""
+    others = ["roberta", "deberta", "llama"]
+    for number, method in enumerate(METHODS_TESTED):
+        for architecture in ["bert", *others]:
+            fast = architecture in ("bert", others[number % len(others)])
+            marks = () if fast else pytest.mark.slow
+            yield pytest.param(method, architecture, marks=marks)
+
+
+@pytest.mark.parametrize(("method", "architecture"), list(methods_and_architectures()))
 def test_accumulation_equals_one_big_batch(tmp_path, method, architecture):
     whole = weights_after(tmp_path, method, architecture, max_steps=2)
     parts = weights_after(
