@@ -42,4 +42,3 @@ with tempfile.TemporaryDirectory() as folder:
 
     trainer.train()  # logs loss, loss/task, loss/lnsr, loss/l2_sp and lnsr/delta_ratio
     print(trainer.evaluate())  # the evaluation is not regularized
-    trainer.objective.detach()  # only needed to go on with the model in this process

@@ -39,17 +39,31 @@ def regularize(
 
         trainer = regularize(trainer, LNSR(), L2SP())
 
-    The trainer's own `compute_loss` stays the task loss, whatever subclass it is. Loss and penalty
-    are means over the batch and weigh the same under gradient accumulation and on several
-    processes (transformers alone mis-scales models whose loss ignores `num_items_in_batch`). In
-    causal language models a mean runs over the label tokens of the whole update.
+    The trainer's own `compute_loss` stays the task loss, whatever subclass it is, on every batch
+    but unlabeled ones. An update is that of all its rows together, however accumulation and
+    processes cut it, equally or not (transformers alone mis-scales models whose loss ignores
+    `num_items_in_batch`): terms weigh by rows, in causal language models by label tokens; the task
+    loss weighs by what it is a mean over. That is known, and exact, of
+
+    * losses of the models themselves and label smoothing: labels that are not -100, or rows;
+    * a `compute_loss_func` that is a mean over labels, whether it uses `num_items_in_batch` or not;
+    * a `compute_loss` of one's own that says `loss_is_scaled_for_ga = True`, or that takes
+      `num_items_in_batch` on a model for which the Trainer counts it, if it is a mean over labels.
+
+    Any other `compute_loss` weighs the same for every batch, as `loss_is_scaled_for_ga = False`
+    says it should; that is exact for batches of equal size, if it is a mean over rows. Losses that
+    are no means over rows or labels (contrastive ones, class weights) depend on how an update is
+    cut.
+
+    When `train()` ends, model and trainer are as they were, apart from what training changed. A
+    second call attaches the methods again, with the state that they had.
 
     Subclasses of other libraries: TRL's SFTTrainer, with packed batches unpacked, and
     sentence-transformers' SentenceTransformerTrainer, whose loss gets its columns from one forward.
 
     Args:
         trainer: any `transformers.Trainer`, before `train()`, on the pre-trained model.
-        regularizers: methods to add; order does not matter.
+        regularizers: methods to add, or lists of them; order does not matter.
         unlabeled_dataset: map-style dataset of more rows like `train_dataset`'s; their labels, if
             any, are not used. Its batches have no task loss, only the terms of the methods.
         alternate: unlabeled updates come after every labeled one ("step") or after all of an
@@ -60,8 +74,10 @@ def regularize(
         The same trainer. Its `objective` holds the methods.
 
     Raises:
-        ValueError: methods, model and trainer are not a supported combination; the message says
-            what to change.
+        RuntimeError: another objective is attached to the model.
+        TypeError: something else than a method is given.
+        ValueError: no method is given; or methods, model and trainer are not a supported
+            combination; the message says what to change.
     """
     if hasattr(trainer, "objective"):
         raise ValueError("this trainer is regularized already: pass all methods in one call")
