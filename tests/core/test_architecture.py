@@ -13,14 +13,13 @@ from smoothtune.core.architecture import (
     embedding_norm,
     embedding_table,
     head_modules,
-    is_causal,
-    is_causal_lm,
     linear_layers,
     trainable,
     transformer,
     unwrap,
     word_embeddings,
 )
+from smoothtune.core.declarations import is_causal, is_causal_lm
 from smoothtune.testing import ARCHITECTURES, tiny_model
 
 PARTS = {  # architecture -> base model, word embeddings, blocks

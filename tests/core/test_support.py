@@ -43,27 +43,22 @@ REPRESENTATIVES = {
     "climbs in weights": [lambda: SAM(rho=0.5)],
 }
 SMALL, STEPS = "round small perturbations away", "round small steps away"
-BF16, FP16 = "derivatives are lost in 16-bit rounding", "inner gradients underflow in fp16"
+ROUNDING = "derivatives are lost in 16-bit rounding"
 HOOKS, REENTRANT = "lost in a compiled model", "reentrant checkpointing has no inner gradients"
 WHOLE, FULL = "whole weights where FSDP2 has shards", "full batch: use one process"
 REFUSES = {  # what each message says; every cell that is not here is run
     "perturbs": {
-        "fp16 and scaler": FP16,
         "16-bit weights": SMALL,
         "reentrant checkpointing": REENTRANT,
         "torch.compile": HOOKS,
     },
     "finite differences": {
-        "bf16 autocast": BF16,
-        "fp16 and scaler": BF16,
-        "16-bit weights": BF16,
+        "16-bit weights": ROUNDING,
         "reentrant checkpointing": REENTRANT,
         "torch.compile": HOOKS,
     },
     "differentiates twice": {
-        "bf16 autocast": BF16,
-        "fp16 and scaler": FP16,
-        "16-bit weights": BF16,
+        "16-bit weights": ROUNDING,
         "reentrant checkpointing": REENTRANT,
         "torch.compile": "compiled graphs have no second derivative",
         "FSDP2": "sharded modules have no second derivative",
@@ -76,7 +71,6 @@ REFUSES = {  # what each message says; every cell that is not here is run
     "needs whole weights": {"FSDP2": WHOLE},
     "edits updates": {"FSDP2": WHOLE},
     "changes dropout": {
-        "fp16 and scaler": FP16,
         "16-bit weights": SMALL,
         "activation checkpointing": "recomputed blocks would drop out at the model's own rates",
         "reentrant checkpointing": REENTRANT,
@@ -84,7 +78,6 @@ REFUSES = {  # what each message says; every cell that is not here is run
         "FSDP2": WHOLE,
     },
     "climbs in weights": {
-        "fp16 and scaler": FP16,
         "16-bit weights": STEPS,
         "reentrant checkpointing": REENTRANT,
         "DDP": FULL,

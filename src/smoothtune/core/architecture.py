@@ -11,12 +11,6 @@ from transformers.pytorch_utils import Conv1D
 _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel)
 
 
-def is_causal_lm(model: nn.Module) -> bool:
-    """Whether an unwrapped model predicts the next token: a decoder with a language-model head."""
-    head = getattr(model, "get_output_embeddings", None)
-    return callable(head) and head() is not None and is_causal(model)
-
-
 def is_embedding_model(model: nn.Module) -> bool:
     """Whether an unwrapped model is a SentenceTransformer, whose prediction is an embedding."""
     return transformer(model) is not model
@@ -118,14 +112,13 @@ def embedding_norm(model: nn.Module) -> nn.Module:
     return blocks(model)[0] if holds_blocks or len(norms) != 1 else norms[0]
 
 
-def is_causal(model: nn.Module) -> bool:
-    """Whether tokens attend to earlier ones only, so that only the last depends on all of them."""
-    return any(getattr(module, "is_causal", False) is True for module in model.modules())
-
-
 def base_model(model: nn.Module) -> nn.Module:
-    """The pre-trained part of a model: without its new head, or all of it if it has none."""
-    if is_causal_lm(model):
+    """The pre-trained part of a model: without its new head, or all of it if it has none.
+
+    A head over the vocabulary is no new one: it was pre-trained with the rest.
+    """
+    predictor = getattr(model, "get_output_embeddings", None)
+    if callable(predictor) and predictor() is not None:
         return model
     if hasattr(model, "peft_config"):  # whose own `model` is the whole of it, head included
         model = model.get_base_model()  # type: ignore[operator]

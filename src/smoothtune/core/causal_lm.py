@@ -3,6 +3,8 @@
 N counts these label tokens over the whole batch. Only they are given to the language-model head, so
 the (B, T, V) logits of the whole batch never exist. A loss over them is a sum divided by
 `num_items_in_batch`, where a batch holds it under that name, and by N where it does not.
+
+A mixture of experts that adds a router loss computes its own loss, from all logits.
 """
 
 from __future__ import annotations
@@ -15,7 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
+from smoothtune.core.declarations import adds_router_loss
+from smoothtune.core.forward import evaluating
 
 IGNORED = -100
 CHUNK = 2**24
@@ -28,7 +33,9 @@ def target_mask(batch: Mapping[str, Any]) -> Tensor:
     if labels is not None:
         return labels[:, 1:] != IGNORED
     mask = batch.get("attention_mask")
-    mask = torch.ones_like(batch["input_ids"]) if mask is None else mask
+    if mask is None:
+        words = batch.get("input_ids", batch.get("inputs_embeds"))
+        mask = torch.ones(words.shape[:2], device=words.device)
     return (mask[:, 1:] != 0) & (mask[:, :-1] != 0)
 
 
@@ -44,8 +51,9 @@ def num_items(batch: Mapping[str, Any]) -> Tensor:
     the label tokens of one update divided by its number of batches.
     """
     given = batch.get("num_items_in_batch")
-    count = target_mask(batch).sum() if given is None else torch.as_tensor(given)
-    return count.to(batch["input_ids"].device).clamp(min=1)
+    mask = target_mask(batch)
+    count = mask.sum() if given is None else torch.as_tensor(given)
+    return count.to(mask.device).clamp(min=1)
 
 
 def causal_lm_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
@@ -57,8 +65,18 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | No
 
     Returns:
         () sum of the cross entropies over `num_items`, None without labels; and the outputs, whose
-        `logits` are (N, V).
+        `logits` are (N, V), or (B, T, V) where the model adds a router loss.
+
+    Raises:
+        ValueError: the batch holds `shift_labels`, labels that are shifted already.
     """
+    if "shift_labels" in batch:
+        raise ValueError(
+            "shift_labels are not supported: give the batch `labels`, which the loss shifts"
+        )
+    if adds_router_loss(unwrap(model), batch):
+        outputs = model(**{"use_cache": False} | batch)
+        return outputs.get("loss"), outputs
     inputs = {k: v for k, v in batch.items() if k not in ("labels", "num_items_in_batch")}
     keep = target_mask(batch)
 
@@ -76,6 +94,44 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | No
         return None, {"logits": logits}
     losses = in_chunks(label_losses, logits, targets(batch))
     return losses.sum() / num_items(batch), {"logits": logits}
+
+
+def check_next_token_loss(model: nn.Module, batch: Mapping[str, Any]) -> None:
+    """Compare `causal_lm_loss` with the model's own loss, on the first row that has label tokens.
+
+    Args:
+        model: unwrapped.
+        batch: with labels.
+
+    Raises:
+        ValueError: the model's loss is another one than it declares.
+    """
+    labeled = target_mask(batch).any(1).nonzero().flatten()[:1]
+    if not len(labeled):
+        return
+    rows = len(batch["labels"])
+    one = {
+        name: value[labeled] if isinstance(value, Tensor) and value.shape[:1] == (rows,) else value
+        for name, value in batch.items()
+        if name != "num_items_in_batch"
+    }
+    with torch.no_grad(), evaluating(model), rng.isolated(labeled.device):
+        ours = causal_lm_loss(model, dict(one))[0]
+        own = model(**{"use_cache": False} | one).get("loss")
+    assert ours is not None
+    rounded = model_is_rounded(model, labeled.device)
+    if own is None or not torch.isclose(ours.float(), own.float(), rtol=0.05 if rounded else 1e-3):
+        raise ValueError(
+            f"{type(model).__name__} declares the loss of causal language models, {ours:.6g} on "
+            f"the first row, but computes {own if own is None else own.item():.6g}: give "
+            "`objective(model, batch, compute_loss)` a loss of your own"
+        )
+
+
+def model_is_rounded(model: nn.Module, device: torch.device) -> bool:
+    """Whether a model computes in 16 bits."""
+    half = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
+    return half or torch.is_autocast_enabled(device.type)
 
 
 def label_logits(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:

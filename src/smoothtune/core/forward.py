@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import is_causal, unwrap
+from smoothtune.core.architecture import unwrap
+from smoothtune.core.declarations import has_labels, is_causal
 from smoothtune.core.dropout import Rate, SharedMasks, dropout_rates
 from smoothtune.core.hooks import INSTEAD, WEIGHT_SIDE, Point, PointReached, depth, tapped, width_at
 
@@ -22,13 +23,30 @@ ComputeLoss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor | None, Any]]
 """(model, batch) -> (() mean loss over the batch or None, outputs)"""
 Dropout = Literal["independent", "shared", "off"]
 
-LABELS = ("labels", "start_positions", "end_positions")
-
 
 def model_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
     """`outputs.loss` as Hugging Face models compute it, None without labels, and the outputs."""
     outputs = model(**batch)
     return outputs.get("loss"), outputs
+
+
+@contextmanager
+def in_float32(model: nn.Module, device: torch.device) -> Iterator[None]:
+    """Autocast off, also that which accelerate wraps around a model's forward.
+
+    Inner gradients belong inside too: their products would be cast like those of a forward.
+    """
+    bare: Any = unwrap(model)
+    wrapped = vars(bare).get("forward")
+    inner = vars(bare).get("_original_forward") if wrapped is not None else None
+    with torch.autocast(device.type, enabled=False):
+        if inner is not None:
+            bare.forward = inner
+        try:
+            yield
+        finally:
+            if inner is not None:
+                bare.forward = wrapped
 
 
 def device_of(batch: Batch) -> torch.device:
@@ -62,6 +80,7 @@ class ForwardPass:
         deltas: (B, T, D) perturbation by point; missing points are not perturbed.
         differentiable: give every point a zero leaf, so that gradients with respect to it exist.
         hidden_states: record the hidden states.
+        labeled: whether the batch has a task loss; None: as the model declares its labels.
         dropout: "independent": the model's own; "off": evaluation mode; "shared", as `at` sets it:
             that of another pass.
         start: state of the generators in which the forward begins; they are left where they were.
@@ -79,6 +98,7 @@ class ForwardPass:
         deltas: Mapping[Point, Tensor] | None = None,
         differentiable: bool = False,
         hidden_states: bool = True,
+        labeled: bool | None = None,
         dropout: Dropout = "independent",
         start: rng.State | None = None,
         shared_masks: SharedMasks | None = None,
@@ -88,7 +108,7 @@ class ForwardPass:
         self.device, self.deltas = device_of(batch), dict(deltas or {})
         self.start = start  # generator state in which the forward begins; None: the current one
         self.end: rng.State | None = None  # and in which it ended
-        self.labeled = any(name in batch for name in LABELS)
+        self.labeled = has_labels(unwrap(model), batch) if labeled is None else labeled
         self._differentiable, self._records_states = differentiable, hidden_states
         self._result: Result | None = None
         self._values: dict[Point, Tensor] = {}  # at points, without graph
@@ -101,7 +121,16 @@ class ForwardPass:
 
     @property
     def input_ids(self) -> Tensor:
-        """(B, T) the tokens; models for multiple choice put all their sequences into one batch."""
+        """(B, T) the tokens; models for multiple choice put all their sequences into one batch.
+
+        Raises:
+            ValueError: the batch has no `input_ids`.
+        """
+        if "input_ids" not in self.batch:
+            raise ValueError(
+                f"a perturbation needs `input_ids`, and the batch has {', '.join(self.batch)}: use "
+                "a weight-side method such as mixout or l2_sp"
+            )
         return self.batch["input_ids"].flatten(0, -2)
 
     @property
@@ -204,6 +233,7 @@ class ForwardPass:
             points=self.points,
             deltas={point: delta} if isinstance(delta, Tensor) else delta,
             hidden_states=self._records_states,
+            labeled=self.labeled,
             dropout=dropout,
             start=self._fixed_start() if shares else None,
             shared_masks=self.shared_masks if shares else None,
@@ -287,8 +317,18 @@ class ForwardPass:
 
     @property
     def loss(self) -> Tensor | None:
-        """() task loss, a mean over the batch; None without labels."""
-        return self._finished.loss
+        """() task loss, a mean over the batch; None without labels.
+
+        Raises:
+            ValueError: a batch that counts as labeled has given no loss.
+        """
+        loss = self._finished.loss
+        if self.labeled and loss is None:
+            raise ValueError(
+                "the model gave no loss on a batch that is not marked as unlabeled: give it labels "
+                'under the name it declares, or set batch["unlabeled"] = True'
+            )
+        return loss if self.labeled else None
 
     @property
     def outputs(self) -> Any:

@@ -5,16 +5,25 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import is_causal_lm, unwrap
-from smoothtune.core.causal_lm import causal_lm_loss
+from smoothtune.core.architecture import unwrap
+from smoothtune.core.causal_lm import causal_lm_loss, check_next_token_loss
+from smoothtune.core.declarations import has_labels, is_causal_lm, undeclared_labels
 from smoothtune.core.dropout import SharedMasks
-from smoothtune.core.forward import Batch, ComputeLoss, ForwardPass, device_of, model_loss
+from smoothtune.core.forward import (
+    Batch,
+    ComputeLoss,
+    ForwardPass,
+    device_of,
+    in_float32,
+    model_loss,
+)
 from smoothtune.core.higher_order import HigherDerivatives
 from smoothtune.core.optimizer_hooks import (
     OptimizerHooks,
@@ -63,6 +72,7 @@ class Objective:
         self._model: nn.Module | None = None
         self._checked: set[tuple[int, Any]] = set()
         self._hooks: OptimizerHooks | None = None
+        self._compared = False  # whether the task loss has been compared with the model's own
         self._derivatives: HigherDerivatives | None = None
         self._prepared: weakref.ref[nn.Module] | None = None  # the model it was last attached to
         self._watch, self._reach = UpdateWatch(self.regularizers), FullReach()
@@ -195,8 +205,8 @@ class Objective:
             model: as the loop holds it (wrapped or not), in training mode.
             batch: model inputs; `example_id`, if there, names the rows in errors. `unlabeled`, if
                 there and True, says that the batch has no task loss.
-            compute_loss: (model, batch) -> (scalar mean loss or None, outputs); unless given, the
-                model's own loss, which `causal_lm_loss` computes for causal language models.
+            compute_loss: (model, batch) -> (scalar mean loss, outputs); unless given, the model's
+                own loss, which `causal_lm_loss` computes for causal language models.
             row_share: rows of this batch, divided by the mean number of rows of the batches that
                 one update is made from (accumulation steps times processes). With it, batches of
                 unequal size give the gradient of all their rows together.
@@ -206,24 +216,28 @@ class Objective:
 
         Raises:
             NonFiniteLoss: a term is NaN or infinite.
-            ValueError: the batch has neither labels nor a method that works without.
+            ValueError: the batch has neither labels nor a method that works without; or the model
+                computes another loss than it declares.
         """
         self._watch.check(self.step)
         self.calls += 1
         batch = dict(batch)
         self._check_once(model, device_of(batch))
         example_ids, unlabeled = batch.pop("example_id", None), batch.pop("unlabeled", False)
-        given = compute_loss is not None
+        bare = unwrap(model)
+        labeled = not unlabeled and (compute_loss is not None or has_labels(bare, batch))
         if compute_loss is None:
-            compute_loss = causal_lm_loss if is_causal_lm(unwrap(model)) else model_loss
-        clean = self._clean_pass(model, batch, compute_loss)
-        clean.labeled = not unlabeled and (given or clean.labeled)
-        losses = dict(self._losses(clean))
-        replaced = any(self.regularizers[name].replaces_task_loss for name in losses)
-        if clean.labeled and not replaced:
-            loss = clean.run().loss
-            assert loss is not None
-            losses["task"] = loss
+            next_token = bool(self.regularizers) and is_causal_lm(bare)
+            compute_loss = causal_lm_loss if next_token else model_loss
+        self._check_task_loss(model, batch, compute_loss, labeled)
+        clean = self._clean_pass(model, batch, compute_loss, labeled)
+        with self._precision(model, clean.device, labeled):
+            losses = dict(self._losses(clean))
+            replaced = any(self.regularizers[name].replaces_task_loss for name in losses)
+            if labeled and not replaced:
+                loss = clean.run().loss
+                assert loss is not None
+                losses["task"] = loss
         if clean.end is not None:  # the global generators continue as in plain training
             rng.set_state(clean.device, clean.end)
         if not losses:
@@ -232,8 +246,8 @@ class Objective:
         total = torch.stack([losses[name] for name in sorted(losses)]).sum()
         self._record(total, losses)
         if not math.isfinite(total.item()):
-            raise self._non_finite(losses, example_ids)
-        return self._reach.complete(model, total, clean.labeled)
+            raise self._non_finite(bare, losses, example_ids)
+        return self._reach.complete(model, total, labeled)
 
     def before_step(self) -> None:
         """Let the methods edit the gradients; just before an update."""
@@ -284,8 +298,23 @@ class Objective:
             check(self.regularizers, model, device)
             self._checked.add((id(model), precision))
 
+    def _check_task_loss(
+        self, model: nn.Module, batch: dict[str, Any], compute_loss: ComputeLoss, labeled: bool
+    ) -> None:
+        """Compare, once, a loss that is computed in the model's place with the model's own."""
+        if labeled and compute_loss is causal_lm_loss and not self._compared:
+            check_next_token_loss(unwrap(model), batch)
+            self._compared = True
+        compares = any(r.runs_model for r in self.regularizers.values() if self._acts(r, labeled))
+        if not labeled and compares and undeclared_labels(unwrap(model)):
+            raise ValueError(
+                "whether examples have one label or several is not known before a batch with "
+                'labels has come: set model.config.problem_type = "single_label_classification" '
+                '(or "multi_label_classification")'
+            )
+
     def _clean_pass(
-        self, model: nn.Module, batch: dict[str, Any], compute_loss: ComputeLoss
+        self, model: nn.Module, batch: dict[str, Any], compute_loss: ComputeLoss, labeled: bool
     ) -> ForwardPass:
         methods = self.regularizers.values()
         points = {point: None for r in methods for point in r.points()}
@@ -296,9 +325,30 @@ class Objective:
             points=tuple(points),
             differentiable=any(r.differentiates for r in methods),
             hidden_states=any(r.uses_hidden_states for r in methods),
+            labeled=labeled,
             start=rng.get_state(device_of(batch)),
             shared_masks=self._shared_masks(model, device_of(batch)),
         )
+
+    def _precision(
+        self, model: nn.Module, device: torch.device, labeled: bool
+    ) -> AbstractContextManager[None]:
+        """float32 where autocast would round away what a method of this update compares.
+
+        The clean pass, task loss included, is then float32 too: a method compares with it.
+        """
+        if not torch.is_autocast_enabled(device.type):
+            return nullcontext()
+        half = torch.get_autocast_dtype(device.type) == torch.float16
+        acting = (r for r in self.regularizers.values() if self._acts(r, labeled))
+        needed = any(r.needs_float32 or (half and r.runs_model) for r in acting)
+        return in_float32(model, device) if needed else nullcontext()
+
+    def _acts(self, regularizer: Regularizer, labeled: bool) -> bool:
+        """Whether a method gives a loss in this update."""
+        batches = ("labeled" if labeled else "unlabeled", "both")
+        due = self.step % regularizer.every == 0
+        return regularizer.has_loss and due and regularizer.batches in batches
 
     def _shared_masks(self, model: nn.Module, device: torch.device) -> SharedMasks | None:
         """None on accelerators, where drawing a mask costs less than looking it up."""
@@ -310,8 +360,7 @@ class Objective:
             if not regularizer.has_loss:
                 continue
             regularizer.diagnostics.clear()
-            kind = "labeled" if clean.labeled else "unlabeled"
-            if self.step % regularizer.every or regularizer.batches not in (kind, "both"):
+            if not self._acts(regularizer, clean.labeled):
                 continue
             with rng.stream(clean.device, self.seed, name, self.calls):
                 term = regularizer.loss(clean)
@@ -326,13 +375,22 @@ class Objective:
             parts |= {f"{name}/{key}": value for key, value in regularizer.diagnostics.items()}
         self.terms = {key: value.detach() for key, value in parts.items()}
 
-    def _non_finite(self, losses: dict[str, Tensor], example_ids: Any) -> NonFiniteLoss:
+    def _non_finite(
+        self, model: nn.Module, losses: dict[str, Tensor], example_ids: Any
+    ) -> NonFiniteLoss:
         bad = [f"{name} = {value.item()}" for name, value in sorted(losses.items())]
         where = "" if example_ids is None else f", examples {example_ids.tolist()}"
+        broken = [n for n, p in model.named_parameters() if not p.isfinite().all()]
+        state = (
+            f"{len(broken)} weights are not finite, {broken[0]} among them: an earlier update has "
+            "spoiled them, so go back to a checkpoint"
+            if broken
+            else "The weights hold the last good state"
+        )
         return NonFiniteLoss(
             f"the objective is not finite in update {self.step + 1}{where}: {', '.join(bad)}. "
-            "The weights hold the last good state. Lower the learning rate or the weight of the "
-            "term, or look at the examples named."
+            f"{state}. Lower the learning rate or the weight of the term, or look at the examples "
+            "named."
         )
 
     @property

@@ -53,6 +53,8 @@ class Regularizer:
     """Its loss takes the place of the task loss."""
     clips_gradients: ClassVar[bool] = False
     """It clips gradients itself: the loop's own clipping must be off."""
+    compares_passes: ClassVar[bool] = False
+    """Its loss is a small difference of two passes, which 16-bit rounding would drown."""
     draws_weights: ClassVar[bool] = False
     """It draws random numbers in every forward, so dropout masks differ from plain training's."""
     substitutes_weights: ClassVar[bool] = False
@@ -111,9 +113,22 @@ class Regularizer:
         return self.derivative_order > 1
 
     @property
-    def needs_float32(self) -> bool:
-        """Whether rounding errors of 16-bit arithmetic would dominate the loss."""
+    def finite_differences(self) -> bool:
+        """Whether the loss holds derivatives from differences of passes."""
         return False
+
+    @property
+    def needs_float32(self) -> bool:
+        """Whether rounding errors of 16-bit arithmetic would dominate the loss.
+
+        Under autocast all passes of an update are then computed in float32.
+        """
+        return self.compares_passes or self.second_order or self.finite_differences
+
+    @property
+    def runs_model(self) -> bool:
+        """Whether its loss comes from passes of its own, or from derivatives of the clean one."""
+        return bool(self.points()) or self.changes_dropout or self.climbs_in_weights
 
     @property
     def needs_whole_weights(self) -> bool:

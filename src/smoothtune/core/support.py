@@ -12,12 +12,8 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
-from smoothtune.core.architecture import (
-    is_causal_lm,
-    is_embedding_model,
-    transformer,
-    unwrap,
-)
+from smoothtune.core.architecture import is_embedding_model, transformer, unwrap
+from smoothtune.core.declarations import is_causal_lm, reads_text
 from smoothtune.core.regularizer import Regularizer
 
 Kind = Literal[
@@ -45,8 +41,7 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 ENVIRONMENTS: tuple[Environment, ...] = get_args(Environment)
 
 _FLOAT32 = "load the model with dtype=torch.float32 and train with bf16=True"
-_NO_BF16 = "its derivatives are lost in 16-bit rounding: train in float32 (bf16=False, fp16=False)"
-_NO_FP16 = "its inner gradients underflow in fp16: use bf16=True or float32"
+_NO_BF16 = f"its derivatives are lost in 16-bit rounding: {_FLOAT32}"
 _NO_COMPILE = "hooks that are added later are lost in a compiled model: set torch_compile=False"
 _NO_FSDP = "it needs whole weights where FSDP2 has shards: use DDP"
 FULL_BATCH = "it needs the gradient of the full batch: use one process and no accumulation"
@@ -60,18 +55,13 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "16-bit weights": f"16-bit weights round small perturbations away: {_FLOAT32}",
         "reentrant checkpointing": _NON_REENTRANT,
         "torch.compile": _NO_COMPILE,
-        "fp16 and scaler": _NO_FP16,
     },
     "finite differences": {
-        "bf16 autocast": _NO_BF16,
-        "fp16 and scaler": _NO_BF16,
         "16-bit weights": _NO_BF16,
         "reentrant checkpointing": _NON_REENTRANT,
         "torch.compile": _NO_COMPILE,
     },
     "differentiates twice": {
-        "bf16 autocast": _NO_BF16,
-        "fp16 and scaler": _NO_FP16,
         "16-bit weights": _NO_BF16,
         "reentrant checkpointing": _NON_REENTRANT,
         "torch.compile": "compiled graphs have no second derivative: set torch_compile=False",
@@ -89,12 +79,10 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "turn checkpointing off",
         "reentrant checkpointing": _NON_REENTRANT,
         "torch.compile": _NO_COMPILE,
-        "fp16 and scaler": _NO_FP16,
         "16-bit weights": f"16-bit weights round small perturbations away: {_FLOAT32}",
         "FSDP2": _NO_FSDP,
     },
     "climbs in weights": {
-        "fp16 and scaler": _NO_FP16,
         "16-bit weights": f"16-bit weights round small steps away: {_FLOAT32}",
         "reentrant checkpointing": _NON_REENTRANT,
         "DDP": FULL_BATCH,
@@ -128,7 +116,7 @@ def kinds(regularizer: Regularizer) -> set[Kind]:
     cls = type(regularizer)
     told: dict[Kind, bool] = {
         "perturbs": bool(regularizer.points()),
-        "finite differences": regularizer.needs_float32,
+        "finite differences": regularizer.finite_differences,
         "differentiates twice": regularizer.second_order,
         "substitutes weights": regularizer.substitutes_weights,
         "needs whole weights": regularizer.needs_whole_weights,
@@ -216,6 +204,12 @@ def check(
             if not r.does_nothing
         ]
     config = getattr(transformer(bare), "config", None)
+    if perturbing and not reads_text(bare):
+        read = getattr(transformer(bare), "main_input_name", "")
+        found.append(
+            f"{', '.join(perturbing)} with a model that reads {read}: perturbations are verified "
+            "at word embeddings only: use a weight-side method such as mixout or l2_sp"
+        )
     if perturbing and getattr(config, "model_type", "") == "xlnet":
         found.append(
             f"{', '.join(perturbing)} with XLNet: its embeddings are (T, B, D), not (B, T, D): use "

@@ -10,13 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from smoothtune.core.architecture import (
-    embedding_table,
-    is_causal_lm,
-    unwrap,
-    word_embeddings,
-)
+from smoothtune.core.architecture import embedding_table, unwrap, word_embeddings
 from smoothtune.core.causal_lm import by_example, label_logits
+from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import heads
 from smoothtune.functional import derivative_norms
@@ -99,18 +95,17 @@ class InputDerivatives:
             def function(delta: Tensor) -> list[Tensor]:
                 return read(clean.at(delta * clean.mask[..., None], dropout="shared"))
 
-            with torch.autocast(x.device.type, enabled=False):
-                center = read(clean.run()) if self.difference == "forward" else None
-                return derivative_norms.finite_difference(
-                    function,
-                    x,
-                    weights,
-                    hessian=self.hessian,
-                    step=self.absolute_step,
-                    probes=self.num_probes,
-                    probe=self.probe,
-                    center=center,
-                )
+            center = read(clean.run()) if self.difference == "forward" else None
+            return derivative_norms.finite_difference(
+                function,
+                x,
+                weights,
+                hessian=self.hessian,
+                step=self.absolute_step,
+                probes=self.num_probes,
+                probe=self.probe,
+                center=center,
+            )
         outputs = [z.to(x.dtype) for z in read(clean.run())]
         leaf = clean.delta()
         if self.name == "exact":
@@ -152,13 +147,12 @@ class InputDerivatives:
             )
             return read(moved.run())
 
-        with torch.autocast(clean.device.type, enabled=False):
-            squares = [
-                derivative_norms.finite_difference_per_layer(
-                    function, clean.zeros(), hessian=False, step=self.absolute_step
-                ).jacobian.mean(1)
-                for _ in range(probes)
-            ]
+        squares = [
+            derivative_norms.finite_difference_per_layer(
+                function, clean.zeros(), hessian=False, step=self.absolute_step
+            ).jacobian.mean(1)
+            for _ in range(probes)
+        ]
         return torch.stack(squares).mean(0).sqrt()
 
 

@@ -45,6 +45,7 @@ class ALICE(AdversarialSearch):
 
     name: ClassVar[str] = "alice"
     version: ClassVar[int] = 2
+    compares_passes: ClassVar[bool] = True
 
     alpha: NonNegative = 1.0
     """alpha, strength of the virtual term. Public code: 1."""

@@ -53,6 +53,7 @@ class ALUM(AdversarialSearch):
 
     name: ClassVar[str] = "alum"
     version: ClassVar[int] = 2
+    compares_passes: ClassVar[bool] = True
 
     ramp_start: NonNegativeInt = 0
     """Updates of plain training before the term comes in. Paper: not stated."""

@@ -119,9 +119,9 @@ class CrossHolder(DerivativePenalty):
         return 3 if self.norm == "op" else super().derivative_order
 
     @property
-    def needs_float32(self) -> bool:
-        """Finite differences do."""
-        return self.norm == "fro" and super().needs_float32
+    def finite_differences(self) -> bool:
+        """Only of norm="fro"."""
+        return self.norm == "fro" and super().finite_differences
 
     def refuses(self, model: nn.Module) -> str | None:
         """It compares the class scores of one prediction."""

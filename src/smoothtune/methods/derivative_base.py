@@ -51,8 +51,8 @@ class DerivativePenalty(Regularizer, ABC):
         return self._derivatives.order
 
     @property
-    def needs_float32(self) -> bool:
-        """Finite differences do."""
+    def finite_differences(self) -> bool:
+        """As the estimator says."""
         return self._derivatives.name == "finite_difference"
 
     def points(self) -> tuple[Point, ...]:

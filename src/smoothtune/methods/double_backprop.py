@@ -19,7 +19,8 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import is_causal_lm, is_multiple_choice_model
+from smoothtune.core.architecture import is_multiple_choice_model
+from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer

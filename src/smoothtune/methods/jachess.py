@@ -39,7 +39,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import blocks, is_causal_lm, unwrap
+from smoothtune.core.architecture import blocks, unwrap
+from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.core.support import ONE_PREDICTION

@@ -23,8 +23,9 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import is_causal_lm, is_embedding_model, unwrap
+from smoothtune.core.architecture import is_embedding_model, unwrap
 from smoothtune.core.causal_lm import targets
+from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, head_mean, heads
 from smoothtune.core.regularizer import STRICT, BelowOne, Regularizer

@@ -58,6 +58,7 @@ class LNSR(NoisyEmbeddings):
     name: ClassVar[str] = "lnsr"
     version: ClassVar[int] = 2
     uses_hidden_states: ClassVar[bool] = True
+    compares_passes: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {"reduce": "reduction"}
 
     layer_weights: list[NonNegative] | None = None

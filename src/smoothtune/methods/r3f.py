@@ -27,7 +27,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import embedding_table, head_modules, is_causal_lm
+from smoothtune.core.architecture import embedding_table, head_modules
+from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.predictions import heads
@@ -45,6 +46,8 @@ from smoothtune.functional.parametrizations import (
 @dataclass(config=STRICT, kw_only=True)
 class NoisyPrediction(Regularizer):
     """Base of R3F and R4F, whose term is the same."""
+
+    compares_passes: ClassVar[bool] = True
 
     noise: Literal["normal", "uniform"] = "uniform"
     """Distribution of z. fairseq's RTE recipe: uniform."""

@@ -63,6 +63,7 @@ class SiFT(Regularizer):
 
     name: ClassVar[str] = "sift"
     version: ClassVar[int] = 2
+    compares_passes: ClassVar[bool] = True
 
     renamed: ClassVar[Mapping[str, str]] = {"eta": "step_size"}
 

@@ -137,6 +137,7 @@ class SMART(AdversarialSearch):
 
     name: ClassVar[str] = "smart"
     version: ClassVar[int] = 2
+    compares_passes: ClassVar[bool] = True
 
     lambda_s: NonNegative = 1.0
     """lambda_s, strength of the adversarial term. Paper: 1, 3 or 5; 0 leaves it out."""

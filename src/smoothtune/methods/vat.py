@@ -40,6 +40,7 @@ class VAT(Adversarial):
 
     name: ClassVar[str] = "vat"
     version: ClassVar[int] = 2
+    compares_passes: ClassVar[bool] = True
 
     epsilon: Positive | None = None
     """epsilon, l2 norm of r. Released code: 8; default 0.02 (relative), 8 (absolute)."""

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer
 
-from smoothtune.core.architecture import is_causal_lm, unwrap
+from smoothtune.core.architecture import unwrap
 from smoothtune.core.causal_lm import causal_lm_loss, target_mask
+from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import ComputeLoss
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
 from smoothtune.trainer.trl import trl_trainer, unpacked

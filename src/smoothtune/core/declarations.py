@@ -1,0 +1,126 @@
+"""What a model says of itself: what it reads, what its loss is, which tokens see which.
+
+All of it comes from the model's class, signature and configuration. A model that does not say so
+counts as unknown: its own loss is used as it is, and methods that would have to know are refused.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Mapping
+from typing import Any, cast
+
+from torch import nn
+from transformers.loss.loss_utils import ForCausalLMLoss
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+)
+from transformers.utils.generic import can_return_loss
+
+SPANS = ("start_positions", "end_positions")
+
+# Encoders that become decoders by `config.is_decoder`, as those with a masked-LM head do.
+ENCODERS = {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation", "xlnet", "cpmant"}
+
+
+def declaring(model: nn.Module) -> nn.Module:
+    """The transformers model of an unwrapped model, without PEFT's or a SentenceTransformer's."""
+    if hasattr(model, "peft_config") and callable(getattr(model, "get_base_model", None)):
+        model = model.get_base_model()  # type: ignore[operator]
+    return getattr(model, "transformers_model", None) or model
+
+
+def is_encoder_decoder(model: nn.Module) -> bool:
+    """Whether an unwrapped model reads one sequence and writes another."""
+    return bool(getattr(getattr(declaring(model), "config", None), "is_encoder_decoder", False))
+
+
+def is_causal_lm(model: nn.Module) -> bool:
+    """Whether an unwrapped model's loss is the mean cross entropy of each label's next token.
+
+    It has a language-model head, no encoder beside it, and its forward calls the `loss_function`
+    that transformers chose for it, which is that of causal language models. Decoders with a loss of
+    their own, such as BartForCausalLM and XLNet, do not count.
+    """
+    model = declaring(model)
+    head, cls = getattr(model, "get_output_embeddings", None), cast(Any, type(model))
+    return (
+        callable(head)
+        and head() is not None
+        and not is_encoder_decoder(model)
+        and reads_text(model)
+        and _calls_loss_function(cls)
+        and getattr(model, "loss_function", None) is ForCausalLMLoss
+    )
+
+
+@functools.cache
+def _calls_loss_function(cls: Any) -> bool:
+    code = getattr(inspect.unwrap(cls.forward), "__code__", None)
+    return code is not None and "loss_function" in code.co_names
+
+
+def is_causal(model: nn.Module) -> bool:
+    """Whether tokens see earlier ones only, so that only the last depends on all of them.
+
+    Said by an attention module (`is_causal`), by the loss (`is_causal_lm`), or by the model type,
+    where transformers has it as a decoder and not as an encoder too.
+    """
+    if any(getattr(module, "is_causal", False) is True for module in model.modules()):
+        return True
+    model = declaring(model)
+    config = getattr(model, "config", None)
+    if is_encoder_decoder(model) or getattr(config, "use_bidirectional_attention", False):
+        return False
+    kind = getattr(config, "model_type", "")
+    return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and (
+        kind not in ENCODERS or bool(getattr(config, "is_decoder", False))
+    )
+
+
+def reads_text(model: nn.Module) -> bool:
+    """Whether an unwrapped model's main input are token ids; a module of your own is believed to.
+
+    Pixels, frames and boxes are no tokens: `pixel_values`, `input_values`, `input_features`.
+    """
+    return getattr(declaring(model), "main_input_name", "input_ids") == "input_ids"
+
+
+@functools.cache
+def label_names(cls: Any) -> tuple[str, ...]:
+    """The arguments of a class's forward that hold labels, by transformers' rule."""
+    arguments = inspect.signature(cls.forward).parameters
+    return tuple(name for name in arguments if "label" in name or name in SPANS)
+
+
+def has_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether an unwrapped model will compute a loss on a batch.
+
+    So it does if one of its label arguments is there, if it is asked to (`return_loss`), and always
+    if its forward names no label arguments, as in models that reconstruct their input.
+    """
+    cls: Any = type(declaring(model))
+    names = label_names(cls)
+    given = any(batch.get(name) is not None for name in (*names, "labels", *SPANS))
+    return given or not names or bool(batch.get("return_loss", can_return_loss(cls)))
+
+
+def adds_router_loss(model: nn.Module, batch: Mapping[str, Any]) -> bool:
+    """Whether a mixture of experts adds the loss that balances its router."""
+    config = getattr(declaring(model), "config", None)
+    text = getattr(config, "text_config", None) or config
+    declared = any(getattr(part, "output_router_logits", False) for part in (config, text))
+    return bool(batch.get("output_router_logits", declared))
+
+
+def undeclared_labels(model: nn.Module) -> bool:
+    """Whether a sequence classifier's labels are one or several is decided by its first labels."""
+    model = declaring(model)
+    config = getattr(model, "config", None)
+    return (
+        getattr(model, "loss_type", None) == "ForSequenceClassification"
+        and getattr(config, "problem_type", "") is None
+        and getattr(config, "num_labels", 1) > 1
+    )

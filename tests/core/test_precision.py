@@ -1,0 +1,96 @@
+"""Terms that compare passes are those of float32 under autocast, in a loop's and accelerate's."""
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
+
+from smoothtune import (
+    ALUM,
+    LNSR,
+    R3F,
+    SMART,
+    UEGR,
+    VAT,
+    CrossHolder,
+    FreeLB,
+    JacHess,
+    Jacobian,
+    Objective,
+    SiFT,
+)
+from smoothtune.testing import tiny_batch, tiny_model
+
+METHODS = {
+    "vat": lambda: VAT(),
+    "r3f": lambda: R3F(dropout="shared"),
+    "lnsr": lambda: LNSR(noise="in_manifold", k=4),
+    "smart": lambda: SMART(),
+    "alum": lambda: ALUM(),
+    "sift": lambda: SiFT(),
+    "jachess": lambda: JacHess(),
+    "jacobian": lambda: Jacobian(),
+    "cross_holder": lambda: CrossHolder(),
+}
+
+
+def term_gradient(make, dtype=None, prepared=False):
+    """Flat gradient of a method's term alone."""
+    model, method = tiny_model("bert", dropout=0.1, dtype=torch.float32), make()
+    objective = Objective(method).attach(model)
+    if prepared:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        model = Accelerator(mixed_precision="bf16", cpu=True).prepare_model(model)
+    losses = {}
+    original = objective._record
+
+    def record(total, found):
+        losses.update(found)
+        original(total, found)
+
+    objective._record = record
+    torch.manual_seed(3)
+    with torch.autocast("cpu", dtype=dtype) if dtype else nullcontext():
+        objective(model, tiny_batch())
+    weights = list(model.parameters())
+    found = torch.autograd.grad(losses[method.name], weights, allow_unused=True)
+    if prepared:
+        assert model.forward is not model._original_forward  # the wrapper is there again
+        AcceleratorState._reset_state(reset_partial_state=True)
+    objective.detach()
+    pairs = zip(weights, found, strict=True)
+    return torch.cat([(torch.zeros_like(w) if g is None else g).flatten() for w, g in pairs])
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_the_term_is_that_of_float32(name):
+    expected = term_gradient(METHODS[name])
+    for dtype in (torch.bfloat16, torch.float16):
+        torch.testing.assert_close(term_gradient(METHODS[name], dtype), expected)
+
+
+@pytest.mark.parametrize("name", ["vat", "jachess"])
+def test_also_where_accelerate_wraps_the_forward(name):
+    expected = term_gradient(METHODS[name])
+    torch.testing.assert_close(term_gradient(METHODS[name], prepared=True), expected)
+
+
+@pytest.mark.parametrize("make", [FreeLB, UEGR])
+def test_inner_gradients_do_not_underflow_in_half_precision(make):
+    expected, found = term_gradient(make), term_gradient(make, torch.float16)
+    torch.testing.assert_close(found, expected)
+
+
+def test_what_compares_nothing_stays_in_sixteen_bits():
+    model, batch = tiny_model("bert", dtype=torch.float32), tiny_batch()
+    seen = []
+    model.classifier.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+    for method, dtype in ((FreeLB(), torch.bfloat16), (VAT(), torch.float32)):
+        objective = Objective(method).attach(model)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            objective(model, batch)
+        objective.detach()
+        assert set(seen) == {dtype}
+        seen.clear()
