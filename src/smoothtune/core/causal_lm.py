@@ -21,6 +21,7 @@ from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.declarations import adds_router_loss
 from smoothtune.core.forward import evaluating
+from smoothtune.core.precision import autocast_dtype
 
 IGNORED = -100
 CHUNK = 2**24
@@ -131,7 +132,7 @@ def check_next_token_loss(model: nn.Module, batch: Mapping[str, Any]) -> None:
 def model_is_rounded(model: nn.Module, device: torch.device) -> bool:
     """Whether a model computes in 16 bits."""
     half = any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters())
-    return half or torch.is_autocast_enabled(device.type)
+    return half or autocast_dtype(model, device) is not None
 
 
 def label_logits(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:

@@ -30,25 +30,6 @@ def model_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, 
     return outputs.get("loss"), outputs
 
 
-@contextmanager
-def in_float32(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Autocast off, also that which accelerate wraps around a model's forward.
-
-    Inner gradients belong inside too: their products would be cast like those of a forward.
-    """
-    bare: Any = unwrap(model)
-    wrapped = vars(bare).get("forward")
-    inner = vars(bare).get("_original_forward") if wrapped is not None else None
-    with torch.autocast(device.type, enabled=False):
-        if inner is not None:
-            bare.forward = inner
-        try:
-            yield
-        finally:
-            if inner is not None:
-                bare.forward = wrapped
-
-
 def device_of(batch: Batch) -> torch.device:
     """Where the tensors of a batch are."""
     return next(value.device for value in batch.values() if isinstance(value, Tensor))

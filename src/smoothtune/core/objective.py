@@ -21,7 +21,6 @@ from smoothtune.core.forward import (
     ComputeLoss,
     ForwardPass,
     device_of,
-    in_float32,
     model_loss,
 )
 from smoothtune.core.higher_order import HigherDerivatives
@@ -30,6 +29,7 @@ from smoothtune.core.optimizer_hooks import (
     UpdateWatch,
     unwrapped_optimizer,
 )
+from smoothtune.core.precision import autocast_dtype, in_float32
 from smoothtune.core.reach import FullReach
 from smoothtune.core.regularizer import Regularizer, entries_under
 from smoothtune.core.support import check, is_compiled
@@ -293,7 +293,7 @@ class Objective:
 
     def _check_once(self, model: nn.Module, device: torch.device) -> None:
         """Check support whenever the loop uses another wrapper or another precision."""
-        precision = torch.is_autocast_enabled(device.type) and torch.get_autocast_dtype(device.type)
+        precision = autocast_dtype(model, device)
         if (id(model), precision) not in self._checked:
             check(self.regularizers, model, device)
             self._checked.add((id(model), precision))
@@ -337,11 +337,10 @@ class Objective:
 
         The clean pass, task loss included, is then float32 too: a method compares with it.
         """
-        if not torch.is_autocast_enabled(device.type):
-            return nullcontext()
-        half = torch.get_autocast_dtype(device.type) == torch.float16
+        dtype = autocast_dtype(model, device)
+        half = dtype == torch.float16
         acting = (r for r in self.regularizers.values() if self._acts(r, labeled))
-        needed = any(r.needs_float32 or (half and r.runs_model) for r in acting)
+        needed = dtype and any(r.needs_float32 or (half and r.runs_model) for r in acting)
         return in_float32(model, device) if needed else nullcontext()
 
     def _acts(self, regularizer: Regularizer, labeled: bool) -> bool:

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from smoothtune.core.architecture import is_embedding_model, transformer, unwrap
 from smoothtune.core.declarations import is_causal_lm, reads_text
+from smoothtune.core.precision import autocast_dtype
 from smoothtune.core.regularizer import Regularizer
 
 Kind = Literal[
@@ -156,9 +157,9 @@ def environments(model: nn.Module, device: torch.device | None = None) -> set[En
         found.add("FSDP2")
     if hasattr(unwrap(model), "peft_config"):
         found.add("LoRA")
-    if device is not None and torch.is_autocast_enabled(device.type):
-        half = torch.get_autocast_dtype(device.type) == torch.float16
-        found.add("fp16 and scaler" if half else "bf16 autocast")
+    dtype = None if device is None else autocast_dtype(model, device)
+    if dtype is not None:
+        found.add("fp16 and scaler" if dtype == torch.float16 else "bf16 autocast")
     return found
 
 
