@@ -19,6 +19,12 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.utils.generic import can_return_loss
 
+PROBLEM_TYPES = (
+    None,
+    "regression",
+    "single_label_classification",
+    "multi_label_classification",
+)
 SPANS = ("start_positions", "end_positions")
 
 # Encoders that become decoders by `config.is_decoder`, as those with a masked-LM head do.
@@ -115,12 +121,17 @@ def adds_router_loss(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     return bool(batch.get("output_router_logits", declared))
 
 
+def problem_type(model: nn.Module) -> str | None:
+    """What an unwrapped model takes its labels for: one of `PROBLEM_TYPES`."""
+    return getattr(getattr(declaring(model), "config", None), "problem_type", None)
+
+
 def undeclared_labels(model: nn.Module) -> bool:
     """Whether a sequence classifier's labels are one or several is decided by its first labels."""
     model = declaring(model)
     config = getattr(model, "config", None)
     return (
         getattr(model, "loss_type", None) == "ForSequenceClassification"
-        and getattr(config, "problem_type", "") is None
+        and problem_type(model) is None
         and getattr(config, "num_labels", 1) > 1
     )

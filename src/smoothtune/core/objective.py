@@ -14,7 +14,14 @@ from torch import Tensor, nn
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.causal_lm import causal_lm_loss, check_next_token_loss
-from smoothtune.core.declarations import has_labels, is_causal_lm, undeclared_labels
+from smoothtune.core.declarations import (
+    PROBLEM_TYPES,
+    declaring,
+    has_labels,
+    is_causal_lm,
+    problem_type,
+    undeclared_labels,
+)
 from smoothtune.core.dropout import SharedMasks
 from smoothtune.core.forward import (
     Batch,
@@ -225,7 +232,8 @@ class Objective:
         self._check_once(model, device_of(batch))
         example_ids, unlabeled = batch.pop("example_id", None), batch.pop("unlabeled", False)
         bare = unwrap(model)
-        labeled = not unlabeled and (compute_loss is not None or has_labels(bare, batch))
+        given = compute_loss not in (None, causal_lm_loss)
+        labeled = not unlabeled and (given or has_labels(bare, batch))
         if compute_loss is None:
             next_token = bool(self.regularizers) and is_causal_lm(bare)
             compute_loss = causal_lm_loss if next_token else model_loss
@@ -268,6 +276,8 @@ class Objective:
     def state_dict(self) -> dict[str, Tensor]:
         """Tensors by name, all that a resumed run needs beside model and optimizer."""
         counters = {"seed": self.seed, "step": self.step, "calls": self.calls}
+        if self._model is not None:
+            counters["problem_type"] = PROBLEM_TYPES.index(problem_type(self._model))
         state = {key: torch.tensor(value) for key, value in counters.items()}
         for name, regularizer in self.regularizers.items():
             state |= {f"{name}/{key}": value for key, value in regularizer.state_dict().items()}
@@ -286,6 +296,9 @@ class Objective:
                 f"{sorted(self.regularizers)}: resume with the methods of the interrupted run"
             )
         self.seed, self.step, self.calls = (int(state[key]) for key in ("seed", "step", "calls"))
+        told = PROBLEM_TYPES[int(state.get("problem_type", 0))]
+        if self._model is not None and told and problem_type(self._model) is None:
+            declaring(self._model).config.problem_type = told  # type: ignore[union-attr]
         for name, regularizer in self.regularizers.items():
             regularizer.load_state_dict(entries_under(f"{name}/", state))
 
