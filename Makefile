@@ -25,7 +25,7 @@ demo: $(STAMP) ## Fine-tune a small pre-trained model with and without a regular
 test: $(STAMP) ## Run the fast tests and the doctests
 	$(PYTEST) -m "not slow" --doctest-modules src tests $(PYTEST_ARGS)
 
-test-slow: $(STAMP) ## Run the tests that take minutes or need the real MiniLM
+test-slow: $(STAMP) ## Run the tests that take minutes, the real MiniLM, or all architectures
 	$(PYTEST) -m slow tests $(PYTEST_ARGS)
 
 mutants: $(STAMP) ## Put small faults into core, functional and methods; the tests should see them
