@@ -7,6 +7,8 @@ from transformers import (
     BertForPreTraining,
     CanineConfig,
     CanineForSequenceClassification,
+    GitConfig,
+    GitForCausalLM,
     IBertConfig,
     IBertForSequenceClassification,
     LongformerConfig,
@@ -21,7 +23,8 @@ from transformers import (
     XLMForSequenceClassification,
 )
 
-from smoothtune import FGM, LNSR, R3F, ForwardPass, JacHess, Objective
+from smoothtune import FGM, L2SP, LNSR, R3F, ForwardPass, JacHess, Objective
+from smoothtune.core.forward import model_loss
 from smoothtune.testing import tiny_batch
 from smoothtune.testing.tiny import COMMON_CONFIG, random_model
 
@@ -31,6 +34,8 @@ SQUEEZE = {"embedding_size": 8, **{f"{x}_groups": 1 for x in ("q", "k", "v", "po
 SQUEEZE |= {"intermediate_groups": 1, "output_groups": 1}
 LONG = {"attention_window": 8}
 CANINE = {"num_hash_buckets": 8, "downsampling_rate": 2, "local_transformer_stride": 4}
+VISION = {k: v for k, v in COMMON_CONFIG.items() if "size" in k or "hidden" in k}
+VISION |= {"num_attention_heads": 2, "image_size": 8, "patch_size": 4}
 CASES = {
     "xlm": (XLMForSequenceClassification, lambda: XLMConfig(**XLM)),
     "openai-gpt": (OpenAIGPTForSequenceClassification, lambda: OpenAIGPTConfig(**GPT)),
@@ -48,6 +53,7 @@ CASES = {
         RwkvForCausalLM,
         lambda: RwkvConfig(vocab_size=40, hidden_size=8, num_hidden_layers=2, context_length=16),
     ),
+    "git": (GitForCausalLM, lambda: GitConfig(**COMMON_CONFIG, vision_config=VISION)),
     "bert": (BertForPreTraining, lambda: BertConfig(**COMMON_CONFIG)),
 }
 
@@ -113,3 +119,12 @@ def test_predictions_under_other_names_are_refused():
     inputs = {"input_ids": ids, "labels": ids, "next_sentence_label": batch()["labels"]}
     with pytest.raises(ValueError, match="prediction_logits, seq_relationship_logits, and no `log"):
         Objective(R3F()).attach(model := model_of("bert"))(model, inputs)
+
+
+def test_logits_of_other_positions_than_the_tokens_are_refused():
+    ids = tiny_batch()["input_ids"]
+    inputs = {"input_ids": ids, "labels": ids, "pixel_values": torch.ones(4, 3, 8, 8)}
+    with pytest.raises(ValueError, match=r"has 11 positions for 6 tokens .*: use a weight-side"):
+        Objective(L2SP()).attach(model := model_of("git"))(model, inputs)
+    with pytest.raises(ValueError, match=r"has 11 positions for 6 tokens .*: use a weight-side"):
+        Objective(R3F()).attach(model := model_of("git"))(model, inputs, model_loss)

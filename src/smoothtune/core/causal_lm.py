@@ -69,7 +69,8 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | No
         `logits` are (N, V), or (B, T, V) where the model adds a router loss.
 
     Raises:
-        ValueError: the batch holds `shift_labels`, labels that are shifted already.
+        ValueError: the batch holds `shift_labels`, labels that are shifted already; or the model
+            has other positions than the batch's tokens.
     """
     if "shift_labels" in batch:
         raise ValueError(
@@ -82,7 +83,7 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | No
     keep = target_mask(batch)
 
     def choose(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (args[0][:, :-1][keep][None], *args[1:])
+        return (_before_labels(args[0], keep)[None], *args[1:])
 
     head: Any = unwrap(model)
     handle = head.get_output_embeddings().register_forward_pre_hook(choose)
@@ -137,7 +138,19 @@ def model_is_rounded(model: nn.Module, device: torch.device) -> bool:
 
 def label_logits(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
     """(N, V) logits of the label tokens, from all logits (B, T, V) or from (N, V) themselves."""
-    return logits if logits.ndim == 2 else logits[:, :-1][target_mask(batch)]
+    return logits if logits.ndim == 2 else _before_labels(logits, target_mask(batch))
+
+
+def _before_labels(values: Tensor, keep: Tensor) -> Tensor:
+    """(N, ...) what (B, T, ...) holds at the positions whose next token is a label."""
+    if values.shape[1] != keep.shape[1] + 1:
+        raise ValueError(
+            f"the model has {values.shape[1]} positions for {keep.shape[1] + 1} tokens (of an "
+            "image?), so which of them predict the labels is not known: use a weight-side method "
+            "such as mixout or l2_sp, and give `objective(model, batch, compute_loss)` a loss of "
+            "your own"
+        )
+    return values[:, :-1][keep]
 
 
 def by_example(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:

@@ -342,7 +342,7 @@ class ForwardPass:
         if states is None:
             raise RuntimeError("hidden states were not recorded: uses_hidden_states is False")
         tokens = self.input_ids.shape
-        if other := [tuple(s.shape) for s in states if s.shape[:2] != tokens]:
+        if other := [tuple(s.shape) for s in states if s.shape[:-1] != tokens]:
             raise RuntimeError(
                 f"a hidden state of shape {other[0]} does not fit a batch of {tuple(tokens)} "
                 f"tokens: {INSTEAD}"
