@@ -5,6 +5,7 @@ import torch
 
 from smoothtune import CWGNC, L2SP, LNSR, R3F, Mixout, Noise, NonFiniteLoss, Objective
 from smoothtune.core import rng
+from smoothtune.core.declarations import PROBLEM_TYPES
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.testing import tiny_batch, tiny_model
 
@@ -220,6 +221,7 @@ def test_state_round_trip():
         "seed": objective.seed,
         "step": 2,
         "calls": 4,
+        "problem_type": PROBLEM_TYPES.index("single_label_classification"),
         "recorder/kept": 5,
         "recorder/a/b": 6,
         "recorder_2/kept": 5,
@@ -227,8 +229,10 @@ def test_state_round_trip():
     }
     state["recorder_2/kept"] = torch.tensor(7.0)
     state["seed"] = torch.tensor(11)
-    other = Objective(Recorder(), Recorder()).attach(tiny_model("bert"))
+    fresh = tiny_model("bert")
+    other = Objective(Recorder(), Recorder()).attach(fresh)
     other.load_state_dict(state)
+    assert fresh.config.problem_type == "single_label_classification"
     assert (other.seed, other.step, other.calls) == (11, 2, 4)
     loaded = [r.seen[-1][1] for r in other.regularizers.values()]
     assert [(state["kept"].item(), state["a/b"].item()) for state in loaded] == [(5, 6), (7, 6)]

@@ -257,6 +257,21 @@ def test_quantized_weights(method, message):
         Objective(method).attach(model)
 
 
+class Int8Tensor(torch.Tensor):
+    """As torchao's: told by the module that defines its class."""
+
+
+def test_weights_in_few_bits_of_any_kind_are_refused():
+    Int8Tensor.__module__ = "torchao.quantization.int8"
+    subclass, declared = tiny_model("bert", dtype=torch.float32), tiny_model("bert")
+    weight = subclass.classifier.weight.detach().as_subclass(Int8Tensor)
+    subclass.classifier.weight = torch.nn.Parameter(weight, requires_grad=False)
+    declared.hf_quantizer = object()
+    for model in (subclass, declared):
+        with pytest.raises(ValueError, match="l2_sp with quantized weights"):
+            Objective(L2SP()).attach(model)
+
+
 EXACT = ["activation checkpointing", "reentrant checkpointing", "torch.compile"]
 ROUNDED = ["bf16 autocast", "fp16 and scaler", "16-bit weights"]
 

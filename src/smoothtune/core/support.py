@@ -225,10 +225,14 @@ def check(
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether a layer holds its weights in the 4 or 8 bits of bitsandbytes."""
+    """Whether a layer holds its weights in few bits: bitsandbytes, torchao, or as it declares."""
+    if getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None:
+        return True
+    layers = {type(module) for module in model.modules()}
+    tensors = {type(weight.data) for weight in model.parameters()}
     return any(
-        cls.__module__.startswith("bitsandbytes")
-        for kind in {type(module) for module in model.modules()}
+        cls.__module__.startswith(("bitsandbytes", "torchao"))
+        for kind in layers | tensors
         for cls in kind.__mro__
     )
 
