@@ -163,7 +163,8 @@ def test_a_file_cannot_have_others_opened(tmp_path: Path) -> None:
     stored_picture = {"bytes": None, "path": str(tmp_path / "secret.png")}
     Image.new("RGB", (1, 1)).save(stored_picture["path"])
     declared = {"info": {"features": {"text": {"_type": "Image"}}}}
-    table = pa.table({"text": [stored_picture]})
+    type_ = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    table = pa.table({"text": pa.array([stored_picture], type_)})
     pq.write_table(
         table.replace_schema_metadata({"huggingface": json.dumps(declared)}),
         tmp_path / "train.parquet",
