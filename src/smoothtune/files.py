@@ -21,7 +21,7 @@ from smoothtune.errors import OutputError
 
 RESULT = "result.json"
 LOCK = ".lock"
-MAX_JSON_BYTES = 200_000_000
+MAX_JSON_BYTES, MAX_DEPTH = 200_000_000, 100
 PARTIAL = re.compile(r"\..+\.\d+\.partial")
 
 
@@ -80,6 +80,8 @@ def read_json(path: Path) -> dict[str, Any] | None:
         if len(raw) > MAX_JSON_BYTES:
             raise ValueError(f"it is longer than {MAX_JSON_BYTES:,} bytes")
         value = json.loads(raw, parse_float=_finite, parse_constant=_finite)
+        if not _is_flat(value):
+            raise RecursionError
     except FileNotFoundError:
         return None
     except RecursionError:
@@ -93,6 +95,22 @@ def read_json(path: Path) -> dict[str, Any] | None:
     raise OutputError(
         f"{path} cannot be read: {reason}; remove or mend the file, or choose another folder"
     )
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether nothing is nested deeper than `MAX_DEPTH`."""
+    layer = [value]
+    for _ in range(MAX_DEPTH):
+        inner: list[Any] = []
+        for item in layer:
+            if isinstance(item, dict):
+                inner.extend(item.values())
+            elif isinstance(item, list):
+                inner.extend(item)
+        if not inner:
+            return True
+        layer = inner
+    return False
 
 
 def _finite(text: str) -> float:

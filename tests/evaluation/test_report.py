@@ -228,3 +228,87 @@ def test_without_matplotlib_numbers_and_markdown_remain(
     html = call("report", out, "--to", tmp_path / "x.html")
     assert (html.exit_code, "matplotlib" in html.stderr) == (2, True)
     assert call("report", out, "--to", tmp_path / "x.md").exit_code == 0
+
+
+def put(content: dict, path: str, value: object) -> None:
+    *parents, last = path.split("/")
+    for part in parents:
+        content = content[part]
+    content[last] = value
+
+
+DAMAGE = [
+    ("model", 7),
+    ("task", ["x"]),
+    ("task_type", "evil"),
+    ("headline", "evil"),
+    ("headline", 3),
+    ("metrics", "accuracy"),
+    ("label_names", {"a": 1}),
+    ("label_names", ["a"]),
+    ("training", []),
+    ("training", {"methods": 3, "config": {}}),
+    ("training", {"cost": {"train_seconds": "long"}}),
+    ("data", None),
+    ("data", {"splits": {}}),
+    ("settings", {"seed": 1}),
+    ("settings/num_resamples", -1),
+    ("fingerprints", 3),
+    ("versions", {"torch": 2}),
+    ("parts", []),
+    ("parts/metrics/numbers", {}),
+    ("parts/metrics/numbers/metrics", {}),
+    ("parts/metrics/numbers/metrics/accuracy/value", "high"),
+    ("parts/metrics/numbers/generalization_gap", "wide"),
+    ("parts/metrics/numbers/train_metrics", {}),
+    ("parts/calibration/numbers", {"all_rows": 3}),
+    ("parts/calibration/numbers/temperature", "hot"),
+    ("parts/robustness/curves/gaussian/series", {}),
+    ("parts/robustness/curves/gaussian/series", {"a": []}),
+    ("parts/robustness/curves/gaussian/series", {"a": [[0]]}),
+    ("parts/robustness/curves/gaussian/series", {"a": [[0, "x"]]}),
+    ("parts/robustness/curves/gaussian/series", {"a": [[0, 1]]}),
+    ("parts/robustness/curves/gaussian/series", {"a": [[0, None]]}),
+    ("parts/robustness/curves/gaussian/series", {"a": [[0, 1]], "b": [[0, 1]]}),
+    ("parts/robustness/curves/gaussian/log_y", "yes"),
+    ("parts/smoothness/curves/attenuation/series", {"other": [[0, 1]]}),
+    ("parts/smoothness/curves/jacobian/series", {"a": [[0, -1], [1, -1]]}),
+    ("parts/drift/curves/distance/series", {"other": [[0, 1]]}),
+    ("parts/drift/seconds", "long"),
+    ("parts/drift/skipped", 3),
+    ("parts/ood: again/numbers", {"metrics": 3}),
+    ("parts/ood: again/numbers", {"metrics": {"accuracy": 1}}),
+    ("parts/ood: again/numbers/rows", {}),
+]
+
+
+@pytest.mark.parametrize(("path", "value"), DAMAGE)
+def test_damaged_evaluation(path: str, value: object, evaluated: Path, tmp_path: Path) -> None:
+    """Of two evaluations one was changed: it is shown with what it says, or refused by its name."""
+    shutil.copytree(evaluated / "first", tmp_path / "first")
+    file = tmp_path / "first" / "evaluation.json"
+    content = json.loads(file.read_text())
+    put(content, path, value)
+    file.write_text(json.dumps(content))
+    page = tmp_path / "page.md"
+    found = call("report", tmp_path / "first", evaluated / "second", "--to", page)
+    assert (found.exit_code, page.exists()) in ((0, True), (2, False)), found.output
+    assert found.exception is None or isinstance(found.exception, SystemExit)
+    if found.exit_code:
+        assert str(file) in found.stderr
+        assert "make it again" in found.stderr
+
+
+BAD_TABLES = ["", "a,b\n", "a,b\n1\n", "a,b\n1,x\n", "a,b\n1,nan\n", "a\n1\n2\n"]
+
+
+@pytest.mark.parametrize("text", BAD_TABLES)
+def test_damaged_predictions(text: str, evaluated: Path, tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        shutil.copytree(evaluated / name, tmp_path / name)
+        (tmp_path / name / "predictions.csv").write_text(text)
+    page = tmp_path / "page.md"
+    found = call("report", tmp_path / "first", tmp_path / "second", "--to", page)
+    assert found.exit_code == 2, found.output
+    assert not page.exists()
+    assert "again" in found.stderr

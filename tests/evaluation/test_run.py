@@ -339,3 +339,33 @@ def test_what_is_wrong_is_said(
     assert found.exit_code in (2, 3)
     assert message in found.stderr
     assert "Traceback" not in found.output
+
+
+RESULT_DAMAGE = [
+    "[" * 100_000,
+    '{"config": {"task": "quality", "seed": NaN}}',
+    "{",
+    '{"config": {"task": ["quality"]}}',
+    '{"config": {"task": "quality", "text_columns": "text"}}',
+    '{"config": {"task": "quality", "text_columns": [3]}}',
+    '{"config": {"task": "quality", "task_type": "evil", "data": "x.csv"}}',
+    '{"config": {"task": "quality", "data": 3}}',
+    '{"config": {"task": "quality", "seed": "x"}}',
+    '{"config": {"task": "quality", "max_train_samples": "x"}}',
+    '{"config": {"task": "quality", "max_seq_length": -3}}',
+    '{"config": {"task": "quality", "model": {}}}',
+    '{"config": {"task": "rte"}, "methods": 3}',
+    '{"config": {"task": "rte"}, "cost": {"train_seconds": "x"}}',
+    '{"config": {"task": "rte"}, "seed": []}',
+]
+
+
+@pytest.mark.parametrize("text", RESULT_DAMAGE, ids=range(len(RESULT_DAMAGE)))
+def test_damaged_result_of_training(text: str, tiny_folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_folder / "tuned", tmp_path / "tuned")
+    (tmp_path / "tuned" / "result.json").write_text(text)
+    found = call(tmp_path / "tuned", "--output-dir", tmp_path / "out")
+    assert found.exit_code == 2, found.output
+    assert isinstance(found.exception, SystemExit)
+    assert str(tmp_path / "tuned" / "result.json") in found.stderr
+    assert not (tmp_path / "out").exists()

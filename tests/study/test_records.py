@@ -6,13 +6,15 @@ from pathlib import Path
 
 import datasets
 import pytest
+from rich.console import Console
 
 from smoothtune.config.task import configured_task
-from smoothtune.errors import DataError
+from smoothtune.errors import DataError, OutputError
 from smoothtune.study.config import load_study
 from smoothtune.study.inputs import data_fingerprint, write_parts
 from smoothtune.study.plan import Plan
 from smoothtune.study.records import Cell, Records, digest
+from smoothtune.study.status import show_status
 
 
 def cells(file: Path, folder: Path | None = None) -> list[Cell]:
@@ -180,3 +182,68 @@ def test_no_choice_before_all_settings_have_ended(write, tmp_path: Path) -> None
 
 def test_digests_do_not_depend_on_the_order_of_keys() -> None:
     assert digest({"a": 1, "b": [1.0, None]}) == digest({"b": [1.0, None], "a": 1})
+
+
+def signed(content: dict) -> str:
+    return json.dumps(content | {"sha256": digest(content)})
+
+
+RESULT = {
+    "headline": "accuracy",
+    "metrics": {"accuracy": 0.5},
+    "train_metrics": {"accuracy": 0.5},
+    "trivial_baseline": 0.5,
+    "generalization_gap": 0.0,
+    "cost": {"steps": 3, "train_seconds": 1.0, "evaluation_seconds": 1.0},
+    "versions": {"torch": "2"},
+    "log_history": [{"step": 1, "loss": 0.7}],
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"status": "evil"},
+        {"result": None},
+        {"extras": None},
+        {"extras": {"ece": "x"}},
+        {"extras": {"noise": 3}},
+        *({"result": RESULT | {name: "x"}} for name in RESULT),
+        {"result": RESULT | {"metrics": {"other": 1.0}}},
+        {"result": RESULT | {"log_history": [{"step": "x"}]}},
+        {"result": RESULT | {"log_history": [{"step": 1, "loss": "x"}]}},
+    ],
+)
+def test_a_signed_record_of_other_types_does_not_count(changes: dict, tmp_path: Path) -> None:
+    """Whoever writes a record can write its checksum too."""
+    identity = {"config": {"methods": {}}}
+    cell = digest(identity)[:16]
+    record = {"id": cell, "identity": identity, "status": "done", "result": RESULT, "extras": {}}
+    (tmp_path / "cells").mkdir()
+    file = tmp_path / "cells" / f"{cell}.json"
+    file.write_text(signed(record))
+    assert Records(tmp_path).read(cell) is not None
+    file.write_text(signed(record | changes))
+    assert Records(tmp_path).read(cell) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 50_000, "[]", '{"identity": 3}', '{"identity": {"config": {"methods": {"lnsr": 3}}}}'],
+)
+def test_damaged_files_of_a_study_are_left_out(text: str, tmp_path: Path) -> None:
+    for name in ("cells", "failures"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{'0' * 16}.json").write_text(text)
+    (tmp_path / "log.jsonl").write_text(text + '\n3\n{"event": "start", "cell": "x"}\n\xff')
+    records = Records(tmp_path)
+    assert records.read("0" * 16) is records.failure("0" * 16) is None
+    assert records.former == {}
+    assert [line["cell"] for line in records.log()] == ["x"]
+
+
+@pytest.mark.parametrize("cells", [3, [3], [{"id": "../../x", "title": "t"}], [{"id": "0" * 16}]])
+def test_damaged_list_of_cells(cells: object, tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text(json.dumps({"name": "s", "cells": cells}))
+    with pytest.raises(OutputError, match=r"study.json lists no cells"):
+        show_status(tmp_path, Console(quiet=True))

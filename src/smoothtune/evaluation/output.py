@@ -14,6 +14,7 @@ from smoothtune.config.evaluation import Settings
 from smoothtune.console import say
 from smoothtune.errors import OutputError, PlotsMissing, changed_fields
 from smoothtune.evaluation.parts import PartResult, Subject
+from smoothtune.evaluation.record import check_evaluation
 from smoothtune.files import read_json, refuse_other_files, write_atomic
 from smoothtune.report.curves import csv_text
 from smoothtune.report.plots import draw
@@ -35,8 +36,8 @@ def read_evaluation(folder: Path) -> dict[str, Any] | None:
         OutputError: the file is damaged, or is something else.
     """
     content = read_json(folder / EVALUATION)
-    if content is not None and not isinstance(content.get("parts"), dict):
-        raise OutputError(f"{folder / EVALUATION} is no evaluation of smoothtune")
+    if content is not None:
+        check_evaluation(content, folder / EVALUATION)
     return content
 
 
@@ -78,6 +79,8 @@ def check_read_as(name: str, part: dict[str, Any], settings: Settings) -> None:
     if data_set is None or "read_as" not in part["numbers"]:
         return
     then = part["numbers"]["read_as"]
+    if not isinstance(then, dict):
+        raise OutputError(f"{name}: read_as in {EVALUATION} is damaged; evaluate the model again")
     if then != json.loads(json.dumps(then | asdict(settings.ood[data_set]))):
         raise OutputError(
             f"{name} was evaluated before with {then}: give this data set another name, or replace "
@@ -109,6 +112,16 @@ def read_predictions(folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """What ``predictions.csv`` holds: ids (E,), and the example statistics (E, K) of `Task`.
 
     For texts these are the label and the logits.
+
+    Raises:
+        OutputError: the file is damaged.
     """
-    values = np.loadtxt(folder / PREDICTIONS, delimiter=",", skiprows=1, ndmin=2)
+    try:
+        lines = (folder / PREDICTIONS).read_text(encoding="utf-8").splitlines()[1:]
+        values = np.array([line.split(",") for line in lines], dtype=np.float64)
+        if values.ndim != 2 or values.shape[1] < 2 or not np.isfinite(values).all():
+            raise ValueError("a row or a column is missing, or a number is not finite")
+    except (OSError, ValueError) as error:
+        message = f"{folder / PREDICTIONS} cannot be read: {error}; evaluate the model again"
+        raise OutputError(message) from error
     return values[:, 0].astype(int), values[:, 1:]

@@ -9,7 +9,8 @@ from typing import Any
 from smoothtune.errors import OutputError
 from smoothtune.evaluation.compare import Run, load_runs, paired_differences
 from smoothtune.evaluation.findings import comparison, sentences
-from smoothtune.evaluation.output import OOD
+from smoothtune.evaluation.output import EVALUATION, OOD
+from smoothtune.evaluation.record import only_damage
 from smoothtune.files import write_atomic
 from smoothtune.report.curves import Curve
 from smoothtune.report.page import DASH, Plot, Table, number, render, with_interval
@@ -45,8 +46,21 @@ def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) 
         raise OutputError(f"{to} exists; choose another name or replace it with --overwrite")
     runs = load_runs(folders)
     is_html = to.suffix == ".html"
+    with only_damage(_records(runs)):
+        content = _content(runs, is_html)
+        page = render(f"report{to.suffix}.jinja", content)
+    to.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(to, page)
+
+
+def _records(runs: Sequence[Run]) -> str:
+    return ", ".join(str(run.folder / EVALUATION) for run in runs)
+
+
+def _content(runs: Sequence[Run], is_html: bool) -> dict[str, Any]:
+    """What the template shows."""
     first, *others = runs
-    content = {
+    return {
         "task": first.content["task"],
         "title": f"{first.content['task']}: {', '.join(run.name for run in runs)}",
         "findings": [(run.name, sentences(run)) for run in runs],
@@ -58,8 +72,6 @@ def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) 
         "skipped": _skipped(runs),
         "plots": {name: plots(runs, name) for name in SECTIONS} if is_html else {},
     }
-    to.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(to, render(f"report{to.suffix}.jinja", content))
 
 
 def score_table(runs: Sequence[Run]) -> Table:

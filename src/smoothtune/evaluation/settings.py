@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from smoothtune.config.draft import message_of
 from smoothtune.config.evaluation import Settings
 from smoothtune.config.fields import SpanFields
-from smoothtune.errors import ConfigError, Problem, unknown
-from smoothtune.files import RESULT
+from smoothtune.errors import ConfigError, Problem, dotted, unknown
+from smoothtune.evaluation.record import check_training
+from smoothtune.files import RESULT, read_json
 from smoothtune.tasks.presets import TASKS
 
 MAX_TRAIN_SAMPLES = 1000
@@ -20,12 +23,17 @@ FROM_TRAINING = ("task", "max_eval_samples", "max_seq_length", *SpanFields.model
 
 
 def training_record(model: str) -> dict[str, Any] | None:
-    """What ``smoothtune train`` wrote into a model folder; None for other models."""
-    try:
-        record = json.loads((Path(model).expanduser() / RESULT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    """What ``smoothtune train`` wrote into a model folder; None for other models.
+
+    Raises:
+        OutputError: ``result.json`` is damaged.
+    """
+    path = Path(model).expanduser() / RESULT
+    record = read_json(path)
+    if record is None or not isinstance(record.get("config"), dict):
         return None
-    return record if isinstance(record, dict) and isinstance(record.get("config"), dict) else None
+    check_training(record, path)
+    return record
 
 
 def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
@@ -51,12 +59,33 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
         filled["base_model"] = run.get("model")
     if settings.data_seed is None:
         filled["data_seed"] = run.get("seed", 42)
-    trained_on = settings.max_train_samples or run.get("max_train_samples") or MAX_TRAIN_SAMPLES
-    filled["max_train_samples"] = min(trained_on, MAX_TRAIN_SAMPLES)
-    completed = settings.model_copy(update=filled)
+    if settings.max_train_samples is None:
+        filled["max_train_samples"] = run.get("max_train_samples")
+    completed = _validated(settings, filled)
+    trained_on = min(completed.max_train_samples or MAX_TRAIN_SAMPLES, MAX_TRAIN_SAMPLES)
+    completed = completed.model_copy(update={"max_train_samples": trained_on})
     if problems := _problems(completed):
         raise ConfigError(problems)
     return completed
+
+
+def _validated(settings: Settings, filled: dict[str, Any]) -> Settings:
+    """The settings with what the training run says.
+
+    Raises:
+        ConfigError: a field of ``result.json`` has no valid value.
+    """
+    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    try:
+        return Settings.model_validate(given | filled)
+    except ValidationError as error:
+        where = str(Path(settings.model) / RESULT)
+        raise ConfigError(
+            [
+                Problem(where, dotted(("config", *detail["loc"])), message_of(detail, []))
+                for detail in error.errors()
+            ]
+        ) from error
 
 
 def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:

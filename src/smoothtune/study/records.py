@@ -11,6 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+
 from smoothtune.config.checks import with_present_names
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutputError
@@ -125,8 +127,12 @@ class Records:
             known = not path.exists() and cell_id in self.former
             return self.read(self.former[cell_id]) if known else None
         content = {key: value for key, value in record.items() if key != "sha256"}
-        whole = record.get("sha256") == digest(content)
-        own = digest(record.get("identity"))[:16] == cell_id == record.get("id")
+        try:
+            whole = record.get("sha256") == digest(content)
+            own = digest(record.get("identity"))[:16] == cell_id == record.get("id")
+            _Ended.model_validate(content)
+        except (ValidationError, ValueError, RecursionError):
+            return None
         return record if whole and own else None
 
     @cached_property
@@ -134,11 +140,16 @@ class Records:
         """Ids under which cells were written when fields of methods had other names, by the new."""
         found = {}
         for path in (self.folder / CELLS).glob("*.json"):
-            known = (_read(path) or {}).get("identity", {})
-            config = known.get("config", {})
-            methods = with_present_names(config.get("methods", {}))
-            if methods != config.get("methods", {}):
-                present = known | {"config": config | {"methods": methods}}
+            known = (_read(path) or {}).get("identity")
+            config = known.get("config") if isinstance(known, dict) else None
+            recorded = config.get("methods") if isinstance(config, dict) else None
+            if not isinstance(recorded, dict) or not all(
+                isinstance(fields, dict) for fields in recorded.values()
+            ):
+                continue
+            methods = with_present_names(recorded)
+            if methods != recorded:
+                present = dict(known or {}) | {"config": dict(config or {}) | {"methods": methods}}
                 found[digest(present)[:16]] = path.stem
         return found
 
@@ -160,7 +171,9 @@ class Records:
 
     def failure(self, cell_id: str) -> dict[str, Any] | None:
         """How a cell failed, if it did."""
-        return _read(self.folder / FAILURES / f"{cell_id}.json")
+        failure = _read(self.folder / FAILURES / f"{cell_id}.json") or {}
+        told = (failure.get("status"), failure.get("message"))
+        return failure if all(isinstance(text, str) for text in told) else None
 
     def note(self, event: str, cell_id: str) -> None:
         """Append a line to the log: a cell was started, or ended."""
@@ -172,15 +185,72 @@ class Records:
         """All lines of the log that are whole."""
         lines = []
         try:
-            text = (self.folder / LOG).read_text(encoding="utf-8")
-        except FileNotFoundError:
+            text = (self.folder / LOG).read_text(encoding="utf-8", errors="replace")
+        except OSError:
             return []
         for line in text.splitlines():
             try:
-                lines.append(json.loads(line))
-            except ValueError:
+                event = json.loads(line)
+            except (ValueError, RecursionError):
                 continue
+            if isinstance(event, dict) and {"event", "cell"} <= event.keys():
+                lines.append(event)
         return lines
+
+
+class _Plain(BaseModel):
+    """Types of what the report reads; other fields are let through."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class _Cost(_Plain):
+    steps: int
+    train_seconds: float
+    evaluation_seconds: float
+
+
+class _Result(_Plain):
+    headline: str
+    metrics: dict[str, float]
+    train_metrics: dict[str, float]
+    trivial_baseline: float
+    generalization_gap: float
+    cost: _Cost
+    versions: dict[str, str]
+    log_history: list[dict[str, Any]]
+
+    @model_validator(mode="after")
+    def _has_its_score(self) -> _Result:
+        if not {self.headline} <= self.metrics.keys() & self.train_metrics.keys():
+            raise ValueError("the main metric is missing")
+        steps = [entry.get("step") for entry in self.log_history]
+        losses = [entry.get(key) for entry in self.log_history for key in ("loss", "loss/task")]
+        if not all(isinstance(step, int) for step in steps) or not all(
+            isinstance(loss, int | float | None) for loss in losses
+        ):
+            raise ValueError("the log holds other things than numbers")
+        return self
+
+
+class _Extras(_Plain):
+    ece: float | None = None
+    noise: dict[str, float] = {}
+
+
+class _Ended(_Plain):
+    """A record of a cell."""
+
+    status: Literal["done", "nan"]
+    message: str = ""
+    result: _Result | None = None
+    extras: _Extras | None = None
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> _Ended:
+        if self.status == "done" and None in (self.result, self.extras):
+            raise ValueError("the result is missing")
+        return self
 
 
 def _read(path: Path) -> dict[str, Any] | None:

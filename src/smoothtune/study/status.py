@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
@@ -23,6 +24,8 @@ from smoothtune.study.pool import Ended, default_jobs
 from smoothtune.study.records import STUDY, Cell, Records
 
 REFRESH_SECONDS = 1.0
+CELL_ID = re.compile(r"[0-9a-f]{16}")
+"""An id becomes part of a path."""
 
 
 class Live:
@@ -124,11 +127,14 @@ def show_status(folder: Path, console: Console) -> dict[str, int]:
     study = read_json(folder / STUDY)
     if study is None:
         raise OutputError(f"{folder} holds no study")
+    cells = study.get("cells")
+    if not isinstance(cells, list) or not all(_is_named(cell) for cell in cells):
+        raise OutputError(f"{folder / STUDY} lists no cells: run the study's command again")
     records = Records(folder)
     last = {line["cell"]: line["event"] for line in records.log()}
     states: dict[str, list[str]] = {"done": [], "running": [], "failed": [], "open": []}
     at_work = is_owned(folder)
-    for cell in study["cells"]:
+    for cell in cells:
         failure = records.failure(cell["id"])
         if records.read(cell["id"]):
             states["done"].append(cell["title"])
@@ -139,14 +145,20 @@ def show_status(folder: Path, console: Console) -> dict[str, int]:
         else:
             states["open"].append(cell["title"])
     counts = {name: len(titles) for name, titles in states.items()}
-    total = len(study["cells"])
-    say(console, f"{study['name']}: {counts['done']} of {total} cells done")
+    total = len(cells)
+    say(console, f"{study.get('name')}: {counts['done']} of {total} cells done")
     for name in ("running", "failed"):
         for title in states[name]:
             say(console, f"{name}: {title}")
     if not at_work and counts["done"] < total:
         say(console, "no process is running it; the same command continues it")
     return counts
+
+
+def _is_named(cell: object) -> bool:
+    if not isinstance(cell, dict):
+        return False
+    return isinstance(cell.get("title"), str) and bool(CELL_ID.fullmatch(str(cell.get("id"))))
 
 
 def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: Console) -> None:

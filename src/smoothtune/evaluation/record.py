@@ -1,0 +1,154 @@
+"""What ``result.json`` and ``evaluation.json``, which may be others', must hold to be read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from smoothtune.config.draft import message_of
+from smoothtune.config.fields import TaskType
+from smoothtune.errors import OutputError, dotted
+
+ENDS = (StopIteration, RuntimeError)
+"""A point that is not there; a generator turns the first into the second."""
+Numbers = dict[str, float]
+Point = Annotated[list[float | None], Field(min_length=2, max_length=4)]
+
+
+class _Record(BaseModel):
+    """Only the types that are read later are checked; other fields are let through."""
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+
+class _Cost(_Record):
+    train_seconds: float
+    ratio_to_plain: float | None = None
+
+
+class Training(_Record):
+    """``result.json`` of a training run, as far as an evaluation reads it."""
+
+    config: dict[str, Any] = {}
+    methods: dict[str, Any] | list[str] | None = None
+    cost: _Cost | None = None
+    seed: int | None = None
+
+
+class _Metric(_Record):
+    value: float
+    low: float | None
+    high: float | None
+
+
+class _Scores(_Record):
+    metrics: Annotated[dict[str, _Metric], Field(min_length=1)]
+    train_metrics: Numbers | None
+    generalization_gap: float | None
+    trivial_baseline: float
+    rows: int
+
+
+class _Curve(_Record):
+    title: str
+    x_label: str
+    y_label: str
+    series: Annotated[dict[str, Annotated[list[Point], Field(min_length=1)]], Field(min_length=1)]
+    band: str
+    log_y: bool
+    numbers: Numbers
+
+
+class _Part(_Record):
+    numbers: dict[str, Any]
+    curves: dict[str, _Curve]
+    skipped: str
+    seconds: float
+
+
+class _Settings(_Record):
+    seed: int
+    num_resamples: Annotated[int, Field(ge=1)]
+
+
+class _Data(_Record):
+    splits: dict[str, dict[str, Any]]
+
+
+class Evaluation(_Record):
+    """``evaluation.json``, as far as reports read it."""
+
+    model: str
+    task: str
+    task_type: TaskType
+    headline: str
+    metrics: Annotated[list[str], Field(min_length=1)]
+    label_names: list[str]
+    training: Training | None
+    data: _Data
+    settings: _Settings
+    fingerprints: dict[str, str]
+    versions: dict[str, str]
+    parts: dict[str, _Part]
+
+
+def check_training(content: dict[str, Any], path: Path) -> None:
+    """Check ``result.json``.
+
+    Raises:
+        OutputError: a field is not as `smoothtune train` writes it.
+    """
+    _check(Training, content, path, "smoothtune train")
+
+
+def check_evaluation(content: dict[str, Any], path: Path) -> None:
+    """Check ``evaluation.json``.
+
+    Raises:
+        OutputError: a field is not as `smoothtune evaluate` writes it.
+    """
+    _check(Evaluation, content, path, "smoothtune evaluate")
+    found = content["parts"].get("metrics")
+    if found is not None:
+        _check(_Scores, found["numbers"], path, "smoothtune evaluate", ("parts.metrics.numbers",))
+        if content["headline"] not in found["numbers"]["metrics"]:
+            raise OutputError(
+                _message(path, "headline", "is no metric of it", "smoothtune evaluate")
+            )
+
+
+def _check(
+    record: type[BaseModel], content: Any, path: Path, command: str, within: tuple[str, ...] = ()
+) -> None:
+    try:
+        record.model_validate(content)
+    except ValidationError as error:
+        detail = error.errors()[0]
+        field = dotted((*within, *detail["loc"]))
+        raise OutputError(_message(path, field, message_of(detail, []), command)) from error
+
+
+def _message(path: Path, field: str, problem: str, command: str) -> str:
+    return f"{path}: {field}: {problem}; it is not as {command} writes it: make it again"
+
+
+@contextmanager
+def only_damage(records: str) -> Iterator[None]:
+    """Turn what comes from numbers that are missing or of another kind into `OutputError`.
+
+    Args:
+        records: paths of what is shown.
+    """
+    try:
+        yield
+    except OutputError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, *ENDS) as error:
+        raise OutputError(
+            f"{records}: a part lacks a number that is shown, or has another in its place "
+            f"({type(error).__name__}: {error}); make it again with smoothtune evaluate"
+        ) from error
