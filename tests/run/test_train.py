@@ -16,6 +16,7 @@ from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune import METHODS, NonFiniteLoss
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, DataError, OutputError, Stopped
+from smoothtune.methods import noise_base
 from smoothtune.models.load import load_base
 from smoothtune.run.callbacks import ProgressCallback
 from smoothtune.run.output import newest_checkpoint
@@ -303,6 +304,24 @@ def test_what_is_printed(settings: dict, capsys: pytest.CaptureFixture) -> None:
         "validation: accuracy 0.",
     ):
         assert part in printed
+
+
+def test_in_manifold_noise_knows_the_texts_from_the_cost_of_a_step_on(
+    settings: dict, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    noise_base.warn_once.cache_clear()
+    lnsr = {"lnsr": {"noise": "in_manifold", "k": 3}}
+    with caplog.at_level("INFO"):
+        quiet_train(RunConfig(**settings | {"methods": lnsr, "max_steps": 1}))
+    audits = [text for text in caplog.messages if text.startswith("in-manifold noise: ")]
+    assert len(audits) == 2  # of the cost, and of the run
+    assert audits[0] == audits[1]
+    assert "neighbors of film: " in audits[0]
+    assert "[SEP]" not in audits[0]
+    assert not [text for text in caplog.messages if "read_training_rows" in text]
+    too_many = {"methods": {"lnsr": {"noise": "in_manifold"}}, "output_dir": f"{tmp_path}/other"}
+    with pytest.raises(ConfigError, match="k=10 neighbors need .*: lower k"):
+        quiet_train(RunConfig(**settings | too_many))
 
 
 GLUE = os.environ.get("SMOOTHTUNE_DATA")

@@ -144,8 +144,11 @@ def step_cost(
     )
     collate = inputs.task.collator(inputs.base.tokenizer)
     batches = [collate([rows[int(i)] for i in batch]) for batch in chosen]
+    regularizers = config.regularizers()
     with as_config_error():
-        cost = measure_step_cost(model, config.regularizers(), batches)
+        for regularizer in regularizers:
+            regularizer.read_training_rows(rows, inputs.base.tokenizer)
+        cost = measure_step_cost(model, regularizers, batches)
     say(
         console,
         f"a step with {' + '.join(config.methods)} costs {cost.ratio:.2f} times a plain step "
