@@ -286,6 +286,30 @@ def test_one_of_two_optimizers_is_not_enough():
         objective(model, tiny_batch())
 
 
+class Wrapping(torch.optim.Optimizer):
+    """An optimizer around another, as Lookahead is."""
+
+    def __init__(self, inner):
+        self.inner = inner
+        super().__init__(inner.param_groups, {})
+
+    def step(self, closure=None):
+        self.inner.step()
+
+
+def test_an_optimizer_inside_the_bound_one_is_no_second_one():
+    model = tiny_model("bert")
+    optimizer = Wrapping(torch.optim.SGD(model.parameters(), lr=1.0))
+    objective = Objective(CWGNC(max_norm=1e-3)).bind(model, optimizer)
+    before = weights_of(model)
+    for _ in range(3):
+        objective(model, tiny_batch()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert objective.step == 3
+    assert max(movement(model, before).values()) <= 3e-3 * (1 + 1e-5)
+
+
 def test_nothing_is_watched_after_detaching():
     hooks = _global_optimizer_post_hooks
     gc.collect()  # objectives of other tests

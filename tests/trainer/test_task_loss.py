@@ -14,6 +14,7 @@ from transformers import (
     ViTMAEForPreTraining,
 )
 
+from helpers.causal import language_weights_after
 from helpers.training import Rows, arguments, collate, weights_after
 from smoothtune import L2SP, LNSR, R3F, Plain, SmoothTrainer, regularize
 from smoothtune.testing import VOCABULARY, fixed_draws, tiny_model
@@ -34,6 +35,16 @@ def test_unequal_batches_equal_one_big_batch(tmp_path, method, architecture):
     whole = weights_after(tmp_path, method, architecture, data=data)
     parts = weights_after(tmp_path, method, architecture, data=data, **CUT)
     assert difference(whole, tiny_model(architecture).state_dict()) > 1e-3
+    assert difference(whole, parts) < 1e-6
+
+
+@pytest.mark.parametrize("method", ["plain", "lnsr", "r3f", "freelb"])
+def test_unequal_texts_of_a_language_model_equal_one_big_batch(tmp_path, method):
+    """Batches of 3, 3 and 2 texts, each text with other label tokens."""
+    whole = language_weights_after(tmp_path, method)
+    parts = language_weights_after(
+        tmp_path, method, per_device_train_batch_size=3, gradient_accumulation_steps=3
+    )
     assert difference(whole, parts) < 1e-6
 
 

@@ -286,6 +286,7 @@ def test_an_optimizer_made_by_the_user_is_hooked_once(tmp_path):
     [
         ({"max_grad_norm": 1.0}, [CWGNC()], "set max_grad_norm=0"),
         ({"torch_compile": True}, [LNSR()], "torch_compile=False"),
+        ({"optim": "galore_adamw_layerwise"}, [CWGNC()], "during the backward pass"),
         ({"auto_find_batch_size": True}, [LNSR()], "turn it off"),
         (
             {

@@ -158,7 +158,7 @@ class Objective:
             regularizer.bind_optimizer(self.model, optimizer)
         methods = self.regularizers.values()
         self._hooks = OptimizerHooks(optimizer, methods, self.before_step, self.after_step)
-        self._watch.bound = optimizer
+        self._watch.bound = self._hooks
         return self
 
     def bind(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Self:

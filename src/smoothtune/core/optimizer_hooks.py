@@ -62,7 +62,7 @@ class OptimizerHooks:
     ):
         self.optimizer, self.before, self.after = optimizer, before, after
         editing = [r for r in regularizers if edits_gradients(r)]
-        self.edits = bool(editing)
+        self.edits, self.stepping = bool(editing), False
         self.once = [r.name for r in editing if acts_after(r)]  # a second call would mislead them
         self.handles = [
             optimizer.register_step_pre_hook(self._pre),
@@ -75,6 +75,7 @@ class OptimizerHooks:
             handle.remove()
 
     def _pre(self, _: Optimizer, args: Any, kwargs: Any) -> Any:
+        self.stepping = True
         if self._overflowed():
             return None
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
@@ -88,6 +89,7 @@ class OptimizerHooks:
         return args, kwargs | {"closure": closure}
 
     def _post(self, *_: Any) -> None:
+        self.stepping = False
         if not self._overflowed():
             self.after()
 
@@ -135,8 +137,8 @@ class UpdateWatch:
 
     def __init__(self, regularizers: dict[str, Regularizer]):
         self.prepared = [name for name, r in regularizers.items() if _needs_attaching(r)]
-        self.acting = [name for name, r in regularizers.items() if _needs_updates(r)]
-        self.bound: Optimizer | None = None
+        self.acting = [name for name, r in regularizers.items() if needs_updates(r)]
+        self.bound: OptimizerHooks | None = None
         self._weights: set[nn.Parameter] | None = None
         self._unseen: str | None = None  # the kind of an optimizer that is not bound
         self._step = 0
@@ -158,8 +160,10 @@ class UpdateWatch:
 
     def notice(self, optimizer: Optimizer) -> None:
         """An optimizer, of this model or of another, has made an update."""
+        if self.bound is not None and (optimizer is self.bound.optimizer or self.bound.stepping):
+            return  # or it is one that the bound optimizer wraps
         weights = (weight for group in optimizer.param_groups for weight in group["params"])
-        if optimizer is not self.bound and any(w in (self._weights or ()) for w in weights):
+        if any(weight in (self._weights or ()) for weight in weights):
             self._unseen = type(optimizer).__name__
 
     def check(self, step: int) -> None:
@@ -196,10 +200,11 @@ def _reporting_to(watch: weakref.ref[UpdateWatch]) -> Callable[..., None]:
 
 def _needs_attaching(regularizer: Regularizer) -> bool:
     prepares = regularizer.substitutes_weights or regularizer.resets_weights
-    return prepares or regularizer.derivative_order > 1 or _needs_updates(regularizer)
+    return prepares or regularizer.derivative_order > 1 or needs_updates(regularizer)
 
 
-def _needs_updates(regularizer: Regularizer) -> bool:
+def needs_updates(regularizer: Regularizer) -> bool:
+    """Whether a method acts on updates or depends on their number."""
     binds = type(regularizer).bind_optimizer is not Regularizer.bind_optimizer
     acts = edits_gradients(regularizer) or acts_after(regularizer)
     return binds or acts or regularizer.every > 1

@@ -7,6 +7,7 @@ from typing import Any
 from accelerate.utils import DistributedType
 from transformers import Trainer
 
+from smoothtune.core.optimizer_hooks import needs_updates
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.support import FULL_BATCH, Environment, problems, refuse
 from smoothtune.trainer.sentence_transformers import (
@@ -37,7 +38,13 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
             "auto_find_batch_size restarts training, which the methods do not notice: turn it off"
         )
     where = _planned(args)
+    in_backward = args.optim in ("lomo", "adalomo") or args.optim.endswith("layerwise")
     for name, regularizer in regularizers.items():
+        if in_backward and needs_updates(regularizer):
+            wrong.append(
+                f"{name} with optim={args.optim[:]!r}: weights are updated during the "
+                "backward pass, which the method does not see: choose another optimizer"
+            )
         wrong += problems(name, regularizer, where)
         if regularizer.clips_gradients and args.max_grad_norm:
             wrong.append(f"{name} replaces the clipping of the global norm: set max_grad_norm=0")

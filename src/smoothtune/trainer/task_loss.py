@@ -72,7 +72,8 @@ class TaskLoss:
 
     def _size(self, batch: Mapping[str, Any]) -> Size:
         if self.kind == "embedding":
-            rows = sum(len(x) for name, x in batch.items() if name.endswith("input_ids"))
+            texts = [len(x) for name, x in batch.items() if name.endswith("input_ids")]
+            rows = sum(texts) or rows_of(batch)
             return Size(rows, rows)
         if self.kind == "next token":
             batch = unpacked(batch)

@@ -27,7 +27,7 @@ def rows_of(batch: Mapping[str, Any]) -> int:
     """Number of examples of a batch."""
     first = batch.get("input_ids")
     tensors = (x for x in batch.values() if isinstance(x, Tensor) and x.ndim)
-    return len(first if isinstance(first, Tensor) else next(tensors))
+    return len(first if isinstance(first, Tensor) else next(tensors, (None,)))
 
 
 def labels_in(batch: Mapping[str, Any], names: list[str], *, shifted: bool) -> int:
