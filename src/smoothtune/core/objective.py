@@ -234,8 +234,8 @@ class Objective:
         bare = unwrap(model)
         given = compute_loss not in (None, causal_lm_loss)
         labeled = not unlabeled and (given or has_labels(bare, batch))
-        if compute_loss is None:
-            next_token = bool(self.regularizers) and is_causal_lm(bare)
+        if compute_loss in (None, causal_lm_loss):
+            next_token = bool(self.regularizers) and is_causal_lm(bare)  # else plain, bit for bit
             compute_loss = causal_lm_loss if next_token else model_loss
         self._check_task_loss(model, batch, compute_loss, labeled)
         clean = self._clean_pass(model, batch, compute_loss, labeled)
