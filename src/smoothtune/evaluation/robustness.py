@@ -17,12 +17,11 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from smoothtune.core.architecture import embedding_table
 from smoothtune.core.forward import ForwardPass, evaluating
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.adversarial import Ascent, normalize, task_loss, unit
 from smoothtune.functional.adversarial import gradient_at as loss_gradient
-from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian
+from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian, number_of_neighbors
 from smoothtune.report.curves import Curve, CurvePoint, mean_and_range, metric_curve
 
 NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
@@ -50,12 +49,12 @@ def noise_curve(
         kind: "standard": Gaussian; "in_manifold": in the span of the nearest neighbors.
         levels: sizes relative to the embeddings, rising from 0.
         num_samples: samples for every level above 0.
-        k: neighbors of in-manifold noise; at most one less than the vocabulary has words.
+        k: neighbors of in-manifold noise; fewer where the vocabulary has not so many words.
 
     Returns:
         Mean over the samples, with the least and greatest, and the `area` under it.
     """
-    k = min(k, len(embedding_table(predictor.model)) - 1)
+    k = number_of_neighbors(predictor.model, k)
     noise = EmbeddingNoise(kind, 1.0, "word", k, True, "token")
     noise.attach(predictor.model)
     title = {"standard": "Gaussian noise", "in_manifold": "in-manifold noise"}[kind]

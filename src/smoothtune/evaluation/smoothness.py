@@ -15,13 +15,13 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from smoothtune.core.architecture import blocks, embedding_table
+from smoothtune.core.architecture import blocks
 from smoothtune.core.forward import Batch, ForwardPass, evaluating
 from smoothtune.core.predictions import masked_mean
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.derivative_norms import finite_difference_per_layer
 from smoothtune.functional.input_derivatives import InputDerivatives
-from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian
+from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian, number_of_neighbors
 from smoothtune.report.curves import Curve, CurvePoint
 
 STEP = 0.01
@@ -197,7 +197,7 @@ def noise_spectrum(
         hold the effective rank, exp of the entropy of the shares. Tokens have different neighbors,
         so the rank is far above k.
     """
-    k = min(k, len(embedding_table(predictor.model)) - 1)
+    k = number_of_neighbors(predictor.model, k)
     predictor.progress.start("spectrum of noise", 2 * predictor.num_batches(rows))
     kinds: dict[str, NoiseKind] = {"standard": "standard", "in-manifold": "in_manifold"}
     series, numbers = {}, {}

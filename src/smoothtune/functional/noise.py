@@ -67,6 +67,12 @@ def special_ids(model: nn.Module) -> set[int]:
     return found
 
 
+def number_of_neighbors(model: nn.Module, k: int) -> int:
+    """`k`, or as many neighbors as a token has in a smaller vocabulary, special tokens apart."""
+    size = len(embedding_table(model))
+    return min(k, size - sum(i < size for i in special_ids(model)) - 1)
+
+
 @dataclass
 class EmbeddingNoise:
     """The noise of the LNSR papers, at one point of the model.
