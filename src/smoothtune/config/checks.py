@@ -81,12 +81,16 @@ def check_methods(draft: Draft) -> None:
 
 
 def with_present_names(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The fields of recorded methods, former names replaced by present ones."""
-    former = {name: METHODS[name].former_names() if name in METHODS else {} for name in methods}
-    return {
-        name: {former[name].get(field, field): value for field, value in fields.items()}
-        for name, fields in methods.items()
-    }
+    """The fields of recorded methods, former names replaced by present ones.
+
+    Fields that a method has got since have their defaults, which leave results as they were.
+    """
+    found = {}
+    for name, fields in methods.items():
+        former = METHODS[name].former_names() if name in METHODS else {}
+        later = _plain_data(METHODS[name]().settings()) if name in METHODS else {}
+        found[name] = later | {former.get(field, field): value for field, value in fields.items()}
+    return found
 
 
 def _plain_data(value: Any) -> Any:
