@@ -45,7 +45,7 @@ def finite_after_an_update(method, model, batch):
     assert all(weight.isfinite().all() for weight in model.parameters())
 
 
-@pytest.mark.parametrize("architecture", ["bert", "llama"])
+@pytest.mark.parametrize("architecture", ["bert", pytest.param("llama", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "fields"), CASES, ids=str)
 def test_leaves_every_method_finite(name, fields, architecture):
     model, batch = tiny_model(architecture, dropout=0.1), tiny_batch()

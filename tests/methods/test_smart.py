@@ -165,9 +165,9 @@ def test_spans_take_the_mean_of_start_and_end():
         ("smart_mtdnn_regression", {"step_size": 1e-3}, 1),
         (
             "smart_pytorch_steps1",
-            {"step_size": 1e-3, "weight": 3},
+            {"inner_criterion": "kl", "step_size": 1e-3 / 3, "weight": 3},
             3,
-        ),  # sums over the batch of three
+        ),  # sums the term over the batch of three, and climbs a mean
     ],
 )
 def test_equals_released_code(case, fields, num_labels):
