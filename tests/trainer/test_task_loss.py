@@ -289,8 +289,10 @@ def test_a_loss_without_labels_is_the_task_loss(tmp_path):
 
 
 def test_a_stock_loss_without_the_declared_labels_has_no_task_loss(tmp_path):
+    model = tiny_model("bert")
+    model.config.problem_type = "single_label_classification"
     trainer = Trainer(
-        model=tiny_model("bert"),
+        model=model,
         args=arguments(tmp_path),
         train_dataset=Rows(10),
         data_collator=unlabeled_collate,
