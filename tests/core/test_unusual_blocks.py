@@ -87,6 +87,10 @@ def test_embeddings_that_are_no_tensor_are_refused():
     model = model_of("ibert")
     with pytest.raises(RuntimeError, match="at point 'word' is a tuple, not a tensor: use"):
         Objective(FGM()).attach(model)(model, batch())
+    with pytest.raises(
+        ValueError, match="QuantEmbedding, give a tuple, not a tensor: use a weight"
+    ):
+        Objective(JacHess(c=0.1)).attach(model_of("ibert"))
 
 
 def test_a_perturbation_of_other_tokens_is_refused():

@@ -14,6 +14,7 @@ from smoothtune.core.architecture import embedding_table, unwrap, word_embedding
 from smoothtune.core.causal_lm import by_example, label_logits
 from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.hooks import WEIGHT_SIDE
 from smoothtune.core.predictions import heads
 from smoothtune.functional import derivative_norms
 from smoothtune.functional.derivative_norms import Estimate, Probe
@@ -61,7 +62,11 @@ class InputDerivatives:
         return 3 if self.hessian or self.name == "directional" else 2
 
     def attach(self, model: nn.Module) -> None:
-        """Measure the rms of the pre-trained embeddings, the unit of `difference_step`."""
+        """Measure the rms of the pre-trained embeddings, the unit of `difference_step`.
+
+        Raises:
+            ValueError: they are not one tensor.
+        """
         table = embedding_table(model)
         stride = max(1, len(table) // ROWS)
         ids = torch.arange(0, len(table), stride, device=table.device)
@@ -70,6 +75,11 @@ class InputDerivatives:
             weights = {"weight": table.full_tensor()}
         with torch.no_grad():  # through the module, which may scale what it looks up
             rows = torch.func.functional_call(module, weights, (ids,))
+        if not isinstance(rows, Tensor):
+            raise ValueError(
+                f"the word embeddings, {type(module).__name__}, give a {type(rows).__name__}, not "
+                f"a tensor: {WEIGHT_SIDE}"
+            )
         self.rms = rows.double().square().mean().sqrt().item()
 
     def state_dict(self) -> dict[str, Tensor]:
