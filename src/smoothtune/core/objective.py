@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
+from smoothtune.core.attachment import Attachment
 from smoothtune.core.causal_lm import causal_lm_loss, check_next_token_loss
 from smoothtune.core.declarations import (
     PROBLEM_TYPES,
@@ -30,7 +31,6 @@ from smoothtune.core.forward import (
     device_of,
     model_loss,
 )
-from smoothtune.core.higher_order import HigherDerivatives
 from smoothtune.core.optimizer_hooks import (
     OptimizerHooks,
     UpdateWatch,
@@ -41,8 +41,6 @@ from smoothtune.core.reach import FullReach
 from smoothtune.core.regularizer import Regularizer, entries_under
 from smoothtune.core.support import check, is_compiled
 from smoothtune.errors import NonFiniteLoss
-
-_ATTACHED: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models of all attached objectives
 
 
 class Objective:
@@ -76,14 +74,12 @@ class Objective:
         self.terms: dict[str, Tensor] = {}
         self.step = self.calls = 0
         self.seed = torch.initial_seed()
-        self._model: nn.Module | None = None
+        self._attachment: Attachment | None = None
+        self._last: weakref.ref[nn.Module] | None = None  # the model it was last attached to
         self._checked: set[tuple[int, Any]] = set()
         self._hooks: OptimizerHooks | None = None
         self._compared = False  # whether the task loss has been compared with the model's own
-        self._derivatives: HigherDerivatives | None = None
-        self._prepared: weakref.ref[nn.Module] | None = None  # the model it was last attached to
         self._watch, self._reach = UpdateWatch(self.regularizers), FullReach()
-        self._lost: weakref.finalize | None = None  # called when nothing refers to this any more
 
     # --- connecting --------------------------------------------------------------------------
 
@@ -96,44 +92,15 @@ class Objective:
             RuntimeError: it is attached already, or another objective is attached to the model.
             ValueError: a method does not support this model; the message says what to change.
         """
-        if self._model is not None:
+        if self._attachment is not None:
             raise RuntimeError("this objective is attached already: call detach() first")
-        bare = unwrap(model)
-        if bare in _ATTACHED:
-            raise RuntimeError(
-                "another objective is attached to this model: pass all methods to one objective, "
-                "or call detach() of the other first, or load the model anew"
-            )
         check(self.regularizers, model)
-        self.seed = torch.initial_seed()
-        self._prepare(bare)
-        self._model = bare
-        self._prepared = weakref.ref(bare)
-        _ATTACHED.add(bare)
-        if not any(r.substitutes_weights for r in self.regularizers.values()):  # these would stay
-            self._lost = weakref.finalize(self, _ATTACHED.discard, bare)
+        bare, methods = unwrap(model), list(self.regularizers.values())
+        again = self._last is not None and self._last() is bare
+        self._attachment = Attachment(bare, methods, again=again)
+        self._last, self.seed = weakref.ref(bare), torch.initial_seed()
         self._watch.start(bare)
         return self
-
-    def _prepare(self, model: nn.Module) -> None:
-        """Attach the methods; if one fails, leave the model as it was."""
-        again = self._prepared is not None and self._prepared() is model
-        methods = [r for r in self.regularizers.values() if not (again and r.resets_weights)]
-        resets = any(r.resets_weights for r in methods)
-        weights = [(p, p.detach().clone()) for p in model.parameters()] if resets else []
-        attached: list[Regularizer] = []
-        try:
-            for regularizer in sorted(methods, key=lambda r: not r.resets_weights):
-                regularizer.attach(model)
-                attached.append(regularizer)
-            order = max((r.derivative_order for r in methods), default=1)
-            self._derivatives = HigherDerivatives(model, order)
-        except BaseException:
-            for regularizer in reversed(attached):
-                regularizer.detach(model)
-            for weight, before in weights:
-                weight.data.copy_(before)
-            raise
 
     def bind_optimizer(self, optimizer: torch.optim.Optimizer) -> Self:
         """Call `before_step` and `after_step` around every update of the optimizer.
@@ -184,17 +151,10 @@ class Objective:
     def detach(self) -> None:
         """Leave model and optimizer as they were found."""
         self.unbind_optimizer()
-        if self._model is not None:
-            _ATTACHED.discard(self._model)
-            if self._lost is not None:
-                self._lost.detach()
+        if self._attachment is not None:
             self._watch.stop()
-            for regularizer in self.regularizers.values():
-                regularizer.detach(self._model)
-            self._model = None
-        if self._derivatives is not None:
-            self._derivatives.undo()
-            self._derivatives = None
+            self._attachment.undo()
+            self._attachment = None
 
     # --- an update ---------------------------------------------------------------------------
 
@@ -276,8 +236,8 @@ class Objective:
     def state_dict(self) -> dict[str, Tensor]:
         """Tensors by name, all that a resumed run needs beside model and optimizer."""
         counters = {"seed": self.seed, "step": self.step, "calls": self.calls}
-        if self._model is not None:
-            counters["problem_type"] = PROBLEM_TYPES.index(problem_type(self._model))
+        if self._attachment is not None:
+            counters["problem_type"] = PROBLEM_TYPES.index(problem_type(self.model))
         state = {key: torch.tensor(value) for key, value in counters.items()}
         for name, regularizer in self.regularizers.items():
             state |= {f"{name}/{key}": value for key, value in regularizer.state_dict().items()}
@@ -297,8 +257,8 @@ class Objective:
             )
         self.seed, self.step, self.calls = (int(state[key]) for key in ("seed", "step", "calls"))
         told = PROBLEM_TYPES[int(state.get("problem_type", 0))]
-        if self._model is not None and told and problem_type(self._model) is None:
-            declaring(self._model).config.problem_type = told  # type: ignore[union-attr]
+        if self._attachment is not None and told and problem_type(self.model) is None:
+            declaring(self.model).config.problem_type = told  # type: ignore[union-attr]
         for name, regularizer in self.regularizers.items():
             regularizer.load_state_dict(entries_under(f"{name}/", state))
 
@@ -408,9 +368,9 @@ class Objective:
     @property
     def model(self) -> nn.Module:
         """The unwrapped model the objective is attached to."""
-        if self._model is None:
+        if self._attachment is None:
             raise RuntimeError("attach the objective to a model first: objective.bind(model, ...)")
-        return self._model
+        return self._attachment.model
 
 
 def _named(regularizers: tuple[Regularizer, ...]) -> Iterator[tuple[str, Regularizer]]:

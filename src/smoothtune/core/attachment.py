@@ -1,0 +1,62 @@
+"""Methods on the model that they are prepared on: all of them or none, one objective at a time."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+from torch import nn
+
+from smoothtune.core.higher_order import HigherDerivatives
+from smoothtune.core.regularizer import Regularizer
+
+_TAKEN: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models with methods attached
+
+
+class Attachment:
+    """Methods attached to a model, until `undo`.
+
+    Args:
+        model: the unwrapped model.
+        regularizers: those that re-initialize weights come first.
+        again: the model has had them before, so no weight is re-initialized.
+
+    Raises:
+        RuntimeError: other methods are attached to the model.
+        ValueError: a method does not support the model, which is left as it was.
+    """
+
+    def __init__(self, model: nn.Module, regularizers: Sequence[Regularizer], *, again: bool):
+        if model in _TAKEN:
+            raise RuntimeError(
+                "another objective is attached to this model: pass all methods to one objective, "
+                "or call detach() of the other first, or load the model anew"
+            )
+        self.model, self.regularizers = model, list[Regularizer]()
+        resetting = [r for r in regularizers if r.resets_weights and not again]
+        weights = [(p, p.detach().clone()) for p in model.parameters()] if resetting else []
+        try:
+            for regularizer in [*resetting, *(r for r in regularizers if not r.resets_weights)]:
+                regularizer.attach(model)
+                self.regularizers.append(regularizer)
+            order = max((r.derivative_order for r in regularizers), default=1)
+            self.derivatives = HigherDerivatives(model, order)
+        except BaseException:
+            for regularizer in reversed(self.regularizers):
+                regularizer.detach(model)
+            for weight, before in weights:
+                weight.data.copy_(before)
+            raise
+        _TAKEN.add(model)
+        self._lost: weakref.finalize | None = None
+        if not any(r.substitutes_weights for r in regularizers):  # these stay on the model
+            self._lost = weakref.finalize(self, _TAKEN.discard, model)
+
+    def undo(self) -> None:
+        """Leave the model as it was found, apart from what training changed."""
+        _TAKEN.discard(self.model)
+        if self._lost is not None:
+            self._lost.detach()
+        for regularizer in self.regularizers:
+            regularizer.detach(self.model)
+        self.derivatives.undo()
