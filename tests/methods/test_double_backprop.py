@@ -89,6 +89,7 @@ def test_closed_form_of_logistic_regression():
 
 def test_needs_labels():
     model, inputs = tiny_model("bert"), tiny_batch()
+    model.config.problem_type = "single_label_classification"
     inputs.pop("labels")
     with pytest.raises(ValueError, match="no labels"):
         Objective(DoubleBackprop()).attach(model)(model, inputs)

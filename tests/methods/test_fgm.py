@@ -46,6 +46,7 @@ def test_spans():
 
 def test_does_nothing_without_labels():
     model, data = tiny_model("bert"), tiny_batch()
+    model.config.problem_type = "single_label_classification"
     del data["labels"]
     with pytest.raises(ValueError, match="no labels"):
         Objective(FGM()).attach(model)(model, data)

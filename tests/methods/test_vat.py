@@ -91,7 +91,8 @@ def test_iteration_finds_the_top_eigenvector_of_the_fisher_metric():
 
 def test_the_target_is_constant_and_needs_no_label():
     model = LinearSoftmax()
-    Objective(VAT()).attach(model)(model, {"input_ids": torch.tensor([[1], [2]])}).backward()
+    batch = {"input_ids": torch.tensor([[1], [2]]), "unlabeled": True}
+    Objective(VAT()).attach(model)(model, batch).backward()
     assert model.head.weight.grad.abs().max() > 0
     torch.testing.assert_close(  # sum_c (q_c - p_c) = 0
         model.head.weight.grad.sum(0), torch.zeros(6).double(), rtol=0, atol=1e-9
