@@ -9,20 +9,34 @@ from contextlib import contextmanager
 import datasets
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
+from rich.text import Text
 from transformers.utils import logging
+
+from smoothtune.errors import printable
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
 def say(console: Console, text: str) -> None:
     """Print one plain line: no markup, no colors, no wrapping outside a terminal."""
-    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=not console.is_terminal)
+
+
+def plain_text(text: str) -> Text:
+    """Text of users in a table: no markup, and only what can be printed."""
+    return Text(printable(text))
+
+
+def heading(text: str) -> Column:
+    """`plain_text` at the head of a column."""
+    return Column(plain_text(text))
 
 
 def progress_bar(console: Console) -> Progress:
     """A progress bar with count and remaining time, shown in a terminal only."""
     return Progress(
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
@@ -51,7 +65,7 @@ class Bar:
 
     def start(self, title: str, total: int) -> None:
         """Begin a piece of work of `total` batches."""
-        self.title, self.total, self.done = f"{self.part}: {title}", total, 0
+        self.title, self.total, self.done = printable(f"{self.part}: {title}"), total, 0
         self.began = time.monotonic()
         self.bar.reset(self.row, total=total, description=self.title)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -59,6 +60,23 @@ class NonFiniteLoss(FloatingPointError):
 
 class Stopped(Exception):
     """The run was stopped by a signal and left a checkpoint."""
+
+
+_UNPRINTABLE = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u061c\u200e\u200f\u2028-\u202e\u2060-\u206f"
+    "\ud800-\udfff\ufeff\ufff9-\ufffb\U000e0000-\U000e007f]"
+)
+"""Control characters but tab and newline, marks that turn the direction of text or hide it, halves
+of characters."""
+
+
+def printable(text: str) -> str:
+    r"""Text of users as terminals and pages may get it: no escapes, nothing that hides or turns it.
+
+    >>> printable("a\x1b[2Jb\u202ec")
+    'a\\x1b[2Jb\\u202ec'
+    """
+    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:

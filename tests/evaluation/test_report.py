@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from smoothtune.cli import app
+from smoothtune.errors import OutputError
 from smoothtune.evaluation import Curve, CurvePoint, draw
 from smoothtune.evaluation.compare import Difference, load_runs, paired_differences
 from smoothtune.evaluation.findings import comparison, sentences
@@ -154,7 +155,7 @@ def predicted(folder: Path, right: int, total: int = 200) -> None:
 
 
 def test_differences_beyond_noise(evaluated: Path, tmp_path: Path) -> None:
-    settings = {"num_resamples": 100}
+    settings = {"num_resamples": 100, "seed": 1}
     names = ("a", "b", "c")
     copies = [edited(evaluated / "first", tmp_path / name, settings=settings) for name in names]
     for copy, right in zip(copies, (150, 152, 190), strict=True):
@@ -312,3 +313,13 @@ def test_damaged_predictions(text: str, evaluated: Path, tmp_path: Path) -> None
     assert found.exit_code == 2, found.output
     assert not page.exists()
     assert "again" in found.stderr
+
+
+def test_one_task_with_two_metrics(evaluated: Path, tmp_path: Path) -> None:
+    shutil.copytree(evaluated / "first", tmp_path / "first")
+    file = tmp_path / "first" / "evaluation.json"
+    content = json.loads(file.read_text()) | {"headline": "f1"}
+    file.write_text(json.dumps(content))
+    with pytest.raises(OutputError, match=r"first by f1, second by accuracy") as caught:
+        load_runs([tmp_path / "first", evaluated / "second"])
+    assert "quality, quality" not in str(caught.value)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, get_args
 import typer
 
 from smoothtune.cli.options import options_from, repeatable
-from smoothtune.cli.output import USAGE, errors_as_exit_codes, fail, output_console
+from smoothtune.cli.output import USAGE, echo, errors_as_exit_codes, fail, output_console
 from smoothtune.config.evaluation import PartName, Settings, load_settings
 from smoothtune.config.fields import DATA, PARTS
 
@@ -61,7 +61,7 @@ def evaluate(
         from smoothtune.evaluation.run import evaluate as run_evaluation
 
         run_evaluation(settings, console=output_console())
-    typer.echo(f"{settings.output_dir} holds evaluation.json, tables and plots")
+    echo(f"{settings.output_dir} holds evaluation.json, tables and plots")
 
 
 def report(
@@ -80,4 +80,4 @@ def report(
             write_report(folders, to, overwrite=overwrite)
         except PlotsMissing as error:
             fail(str(error), USAGE)
-    typer.echo(f"{to} is written")
+    echo(f"{to} is written")

@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from smoothtune.errors import printable
+
 FAILED, USAGE, DATA, STOPPED = 1, 2, 3, 75
 """Exit codes; 0 is success. 75: stopped by a signal, and resumable."""
 
@@ -40,8 +42,13 @@ def errors_as_exit_codes() -> Iterator[None]:
 
 def fail(message: str, code: int) -> NoReturn:
     """End with a message and an exit code."""
-    typer.echo(f"error: {message}", err=True)
+    echo(f"error: {message}", err=True)
     raise typer.Exit(code)
+
+
+def echo(text: str, *, err: bool = False) -> None:
+    """Print lines that hold names or texts of users."""
+    typer.echo(printable(text), err=err)
 
 
 def output_console() -> Console:
@@ -68,12 +75,14 @@ def _indented(text: str) -> str:
 
 def show_rows(titles: list[str], rows: list[list[str]]) -> None:
     """Print a table in a terminal, tab-separated lines elsewhere."""
+    from smoothtune.console import plain_text  # imports transformers
+
     console = output_console()
     if not console.is_terminal:
         for row in rows:
-            typer.echo("\t".join(row))
+            echo("\t".join(row))
         return
     table = Table(*titles)
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(plain_text, row))
     console.print(table)

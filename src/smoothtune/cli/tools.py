@@ -11,6 +11,7 @@ import typer
 from smoothtune.cli.options import options_from
 from smoothtune.cli.output import (
     USAGE,
+    echo,
     errors_as_exit_codes,
     fail,
     output_console,
@@ -88,8 +89,8 @@ def validate(
     for file in paths:
         try:
             run = load_config(file)
-            typer.echo(f"{file}: ok ({run.task}, {' + '.join(run.methods)})")
+            echo(f"{file}: ok ({run.task}, {' + '.join(run.methods)})")
         except ConfigError as error:
             wrong = True
-            typer.echo(str(error), err=True)
+            echo(str(error), err=True)
     raise typer.Exit(USAGE if wrong else 0)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from smoothtune.cli.options import options_from, repeatable
-from smoothtune.cli.output import errors_as_exit_codes, output_console
+from smoothtune.cli.output import echo, errors_as_exit_codes, output_console
 from smoothtune.config.fields import METHOD
 from smoothtune.config.run import RunConfig, load_config
 
@@ -38,4 +38,4 @@ def train(
         from smoothtune.run.train import train as run_training
 
         run_training(run, resume=resume_from_checkpoint, console=output_console())
-    typer.echo(f"{run.output_dir} is a model folder; result.json and README.md are in it")
+    echo(f"{run.output_dir} is a model folder; result.json and README.md are in it")

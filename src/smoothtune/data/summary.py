@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 from rich.table import Table
-from rich.text import Text
+
+from smoothtune.console import plain_text
 
 _QUANTILES = {"min": 0.0, "median": 0.5, "p95": 0.95, "max": 1.0}
 
@@ -54,7 +55,7 @@ class Report:
             if not table.row_count:
                 for title in cells:
                     table.add_column(title)
-            table.add_row(name, *(Text("\n".join(cell)) for cell in cells.values()))
+            table.add_row(name, *(plain_text("\n".join(lines)) for lines in cells.values()))
         return table
 
     def _cells(self, split: SplitReport) -> dict[str, list[str]]:

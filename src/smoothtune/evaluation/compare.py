@@ -77,10 +77,16 @@ def load_runs(folders: Sequence[Path]) -> list[Run]:
         short = folder.resolve().name
         taken = [other.resolve().name for other in folders].count(short) > 1
         runs.append(Run(str(folder) if taken else short, folder, content))
-    tasks = {(run.content["task"], run.main_metric) for run in runs}
+    tasks = sorted({run.content["task"] for run in runs})
     if len(tasks) != 1:
-        names = ", ".join(sorted(task for task, _ in tasks)) or "none"
+        names = ", ".join(tasks) or "none"
         raise OutputError(f"a report is about one task, and these are about: {names}")
+    if len({run.main_metric for run in runs}) != 1:
+        scored = ", ".join(f"{run.name} by {run.main_metric}" for run in runs)
+        raise OutputError(
+            f"a report compares one metric, but {tasks[0]} was scored differently ({scored}): "
+            "evaluate the models on labels of the same kind"
+        )
     return runs
 
 

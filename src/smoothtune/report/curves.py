@@ -10,6 +10,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from smoothtune.errors import printable
+
+FORMULA = tuple("=+-@＝＋－＠")
+"""What begins a formula; spreadsheets read the wide forms alike."""
+
 
 class CurvePoint(NamedTuple):
     """A value, with the bounds of its interval or range where there is one."""
@@ -56,10 +61,24 @@ class Curve:
 
 
 def csv_text(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """Rows under their head, as CSV."""
+    """Rows under their head, as CSV; no text is a formula to a spreadsheet."""
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows([head, *rows])
+    lines = ([csv_cell(value) for value in row] for row in [head, *rows])
+    csv.writer(text, lineterminator="\n").writerows(lines)
     return text.getvalue()
+
+
+def csv_cell(value: object) -> object:
+    """A value in a cell: text that a spreadsheet would run begins with an apostrophe.
+
+    >>> csv_cell("=1+1"), csv_cell("  @SUM(A1)"), csv_cell("plain"), csv_cell(-1.5)
+    ("'=1+1", "'  @SUM(A1)", 'plain', -1.5)
+    """
+    if not isinstance(value, str):
+        return value
+    first = value.lstrip()[:1]
+    formula = value[:1] in ("\t", "\r", "\n") or first in FORMULA
+    return printable("'" + value if formula else value)
 
 
 def metric_curve(

@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from smoothtune.errors import printable
+
 
 @dataclass(frozen=True)
 class Table:
@@ -83,14 +85,18 @@ def render(template: str, content: dict[str, Any]) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    # one place for all that a page shows; what is escaped beyond it depends on the format
+    environment.finalize = lambda value: printable(value) if type(value) is str else value
     environment.filters |= {"text": markdown_text, "json": json.dumps, "value": markdown_value}
     return environment.get_template(template).render(content)
 
 
 def markdown_text(value: object) -> str:
     """One line of text without any meaning to Markdown or HTML."""
-    line = html.escape(" ".join(str(value).split()), quote=False)
-    return re.sub(r"([\\`*_{}\[\]|#!~$])", r"\\\1", line)
+    line = html.escape(" ".join(printable(str(value)).split()), quote=False)
+    line = re.sub(r"([\\`*_{}\[\]|#!~$@])", r"\\\1", line)
+    line = re.sub(r"^([-+=])", r"\\\1", line)  # a list or a heading
+    return re.sub(r"(?i)(?<=:)//|(?<=\bwww)\.", lambda found: "\\" + found[0], line)  # no links
 
 
 def markdown_value(value: object) -> str:

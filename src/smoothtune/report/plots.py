@@ -6,7 +6,7 @@ import io
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from smoothtune.errors import PlotsMissing
+from smoothtune.errors import PlotsMissing, printable
 from smoothtune.report.curves import Curve, CurvePoint
 
 # Okabe and Ito's colors, which color-blind readers tell apart; without the yellow, which is too
@@ -77,8 +77,8 @@ def draw(curves: Mapping[str, Curve]) -> str:
 
     def paint(axes: Any) -> None:
         lines = _draw_lines(axes, curves)
-        axes.set_xlabel(first.x_label)
-        axes.set_ylabel(first.y_label)
+        axes.set_xlabel(printable(first.x_label))
+        axes.set_ylabel(printable(first.y_label))
         _scale(axes, first)
         if lines > 1:
             figure = axes.figure
@@ -102,7 +102,7 @@ def _draw_lines(axes: Any, curves: Mapping[str, Curve]) -> int:
                 COLORS[style % len(COLORS)],
                 DASHES[number % len(DASHES)],
                 MARKERS[style % len(MARKERS)],
-                " · ".join(parts) or line,
+                printable(" · ".join(parts) or line),
             )
             count += 1
     if reference := next(iter(curves.values())).series.get(REFERENCE):
@@ -153,4 +153,5 @@ def _draw_line(
 
 
 def _short(name: str, limit: int = 48) -> str:
+    name = printable(name)
     return name if len(name) <= limit else f"{name[: limit - 1]}…"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,6 +27,8 @@ ONE_THREAD = {
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
+"""Python puts no current directory on the path on which it finds modules."""
 MEMORY_PER_CELL = 1.5e9
 """Bytes that a process takes beside its model."""
 COPIES_OF_MODEL = 6
@@ -61,7 +64,7 @@ def start_server() -> None:
     """Start the server, which imports in the background; call it early."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
-    with _environment(ONE_THREAD):
+    with _environment(ONE_THREAD | SAFE_PATH), _without_current_directory():
         from multiprocessing.forkserver import ensure_running
 
         ensure_running()
@@ -82,7 +85,8 @@ class LocalPool:
         context = multiprocessing.get_context("forkserver")
         arguments = (cell, self.folder, self.keep_models)
         process = context.Process(target=run_here, args=arguments, daemon=True)
-        process.start()
+        with _without_current_directory():
+            process.start()
         self.running[process.sentinel] = (process, cell)
 
     def ended(self, seconds: float) -> list[Ended]:
@@ -134,6 +138,22 @@ def default_jobs(weight_bytes: int) -> int:
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
     room = psutil.virtual_memory().available // (COPIES_OF_MODEL * weight_bytes + MEMORY_PER_CELL)
     return max(1, min(cores, int(room)))
+
+
+@contextmanager
+def _without_current_directory() -> Iterator[None]:
+    """Give processes started in a ``with`` no path to the modules of the current directory.
+
+    The folder of the running script stays: its own modules may lie there.
+    """
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    here, kept = Path.cwd(), list(sys.path)
+    if script is None or Path(script).resolve().parent != here:
+        sys.path[:] = [entry for entry in kept if entry and Path(entry).resolve() != here]
+    try:
+        yield
+    finally:
+        sys.path[:] = kept
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothtune.errors import ConfigError, Problem
-from smoothtune.study.pool import ONE_THREAD, Ended
+from smoothtune.study.pool import ONE_THREAD, SAFE_PATH, Ended
 from smoothtune.study.records import Cell, Records, Status
 
 
@@ -60,7 +60,7 @@ class RayPool:
                 message = f"no Ray cluster at {address}: {error}"
                 raise ConfigError([Problem("--ray", "", message)]) from error
         fresh = ray.remote(
-            num_cpus=1, max_retries=0, max_calls=1, runtime_env={"env_vars": ONE_THREAD}
+            num_cpus=1, max_retries=0, max_calls=1, runtime_env={"env_vars": ONE_THREAD | SAFE_PATH}
         )
         self.task = fresh(compute_on_node)
         self.size = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))

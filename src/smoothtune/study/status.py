@@ -13,9 +13,8 @@ import numpy as np
 from rich.console import Console, Group
 from rich.live import Live as RichLive
 from rich.table import Table
-from rich.text import Text
 
-from smoothtune.console import say
+from smoothtune.console import heading, plain_text, say
 from smoothtune.errors import DataError, ModelError, OutputError
 from smoothtune.files import is_owned, read_json
 from smoothtune.study.config import Study
@@ -92,16 +91,16 @@ class Live:
                 f"{len(self.scores)} of {len(self.cells)} cells done, {len(self.running)} running, "
                 f"{len(self.failed)} failed{self._left()}"
             )
-            self.live.update(Group(self._table(), Text(state)), refresh=True)
+            self.live.update(Group(self._table(), plain_text(state)), refresh=True)
 
     def _table(self) -> Table:
         """Mean score and number of seeds, so far."""
         tasks = list(dict.fromkeys(_column(cell) for cell in self.cells))
-        table = Table("method", *tasks)
+        table = Table("method", *map(heading, tasks))
         for label in dict.fromkeys(cell.label for cell in self.cells):
             mine = [cell for cell in self.cells if cell.label == label]
             cells = [self._mean([cell for cell in mine if _column(cell) == task]) for task in tasks]
-            table.add_row(Text(label), *cells)
+            table.add_row(plain_text(label), *cells)
         return table
 
     def _mean(self, cells: Sequence[Cell]) -> str:

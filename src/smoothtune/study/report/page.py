@@ -9,16 +9,17 @@ from typing import Any
 import pandas as pd
 from rich.console import Console
 from rich.table import Table as RichTable
-from rich.text import Text
 
-from smoothtune.console import say
+from smoothtune.console import heading, plain_text, say
 from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.files import write_atomic, write_json
+from smoothtune.report.curves import csv_text
 from smoothtune.report.page import Plot, Table, render
 from smoothtune.study.config import Study
 from smoothtune.study.plan import Choice, Plan
 from smoothtune.study.records import STUDY, Cell, Records
 from smoothtune.study.report.comparison import (
+    COLUMNS,
     SECONDARY,
     by_condition,
     compare,
@@ -80,7 +81,7 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
         "rows": runs.to_dict("records"),
     }
     write_json(folder / RESULTS, content)
-    write_atomic(folder / "results.csv", runs.to_csv(index=False, lineterminator="\n"))
+    write_atomic(folder / "results.csv", csv_text(COLUMNS, runs.itertuples(index=False)))
     page = page_content(content, _plots(runs, content, records, folder, console))
     write_atomic(folder / "report.md", render("study.md.jinja", page))
     write_atomic(folder / "report.html", render("study.html.jinja", page))
@@ -203,9 +204,9 @@ def _show(content: Mapping[str, Any], console: Console) -> None:
         scores = score_table(group)
         head, *rows = [[cells[i] for i in SHORT] for cells in [scores.head, *scores.rows]]
         if console.is_terminal:
-            table = RichTable(*head, title=Text(condition_title(condition)))
+            table = RichTable(*map(heading, head), title=plain_text(condition_title(condition)))
             for cells in rows:
-                table.add_row(*map(Text, cells))
+                table.add_row(*map(plain_text, cells))
             console.print(table)
         else:
             say(console, condition_title(condition))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from smoothtune.errors import printable
 from smoothtune.report.curves import Curve, CurvePoint, csv_text, mean_and_range, metric_label
 from smoothtune.report.page import Plot
 from smoothtune.report.plots import COLORS, MARKERS, draw, plot
@@ -20,6 +21,7 @@ from smoothtune.study.report.comparison import (
     runs_by_condition,
 )
 
+POINT = ["method", "seed", "score"]
 POINTS = 100  # a difference of 0.01 is one point
 WIDTH, LINE, MARGIN = 6.4, 0.32, 1.1  # inches: width, height of a method, height of the rest
 
@@ -65,7 +67,7 @@ def _distribution(runs: pd.DataFrame, where: str, metric: str) -> Plot:
             orientation="horizontal",
             showfliers=False,
             medianprops={"color": COLORS[1]},
-            tick_labels=list(scores),
+            tick_labels=[printable(name) for name in scores],
         )
         jitter = np.random.default_rng(0)
         for number, values in enumerate(scores.values(), start=1):
@@ -79,7 +81,7 @@ def _distribution(runs: pd.DataFrame, where: str, metric: str) -> Plot:
         f"Scores of all seeds: {where}",
         "Every point is a seed; box: quartiles; line: median; whiskers: 1.5 times the box at most.",
         plot(WIDTH, MARGIN + LINE * len(scores), paint),
-        runs[["method", "seed", "score"]].to_csv(index=False, lineterminator="\n"),
+        csv_text(POINT, runs[POINT].itertuples(index=False)),
     )
 
 
@@ -97,7 +99,7 @@ def _differences(compared: Sequence[Mapping[str, Any]], where: str) -> Plot:
             axes.plot(line, [number, number], color=COLORS[0], linewidth=2)
             axes.plot(POINTS * value, number, "o", color=COLORS[0], markersize=6)
         axes.axvline(0, color="#888888", linewidth=1)
-        axes.set_yticks(range(len(values)), [value[0] for value in values])
+        axes.set_yticks(range(len(values)), [printable(value[0]) for value in values])
         axes.set_ylim(len(values) - 0.5, -0.5)
         axes.set_xlabel(f"{compared[0]['metric']} minus plain, points")
 
@@ -120,7 +122,7 @@ def _costs(runs: pd.DataFrame, where: str, metric: str) -> Plot:
     def paint(axes: Any) -> None:
         for number, (name, seconds, score) in enumerate(values):
             color, marker = COLORS[number % len(COLORS)], MARKERS[number // len(COLORS)]
-            axes.plot(seconds, score, marker, color=color, linestyle="none", label=name)
+            axes.plot(seconds, score, marker, color=color, linestyle="none", label=printable(name))
         axes.set_xlabel("training time, seconds (median)")
         axes.set_ylabel(metric)
         axes.set_xlim(left=0)
