@@ -37,9 +37,9 @@ def sentence_transformers_problems(trainer: Trainer) -> list[str]:
     if not names or is_embedding_trainer(trainer):
         return []
     return [
-        f"sentence-transformers' {names[0]}: its losses tokenize the texts and call the model "
-        "themselves, so methods cannot repeat a forward: use SentenceTransformerTrainer for "
-        "embeddings, and AutoModelForSequenceClassification with transformers' Trainer for scores"
+        f"sentence-transformers' {names[0]}: its losses tokenize the texts themselves, or read "
+        "other outputs than an embedding: that is not verified. Use SentenceTransformerTrainer "
+        "for embeddings, AutoModelForSequenceClassification with transformers' Trainer for scores"
     ]
 
 
