@@ -39,7 +39,8 @@ from smoothtune.core.optimizer_hooks import (
 from smoothtune.core.precision import autocast_dtype, in_float32
 from smoothtune.core.reach import FullReach
 from smoothtune.core.regularizer import Regularizer, entries_under
-from smoothtune.core.support import check, is_compiled
+from smoothtune.core.strength import TASK, Strengths
+from smoothtune.core.support import NO_NORMS, check, environments, is_compiled
 from smoothtune.errors import NonFiniteLoss
 
 
@@ -70,6 +71,12 @@ class Objective:
             raise ValueError(
                 f"{' and '.join(replacing)} each replace the task loss: use one of them"
             )
+        storing = [r.name for r in regularizers if r.stores_gradient and r.weight]
+        if storing and any(r.share for r in regularizers):
+            raise ValueError(
+                f"share is measured beside the gradient of the task loss, which {storing[0]} "
+                "replaces by one that it computes itself: give a weight"
+            )
         self.regularizers = {name: r for name, r in _named(regularizers) if r.weight}
         self.terms: dict[str, Tensor] = {}
         self.step = self.calls = 0
@@ -79,6 +86,8 @@ class Objective:
         self._checked: set[tuple[int, Any]] = set()
         self._hooks: OptimizerHooks | None = None
         self._compared = False  # whether the task loss has been compared with the model's own
+        self._measurable = True  # whether gradient norms can be taken aside
+        self.strengths = Strengths({name: r.share for name, r in self._beside_the_task()})
         self._watch, self._reach = UpdateWatch(self.regularizers), FullReach()
 
     # --- connecting --------------------------------------------------------------------------
@@ -206,6 +215,7 @@ class Objective:
                 loss = clean.run().loss
                 assert loss is not None
                 losses["task"] = loss
+            losses = self._weighed(bare, losses)
         if clean.end is not None:  # the global generators continue as in plain training
             rng.set_state(clean.device, clean.end)
         if not losses:
@@ -235,10 +245,12 @@ class Objective:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Tensors by name, all that a resumed run needs beside model and optimizer."""
+        strengths = self.strengths.state_dict()
         counters = {"seed": self.seed, "step": self.step, "calls": self.calls}
         if self._attachment is not None:
             counters["problem_type"] = PROBLEM_TYPES.index(problem_type(self.model))
         state = {key: torch.tensor(value) for key, value in counters.items()}
+        state |= {f"strength.{key}": value for key, value in strengths.items()}
         for name, regularizer in self.regularizers.items():
             state |= {f"{name}/{key}": value for key, value in regularizer.state_dict().items()}
         return state
@@ -256,6 +268,7 @@ class Objective:
                 f"{sorted(self.regularizers)}: resume with the methods of the interrupted run"
             )
         self.seed, self.step, self.calls = (int(state[key]) for key in ("seed", "step", "calls"))
+        self.strengths.load_state_dict(entries_under("strength.", state))
         told = PROBLEM_TYPES[int(state.get("problem_type", 0))]
         if self._attachment is not None and told and problem_type(self.model) is None:
             declaring(self.model).config.problem_type = told  # type: ignore[union-attr]
@@ -269,6 +282,7 @@ class Objective:
         precision = autocast_dtype(model, device)
         if (id(model), precision) not in self._checked:
             check(self.regularizers, model, device)
+            self._measurable = not environments(model, device) & NO_NORMS
             self._checked.add((id(model), precision))
 
     def _check_task_loss(
@@ -339,12 +353,43 @@ class Objective:
             found = regularizer.diagnostics
             regularizer.diagnostics = {key: value.detach() for key, value in found.items()}
             if term is not None:
-                yield name, regularizer.weight * regularizer.every * term
+                yield name, term
+
+    def _weighed(self, model: nn.Module, losses: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Terms times their weights, after looking at their gradients where that is due."""
+        if self._measurable and not any(r.stores_gradient for r in self.regularizers.values()):
+            self._measure(model, losses)
+        weighed = dict(losses)
+        for name in losses.keys() & self.regularizers.keys():
+            regularizer = self.regularizers[name]
+            weight = self.strengths.weight(name, regularizer.weight)
+            weighed[name] = weight * regularizer.every * losses[name]
+        return weighed
+
+    def _measure(self, model: nn.Module, losses: dict[str, Tensor]) -> None:
+        terms = {name: loss for name, loss in losses.items() if name in self.strengths.shares}
+        for name, loss in losses.items():
+            if name == TASK or self.regularizers[name].replaces_task_loss:
+                terms[TASK] = loss
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        for name, loss in terms.items():
+            if loss.requires_grad and self.strengths.due(name, self.step):
+                self.strengths.measure(name, loss, weights)
+                if name != TASK:
+                    self.strengths.warn(name, self.regularizers[name].weight)
+
+    def _beside_the_task(self) -> Iterator[tuple[str, Regularizer]]:
+        for name, regularizer in self.regularizers.items():
+            if regularizer.has_loss and not regularizer.replaces_task_loss:
+                yield name, regularizer
 
     def _record(self, total: Tensor, losses: dict[str, Tensor]) -> None:
         parts = {"loss": total} | {f"loss/{name}": value for name, value in losses.items()}
         for name, regularizer in self.regularizers.items():
             parts |= {f"{name}/{key}": value for key, value in regularizer.diagnostics.items()}
+            if regularizer.share is not None and name in losses:
+                weight = self.strengths.weight(name, regularizer.weight)
+                parts[f"{name}/weight"] = total.new_tensor(weight)
         self.terms = {key: value.detach() for key, value in parts.items()}
 
     def _non_finite(

@@ -51,6 +51,8 @@ class Regularizer:
     uses_hidden_states: ClassVar[bool] = False
     replaces_task_loss: ClassVar[bool] = False
     """Its loss takes the place of the task loss."""
+    stores_gradient: ClassVar[bool] = False
+    """Its loss carries a gradient that is computed already, and is back-propagated once."""
     clips_gradients: ClassVar[bool] = False
     """It clips gradients itself: the loop's own clipping must be off."""
     compares_passes: ClassVar[bool] = False
@@ -70,6 +72,9 @@ class Regularizer:
 
     weight: NonNegative = 1.0
     """Factor of the loss term; 0 turns the method off."""
+    share: Positive | None = None
+    """In place of weight: the term's gradient is this share of the task's, 0.3 say, measured and
+    followed as training goes on."""
     every: PositiveInt = 1
     """Apply the loss term in every k-th update, k times as strong: same expected gradient."""
     batches: Literal["labeled", "unlabeled", "both"] = "both"
@@ -89,7 +94,20 @@ class Regularizer:
             raise ValueError(
                 f"{self.name} has no loss term, so weight is 1 (on) or 0 (off) and every is 1"
             )
+        if self.share is not None:
+            self._check_share()
         self.diagnostics: dict[str, Tensor] = {}
+
+    def _check_share(self) -> None:
+        if not self.has_loss or self.replaces_task_loss:
+            reason = "replaces the task loss" if self.has_loss else "has no loss term"
+            raise ValueError(f"{self.name} {reason}, so it can have no share beside it")
+        default = type(self).__dataclass_fields__["weight"].default
+        if self.weight not in (0, getattr(default, "default", default)):
+            raise ValueError(
+                f"{self.name} has both share={self.share} and weight={self.weight}: give one, as "
+                "share sets the weight"
+            )
 
     @classmethod
     def former_names(cls) -> dict[str, str]:
@@ -177,5 +195,8 @@ class Regularizer:
         """Restore what `state_dict` returned."""
 
     def settings(self) -> dict[str, Any]:
-        """Every field with its value, as YAML and `result.json` carry it."""
-        return {field.name: getattr(self, field.name) for field in fields(self)}
+        """Every field with its value, as YAML and `result.json` carry it; share if it is given."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.share is None:
+            del values["share"]
+        return values

@@ -91,6 +91,9 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
     },
 }
 
+NO_NORMS: set[Environment] = {"reentrant checkpointing", "FSDP2"}
+"""Where a term has no gradient norm of its own before the backward pass."""
+
 ONE_PREDICTION = "needs exactly one prediction per example, and a causal language model has many"
 CLASS_SCORES = "compares class scores, and an embedding model has none"
 ONE_SEQUENCE = (
@@ -198,6 +201,13 @@ def check(
     bare = unwrap(model)
     reasons = {name: r.refuses(bare) for name, r in regularizers.items()}
     found += [f"{name} {reason}" for name, reason in reasons.items() if reason]
+    if without := sorted(where & NO_NORMS):
+        found += [
+            f"{name} with share={r.share} and {without[0]}: the norm of a term's gradient cannot "
+            "be measured there: give it a weight"
+            for name, r in regularizers.items()
+            if r.share is not None
+        ]
     if is_quantized(bare):
         found += [
             f"{name} with quantized weights: {_why_not(r)}"

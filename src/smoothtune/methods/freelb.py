@@ -52,6 +52,7 @@ class FreeLB(Adversarial):
     name: ClassVar[str] = "freelb"
     version: ClassVar[int] = 2
     replaces_task_loss: ClassVar[bool] = True
+    stores_gradient: ClassVar[bool] = True
 
     renamed: ClassVar[Mapping[str, str]] = {
         "adv_lr": "step_size",

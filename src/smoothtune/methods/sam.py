@@ -40,6 +40,7 @@ class SAM(Regularizer):
 
     name: ClassVar[str] = "sam"
     replaces_task_loss: ClassVar[bool] = True
+    stores_gradient: ClassVar[bool] = True
     climbs_in_weights: ClassVar[bool] = True
 
     rho: Positive = 0.01
