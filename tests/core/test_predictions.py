@@ -2,11 +2,16 @@
 
 import pytest
 import torch
-from transformers import BertForTokenClassification
+import torch.nn.functional as F
+from transformers import (
+    BertForTokenClassification,
+    GPT2ForTokenClassification,
+    LlamaForTokenClassification,
+)
 
 from helpers.causal import language_batch, tiny_language_model
 from helpers.literal import span_batch, tiny_span_model
-from smoothtune import ForwardPass
+from smoothtune import ForwardPass, LabelSmoothing, Objective
 from smoothtune.core.predictions import Head, head_mean, heads, masked_mean, prediction_mean
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
 from smoothtune.testing.tiny import random_model
@@ -74,8 +79,16 @@ def test_spans_are_distributions_over_real_tokens():
 
 
 @pytest.mark.parametrize("labeled", [True, False])
-def test_tokens_that_have_a_label_count(labeled):
-    model = random_model(BertForTokenClassification, ARCHITECTURES["bert"]())
+@pytest.mark.parametrize(
+    ("architecture", "cls"),
+    [
+        ("bert", BertForTokenClassification),
+        ("gpt2", GPT2ForTokenClassification),
+        ("llama", LlamaForTokenClassification),
+    ],
+)
+def test_tokens_that_have_a_label_count(labeled, architecture, cls):
+    model = random_model(cls, ARCHITECTURES[architecture]())
     batch = tiny_batch()
     labels = torch.full((4, 6), -100)
     labels[1, 2], labels[3, 0] = 0, 1
@@ -84,6 +97,18 @@ def test_tokens_that_have_a_label_count(labeled):
     assert torch.equal(head.logits, run.logits)
     expected = [(1, 2), (3, 0)] if labeled else batch["attention_mask"].nonzero().tolist()
     assert head.mask.nonzero().tolist() == [list(place) for place in expected]
+
+
+def test_labels_of_a_decoders_tokens_are_smoothed_at_the_token():
+    model = random_model(LlamaForTokenClassification, ARCHITECTURES["llama"]())
+    labels = torch.full((4, 6), -100)
+    labels[:, 1:3] = torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0]])  # as many in every row
+    batch = without_labels(tiny_batch()) | {"labels": labels}
+    objective = Objective(LabelSmoothing(smoothing=0.2)).attach(model)
+    objective(model, batch)
+    logits = model(**without_labels(batch)).logits
+    expected = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), label_smoothing=0.2)
+    torch.testing.assert_close(objective.terms["loss/label_smoothing"], expected)
 
 
 def test_label_tokens_of_a_language_model_share_the_tokens_of_an_update():

@@ -86,6 +86,14 @@ def is_causal(model: nn.Module) -> bool:
     )
 
 
+def labels_at_the_token(model: nn.Module) -> bool:
+    """Whether an unwrapped model is a token classifier, whose labels are not those of next tokens.
+
+    transformers says so of every class by its `loss_type`, decoders too.
+    """
+    return getattr(declaring(model), "loss_type", None) == "ForTokenClassification"
+
+
 def reads_text(model: nn.Module) -> bool:
     """Whether an unwrapped model's main input are token ids; a module of your own is believed to.
 

@@ -9,7 +9,12 @@ from torch import Tensor
 
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.causal_lm import IGNORED, label_logits, num_items
-from smoothtune.core.declarations import is_causal, is_causal_lm, is_encoder_decoder
+from smoothtune.core.declarations import (
+    is_causal,
+    is_causal_lm,
+    is_encoder_decoder,
+    labels_at_the_token,
+)
 from smoothtune.core.forward import ForwardPass
 
 
@@ -59,7 +64,8 @@ def heads(run: ForwardPass) -> list[Head]:
     if logits.ndim == 2:
         regression = problem == "regression" or logits.shape[-1] == 1
         return [Head(logits[:, None], _ones(logits), regression)]
-    if logits.ndim == 3 and not is_causal(bare) and not is_encoder_decoder(bare):
+    at_the_token = labels_at_the_token(bare) or not is_causal(bare)
+    if logits.ndim == 3 and at_the_token and not is_encoder_decoder(bare):
         labels = run.batch.get("labels")
         return [Head(logits, run.mask if labels is None else labels != IGNORED, False)]
     raise ValueError(
