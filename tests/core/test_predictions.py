@@ -100,7 +100,7 @@ def test_tokens_that_have_a_label_count(labeled, architecture, cls):
 
 
 def test_labels_of_a_decoders_tokens_are_smoothed_at_the_token():
-    model = random_model(LlamaForTokenClassification, ARCHITECTURES["llama"]())
+    model = random_model(LlamaForTokenClassification, ARCHITECTURES["llama"]()).eval()
     labels = torch.full((4, 6), -100)
     labels[:, 1:3] = torch.tensor([[0, 1], [1, 1], [0, 0], [1, 0]])  # as many in every row
     batch = without_labels(tiny_batch()) | {"labels": labels}

@@ -15,6 +15,8 @@ from transformers import (
     LongformerForSequenceClassification,
     OpenAIGPTConfig,
     OpenAIGPTForSequenceClassification,
+    RemBertConfig,
+    RemBertForQuestionAnswering,
     RwkvConfig,
     RwkvForCausalLM,
     SqueezeBertConfig,
@@ -54,6 +56,10 @@ CASES = {
         lambda: RwkvConfig(vocab_size=40, hidden_size=8, num_hidden_layers=2, context_length=16),
     ),
     "git": (GitForCausalLM, lambda: GitConfig(**COMMON_CONFIG, vision_config=VISION)),
+    "rembert": (
+        RemBertForQuestionAnswering,
+        lambda: RemBertConfig(**COMMON_CONFIG, input_embedding_size=8, output_embedding_size=8),
+    ),
     "bert": (BertForPreTraining, lambda: BertConfig(**COMMON_CONFIG)),
 }
 
@@ -132,3 +138,11 @@ def test_logits_of_other_positions_than_the_tokens_are_refused():
         Objective(L2SP()).attach(model := model_of("git"))(model, inputs)
     with pytest.raises(ValueError, match=r"has 11 positions for 6 tokens .*: use a weight-side"):
         Objective(R3F()).attach(model := model_of("git"))(model, inputs, model_loss)
+
+
+def test_positions_that_a_model_clamps_in_place_are_its_own():
+    model, positions = model_of("rembert"), torch.tensor([0, 1, 2, 9])
+    inputs = {name: tiny_batch()[name] for name in ("input_ids", "attention_mask")}
+    inputs |= {"start_positions": positions, "end_positions": positions.clone()}
+    Objective(R3F()).attach(model)(model, inputs).backward()
+    assert positions.tolist() == [0, 1, 2, 9]

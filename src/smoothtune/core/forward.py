@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
-from smoothtune.core.declarations import has_labels, is_causal
+from smoothtune.core.declarations import SPANS, has_labels, is_causal
 from smoothtune.core.dropout import Rate, SharedMasks, dropout_rates
 from smoothtune.core.hooks import INSTEAD, WEIGHT_SIDE, Point, PointReached, depth, tapped, width_at
 
@@ -171,7 +171,9 @@ class ForwardPass:
         )
         with self._conditions(), hooks as taps:
             self._fixed_start()
-            loss, outputs = self.compute_loss(self.model, dict(self.batch))
+            # a copy for each pass: some models clamp the positions of answers in place
+            spans = {name: self.batch[name].clone() for name in SPANS if name in self.batch}
+            loss, outputs = self.compute_loss(self.model, {**self.batch, **spans})
             self.end = rng.get_state(self.device)
         values = {point: tap.value for point, tap in taps.items() if tap.value is not None}
         self._result = Result(loss, outputs, states, values)
