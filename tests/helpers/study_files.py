@@ -1,6 +1,7 @@
 """Fixtures: a tiny model with data, and study files about it."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,3 +38,18 @@ def write(inputs: Path, tmp_path: Path):
         return file
 
     return write_file
+
+
+def finished(accuracy: float) -> dict[str, Any]:
+    """What a finished cell records, as far as reports read it."""
+    result = {
+        "headline": "accuracy",
+        "metrics": {"accuracy": accuracy},
+        "train_metrics": {"accuracy": 1.0},
+        "trivial_baseline": 0.5,
+        "generalization_gap": 1 - accuracy,
+        "cost": {"steps": 3, "train_seconds": 1.0, "evaluation_seconds": 0.5},
+        "versions": {},
+        "log_history": [],
+    }
+    return {"status": "done", "result": result, "extras": {}}

@@ -8,6 +8,7 @@ import datasets
 import pytest
 from rich.console import Console
 
+from helpers.study_files import finished
 from smoothtune.config.task import configured_task
 from smoothtune.errors import DataError, OutputError
 from smoothtune.study.config import load_study
@@ -96,13 +97,13 @@ def test_records_verify(write, tmp_path: Path) -> None:
     cell, other = cells(write(TWO))[:2]
     records = Records(tmp_path)
     records.fail(cell, "killed", "message")
-    records.write(cell, {"status": "done", "result": {"a": 0.1}})
+    records.write(cell, finished(0.6))
     assert records.failure(cell.id) is None
     path = tmp_path / "cells" / f"{cell.id}.json"
     content = json.loads(path.read_text())
     assert records.read(cell.id) == content
     assert records.read(other.id) is None
-    for change in ({"result": {"a": 0.2}}, {"status": "nan"}, {"sha256": "0"}):
+    for change in (finished(0.7), {"status": "nan"}, {"sha256": "0"}):
         path.write_text(json.dumps(content | change))
         assert records.read(cell.id) is None
     path.write_text(path.read_text()[:-20])
@@ -169,11 +170,9 @@ def test_no_choice_before_all_settings_have_ended(write, tmp_path: Path) -> None
     (by_setting,) = plan.selection().values()
     (first,), (second,) = by_setting.values()
     assert plan.final(plan.choices(records)) == []
-    result = {"headline": "accuracy", "metrics": {"accuracy": 0.6}}
-    records.write(first, {"status": "done", "result": result})
+    records.write(first, finished(0.6))
     assert plan.choices(records)[0, 0].setting is None
-    better = result | {"metrics": {"accuracy": 0.7}}
-    records.write(second, {"status": "done", "result": better})
+    records.write(second, finished(0.7))
     choice = plan.choices(records)[0, 0]
     assert (choice.setting, choice.tried) == (1, 2)
     assert {c.config.weight_decay for c in plan.final({(0, 0): choice})} == {1}
