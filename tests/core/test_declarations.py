@@ -18,6 +18,8 @@ from transformers import (
     CLIPModel,
     CodeGenConfig,
     CodeGenForCausalLM,
+    ImageGPTConfig,
+    ImageGPTForImageClassification,
     LlamaForCausalLM,
     MambaConfig,
     MambaForCausalLM,
@@ -177,6 +179,19 @@ def test_encoders_are_causal_where_their_configuration_says_so(is_decoder, expec
     config = ARCHITECTURES["bert"]()
     config.is_decoder = is_decoder
     assert is_causal(random_model(BertLMHeadModel, config)) == expected
+
+
+def test_a_classifier_of_pixels_that_come_one_after_the_other_is_causal():
+    config = ImageGPTConfig(vocab_size=40, n_positions=8, n_embd=8, n_layer=2, n_head=2)
+    model = random_model(ImageGPTForImageClassification, config).eval()
+    assert is_causal(model)
+    ids = torch.tensor([[3, 5, 7, 9]])
+    first, second = (
+        model(input_ids=pixels, output_hidden_states=True).hidden_states[-1]
+        for pixels in (ids, ids + torch.tensor([0, 0, 0, 1]))
+    )
+    assert torch.equal(first[:, :-1], second[:, :-1])
+    assert not torch.equal(first[:, -1], second[:, -1])
 
 
 def test_the_router_loss_of_a_mixture_of_experts_is_part_of_the_task():

@@ -14,6 +14,7 @@ from typing import Any, cast
 from torch import nn
 from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING_NAMES,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
@@ -81,6 +82,8 @@ def is_causal(model: nn.Module) -> bool:
     if is_encoder_decoder(model) or getattr(config, "use_bidirectional_attention", False):
         return False
     kind = getattr(config, "model_type", "")
+    if kind in MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING_NAMES:  # pixels, one after the other
+        return True
     return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and (
         kind not in ENCODERS or bool(getattr(config, "is_decoder", False))
     )
