@@ -83,13 +83,21 @@ class Bar:
 
 @contextmanager
 def progress_bars(*, shown: bool) -> Iterator[None]:
-    """Hide the progress bars of `datasets` unless `shown`; the user's setting is restored after."""
-    hidden_before = datasets.are_progress_bars_disabled()
+    """Hide the progress bars of `datasets` unless `shown`; the user's setting is restored after.
+
+    Its log is silent meanwhile: what it says about an error, the error says too.
+    """
+    hidden_before, verbosity = (
+        datasets.are_progress_bars_disabled(),
+        datasets.logging.get_verbosity(),
+    )
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     if not shown:
         datasets.disable_progress_bars()
     try:
         yield
     finally:
+        datasets.logging.set_verbosity(verbosity)
         if not hidden_before:
             datasets.enable_progress_bars()
 

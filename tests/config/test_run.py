@@ -262,3 +262,10 @@ def test_identity_ignores_where_the_result_goes() -> None:
     first = RunConfig(task="rte", output_dir="a")
     assert first.identity() == RunConfig(task="rte", output_dir="b").identity()
     assert first.identity() != RunConfig(task="rte", output_dir="a", seed=7).identity()
+
+
+@pytest.mark.parametrize("text", ['"\\ud800"', '"a\\0b"'])
+def test_what_is_no_text(text: str, tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(f"task: rte\noutput_dir: {text}\n")
+    with pytest.raises(ConfigError, match=r"run.yaml:2: holds .* which is no text"):
+        load_config(tmp_path / "run.yaml")

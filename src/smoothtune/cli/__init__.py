@@ -107,6 +107,10 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; ``--max_train_samples`` is ``--max-train-samples``."""
+    for argument in sys.argv[1:]:
+        if not argument.isascii() and argument.encode(errors="ignore").decode() != argument:
+            typer.echo(f"error: the argument {argument!r} is not UTF-8; rename it", err=True)
+            sys.exit(2)
     app([_with_dashes(argument) for argument in sys.argv[1:]], prog_name="smoothtune")
 
 

@@ -17,6 +17,8 @@ from smoothtune.errors import Location, Problem, dotted
 
 MAX_BYTES = 1_000_000
 MAX_DEPTH = 50
+_NO_TEXT = re.compile("[\0\ud800-\udfff]")
+"""What no path and no file of text can hold."""
 
 
 @dataclass
@@ -106,6 +108,8 @@ def _forbidden_syntax(text: str, name: str) -> list[Problem]:
             if anchor:
                 message = f"anchors and aliases (&{anchor}, *{anchor}) are not allowed"
                 problems.append(Problem(where, "", message + "; write the value out"))
+            if isinstance(event, yaml.ScalarEvent) and (odd := _NO_TEXT.search(event.value)):
+                problems.append(Problem(where, "", f"holds {odd[0]!r}, which is no text"))
             if tag:
                 message = f"the tag {tag} is not allowed; write plain values"
                 problems.append(Problem(where, "", message))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from datasets import ClassLabel, Dataset, Value
 from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems
 from smoothtune.errors import DataError
 
+LARGEST_SCORE = float(np.finfo(np.float32).max)
 _ALL_IGNORED = f"every label is {IGNORE_INDEX}, the index that the loss ignores: nothing to learn"
 
 
@@ -163,7 +163,7 @@ def _score_problem(value: object) -> str:
         return "is a missing label"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"is of type {type(value).__name__}, but the label must be a number"
-    return "" if math.isfinite(value) else "is not a finite number"
+    return "" if abs(value) <= LARGEST_SCORE else "is not a finite number in 32 bits"
 
 
 def _class_problem(value: object, ids: Mapping[str, int]) -> str:
