@@ -9,7 +9,9 @@ import pytest
 
 from helpers.tiny_folder import tiny_bert
 from smoothtune.errors import ModelError
+from smoothtune.evaluation.predictor import load_predictor
 from smoothtune.models.load import load_base, load_classifier, weights_fingerprint
+from smoothtune.models.lora import LoraSettings, add_lora, save
 from smoothtune.tasks.presets import TASKS
 
 
@@ -113,3 +115,18 @@ def test_shards_of_other_names_are_in_the_fingerprint(shards: Path) -> None:
     last = shards / max(content["weight_map"].values())
     last.write_bytes(last.read_bytes() + b" ")
     assert weights_fingerprint(str(shards)) != before
+
+
+@pytest.mark.parametrize("base", ["../bert", "a/../../bert", "https://evil/bert", "", None, 7])
+def test_an_adapter_cannot_point_elsewhere(base: Any, bert: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    loaded = load_base(str(bert))
+    model, _ = load_classifier(loaded, TASKS["rte"], seed=0)
+    adapted = add_lora(model, LoraSettings(r=2), "text-classification", [], seed=0)
+    save(adapted, tmp_path / "adapter")
+    loaded.tokenizer.save_pretrained(tmp_path / "adapter")
+    source = load_base(str(tmp_path / "adapter"))
+    load_predictor(source, TASKS["rte"])  # with its own base it is used
+    change(tmp_path / "adapter" / peft.utils.CONFIG_NAME, base_model_name_or_path=base)
+    with pytest.raises(ModelError, match=r"base_model_name_or_path|cannot be loaded"):
+        load_predictor(source, TASKS["rte"])

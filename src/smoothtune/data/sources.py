@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 from datasets.features.features import require_decoding
@@ -181,9 +182,21 @@ def _load_files(files: list[Path], label_column: str) -> Dataset:
     with (
         _only_data_errors(f"{shown}: cannot be read as {suffix[1:]}"),
         progress_bars(shown=False),
+        _not_counted(),
     ):
         loaded = load_dataset(reader, data_files={"train": names}, split="train", **options)
     return _plain(loaded, shown)
+
+
+@contextmanager
+def _not_counted() -> Iterator[None]:
+    """Read local files without the request by which `datasets` counts its readers on the hub."""
+    before = datasets.config.HF_UPDATE_DOWNLOAD_COUNTS
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    try:
+        yield
+    finally:
+        datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = before
 
 
 def _check_json(file: Path) -> None:
