@@ -68,7 +68,7 @@ def test_the_share_does_not_depend_on_how_a_term_is_reduced():
 
 
 def test_norms_are_averaged_and_measured_now_and_then():
-    strengths = Strengths({"lnsr": 0.5, "r3f": None})
+    strengths = Strengths({"lnsr": LNSR(share=0.5), "r3f": R3F(weight=7.0)})
     weight = torch.nn.Parameter(torch.ones(4))
     due = []
     for step in range(3 * PERIOD):
@@ -82,10 +82,10 @@ def test_norms_are_averaged_and_measured_now_and_then():
         rate = max(1 - DECAY, 1 / count)
         expected = (1 - rate) * expected + rate * 4 * (step + 1) ** 2
     assert strengths.squares["lnsr"] == pytest.approx(expected)
-    assert strengths.weight("lnsr", 1.0) == 0.0  # the task was not measured yet
+    assert strengths.weight("lnsr") == 0.0  # the task was not measured yet
     strengths.measure("task", weight.sum(), [weight])
-    assert strengths.weight("lnsr", 1.0) == pytest.approx(0.5 / (expected / 4) ** 0.5)
-    assert strengths.weight("r3f", 7.0) == 7.0
+    assert strengths.weight("lnsr") == pytest.approx(0.5 / (expected / 4) ** 0.5)
+    assert strengths.weight("r3f") == 7.0
 
 
 def test_a_term_on_unlabeled_batches_follows_the_task_of_the_labeled_ones():

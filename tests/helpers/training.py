@@ -69,7 +69,7 @@ def arguments(output_dir, **changes):
     return TrainingArguments(**settings | changes)
 
 
-def weights_after(output_dir, method, architecture="bert", *, data=None, **changes):
+def weights_after(output_dir, method, architecture="bert", *, data=None, fields=None, **changes):
     """Weights by name after `max_steps` updates with one method."""
     model = tiny_model(architecture)
     with fixed_draws():
@@ -77,7 +77,7 @@ def weights_after(output_dir, method, architecture="bert", *, data=None, **chang
             model=model,
             args=arguments(output_dir, **changes),
             train_dataset=data or Rows(),
-            regularizers=[METHODS[method](**METHODS_TESTED[method])],
+            regularizers=[METHODS[method](**fields or METHODS_TESTED[method])],
         )
         trainer.train()
         trainer.objective.detach()

@@ -39,7 +39,7 @@ from smoothtune.core.optimizer_hooks import (
 from smoothtune.core.precision import autocast_dtype, in_float32
 from smoothtune.core.reach import FullReach
 from smoothtune.core.regularizer import Regularizer, entries_under
-from smoothtune.core.strength import TASK, Strengths
+from smoothtune.core.strength import Strengths
 from smoothtune.core.support import NO_NORMS, check, environments, is_compiled
 from smoothtune.errors import NonFiniteLoss
 
@@ -87,7 +87,7 @@ class Objective:
         self._hooks: OptimizerHooks | None = None
         self._compared = False  # whether the task loss has been compared with the model's own
         self._measurable = True  # whether gradient norms can be taken aside
-        self.strengths = Strengths({name: r.share for name, r in self._beside_the_task()})
+        self.strengths = Strengths(self.regularizers)
         self._watch, self._reach = UpdateWatch(self.regularizers), FullReach()
 
     # --- connecting --------------------------------------------------------------------------
@@ -215,7 +215,7 @@ class Objective:
                 loss = clean.run().loss
                 assert loss is not None
                 losses["task"] = loss
-            losses = self._weighed(bare, losses)
+            losses = self.strengths.weighed(bare, losses, self.step, measure=self._measurable)
         if clean.end is not None:  # the global generators continue as in plain training
             rng.set_state(clean.device, clean.end)
         if not losses:
@@ -355,41 +355,12 @@ class Objective:
             if term is not None:
                 yield name, term
 
-    def _weighed(self, model: nn.Module, losses: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Terms times their weights, after looking at their gradients where that is due."""
-        if self._measurable and not any(r.stores_gradient for r in self.regularizers.values()):
-            self._measure(model, losses)
-        weighed = dict(losses)
-        for name in losses.keys() & self.regularizers.keys():
-            regularizer = self.regularizers[name]
-            weight = self.strengths.weight(name, regularizer.weight)
-            weighed[name] = weight * regularizer.every * losses[name]
-        return weighed
-
-    def _measure(self, model: nn.Module, losses: dict[str, Tensor]) -> None:
-        terms = {name: loss for name, loss in losses.items() if name in self.strengths.shares}
-        for name, loss in losses.items():
-            if name == TASK or self.regularizers[name].replaces_task_loss:
-                terms[TASK] = loss
-        weights = [weight for weight in model.parameters() if weight.requires_grad]
-        for name, loss in terms.items():
-            if loss.requires_grad and self.strengths.due(name, self.step):
-                self.strengths.measure(name, loss, weights)
-                if name != TASK:
-                    self.strengths.warn(name, self.regularizers[name].weight)
-
-    def _beside_the_task(self) -> Iterator[tuple[str, Regularizer]]:
-        for name, regularizer in self.regularizers.items():
-            if regularizer.has_loss and not regularizer.replaces_task_loss:
-                yield name, regularizer
-
     def _record(self, total: Tensor, losses: dict[str, Tensor]) -> None:
         parts = {"loss": total} | {f"loss/{name}": value for name, value in losses.items()}
         for name, regularizer in self.regularizers.items():
             parts |= {f"{name}/{key}": value for key, value in regularizer.diagnostics.items()}
             if regularizer.share is not None and name in losses:
-                weight = self.strengths.weight(name, regularizer.weight)
-                parts[f"{name}/weight"] = total.new_tensor(weight)
+                parts[f"{name}/weight"] = total.new_tensor(self.strengths.weight(name))
         self.terms = {key: value.detach() for key, value in parts.items()}
 
     def _non_finite(

@@ -5,7 +5,7 @@ the weight is then share * ||grad task|| / ||grad term||, with norms that are av
 
 Norms cost a backward pass of their own, so few updates are measured: of a term with a share the
 first `FIRST` and then every `PERIOD`-th, of others the two in `LOOKS`, to tell a term that changes
-nothing.
+nothing. With accumulation the first batch of an update stands for all.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+
+from smoothtune.core.regularizer import Regularizer
 
 FIRST, PERIOD = 8, 64
 LOOKS = (2, 50)
@@ -32,16 +34,52 @@ class Strengths:
     """Gradient norms of the task and of every term, as moving averages of their squares.
 
     Args:
-        shares: the wanted share of every term; None for a fixed weight.
+        regularizers: methods by name; those with a loss beside the task's are looked at.
     """
 
-    def __init__(self, shares: dict[str, float | None]):
-        self.shares = shares
+    def __init__(self, regularizers: dict[str, Regularizer]):
+        self.regularizers = regularizers
+        self.shares = {
+            name: r.share
+            for name, r in regularizers.items()
+            if r.has_loss and not r.replaces_task_loss
+        }
+        self.measurable = not any(r.stores_gradient for r in regularizers.values())
         self.squares: dict[str, float] = {}
         self.seen: dict[str, int] = {}  # updates in which it was there
         self.measured: dict[str, int] = {}
         self._update: dict[str, int] = {}  # in which it was seen last
         self._told: set[str] = set()
+
+    def weighed(
+        self, model: nn.Module, losses: dict[str, Tensor], step: int, *, measure: bool
+    ) -> dict[str, Tensor]:
+        """Terms times their weights, after looking at their gradients where that is due.
+
+        Args:
+            model: unwrapped.
+            losses: () terms without weights by method, and the task loss.
+            step: number of updates seen.
+            measure: whether gradients can be taken before the backward pass.
+        """
+        if measure and self.measurable:
+            self._look(model, losses, step)
+        return {
+            name: loss if name == TASK else self.weight(name) * self.regularizers[name].every * loss
+            for name, loss in losses.items()
+        }
+
+    def _look(self, model: nn.Module, losses: dict[str, Tensor], step: int) -> None:
+        terms = {name: loss for name, loss in losses.items() if name in self.shares}
+        for name, loss in losses.items():
+            if name not in self.shares:  # the task's own, or what replaces it
+                terms[TASK] = loss
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        for name, loss in terms.items():
+            if loss.requires_grad and self.due(name, step):
+                self.measure(name, loss, weights)
+        for name in terms:
+            self.warn(name)
 
     def due(self, name: str, step: int) -> bool:
         """Whether to measure a term, or the task, in this update; at most once in an update."""
@@ -78,31 +116,27 @@ class Strengths:
         term, task = self.squares.get(name), self.squares.get(TASK)
         return None if term is None or not task else math.sqrt(term / task)
 
-    def weight(self, name: str, fixed: float) -> float:
-        """The weight of a term: the fixed one, or what its share asks for, 0 before that is known.
-
-        Args:
-            name: of the term.
-            fixed: its `weight`.
-        """
+    def weight(self, name: str) -> float:
+        """The weight of a term: fixed, or what its share asks for, 0 before that is known."""
         share = self.shares.get(name)
         if share is None:
-            return fixed
+            return self.regularizers[name].weight
         ratio = self.ratio(name)
         return share / ratio if ratio else 0.0
 
-    def warn(self, name: str, fixed: float) -> None:
+    def warn(self, name: str) -> None:
         """Say once that a term with a fixed weight changes next to nothing."""
         ratio = self.ratio(name)
-        if ratio is None or name in self._told or self.shares.get(name) is not None:
+        if name == TASK or ratio is None or name in self._told or self.shares[name] is not None:
             return
-        if fixed * ratio < NEXT_TO_NOTHING:
+        found = self.weight(name) * ratio
+        if found < NEXT_TO_NOTHING:
             self._told.add(name)
             logger.warning(
                 "%s is %.2g %% of the task gradient: it changes almost nothing. share=0.3 makes "
                 "it 30 %%",
                 name,
-                100 * fixed * ratio,
+                100 * found,
             )
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -129,12 +163,12 @@ class Strengths:
 
 
 def squared_norm(value: Tensor, weights: list[nn.Parameter]) -> float:
-    """Squared l2 norm of the gradient of a value, a mean over processes; its graph stays."""
+    """Squared l2 norm of the gradient of a value, averaged over processes; its graph stays."""
     found = torch.autograd.grad(value, weights, retain_graph=True, allow_unused=True)
-    norms = torch._foreach_norm([gradient.float() for gradient in found if gradient is not None])
-    square = torch.stack(norms).square().sum() if norms else value.new_zeros(())
     if dist.is_available() and dist.is_initialized():
-        square = square.detach().clone()
-        dist.all_reduce(square)
-        square /= dist.get_world_size()
-    return square.item()
+        pairs = zip(found, weights, strict=True)
+        flat = torch.cat([(torch.zeros_like(w) if g is None else g).flatten() for g, w in pairs])
+        dist.all_reduce(flat)
+        return (flat / dist.get_world_size()).float().square().sum().item()
+    norms = torch._foreach_norm([gradient.float() for gradient in found if gradient is not None])
+    return torch.stack(norms).square().sum().item() if norms else 0.0
