@@ -50,12 +50,24 @@ class OutputError(ValueError):
     """An output folder that this run must not write; the message says how to go on."""
 
 
+class CheckpointError(OutputError):
+    """A checkpoint that cannot be resumed from; the message names the file and the mend."""
+
+
 class PlotsMissing(ImportError):
     """Matplotlib is not installed."""
 
 
 class NonFiniteLoss(FloatingPointError):
     """A term of the objective is NaN or infinite; nothing has been updated with it."""
+
+
+class NonFiniteWeights(NonFiniteLoss):
+    """A weight is NaN or infinite after an update; no checkpoint was written with it."""
+
+
+class OutOfMemory(MemoryError):
+    """A step or an evaluation needs more memory than there is; the message says what to try."""
 
 
 class Stopped(Exception):

@@ -19,8 +19,9 @@ from smoothtune import (
     SmoothTrainer,
     regularize,
 )
+from smoothtune.errors import CheckpointError
 from smoothtune.testing import tiny_model
-from smoothtune.trainer.trainer import STATE_FILE
+from smoothtune.trainer.manifest import STATE_FILE
 
 
 def plain_collator(rows):
@@ -241,7 +242,7 @@ def test_a_checkpoint_without_method_state_is_refused(tmp_path):
     ours = SmoothTrainer(
         model=tiny_model("bert"), args=args, train_dataset=Rows(), regularizers=[LNSR()]
     )
-    with pytest.raises(FileNotFoundError, match="smoothtune.safetensors is missing"):
+    with pytest.raises(CheckpointError, match="smoothtune.safetensors is missing"):
         ours.train(resume_from_checkpoint=True)
 
 
@@ -255,7 +256,7 @@ def test_training_stops_in_the_step_that_is_not_finite(tmp_path):
     )
     poison = data.ids[9, 0].item()  # in the third batch, and in none before
     assert (data.ids[:8] != poison).all()
-    trainer.model.get_input_embeddings().weight.data[poison] = torch.nan
+    trainer.model.get_input_embeddings().weight.data[poison] = 1e300  # its square is infinite
     with pytest.raises(NonFiniteLoss, match=r"update 3, examples \[108, 109, 110, 111\]"):
         trainer.train()
     rest = [p for n, p in trainer.model.named_parameters() if "word_embeddings" not in n]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
@@ -9,21 +10,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
-from transformers.trainer_utils import get_last_checkpoint
 
 from smoothtune.core.objective import Objective
 from smoothtune.core.optimizer_hooks import unwrapped_optimizer
 from smoothtune.core.regularizer import Regularizer
+from smoothtune.errors import CheckpointError
+from smoothtune.trainer.checkpoints import Checkpoints
 from smoothtune.trainer.compatibility import check_trainer, check_unlabeled
+from smoothtune.trainer.finite import check_weights
+from smoothtune.trainer.manifest import STATE_FILE
+from smoothtune.trainer.run_record import describe_run
 from smoothtune.trainer.task_loss import TaskLoss
 from smoothtune.trainer.unlabeled import Alternate, alternating_loader
 
 T = TypeVar("T", bound=Trainer)
 
-STATE_FILE = "smoothtune.safetensors"
 _CLASS = object()  # in place of an attribute that the instance has from its class
 
 
@@ -95,6 +99,22 @@ def regularize(
     return trainer
 
 
+def save_checkpoint(trainer: Trainer) -> None:
+    """Write a checkpoint of a regularized trainer after `train()`, to resume at its last step.
+
+    Raises:
+        OutputError: it cannot be written; the checkpoint before it is as it was.
+    """
+    callbacks = trainer.callback_handler.callbacks
+    binding = next(each for each in callbacks if isinstance(each, _Binding))
+    binding.bind()
+    try:
+        assert trainer.model is not None
+        trainer._save_checkpoint(trainer.model, None)
+    finally:
+        binding.unbind()
+
+
 class SmoothTrainer(Trainer):
     """A `transformers.Trainer` with regularizers.
 
@@ -151,6 +171,7 @@ class _Binding(TrainerCallback):
         self.resume_from: Path | None = None
         self.kept: dict[str, Tensor] = {}  # state of the methods between two calls of train()
         self.replaced: dict[str, Any] | None = None  # what the trainer had of its own
+        self.checkpoints = Checkpoints(trainer, objective)
         self.bind()
         self.original_train = trainer.train
         vars(trainer)["train"] = self.train
@@ -174,10 +195,14 @@ class _Binding(TrainerCallback):
             raise
         self.task = TaskLoss(trainer)
         self.original_create_optimizer, self.original_log = trainer.create_optimizer, trainer.log
+        self.checkpoints.original_save = trainer._save_checkpoint
+        self.original_run_epoch = trainer._run_epoch
         mine = {
             "compute_loss": self.compute_loss,
             "create_optimizer": self.create_optimizer,
             "log": self.log,
+            "_save_checkpoint": self.checkpoints.save,
+            "_run_epoch": self.run_epoch,
             "get_batch_samples": self.task.parts.get_batch_samples,
             # the task loss is scaled here, so that the Trainer takes the mean over the batches
             "model_accepts_loss_kwargs": self.task.accepts_loss_kwargs,
@@ -256,18 +281,17 @@ class _Binding(TrainerCallback):
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train; a resumed run takes the methods' state from the checkpoint."""
-        folder, checkpoint = self.trainer.args.output_dir, resume_from_checkpoint
-        if checkpoint is True:
-            checkpoint = get_last_checkpoint(folder)
-        if checkpoint is None and resume_from_checkpoint:
-            raise ValueError(f"there is no checkpoint in {folder} to resume from")
-        self.resume_from = Path(checkpoint) if checkpoint else None
         self.bind()
         try:
+            self.checkpoints.run = describe_run(self.trainer, self.objective)
+            self.resume_from, notes = self.checkpoints.choose(resume_from_checkpoint)
+            if notes:
+                warnings.warn("; ".join(notes), stacklevel=2)
             rows, tokenizer = self.trainer.train_dataset, self.trainer.processing_class
             for regularizer in self.objective.regularizers.values():
                 regularizer.read_training_rows(rows, tokenizer)
-            return self.original_train(resume_from_checkpoint=checkpoint or None, **kwargs)
+            checkpoint = str(self.resume_from) if self.resume_from else None
+            return self.original_train(resume_from_checkpoint=checkpoint, **kwargs)
         finally:
             self.unbind()
             self.sums.clear()
@@ -279,19 +303,22 @@ class _Binding(TrainerCallback):
         self._use(self.trainer.optimizer)
         if self.resume_from is None:
             return
-        file = self.resume_from / STATE_FILE
-        if not file.exists():
-            raise FileNotFoundError(
-                f"{file} is missing: the checkpoint was not written by a regularized trainer, so "
-                "the run cannot be resumed exactly"
-            )
-        self.objective.load_state_dict(load_file(file))
+        try:
+            self.objective.load_state_dict(load_file(self.resume_from / STATE_FILE))
+        except KeyError as error:
+            raise CheckpointError(
+                f"{self.resume_from / STATE_FILE} has no entry {error}: resume with the methods of "
+                "the interrupted run"
+            ) from error
 
-    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the methods' state beside the model's."""
-        folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
-        if args.should_save and folder.exists():
-            tensors = {
-                key: t.detach().cpu().contiguous() for key, t in self.objective.state_dict().items()
-            }
-            save_file(tensors, folder / STATE_FILE)
+    def run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """Take no step after the last one; transformers would, resumed there within an epoch."""
+        state, control = self.trainer.state, self.trainer.control
+        if state.global_step >= state.max_steps:
+            control.should_training_stop = True
+        else:
+            self.original_run_epoch(*args, **kwargs)
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Stop before weights that are not finite are used or saved."""
+        check_weights(self.trainer.model, state.global_step + 1)

@@ -1,0 +1,182 @@
+"""Checkpoints that are complete or absent: a manifest of all files, written last and verified.
+
+A checkpoint is a folder with ``manifest.json``: size and sha256 of every file, and the run that
+wrote it. The manifest is the last file to be written and the first to be removed. A checkpoint that
+is written again is set aside first, so that a complete one is there at every moment.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from transformers import Trainer
+from transformers.trainer_utils import sort_checkpoints
+
+from smoothtune.core.objective import Objective
+from smoothtune.errors import CheckpointError, OutputError
+from smoothtune.trainer.manifest import (
+    ASIDE,
+    MANIFEST,
+    REMOVED,
+    STATE_FILE,
+    Found,
+    check_run,
+    checkpoints_in,
+    is_checkpoint,
+    newest,
+    nothing_to_resume,
+    remove,
+    unverified,
+    why_unusable,
+    write_manifest,
+)
+
+
+class Checkpoints:
+    """Writes, chooses and removes the checkpoints of one trainer.
+
+    Attributes:
+        run: what a resumed run must have in common with this one, see `describe_run`.
+    """
+
+    def __init__(self, trainer: Trainer, objective: Objective) -> None:
+        self.trainer, self.objective = trainer, objective
+        self.run: dict[str, Any] = {}
+        self.original_save = trainer._save_checkpoint
+
+    def choose(self, asked: str | bool | None) -> Found:
+        """The checkpoint that `train(resume_from_checkpoint=asked)` means, verified.
+
+        Raises:
+            CheckpointError: it is not complete, was changed, or belongs to another run.
+        """
+        if not asked:
+            return Found(None, [])
+        folder = Path(str(self.trainer.args.output_dir if asked is True else asked))
+        if asked is True:
+            found = newest(folder)
+            if found.folder is None:
+                raise CheckpointError("; ".join([nothing_to_resume(folder), *found.notes]))
+        elif why := why_unusable(folder):
+            raise CheckpointError(
+                f"{folder} cannot be resumed from: {why}; take another checkpoint, or start a new "
+                "run"
+            )
+        else:
+            found = Found(folder, unverified(folder))
+        assert found.folder is not None
+        check_run(found.folder, self.run)
+        return found
+
+    def save(self, model: Any, trial: Any = None) -> None:
+        """In place of the trainer's `_save_checkpoint`: old ones go when the new one is complete.
+
+        Raises:
+            OutputError: it cannot be written; the checkpoint before it is as it was.
+        """
+        trainer, args = self.trainer, self.trainer.args
+        name = f"checkpoint-{trainer.state.global_step}"
+        checkpoint = Path(trainer._get_output_dir(trial=trial)) / name
+        limit = args.save_total_limit
+        try:
+            if args.should_save:
+                _set_aside(checkpoint)
+            trainer.accelerator.wait_for_everyone()
+            args.save_total_limit = None
+            try:
+                self.original_save(model, trial)
+            finally:
+                args.save_total_limit = limit
+            trainer.accelerator.wait_for_everyone()
+            if args.should_save:
+                self._complete(checkpoint)
+        except (OSError, OutputError, RuntimeError, SafetensorError) as error:
+            if not (why := _write_error(error)):
+                raise
+            _give_back(checkpoint)
+            raise OutputError(
+                f"{checkpoint} cannot be written: {why}; {_room(checkpoint.parent)}; make room or "
+                "give the right to write, and resume from the checkpoint before it, if there is one"
+            ) from error
+        if args.should_save:
+            self._rotate(checkpoint, limit)
+
+    def _complete(self, checkpoint: Path) -> None:
+        arguments = checkpoint / "training_args.bin"
+        if arguments.exists():  # written while the limit was lifted
+            torch.save(self.trainer.args, arguments)
+        state = self.objective.state_dict().items()
+        save_file({k: t.detach().cpu().contiguous() for k, t in state}, checkpoint / STATE_FILE)
+        write_manifest(checkpoint, self.run)
+
+    def _rotate(self, new: Path, limit: int | None) -> None:
+        """Remove what was set aside and the oldest checkpoints, as `save_total_limit` says."""
+        for old in [path for path in checkpoints_in(new.parent) if path.name.startswith(ASIDE)]:
+            remove(old)
+        for old in new.parent.glob(f"{REMOVED}checkpoint-*"):  # of a killed process
+            shutil.rmtree(old, ignore_errors=True)
+        if not limit or limit <= 0:
+            return
+        best = self.trainer.state.best_model_checkpoint
+        kept = {new, Path(best)} if best else {new}
+        found = [Path(path) for path in sort_checkpoints(str(new.parent), use_mtime=True)]
+        others = [path for path in found if path not in kept and is_checkpoint(path)]
+        others.sort(key=lambda path: (path / MANIFEST).exists())  # first those without
+        for old in others[: max(0, len(others) + len(kept) - max(limit, len(kept)))]:
+            remove(old)
+
+
+def _aside(checkpoint: Path) -> Path:
+    return checkpoint.with_name(ASIDE + checkpoint.name)
+
+
+def _set_aside(checkpoint: Path) -> None:
+    """Keep a checkpoint of the same step until the new one is complete; remove a broken one."""
+    if not checkpoint.exists():
+        return
+    if why_unusable(checkpoint):
+        remove(checkpoint)
+        return
+    if _aside(checkpoint).exists():
+        remove(_aside(checkpoint))
+    os.replace(checkpoint, _aside(checkpoint))
+
+
+def _give_back(checkpoint: Path) -> None:
+    """After a failed write: what was there before."""
+    with suppress(OSError):
+        shutil.rmtree(checkpoint, ignore_errors=True)
+        if _aside(checkpoint).exists():
+            os.replace(_aside(checkpoint), checkpoint)
+
+
+def _write_error(error: Exception) -> str:
+    """Why a file could not be written; empty if the error is none of writing."""
+    if isinstance(error, OSError):  # those of the network are none of writing
+        network = error.errno is None or isinstance(error, ConnectionError | TimeoutError)
+        return "" if network else error.strerror or str(error)
+    if isinstance(error, OutputError):
+        return str(error)
+    words = (
+        "PytorchStreamWriter",
+        "unexpected pos",
+        "iostream",
+        "I/O error",
+        "IoError",
+        "os error",
+    )
+    return str(error).split("\n")[0] if any(word in str(error) for word in words) else ""
+
+
+def _room(folder: Path) -> str:
+    try:
+        return f"{shutil.disk_usage(folder).free / 1e6:.0f} MB are free"
+    except OSError:
+        return "how much is free is not known"

@@ -1,0 +1,81 @@
+"""What a resumed run must have in common with the run that wrote the checkpoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from torch import nn
+from transformers import Trainer
+
+from smoothtune.core.objective import Objective
+
+ARGUMENTS = (
+    "seed",
+    "data_seed",
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "world_size",
+    "learning_rate",
+    "lr_scheduler_type",
+    "warmup_steps",
+    "optim",
+    "weight_decay",
+    "adam_beta1",
+    "adam_beta2",
+    "adam_epsilon",
+    "max_grad_norm",
+    "label_smoothing_factor",
+    "bf16",
+    "fp16",
+)
+"""Arguments that decide what an update does; the number of steps may grow."""
+
+
+def describe_run(trainer: Trainer, objective: Objective) -> dict[str, Any]:
+    """Model, methods with all fields and versions, and arguments, as flat JSON data."""
+    found: dict[str, Any] = {"model": describe_model(trainer.model)}
+    for name, method in objective.regularizers.items():
+        found[f"{name}.version"] = method.version
+        found |= {f"{name}.{f.name}": _plain(getattr(method, f.name)) for f in fields(method)}
+    found |= {name: _plain(getattr(trainer.args, name)) for name in ARGUMENTS}
+    return found | getattr(trainer, "run_identity", {})
+
+
+def describe_model(model: Any) -> str:
+    """Class, number of weights, and a checksum of their names and shapes."""
+    assert isinstance(model, nn.Module)
+    weights = [(name, list(p.shape), str(p.dtype)) for name, p in model.named_parameters()]
+    digest = hashlib.sha256(json.dumps(sorted(weights)).encode()).hexdigest()[:8]
+    count = sum(p.numel() for p in model.parameters())
+    return f"{type(model).__name__} of {count:,} weights, architecture {digest}"
+
+
+def differences(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
+    """Entries that differ, as ``seed 1, here 2``; a method that one side lacks is named once."""
+    before, now = _methods(recorded), _methods(current)
+    found = [f"method {name}, here without it" for name in sorted(before - now)]
+    found += [f"no method {name}, here with it" for name in sorted(now - before)]
+    for key in sorted(recorded.keys() | current.keys()):
+        if "." in key and key.split(".")[0] not in before & now:
+            continue
+        if recorded.get(key) != current.get(key):
+            found.append(f"{key} {recorded.get(key)!r}, here {current.get(key)!r}")
+    return "; ".join(found)
+
+
+def _methods(run: Mapping[str, Any]) -> set[str]:
+    return {key.removesuffix(".version") for key in run if key.endswith(".version")}
+
+
+def _plain(value: Any) -> Any:
+    """As JSON gives it back; what is no data by its type alone."""
+    try:
+        return json.loads(json.dumps(value, allow_nan=False))
+    except ValueError:  # infinite
+        return repr(value)
+    except TypeError:
+        return type(value).__name__
