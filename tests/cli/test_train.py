@@ -134,8 +134,8 @@ def test_train_from_a_file_with_options_on_top(arguments: list[object], tmp_path
         (["--model", "./none"], 2, "there is no model folder ./none"),
         (["--label-column", "stars"], 3, "has no column 'stars'"),
         (["--data", "./none.csv"], 3, "none.csv"),
-        (["--learning-rate", "1e38"], 1, "is not finite in update 2"),
-        (["--resume-from-checkpoint"], 2, "no checkpoint to resume from"),
+        (["--learning-rate", "1e30"], 1, "is not finite in update 2"),
+        (["--resume-from-checkpoint"], 2, "no complete checkpoint to resume from"),
     ],
 )
 def test_errors_and_exit_codes(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -24,6 +26,7 @@ def errors_as_exit_codes() -> Iterator[None]:
         DataError,
         ModelError,
         NonFiniteLoss,
+        OutOfMemory,
         OutputError,
         Stopped,
     )
@@ -34,10 +37,17 @@ def errors_as_exit_codes() -> Iterator[None]:
         fail(str(error), USAGE)
     except DataError as error:
         fail(str(error), DATA)
-    except NonFiniteLoss as error:
+    except (NonFiniteLoss, OutOfMemory) as error:
         fail(str(error), FAILED)
     except Stopped as error:
-        fail(str(error), STOPPED)
+        fail(f"{error}\n{_command_after(str(error))}", STOPPED)
+
+
+def _command_after(message: str) -> str:
+    """The command that goes on after a message of `Stopped`."""
+    again = ["--resume-from-checkpoint"] if "--resume-from-checkpoint" in message else []
+    command = ["smoothtune", *sys.argv[1:]]
+    return shlex.join(command + [option for option in again if option not in command])
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import signal
-from types import FrameType
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from transformers import TrainerCallback
 
 from smoothtune.console import progress_bar, say
+from smoothtune.run.signals import Signals
 
 QUIET = {"epoch", "step", "total_flos", "train_runtime", "train_samples_per_second"}
 QUIET |= {"train_steps_per_second", "train_loss"}
@@ -52,28 +52,12 @@ class ProgressCallback(TrainerCallback):
         self.bar.stop()
 
 
-class Signals:
-    """Records SIGINT or SIGTERM within a ``with``; a second signal has its usual effect."""
-
-    received: int | None = None
-    """Number of the first signal received."""
-
-    def __enter__(self) -> Signals:
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        self.previous = {number: signal.signal(number, self._receive) for number in numbers}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self.previous.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.received = number
-        self.__exit__()
+class EvaluationEnded(BaseException):
+    """A signal came during an evaluation."""
 
 
 class StopOnSignal(TrainerCallback):
-    """After a signal, finish the step, write a checkpoint and stop."""
+    """After a signal, finish the step, write a checkpoint and stop; an evaluation is cut short."""
 
     def __init__(self, signals: Signals) -> None:
         self.signals = signals
@@ -81,5 +65,23 @@ class StopOnSignal(TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Ask the loop for a checkpoint and the end."""
         if self.signals.received is not None:
-            control.should_save = True
+            control.should_save = control.should_training_stop = True
+            control.should_evaluate = False
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """End an evaluation; in training, with a checkpoint after it."""
+        if self.signals.received is not None:
+            control.should_save = control.should_training_stop = True
+            raise EvaluationEnded
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """The checkpoint just written is the one to go on from."""
+        if self.signals.received is not None:
+            control.should_training_stop = True
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Neither evaluate nor save again at the end of an epoch that was cut."""
+        if self.signals.received is not None:
+            saved = Path(args.output_dir, f"checkpoint-{state.global_step}").exists()
+            control.should_save, control.should_evaluate = not saved, False
             control.should_training_stop = True

@@ -18,6 +18,7 @@ from smoothtune.config.checks import with_present_names
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutputError, changed_fields
 from smoothtune.files import RESULT, owned, read_json, refuse_other_files, write_json
+from smoothtune.trainer.manifest import Found, newest, nothing_to_resume
 
 STARTED = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -55,11 +56,9 @@ def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
         yield folder
 
 
-def newest_checkpoint(folder: Path) -> Path | None:
-    """The checkpoint of the latest step in an output folder."""
-    whole = [path.parent for path in folder.glob(f"{CHECKPOINTS}/checkpoint-*/trainer_state.json")]
-    steps = {int(number): path for path in whole if (number := path.name.split("-")[1]).isdecimal()}
-    return steps[max(steps)] if steps else None
+def newest_checkpoint(folder: Path) -> Found:
+    """The complete checkpoint of the latest step in an output folder."""
+    return newest(folder / CHECKPOINTS)
 
 
 def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> None:
@@ -88,16 +87,16 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
 
 
 def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
-    record = read_json(folder / RESULT) or read_json(folder / STARTED)
+    record = read_json(folder / STARTED) or read_json(folder / RESULT)  # the last that was begun
     if record is None:
         refuse_other_files(folder, "run of smoothtune")
     shutil.rmtree(folder / STAGING, ignore_errors=True)
     if config.overwrite_output_dir and not resume:
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
         return
-    checkpoint = newest_checkpoint(folder)
+    checkpoint, notes = newest_checkpoint(folder)
     if resume and not checkpoint:
-        raise OutputError(f"{folder} holds no checkpoint to resume from")
+        raise OutputError("; ".join([nothing_to_resume(folder), *notes]))
     if not checkpoint and not (folder / RESULT).exists():
         return  # a run that failed early left nothing to lose
     if record and (changed := _changed(record, config)):

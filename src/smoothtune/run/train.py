@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 from rich.console import Console
+from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from smoothtune.config.run import RunConfig
 from smoothtune.console import quiet, say
-from smoothtune.errors import ConfigError, Problem, Stopped
+from smoothtune.errors import ConfigError, OutOfMemory, OutputError, Problem, Stopped
 from smoothtune.files import versions, write_atomic
 from smoothtune.memory import keep_freed_memory, peak_memory
 from smoothtune.models.load import Base, weights_fingerprint
 from smoothtune.models.lora import merged, save
-from smoothtune.run.callbacks import ProgressCallback, Signals, StopOnSignal
+from smoothtune.run.callbacks import EvaluationEnded, ProgressCallback, StopOnSignal
 from smoothtune.run.inputs import Inputs, prepare_model, read_inputs
 from smoothtune.run.model_card import model_card
 from smoothtune.run.output import STAGING, claimed, finished_result, newest_checkpoint, publish
+from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import RunTrainer, as_config_error, build_trainer, evaluate
 from smoothtune.tasks.prepare import Prepared
 from smoothtune.trainer.step_cost import StepCost, measure_step_cost
+from smoothtune.trainer.trainer import save_checkpoint
 
 COST_MAX_PARAMETERS = 400_000_000
 """Larger models are not copied to measure the cost of a step."""
@@ -89,8 +95,9 @@ def train(
         return result
     with claimed(config, resume=resume) as folder:
         trained = fit(config, folder, resume=resume, console=console)
-        trained.save(folder / STAGING)
-        publish(folder, trained.result, keep_checkpoints=config.save_strategy != "no")
+        with Signals(), writing(folder):  # a first signal waits for the end, which is near
+            trained.save(folder / STAGING)
+            publish(folder, trained.result, keep_checkpoints=config.save_strategy != "no")
     scores = (f"{name} {value:.4f}" for name, value in trained.result["metrics"].items())
     say(console, f"validation: {'  '.join(scores)}")
     return trained.result
@@ -109,15 +116,25 @@ def fit(
     """
     console = console or Console()
     keep_freed_memory()
-    inputs = read_inputs(config, console)
-    model = prepare_model(config, inputs, console)
-    cost = step_cost(config, inputs, model, console)
-    trainer = build_trainer(config, inputs, model, folder, console)
-    checkpoint = newest_checkpoint(folder) if resume else None
-    train_seconds = train_to_the_end(trainer, "+".join(config.methods), checkpoint, console)
-    start = time.perf_counter()
-    metrics, predictions = evaluate(trainer, inputs.task, inputs.prepared.validation)
-    train_metrics, _ = evaluate(trainer, inputs.task, inputs.prepared.train)
+    with Signals() as signals:
+        with signals.ending(
+            "stopped by a signal before the first step; nothing is lost: start again with the "
+            "same command"
+        ):
+            inputs = read_inputs(config, console)
+            model = prepare_model(config, inputs, console)
+            with naming_memory(config):
+                cost = step_cost(config, inputs, model, console)
+            trainer = build_trainer(config, inputs, model, folder, console)
+        checkpoint, notes = newest_checkpoint(folder) if resume else (None, [])
+        for note in notes:
+            say(console, note)
+        with naming_memory(config):
+            train_seconds = train_to_the_end(
+                trainer, "+".join(config.methods), checkpoint, signals, console
+            )
+            start = time.perf_counter()
+            metrics, train_metrics, predictions = final_evaluation(trainer, inputs)
     times = {"train": train_seconds, "evaluation": time.perf_counter() - start}
     result = run_result(config, inputs, trainer, metrics, train_metrics, cost, times)
     trainer.objective.detach()
@@ -158,7 +175,7 @@ def step_cost(
 
 
 def train_to_the_end(
-    trainer: RunTrainer, title: str, checkpoint: Path | None, console: Console
+    trainer: RunTrainer, title: str, checkpoint: Path | None, signals: Signals, console: Console
 ) -> float:
     """Train to the last step, from a checkpoint if there is one; returns the seconds taken.
 
@@ -166,22 +183,100 @@ def train_to_the_end(
         NonFiniteLoss: a loss term became NaN or infinite.
         Stopped: SIGINT or SIGTERM came; a checkpoint is written.
     """
-    progress, signals = ProgressCallback(console, title), Signals()
+    progress = ProgressCallback(console, title)
     trainer.add_callback(progress)
     trainer.add_callback(StopOnSignal(signals))
     start = time.perf_counter()
     try:
-        with signals, quiet():
+        with quiet():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         progress.close()
-    state = trainer.state
-    if signals.received is not None and state.global_step < state.max_steps:
-        raise Stopped(
-            f"stopped by a signal after step {state.global_step} of {state.max_steps}; continue "
-            "with the same command and --resume-from-checkpoint"
-        )
+    if signals.received is not None:
+        stop(trainer)
     return time.perf_counter() - start
+
+
+def final_evaluation(
+    trainer: RunTrainer, inputs: Inputs
+) -> tuple[dict[str, float], dict[str, float], np.ndarray]:
+    """Metrics of the validation rows and of the training rows, and predictions of the former.
+
+    Raises:
+        Stopped: SIGINT or SIGTERM came; a checkpoint is written.
+    """
+    try:
+        metrics, predictions = evaluate(trainer, inputs.task, inputs.prepared.validation)
+        train_metrics, _ = evaluate(trainer, inputs.task, inputs.prepared.train)
+    except EvaluationEnded:
+        stop(trainer)
+    return metrics, train_metrics, predictions
+
+
+def stop(trainer: RunTrainer) -> NoReturn:
+    """Leave a checkpoint of the step that the trainer is at.
+
+    Raises:
+        Stopped: always.
+    """
+    state = trainer.state
+    if not Path(str(trainer.args.output_dir), f"checkpoint-{state.global_step}").exists():
+        with quiet():
+            save_checkpoint(trainer)
+    raise Stopped(
+        f"stopped by a signal after step {state.global_step} of {state.max_steps}; continue "
+        "with the same command and --resume-from-checkpoint"
+    )
+
+
+@contextmanager
+def naming_memory(config: RunConfig) -> Iterator[None]:
+    """Say of an error of memory which batch size was too large.
+
+    Raises:
+        OutOfMemory: torch, the driver or Python had no memory left.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        told = str(error).lower()
+        words = ("out of memory", "can't allocate memory", "not enough memory", "bad alloc")
+        if not isinstance(error, MemoryError) and not any(word in told for word in words):
+            raise
+        rows, steps = config.per_device_train_batch_size, config.gradient_accumulation_steps
+        smaller = (
+            f"per_device_train_batch_size={rows // 2} with "
+            f"gradient_accumulation_steps={steps * 2}, which is the same update; "
+            if rows > 1 and rows % 2 == 0
+            else ""
+        )
+        raise OutOfMemory(
+            f"out of memory with per_device_train_batch_size {rows}, per_device_eval_batch_size "
+            f"{config.per_device_eval_batch_size} and max_seq_length {config.max_seq_length} "
+            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); try "
+            f"{smaller}gradient_checkpointing=true, a shorter max_seq_length, a smaller "
+            "per_device_eval_batch_size or lora"
+        ) from error
+
+
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Say of a failed write what to do; what was unfinished is removed.
+
+    Raises:
+        OutputError: the disk is full, or may not be written.
+    """
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(folder / STAGING, ignore_errors=True)
+        why = getattr(error, "strerror", None) or str(error)
+        saved = newest_checkpoint(folder).folder
+        again = " and --resume-from-checkpoint" if saved else ""
+        raise OutputError(
+            f"the model cannot be written to {folder}: {why}; make room or give the right to "
+            f"write, and run the same command{again}"
+        ) from error
 
 
 def run_result(

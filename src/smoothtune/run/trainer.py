@@ -19,6 +19,8 @@ from smoothtune.console import say
 from smoothtune.core.objective import Objective
 from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.errors import ConfigError, Problem
+from smoothtune.models.load import weights_fingerprint
+from smoothtune.run.callbacks import EvaluationEnded
 from smoothtune.run.inputs import Inputs
 from smoothtune.run.training_arguments import training_arguments
 from smoothtune.tasks.base import Task
@@ -29,6 +31,15 @@ class RunTrainer(SmoothTrainer):
     """Groups rows by length, in an order that depends on seed and epoch alone."""
 
     objective: Objective
+    run_identity: dict[str, Any]
+    """What else a resumed run must have in common with this one: data and base model."""
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """Evaluate in training; without metrics if a signal cut it short."""
+        try:
+            return super().evaluate(*args, **kwargs)
+        except EvaluationEnded:
+            return {}
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         if self.args.train_sampling_strategy != "group_by_length":
@@ -76,6 +87,11 @@ def build_trainer(
             processing_class=tokenizer,
             compute_metrics=metrics,
         )
+    trainer.run_identity = {
+        "data": inputs.prepared.fingerprint,
+        "unlabeled data": inputs.unlabeled and inputs.unlabeled[1],
+        "base model's weights": weights_fingerprint(inputs.base.source),
+    }
     trainer.remove_callback(PrinterCallback)
     attention = model.config._attn_implementation
     if attention != loaded_with:

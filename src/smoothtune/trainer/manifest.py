@@ -107,7 +107,7 @@ def remove(checkpoint: Path) -> None:
 
 def nothing_to_resume(folder: Path) -> str:
     """The message for a folder without a complete checkpoint."""
-    return f"there is no complete checkpoint in {folder} to resume from"
+    return f"{folder} holds no complete checkpoint to resume from"
 
 
 # --- verifying -------------------------------------------------------------------------------

@@ -1,0 +1,65 @@
+"""SIGINT and SIGTERM: noted while a model is trained, an end at once where nothing can be lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from smoothtune.errors import Stopped
+
+
+class _Ended(BaseException):
+    """Ends a phase; no library's ``except Exception`` swallows it."""
+
+
+class Signals:
+    """Records SIGINT or SIGTERM within a ``with``; a second signal has its usual effect.
+
+    In threads other than the main one, where Python cannot, nothing is recorded.
+    """
+
+    received: int | None = None
+    """Number of the first signal received."""
+
+    def __enter__(self) -> Signals:
+        self.ends_at_once, self.process = False, os.getpid()
+        main = threading.current_thread() is threading.main_thread()
+        numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
+        self.previous = {number: signal.signal(number, self._receive) for number in numbers}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.previous.items():
+            signal.signal(number, handler)
+
+    @contextmanager
+    def ending(self, message: str) -> Iterator[None]:
+        """A phase that a signal ends at once.
+
+        Raises:
+            Stopped: with `message`, after a signal.
+        """
+        self.ends_at_once = True
+        try:
+            if self.received is None:
+                yield
+        except _Ended:
+            pass
+        finally:
+            self.ends_at_once = False
+        if self.received is not None:
+            raise Stopped(message)
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        if os.getpid() != self.process:  # a forked worker
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self.received = number
+        self.__exit__()
+        if self.ends_at_once:
+            raise _Ended
