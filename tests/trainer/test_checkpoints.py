@@ -123,9 +123,7 @@ def test_resume_passes_over_a_broken_one_and_ends_at_the_same_weights(copy: Path
 def test_nothing_complete_is_left(copy: Path) -> None:
     for step in (2, 3):
         (copy / f"checkpoint-{step}" / "scheduler.pt").unlink()
-    with pytest.raises(
-        CheckpointError, match="no complete checkpoint .* checkpoint-2 is "
-    ):
+    with pytest.raises(CheckpointError, match="no complete checkpoint .* checkpoint-2 is "):
         trainer_in(copy).train(resume_from_checkpoint=True)
 
 
