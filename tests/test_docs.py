@@ -100,10 +100,10 @@ def test_python_blocks_are_found():
     assert found == fences > 0
 
 
-def test_run_files_in_the_readme_are_valid(tmp_path):
+def test_run_files_of_the_command_line_page_are_valid(tmp_path):
     from smoothtune.config.run import load_config
 
-    blocks = YAML_BLOCK.findall((ROOT / "README.md").read_text("utf-8"))
+    blocks = YAML_BLOCK.findall((ROOT / "docs" / "command-line.md").read_text("utf-8"))
     assert blocks
     for block in blocks:
         file = tmp_path / "run.yaml"
