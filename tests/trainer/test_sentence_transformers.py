@@ -235,3 +235,18 @@ def test_cross_encoders_are_refused(tmp_path, folder):
     trainer = CrossEncoderTrainer(model=model, args=args, train_dataset=pairs(2, "score"))
     with pytest.raises(ValueError, match="CrossEncoderTrainer: its losses.*for scores"):
         regularize(trainer, LNSR())
+
+
+class Decayed(losses.MultipleNegativesRankingLoss):
+    """Looks at the model's weights too, which the precomputed embeddings do not have."""
+
+    def forward(self, *args, **kwargs):
+        decay = sum(weight.square().sum() for weight in self.model.parameters())
+        return super().forward(*args, **kwargs) + decay
+
+
+def test_a_loss_that_one_forward_does_not_give_is_refused(folder, tmp_path):
+    trainer = trainer_of(folder, tmp_path)
+    trainer.loss = Decayed(trainer.model)
+    with pytest.raises(ValueError, match="Decayed is .* in its trainer and .* from one forward"):
+        regularize(trainer, R3F()).train()

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer
 
+from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.causal_lm import causal_lm_loss, target_mask
 from smoothtune.core.declarations import is_causal_lm
-from smoothtune.core.forward import ComputeLoss
+from smoothtune.core.forward import ComputeLoss, device_of, evaluating
+from smoothtune.core.precision import autocast_dtype
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
 from smoothtune.trainer.trl import trl_trainer, unpacked
 from smoothtune.trainer.update_parts import Size, UpdateParts, labels_in, rows_of
@@ -43,6 +45,7 @@ class TaskLoss:
         self.compute_loss = trainer.compute_loss
         self.scaled = trainer.loss_is_scaled_for_ga
         self.kind: Kind = self._kind()
+        self.compared = False  # whether the loss from one forward has been compared
         counted = bool(trainer.model_accepts_loss_kwargs)
         named = inspect.signature(self.compute_loss).parameters
         self.takes_count = "num_items_in_batch" in named or any(
@@ -99,6 +102,8 @@ class TaskLoss:
         rows, items = self.parts.shares(inputs)
         if self.kind == "embedding":
             embedding = EmbeddingLoss(self.trainer, inputs)
+            if not self.compared:
+                self._compare(embedding, inputs)
             return Prepared(embedding.batch, weighed(embedding, 1 / rows), rows)
         batch = dict(inputs)
         if self.kind == "next token":
@@ -118,6 +123,25 @@ class TaskLoss:
             return value, outputs
 
         return Prepared(batch, weighed(loss, share / rows), rows)
+
+    def _compare(self, embedding: EmbeddingLoss, inputs: dict[str, Any]) -> None:
+        """Once, compare the loss from one forward with the trainer's own, dropout off.
+
+        Raises:
+            ValueError: they differ.
+        """
+        self.compared, model = True, self.trainer.model
+        with torch.no_grad(), evaluating(model), rng.isolated(device_of(embedding.batch)):
+            ours, _ = embedding(model, embedding.batch)
+            own: Any = self.compute_loss(model, dict(inputs))
+        assert ours is not None
+        rounded = autocast_dtype(model, device_of(embedding.batch)) is not None
+        if not torch.isclose(ours.float(), own.float(), rtol=0.05 if rounded else 1e-3, atol=1e-6):
+            raise ValueError(
+                f"{type(self.trainer.loss).__name__} is {own.item():.6g} in its trainer and "
+                f"{ours.item():.6g} from one forward over all columns, as methods need it: use "
+                "another loss, such as MultipleNegativesRankingLoss"
+            )
 
     def own(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool, count: Any
