@@ -1,0 +1,200 @@
+"""A run that is stopped: signals in every phase, no memory, full and read-only disks."""
+
+import os
+import resource
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from helpers.tiny_folder import tiny_bert, tiny_data
+from smoothtune.config.run import RunConfig
+from smoothtune.errors import OutOfMemory, OutputError, Stopped
+from smoothtune.run import train as train_module
+from smoothtune.run.callbacks import StopOnSignal
+from smoothtune.run.output import newest_checkpoint
+from smoothtune.run.train import train
+from smoothtune.run.trainer import RunTrainer
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    tiny_bert(folder / "model")
+    tiny_data(folder / "data")
+    return folder
+
+
+def config_in(inputs: Path, folder: Path, **changes) -> RunConfig:
+    settings = {
+        "task": "quality",
+        "data": str(inputs / "data"),
+        "text_columns": ["text"],
+        "model": str(inputs / "model"),
+        "methods": {"l2_sp": {}},
+        "max_steps": 5,  # in the middle of an epoch
+        "cost_steps": 0,
+        "learning_rate": 1e-2,
+        "seed": 7,
+    }
+    return RunConfig(**settings | {"output_dir": str(folder)} | changes)
+
+
+def quiet_train(config: RunConfig, **options) -> dict:
+    with open(os.devnull, "w") as nothing:
+        return train(config, console=Console(file=nothing), **options)
+
+
+@pytest.fixture(scope="module")
+def expected(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    folder = tmp_path_factory.mktemp("whole") / "out"
+    quiet_train(config_in(inputs, folder))
+    return (folder / "model.safetensors").read_bytes()
+
+
+def weights(folder: Path) -> bytes:
+    return (folder / "model.safetensors").read_bytes()
+
+
+def signal_before(monkeypatch, owner, name: str, call: int = 1) -> None:
+    """Send SIGTERM to this process at the n-th call of a function."""
+    original, calls = getattr(owner, name), []
+
+    def wrapped(*values, **named):
+        calls.append(name)
+        if len(calls) == call:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(*values, **named)
+
+    monkeypatch.setattr(owner, name, wrapped)
+
+
+@pytest.mark.parametrize("phase", ["read_inputs", "build_trainer"])
+def test_a_signal_while_loading_ends_at_once(inputs, tmp_path, monkeypatch, phase: str) -> None:
+    with monkeypatch.context() as patch:
+        signal_before(patch, train_module, phase)
+        with pytest.raises(Stopped, match="before the first step; nothing is lost"):
+            quiet_train(config_in(inputs, tmp_path / "out"))
+    quiet_train(config_in(inputs, tmp_path / "out", max_steps=1))
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call", "step", "changes"),
+    [
+        (StopOnSignal, "on_prediction_step", 1, 3, {}),  # the evaluation after an epoch
+        (RunTrainer, "_save_rng_state", 1, 2, {"save_strategy": "steps", "save_steps": 2}),
+        (StopOnSignal, "on_step_end", 5, 5, {}),
+        (train_module, "evaluate", 1, 5, {}),
+        pytest.param(train_module, "evaluate", 2, 5, {}, marks=pytest.mark.slow),
+    ],
+    ids=["evaluation", "saving", "last step", "final evaluation", "second evaluation"],
+)
+def test_a_signal_leaves_a_checkpoint_and_the_same_run_in_the_end(
+    inputs, tmp_path, expected, monkeypatch, owner, name: str, call: int, step: int, changes: dict
+) -> None:
+    config = config_in(inputs, tmp_path / "out", **changes)
+    with monkeypatch.context() as patch:
+        signal_before(patch, owner, name, call)
+        with pytest.raises(Stopped, match=f"after step {step} of 5; .*--resume-from-checkpoint"):
+            quiet_train(config)
+    folder = newest_checkpoint(tmp_path / "out").folder
+    assert folder is not None
+    assert folder.name == f"checkpoint-{step}"
+    assert quiet_train(config, resume=True)["cost"]["steps"] == 5
+    assert weights(tmp_path / "out") == expected
+
+
+def test_a_signal_while_the_model_is_written_waits_for_its_end(
+    inputs, tmp_path, expected, monkeypatch
+) -> None:
+    signal_before(monkeypatch, train_module, "publish")
+    quiet_train(config_in(inputs, tmp_path / "out"))
+    assert weights(tmp_path / "out") == expected
+
+
+def test_a_second_signal_has_its_usual_effect(inputs, tmp_path, monkeypatch) -> None:
+    signal_before(monkeypatch, StopOnSignal, "on_step_end", 2)
+    signal_before(monkeypatch, RunTrainer, "_save_rng_state")
+    ended = []
+    previous = signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+    try:
+        with pytest.raises(Stopped):
+            quiet_train(config_in(inputs, tmp_path / "out"))
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+    assert ended == [True]
+
+
+def test_an_overwriting_run_goes_on_with_the_command_that_is_shown(
+    inputs, tmp_path, expected, monkeypatch
+) -> None:
+    quiet_train(config_in(inputs, tmp_path / "out", seed=1, max_steps=1))
+    config = config_in(inputs, tmp_path / "out", overwrite_output_dir=True)
+    with monkeypatch.context() as patch:
+        signal_before(patch, StopOnSignal, "on_step_end", 2)
+        with pytest.raises(Stopped):
+            quiet_train(config)
+    quiet_train(config, resume=True)
+    assert weights(tmp_path / "out") == expected
+
+
+def test_changed_rows_are_not_resumed_with(inputs, tmp_path, monkeypatch) -> None:
+    data = Path(shutil.copytree(inputs / "data", tmp_path / "data"))
+    config = config_in(inputs, tmp_path / "out", data=str(data))
+    with monkeypatch.context() as patch:
+        signal_before(patch, StopOnSignal, "on_step_end", 2)
+        with pytest.raises(Stopped):
+            quiet_train(config)
+    file = data / "train.csv"
+    file.write_text(file.read_text().replace("film", "plot"))
+    with pytest.raises(OutputError, match=r"written by a different run \(data '"):
+        quiet_train(config, resume=True)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        MemoryError(),
+    ],
+)
+def test_out_of_memory_names_the_batch_size_and_what_to_try(
+    inputs, tmp_path, monkeypatch, error: Exception
+) -> None:
+    def fails(*_, **__):
+        raise error
+
+    monkeypatch.setattr(RunTrainer, "training_step", fails)
+    with pytest.raises(OutOfMemory) as told:
+        quiet_train(config_in(inputs, tmp_path / "out"))
+    assert "out of memory with per_device_train_batch_size 8" in str(told.value)
+    assert "per_device_train_batch_size=4 with gradient_accumulation_steps=2" in str(told.value)
+
+
+def test_a_full_disk_keeps_the_old_model_and_says_what_to_do(inputs, tmp_path, monkeypatch) -> None:
+    config = config_in(inputs, tmp_path / "out", max_steps=1)
+    quiet_train(config)
+    before = weights(tmp_path / "out")
+    original, limit = train_module.Trained.save, resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def save_with_a_limit(*values):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, limit[1]))
+        try:
+            original(*values)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+
+    monkeypatch.setattr(train_module.Trained, "save", save_with_a_limit)
+    other = config.model_copy(update={"seed": 8, "overwrite_output_dir": True})
+    with pytest.raises(OutputError, match=r"the model cannot be written to .*; make room"):
+        quiet_train(other)
+    assert weights(tmp_path / "out") == before
+    assert not (tmp_path / "out" / ".unfinished").exists()
+    assert load_file(tmp_path / "out" / "model.safetensors")
+    assert quiet_train(config)["seed"] == 7  # the old run is still whole
