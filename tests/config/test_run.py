@@ -269,3 +269,10 @@ def test_what_is_no_text(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(f"task: rte\noutput_dir: {text}\n")
     with pytest.raises(ConfigError, match=r"run.yaml:2: holds .* which is no text"):
         load_config(tmp_path / "run.yaml")
+
+
+@pytest.mark.parametrize("field", ["data", "model", "output_dir"])
+def test_names_that_no_file_can_have(field: str) -> None:
+    options = {"task": "rte", "output_dir": "out"} | {field: "x" * 256}
+    with pytest.raises(ConfigError, match="longer than the 255 bytes"):
+        load_config(options=options)

@@ -1,6 +1,7 @@
 """Whatever is given is used, or ends in an error of the project; nothing else is raised."""
 
 import json
+import os
 import random
 import shutil
 from pathlib import Path
@@ -13,6 +14,7 @@ from helpers.hostile_inputs import (
     CONFIG_FIELDS,
     OVERRIDES,
     READERS,
+    VALID,
     VALUES,
     changed,
     ends_well,
@@ -39,6 +41,8 @@ ANY_JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=6,
 )
+INPUTS = int(os.environ.get("SMOOTHTUNE_FUZZ", "300"))
+"""Mutations of each kind of file; more on demand."""
 RUN_FIELDS = ("task", "data", "text_columns", "label_column", "seed", "max_train_samples", "model")
 
 
@@ -47,6 +51,11 @@ def test_the_committed_list(name: str, tmp_path: Path) -> None:
     read, contents = READERS[name]
     for number, content in enumerate(contents):
         ends_well(read, written(tmp_path / str(number), name, content))
+
+
+@pytest.mark.parametrize("name", VALID)
+def test_a_right_input_is_used(name: str, tmp_path: Path) -> None:
+    assert ends_well(READERS[name][0], written(tmp_path, name, VALID[name]))
 
 
 @pytest.mark.parametrize("text", OVERRIDES)
@@ -105,16 +114,15 @@ def mutated(content: bytes, draw: random.Random) -> bytes:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", READERS)
 def test_mutations_of_the_list(name: str, tmp_path: Path, record_property) -> None:
-    """Of each kind of file, 300 that are nearly right or nearly one of the list."""
+    """Of each kind of file, `INPUTS` that are nearly right or nearly one of the list."""
     draw, (read, contents) = random.Random(0), READERS[name]
     small = [content for content in contents if len(content) < 100_000]
-    small += [b"text,label\ngood film,a\nbad film,b\n" * 3, b'{"text": "a", "label": "x"}\n' * 3]
     used = 0
-    for number in range(300):
-        content = mutated(draw.choice(small), draw)
+    for number in range(INPUTS):
+        content = mutated(VALID[name] if draw.random() < 0.7 else draw.choice(small), draw)
         used += ends_well(read, written(tmp_path / str(number % 20), name, content))
-    record_property("inputs", f"{name}: 300, {used} of them used")
-    print(f"{name}: 300 inputs, {used} used, {300 - used} refused")
+    record_property("inputs", f"{name}: {INPUTS}, {used} of them used")
+    print(f"{name}: {INPUTS} inputs, {used} used, {INPUTS - used} refused")
 
 
 @pytest.mark.slow

@@ -203,6 +203,38 @@ def changed(original: Path, copy: Path, name: str, field: str, value: Any) -> Pa
     return copy
 
 
+_CURVE = {
+    **{"title": "t", "x_label": "x", "y_label": "y", "band": "", "log_y": False, "numbers": {}},
+    "series": {"a": [[0.0, 0.5, 0.4, 0.6], [1.0, 0.5]]},
+}
+_SCORES = {
+    "metrics": {"accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}},
+    **{"train_metrics": {"accuracy": 0.6}, "generalization_gap": 0.1},
+    **{"trivial_baseline": 0.5, "rows": 9},
+}
+_PART = {"numbers": _SCORES, "curves": {"a": _CURVE}, "skipped": "", "seconds": 1.0}
+_EVALUATION = {
+    **{"model": "m", "task": "rte", "task_type": "text-classification", "headline": "accuracy"},
+    **{"metrics": ["accuracy"], "label_names": ["a", "b"], "training": None},
+    **{"data": {"splits": {"validation": {}}}, "settings": {"seed": 1, "num_resamples": 9}},
+    **{"fingerprints": {"data": "0"}, "versions": {"torch": "2"}, "parts": {"metrics": _PART}},
+}
+_RUN = {"task": "rte", "seed": 3, "max_train_samples": 9, "text_columns": ["a", "b"], "model": "m"}
+_RUN |= {"task_type": "text-classification", "data": "x.csv", "max_seq_length": 64}
+VALID = {
+    "run.yaml": b"task: rte\noutput_dir: out\nlearning_rate: 1e-5\n"
+    b"methods:\n  lnsr:\n    weight: 1\n",
+    "study.yaml": b"task: [rte, sst2]\nmodel: minilm\nseeds: [0, 1]\nmax_train_samples: [9, 99]\n"
+    b"methods: [lnsr, {name: jachess, every: 8, label: x}, [mixout, r3f]]\nlearning_rate: 1e-5\n",
+    "train.csv": b"text,label\ngood film,a\nbad film,b\n" * 3,
+    "train.tsv": b"text\tlabel\ngood film\ta\nbad film\tb\n" * 3,
+    "train.jsonl": b'{"text": "good", "label": "a"}\n{"text": "bad", "label": "b"}\n' * 3,
+    "train.json": b'[{"text": "good", "label": "a"},\n {"text": "bad", "label": "b"}]\n',
+    "train.parquet": parquet_files()[0],
+    "result.json": json.dumps({"config": _RUN, "methods": {"lnsr": {}}, "seed": 1}).encode(),
+    "evaluation.json": json.dumps(_EVALUATION).encode(),
+}
+"""A right input of each kind."""
 READERS: dict[str, tuple[Callable[[Path], object], list[bytes]]] = {
     "run.yaml": (load_config, YAML),
     "study.yaml": (load_study, YAML + STUDY),

@@ -201,3 +201,13 @@ def test_every_key_of_a_study_is_documented() -> None:
     page = (Path(__file__).parents[2] / "docs" / "study.md").read_text(encoding="utf-8")
     table = page.split("## The file")[1].split("## Choosing settings")[0]
     assert {key for key in StudyConfig.model_fields if f"`{key}`" not in table} == set()
+
+
+@pytest.mark.parametrize("model", ["x" * 256, "~nobody-of-this-name/x"])
+def test_a_model_that_cannot_be_a_path(model: str, tmp_path: Path) -> None:
+    (tmp_path / "study.yaml").write_text(f"task: rte\nmodel: {model}\nmethods: [lnsr]\n")
+    if len(model) > 255:
+        with pytest.raises(ConfigError, match="longer than the 255 bytes"):
+            load_study(tmp_path / "study.yaml")
+    else:
+        assert load_study(tmp_path / "study.yaml").conditions[0].model == model

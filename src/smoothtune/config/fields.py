@@ -10,10 +10,20 @@ from dataclasses import dataclass
 from types import UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 Count = Annotated[int, Field(ge=1)]
-Name = Annotated[str, Field(min_length=1)]
+MAX_NAME = 255
+"""Bytes that a file system takes for one name."""
+
+
+def _as_file_name(value: str) -> str:
+    if any(len(part.encode()) > MAX_NAME for part in value.split("/")):
+        raise ValueError(f"is longer than the {MAX_NAME} bytes that a name can have")
+    return value
+
+
+Name = Annotated[str, Field(min_length=1), AfterValidator(_as_file_name)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 TaskType = Literal[
     "text-classification", "question-answering", "token-classification", "multiple-choice"

@@ -7,6 +7,7 @@ A file's split is read from its name: ``train.csv``, ``rte-dev.tsv``, ``validati
 
 import csv
 import mmap
+import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,10 +78,10 @@ def load_splits(
     Raises:
         DataError: the source does not exist, cannot be read, or lacks a train split that is needed.
     """
-    path = Path(source).expanduser()
-    if path.is_dir():
+    path = Path(os.path.expanduser(source))
+    if os.path.isdir(path):
         splits = _load_folder(path, name, label_column)
-    elif path.is_file():
+    elif os.path.isfile(path):
         splits = {"train": _load_files([path], label_column)}
     elif _looks_like_hub_id(source):
         # A configuration belongs to its own data set, or a copy of it under another owner.

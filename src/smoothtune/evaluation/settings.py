@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ def training_record(model: str) -> dict[str, Any] | None:
     Raises:
         OutputError: ``result.json`` is damaged.
     """
-    path = Path(model).expanduser() / RESULT
+    path = Path(os.path.expanduser(model)) / RESULT
     record = read_json(path)
     if record is None or not isinstance(record.get("config"), dict):
         return None
@@ -104,7 +105,7 @@ def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:
     places = (settings.data, run.get("data"))
     if None in places:
         return settings.data == run.get("data")
-    return len({Path(str(place)).expanduser().resolve() for place in places}) == 1
+    return len({os.path.realpath(os.path.expanduser(str(place))) for place in places}) == 1
 
 
 def _problems(settings: Settings) -> list[Problem]:

@@ -181,11 +181,11 @@ def weights_fingerprint(source: str) -> str:
 
 def _local_or_hub(model: str) -> str:
     folder = Path(os.path.expanduser(model))
-    if folder.is_dir():
+    if os.path.isdir(folder):  # False for a name that is too long
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} is no model folder: it has no config.json")
         return str(folder.resolve() if ".." in folder.parts else folder)
-    if model.count("/") > 1 or model.startswith((".", "~", os.sep)) or folder.exists():
+    if model.count("/") > 1 or model.startswith((".", "~", os.sep)) or os.path.exists(folder):
         raise ModelError(f"there is no model folder {model}; give minilm, a folder, or a hub id")
     return model
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -241,7 +242,7 @@ def _data_of(task: str, run: Mapping[str, Any]) -> dict[str, Any]:
     data = run.get("data")
     if task == DEMO and run.get("text_columns") is None:
         return {"data": DEMO, "text_columns": ["sentence"]}
-    if isinstance(data, str) and (Path(data).expanduser() / task).is_dir():
+    if isinstance(data, str) and os.path.isdir(Path(os.path.expanduser(data)) / task):
         return {"data": str(Path(data) / task)}
     return {}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,8 +70,8 @@ def portable(place: str) -> str:
     >>> portable("/data/sets/rte"), portable("org/name")
     ('rte', 'org/name')
     """
-    path = Path(place).expanduser()
-    return path.name if path.is_absolute() or path.exists() else place
+    path = Path(os.path.expanduser(place))
+    return path.name if path.is_absolute() or os.path.exists(path) else place
 
 
 def portable_fields(run: Mapping[str, Any]) -> dict[str, Any]:
@@ -106,8 +107,8 @@ def study_file(name: str) -> Path:
     Raises:
         ConfigError: there is neither.
     """
-    path = Path(name).expanduser()
-    if path.is_file():
+    path = Path(os.path.expanduser(name))
+    if os.path.isfile(path):
         return path
     known = recipes()
     if name in known:
