@@ -359,3 +359,8 @@ class TestTrainingTexts:
         assert "most frequent neighbor" in dict(
             audit(method._noise.neighbors, method._noise.decode)
         )
+
+
+def test_only_what_has_changed_counts_as_another_version():
+    assert LNSR().results_version == LNSR.version
+    assert LNSR(noise="in_manifold").results_version == LNSR.version + 1

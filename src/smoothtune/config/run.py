@@ -159,9 +159,8 @@ class RunConfig(SpanFields, DataFields):
 
     def method_versions(self) -> dict[str, int]:
         """Version of each configured method's code, which is part of a run's identity."""
-        from smoothtune.methods import METHODS
-
-        return {name: METHODS[name].version for name in self.methods}
+        regularizers = self.regularizers()
+        return {name: r.results_version for name, r in zip(self.methods, regularizers, strict=True)}
 
     def clip_norm(self) -> float:
         """`max_grad_norm`, with its default resolved for the configured methods."""

@@ -116,6 +116,11 @@ class Regularizer:
         return {old: new for table in tables for old, new in table.items()}
 
     @property
+    def results_version(self) -> int:
+        """`version`, or a later one where a change concerns some fields only."""
+        return self.version
+
+    @property
     def has_loss(self) -> bool:
         """Whether the method contributes a loss term."""
         return type(self).loss is not Regularizer.loss

@@ -56,7 +56,6 @@ class LNSR(NoisyEmbeddings):
     """Layer-wise noise stability: hidden states must not move when the input is perturbed."""
 
     name: ClassVar[str] = "lnsr"
-    version: ClassVar[int] = 2
     uses_hidden_states: ClassVar[bool] = True
     compares_passes: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {"reduce": "reduction"}

@@ -28,7 +28,6 @@ class Noise(NoisyEmbeddings):
     """The task loss on noisy embeddings, and nothing else."""
 
     name: ClassVar[str] = "noise"
-    version: ClassVar[int] = 2
     replaces_task_loss: ClassVar[bool] = True
 
     noise: NoiseKind = "standard"

@@ -58,6 +58,11 @@ class NoisyEmbeddings(Regularizer):
         )
 
     @property
+    def results_version(self) -> int:
+        """One more for in-manifold noise, whose neighbors are chosen since among known tokens."""
+        return self.version + (self.noise == "in_manifold")
+
+    @property
     def needs_whole_weights(self) -> bool:
         """In-manifold noise keeps the pre-trained word embeddings."""
         return self.noise == "in_manifold"

@@ -39,7 +39,7 @@ def describe_run(trainer: Trainer, objective: Objective) -> dict[str, Any]:
     """Model, methods with all fields and versions, and arguments, as flat JSON data."""
     found: dict[str, Any] = {"model": describe_model(trainer.model)}
     for name, method in objective.regularizers.items():
-        found[f"{name}.version"] = method.version
+        found[f"{name}.version"] = method.results_version
         found |= {f"{name}.{f.name}": _plain(getattr(method, f.name)) for f in fields(method)}
     found |= {name: _plain(getattr(trainer.args, name)) for name in ARGUMENTS}
     return found | getattr(trainer, "run_identity", {})
