@@ -99,6 +99,14 @@ def test_tokens_that_have_a_label_count(labeled, architecture, cls):
     assert head.mask.nonzero().tolist() == [list(place) for place in expected]
 
 
+def test_one_label_for_several_predictions_is_refused():
+    model = random_model(BertForTokenClassification, ARCHITECTURES["bert"]())
+    run = ForwardPass(model, without_labels(tiny_batch()))
+    run.run().batch = {**run.batch, "labels": torch.tensor([0, 1, 1, 0])}
+    with pytest.raises(ValueError, match=r"logits of shape \(4, 6, 2\) .* are not supported"):
+        heads(run)
+
+
 def test_labels_of_a_decoders_tokens_are_smoothed_at_the_token():
     model = random_model(LlamaForTokenClassification, ARCHITECTURES["llama"]()).eval()
     labels = torch.full((4, 6), -100)

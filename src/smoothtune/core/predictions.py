@@ -64,9 +64,10 @@ def heads(run: ForwardPass) -> list[Head]:
     if logits.ndim == 2:
         regression = problem == "regression" or logits.shape[-1] == 1
         return [Head(logits[:, None], _ones(logits), regression)]
+    labels = run.batch.get("labels")
     at_the_token = labels_at_the_token(bare) or not is_causal(bare)
-    if logits.ndim == 3 and at_the_token and not is_encoder_decoder(bare):
-        labels = run.batch.get("labels")
+    fitting = labels is None or labels.shape == logits.shape[:2]
+    if logits.ndim == 3 and fitting and at_the_token and not is_encoder_decoder(bare):
         return [Head(logits, run.mask if labels is None else labels != IGNORED, False)]
     raise ValueError(
         f"logits of shape {tuple(logits.shape)} from {type(bare).__name__} are not supported: use "
