@@ -1,9 +1,12 @@
-"""Write what the documentation takes from the code: docs/methods.md, the table of docs/support.md.
+"""Write what the documentation takes from the code: docs/methods.md, the tables of docs/support.md.
 
 Run by `make docs`.
 """
 
+import json
 import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 
 from smoothtune.core.support import ENVIRONMENTS, KINDS, REFUSED
@@ -29,15 +32,20 @@ its own, the field is listed again.
 
 {sections}"""
 TABLE = re.compile(r"(?<=<!-- table -->\n\n).*?(?=\n<!-- end of table -->)", re.S)
+SWEEP = re.compile(r"(?<=<!-- sweep -->\n\n).*?(?=\n<!-- end of sweep -->)", re.S)
+ADVICE = re.compile(r": use |: give the batch|, so its hidden states|\. Give |: turn that off")
+SWEEP_RESULTS = DOCS.parent / "benchmarks" / "results" / "sweep.json"
+MODEL_CHECKS = ("task loss", "weight 0", "halves", "causality", "perturbation", "hidden states")
 
 
 def pages() -> dict[Path, str]:
     """Every page that holds text from the code, as the code now has it."""
     support = DOCS / "support.md"
-    table = support_table()
+    table, sweep = support_table(), sweep_tables()
+    text = TABLE.sub(lambda _: table, support.read_text("utf-8"))
     return {
         DOCS / "methods.md": methods_page(),
-        support: TABLE.sub(lambda _: table, support.read_text("utf-8")),
+        support: SWEEP.sub(lambda _: sweep, text),
     }
 
 
@@ -101,6 +109,84 @@ def support_table() -> str:
         lines.append(f"| {kind} | " + " | ".join(cells) + " |")
     notes = [f"{i}. {reason}." for i, reason in enumerate(reasons, start=1)]
     return "\n".join([*lines, "", *notes]) + "\n"
+
+
+def sweep_tables() -> str:
+    """What `benchmarks/sweep.py` has found, by head, and what is refused, by reason."""
+    content = json.loads(SWEEP_RESULTS.read_text("utf-8"))
+    by_head: dict[str, list[dict]] = defaultdict(list)
+    for row in content["classes"]:
+        by_head[row["head"]].append(row)
+    counts = {head: _counts(rows, content["outcomes"]) for head, rows in by_head.items()}
+    total = sum(counts.values(), Counter())
+    seen = [head for head in counts if counts[head]["checked"]]
+    others = sum((counts[head] for head in counts if head not in seen), Counter())
+    titles = ["classes", "checked", "loss right", "loss refused"]
+    titles += ["gradients right", "refused", "not measured", "wrong"]
+    rows = [
+        (head.lower().replace("_", " "), counts[head])
+        for head in sorted(seen, key=lambda head: -counts[head]["checked"])
+    ]
+    rows += [(f"{len(counts) - len(seen)} others", others), ("all", total)]
+    left_out = Counter(
+        row["left out"].split(":")[0] for row in content["classes"] if "left out" in row
+    )
+    every = sum(_methods_of(row) >= set(METHODS) for row in content["classes"])
+    reasons = ", ".join(f"{reason} {count}" for reason, count in left_out.most_common())
+    return (
+        _table(
+            ["head", *titles],
+            [[name, *(str(count[title]) for title in titles)] for name, count in rows],
+        )
+        + f"\nLeft out: {reasons}. All {len(METHODS)} methods were tried on {every} classes.\n\n"
+        + _table(["refused because", "methods", "model types"], list(_refusals(content)))
+    )
+
+
+def _counts(rows: list[dict], outcomes: list[str]) -> Counter:
+    found = Counter(classes=len(rows))
+    for row in rows:
+        found["checked"] += "results" in row
+        for number, checks in row.get("results", {}).items():
+            kind = outcomes[int(number)].split(":")[0].removesuffix(" to rounding")
+            found["wrong"] += len(checks) if kind == "wrong" else 0
+            if "task loss" in checks:
+                found[f"loss {kind}"] += 1
+            methods = [check for check in checks if check not in MODEL_CHECKS]
+            if kind != "wrong":
+                found["gradients right" if kind == "right" else kind] += len(methods)
+    return found
+
+
+def _methods_of(row: dict) -> set[str]:
+    return {check for checks in row.get("results", {}).values() for check in checks}
+
+
+def _refusals(content: dict) -> Iterator[list[str]]:
+    """Reason, methods and model types, for every reason for which something is refused."""
+    methods: dict[str, set[str]] = defaultdict(set)
+    types: dict[str, set[str]] = defaultdict(set)
+    for row in content["classes"]:
+        for number, checks in row.get("results", {}).items():
+            kind, _, reason = content["outcomes"][int(number)].partition(": ")
+            names = {check for check in checks if check not in MODEL_CHECKS}
+            if kind != "refused" or not names:
+                continue
+            for part in reason.removeprefix("not supported: - ").split(" - "):
+                cause = ADVICE.split(part)[0]
+                for name in names:
+                    cause = re.sub(rf"^{name} with", "with", cause)
+                cause = re.sub(r"\b\d+\b", "N", cause)
+                methods[cause] |= names
+                types[cause].add(row["model_type"])
+    for reason in sorted(methods, key=lambda r: -len(types[r])):
+        listed = sorted(types[reason])
+        more = f" and {len(listed) - 12} more" if len(listed) > 12 else ""
+        yield [
+            _plain(reason),
+            ", ".join(sorted(methods[reason])),
+            ", ".join(listed[:12]) + more,
+        ]
 
 
 if __name__ == "__main__":
