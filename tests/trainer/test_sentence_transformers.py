@@ -233,8 +233,34 @@ def test_cross_encoders_are_refused(tmp_path, folder):
     model = CrossEncoder(str(folder), num_labels=1, device="cpu")
     args = CrossEncoderTrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
     trainer = CrossEncoderTrainer(model=model, args=args, train_dataset=pairs(2, "score"))
-    with pytest.raises(ValueError, match="CrossEncoderTrainer: its losses.*for scores"):
+    advice = (
+        "CrossEncoderTrainer: its losses.*for scores.*problem_type='multi_label_classification'"
+    )
+    with pytest.raises(ValueError, match=advice):
         regularize(trainer, LNSR())
+
+
+def test_what_replaces_a_cross_encoder_has_its_loss(folder):
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.cross_encoder.losses import BinaryCrossEntropyLoss
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    scores = torch.tensor([0.2, 0.9, 0.5])
+    columns = [list(pairs(count=3)[name]) for name in ("anchor", "positive")]
+    encoder = CrossEncoder(str(folder), num_labels=1, device="cpu").eval()
+    model = AutoModelForSequenceClassification.from_pretrained(
+        str(folder), num_labels=1, problem_type="multi_label_classification"
+    ).eval()
+    model.load_state_dict(encoder.model.state_dict())  # the new heads are random
+    expected = BinaryCrossEntropyLoss(encoder)(columns, scores)
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    batch = dict(tokenizer(*columns, padding=True, return_tensors="pt"))
+    objective = Objective(LNSR()).attach(model)
+    objective(model, batch | {"labels": scores[:, None]})
+    torch.testing.assert_close(objective.terms["loss/task"], expected.detach())
+    assert objective.terms["loss/lnsr"] > 0
+    objective.detach()
 
 
 class Decayed(losses.MultipleNegativesRankingLoss):

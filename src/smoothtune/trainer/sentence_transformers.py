@@ -39,7 +39,9 @@ def sentence_transformers_problems(trainer: Trainer) -> list[str]:
     return [
         f"sentence-transformers' {names[0]}: its losses tokenize the texts themselves, or read "
         "other outputs than an embedding: that is not verified. Use SentenceTransformerTrainer "
-        "for embeddings, AutoModelForSequenceClassification with transformers' Trainer for scores"
+        "for embeddings, AutoModelForSequenceClassification with transformers' Trainer for scores "
+        "(with num_labels=1, problem_type='multi_label_classification' and labels of shape (B, 1) "
+        "it has BinaryCrossEntropyLoss; by default, the squared error)"
     ]
 
 
