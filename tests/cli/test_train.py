@@ -1,5 +1,6 @@
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -164,7 +165,8 @@ def test_process_stopped_by_a_signal(arguments: list[object], tmp_path: Path) ->
         process.stdout.read()
         errors = process.stderr.read()
         assert process.wait(60) == 75, errors
-    assert "--resume-from-checkpoint" in errors
+    again = ["smoothtune", *command[len(MAIN) :], "--resume-from-checkpoint"]
+    assert errors.splitlines()[-1] == shlex.join(again)
     assert list((tmp_path / "out" / "checkpoints").glob("checkpoint-*/model.safetensors"))
 
 
