@@ -6,12 +6,18 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
 
+from smoothtune.study.config import load_study
+from smoothtune.study.plan import Plan
+from smoothtune.study.pool import Ended, LocalPool
 from smoothtune.study.records import Records
+from smoothtune.study.worker import run_here
 
 KILLS, CELLS = 10, 20
 STUDY = "methods: [lnsr, {name: jachess, every: 2}, [mixout, r3f]]\nseeds: [0, 1, 2, 3]\n"
@@ -87,3 +93,25 @@ def alive(pid: int) -> bool:
         return status.read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+@pytest.mark.slow
+def test_a_server_that_is_killed_is_started_again(write, tmp_path: Path) -> None:
+    study = load_study(write("methods: [plain]\nmore_epochs: null\nseeds: [0]\n"))
+    (folder := tmp_path / "out").mkdir()
+    (cell,) = Plan(study, folder).final({})
+    assert run_here  # imported, so that the process is asked for at once
+    pool = LocalPool(folder, 1, keep_models=False)
+    first = forkserver._forkserver._forkserver_pid
+    os.kill(first, signal.SIGSTOP)  # it is killed while it is asked for a process
+    threading.Timer(1, os.kill, (first, signal.SIGKILL)).start()
+    pool.start(cell)
+    second = forkserver._forkserver._forkserver_pid
+    assert second != first
+    environment = Path(f"/proc/{second}/environ").read_bytes().split(b"\0")
+    assert b"PYTHONSAFEPATH=1" in environment
+    ended: list[Ended] = []
+    while not ended:
+        ended = pool.ended(1)
+    pool.stop()
+    assert [(e.cell.id, e.status) for e in ended] == [(cell.id, "done")]

@@ -18,9 +18,12 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Protocol
 
+from smoothtune.errors import OutputError
 from smoothtune.study.records import Cell, Records, Status
 
 PRELOAD = "smoothtune.study.worker"
+STARTS = 5
+"""Attempts to get a process from a server that is killed again and again."""
 ONE_THREAD = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -61,7 +64,7 @@ class Pool(Protocol):
 
 
 def start_server() -> None:
-    """Start the server, which imports in the background; call it early."""
+    """Start the server unless it runs; it imports in the background, so call this early."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOAD])
     with _environment(ONE_THREAD | SAFE_PATH), _without_current_directory():
@@ -79,15 +82,33 @@ class LocalPool:
         start_server()
 
     def start(self, cell: Cell) -> None:
-        """Start a cell."""
+        """Start a cell.
+
+        Raises:
+            OutputError: the server was killed whenever it was asked for a process.
+        """
+        for _ in range(STARTS):
+            try:
+                process = self._fork(cell)
+            except (EOFError, ConnectionError):  # the server was killed meanwhile
+                continue
+            self.running[process.sentinel] = (process, cell)
+            return
+        raise OutputError(
+            f"the server that forks the runs of {self.folder} was killed {STARTS} times in a row, "
+            "perhaps by the kernel for want of memory: try --jobs 1; the same command goes on"
+        )
+
+    def _fork(self, cell: Cell) -> ForkServerProcess:
         from smoothtune.study.worker import run_here
 
+        start_server()  # another one, if it was killed
         context = multiprocessing.get_context("forkserver")
         arguments = (cell, self.folder, self.keep_models)
         process = context.Process(target=run_here, args=arguments, daemon=True)
         with _without_current_directory():
             process.start()
-        self.running[process.sentinel] = (process, cell)
+        return process
 
     def ended(self, seconds: float) -> list[Ended]:
         """Cells that have ended, after waiting for one at most this long."""

@@ -30,6 +30,13 @@ from smoothtune.study.records import RESULTS, Cell, Extras, Records, Status
 
 WORK, MODELS = "work", "models"
 NOISE_ROWS = 256
+NO_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "bad alloc",
+)
 STOPPED = 75
 
 
@@ -80,7 +87,11 @@ def attempt(cell: Cell, work: Path, models: Path | None = None) -> tuple[Status,
         raise
     except Exception as error:
         traceback.print_exc()
-        return classify(error), f"{type(error).__name__}: {error}"
+        status = classify(error)
+        message = f"{type(error).__name__}: {error}".removesuffix(": ")
+        if status == "out of memory":
+            message += f"; {what_to_try(cell)}"
+        return status, message
 
 
 def compute(cell: Cell, work: Path, models: Path | None = None) -> dict[str, Any]:
@@ -152,10 +163,27 @@ def _subject(trained: Trained, cell: Cell) -> Subject:
 
 def classify(error: BaseException) -> Status:
     """What kind of failure an error is."""
+    import torch
+
     text = str(error)
     if isinstance(error, NonFiniteLoss) or "is not finite" in text:
         return "nan"
-    memory = ("out of memory", "can't allocate memory", "cannot allocate memory", "bad alloc")
-    if isinstance(error, MemoryError) or any(words in text.lower() for words in memory):
+    kinds = (MemoryError, torch.OutOfMemoryError)
+    if isinstance(error, kinds) or any(words in text.lower() for words in NO_MEMORY):
         return "out of memory"
     return "error"
+
+
+def what_to_try(cell: Cell) -> str:
+    """What did not fit in memory, and the settings that take less."""
+    config = cell.config
+    rows = config.per_device_train_batch_size
+    smaller = (
+        f"per_device_train_batch_size: {(rows + 1) // 2} with gradient_accumulation_steps: "
+        f"{2 * config.gradient_accumulation_steps}, "
+    ) * (rows > 1)
+    return (
+        f"batches of {rows} rows in training or {config.per_device_eval_batch_size} in evaluation, "
+        f"of at most {config.max_seq_length} tokens, do not fit in memory: try --jobs 1, {smaller}"
+        "a smaller per_device_eval_batch_size, or a smaller max_seq_length"
+    )

@@ -1,0 +1,111 @@
+"""Runs of a study that do not fit in memory."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from helpers.study_files import finished
+from smoothtune.study import run, worker
+from smoothtune.study.config import load_study
+from smoothtune.study.plan import Plan
+from smoothtune.study.pool import Ended
+from smoothtune.study.records import Records
+
+STUDY = "methods: [plain, lnsr]\nmore_epochs: null\nseeds: [0, 1]\n"
+
+
+def cells_of(write, folder: Path, text: str = STUDY):
+    return Plan(load_study(write(text)), folder).final({})
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 MiB"),
+        torch.OutOfMemoryError(),
+        MemoryError(),
+        RuntimeError("[enforce fail at alloc_cpu.cpp:117] err == 0. DefaultCPUAllocator: can't "
+                     "allocate memory: you tried to allocate 80000000000 bytes."),
+        RuntimeError("DefaultCPUAllocator: not enough memory: you tried to allocate 8 bytes."),
+    ],
+    ids=lambda error: f"{type(error).__name__} {str(error)[:12]}",
+)  # fmt: skip
+def test_the_batch_size_is_named(write, tmp_path: Path, monkeypatch, error) -> None:
+    def no_memory(*_, console):
+        raise error
+
+    monkeypatch.setattr(worker, "fit", no_memory)
+    status, message = worker.attempt(cells_of(write, tmp_path)[0], tmp_path)
+    assert status == "out of memory"
+    assert message.startswith(type(error).__name__)
+    assert "batches of 8 rows in training or 32 in evaluation" in message
+    assert "per_device_train_batch_size: 4 with gradient_accumulation_steps: 2" in message
+    assert "--jobs 1" in message
+
+
+def test_a_batch_of_one_row_is_not_halved(write, tmp_path: Path) -> None:
+    write_one = STUDY + "gradient_accumulation_steps: 4\n"
+    cell = cells_of(write, tmp_path, write_one)[0]
+    one = cell.config.model_copy(update={"per_device_train_batch_size": 1})
+    told = worker.what_to_try(type(cell)(**{**vars(cell), "config": one}))
+    assert "batches of 1 rows" in told
+    assert "gradient_accumulation_steps" not in told
+
+
+def test_other_errors_keep_their_words(write, tmp_path: Path, monkeypatch) -> None:
+    def fails(*_, console):
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    monkeypatch.setattr(worker, "fit", fails)
+    status, message = worker.attempt(cells_of(write, tmp_path)[0], tmp_path)
+    assert (status, message) == ("error", "RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+
+
+class Pool:
+    """Runs cells at once; those of LNSR are always out of memory."""
+
+    size = 2
+
+    def __init__(self, folder: Path) -> None:
+        self.records, self.waiting = Records(folder), []
+        self.started: Counter = Counter()
+
+    def start(self, cell) -> None:
+        self.started[cell.label, cell.seed] += 1
+        self.waiting.append(cell)
+
+    def ended(self, seconds: float):
+        ended = []
+        for cell in self.waiting:
+            small = cell.label == "plain"
+            status, found = ("done", finished(0.5)) if small else ("out of memory", "no room")
+            self.records.end(cell, status, found)
+            ended.append(Ended(cell, status, "" if small else found))
+        self.waiting = []
+        return ended
+
+    def stop(self) -> None:
+        pass
+
+
+class NoSignals:
+    received = None
+
+
+def test_other_cells_go_on_and_no_cell_is_tried_for_ever(write, tmp_path: Path) -> None:
+    cells, pool = cells_of(write, tmp_path), Pool(tmp_path)
+    with open("/dev/null", "w") as nothing:
+        console = Console(file=nothing)
+        run._execute(cells, cells, pool, Records(tmp_path), console, NoSignals())
+    assert pool.started == {
+        ("plain", 0): 1,
+        ("plain", 1): 1,
+        ("lnsr", 0): run.ATTEMPTS,
+        ("lnsr", 1): run.ATTEMPTS,
+    }
+    assert [Records(tmp_path).read(c.id) is not None for c in cells] == [
+        c.label == "plain" for c in cells
+    ]
