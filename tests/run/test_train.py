@@ -132,6 +132,12 @@ def test_it_learns(settings: dict) -> None:
     assert result["metrics"]["accuracy"] > 0.9
 
 
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="the CPU has bf16 of its own")
+def test_bf16_without_an_accelerator(settings: dict) -> None:
+    result = quiet_train(RunConfig(**settings | {"bf16": True, "max_steps": 1}))
+    assert result["config"]["bf16"]
+
+
 def test_model_card_tells_the_run_and_escapes(settings: dict) -> None:
     name = "<script>alert(1)</script> | [x](y) `z`"
     quiet_train(RunConfig(**settings | {"task": name, "max_steps": 1}))

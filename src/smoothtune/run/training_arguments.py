@@ -35,6 +35,7 @@ def training_arguments(
         save_total_limit=1,
         remove_unused_columns=False,  # the collator selects them; example_id is for errors
         label_names=list(label_names),
+        use_cpu=not torch.accelerator.is_available(),  # else bf16 is refused without one
         dataloader_pin_memory=torch.cuda.is_available(),
         logging_nan_inf_filter=False,
         report_to="none",
