@@ -19,7 +19,7 @@ from rich.console import Console
 from tqdm import tqdm
 
 from smoothtune.config.evaluation import Settings
-from smoothtune.errors import NonFiniteLoss, Stopped
+from smoothtune.errors import NonFiniteLoss, OutOfMemory, Stopped
 from smoothtune.evaluation.calibration import reliability
 from smoothtune.evaluation.parts import PART_FUNCTIONS, Subject
 from smoothtune.evaluation.predictor import Predictor
@@ -89,7 +89,7 @@ def attempt(cell: Cell, work: Path, models: Path | None = None) -> tuple[Status,
         traceback.print_exc()
         status = classify(error)
         message = f"{type(error).__name__}: {error}".removesuffix(": ")
-        if status == "out of memory":
+        if status == "out of memory" and not isinstance(error, OutOfMemory):  # which says it
             message += f"; {what_to_try(cell)}"
         return status, message
 
