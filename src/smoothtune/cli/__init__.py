@@ -29,6 +29,10 @@ COMMANDS = {
         "evaluate",
         "Evaluate any fine-tuned model; finished parts are kept. Unset options are as in training.",
     ),
+    "predict": (
+        "predict",
+        "Predict the rows of a file without labels; they are written with a column prediction.",
+    ),
     "report": (
         "evaluate",
         "Write a page that compares evaluations of one task with the first of them.",

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from smoothtune.config.evaluation import Settings
+from smoothtune.config.prediction import Prediction
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.presets import describe_task
 
 
-def configured_task(config: RunConfig | Settings) -> Task:
+def configured_task(config: RunConfig | Settings | Prediction) -> Task:
     """The task that a configuration names or describes; its labels may be unknown yet.
 
     Raises:

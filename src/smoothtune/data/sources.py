@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas as pd
 import pyarrow as pa
-from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
+from datasets import Dataset, DatasetDict, Features, Value, load_dataset, load_from_disk
 from datasets.features.features import require_decoding
 
 from smoothtune.console import progress_bars
@@ -99,6 +100,22 @@ def load_splits(
     return splits
 
 
+def load_rows(file: str | Path) -> Dataset:
+    """Read the rows of one file.
+
+    Args:
+        file: Parquet, CSV, TSV or JSON Lines. Cells of CSV and TSV are the texts that stand there:
+            007 is not 7.
+
+    Raises:
+        DataError: it does not exist or cannot be read.
+    """
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise DataError(f"{file}: no such file; name one file of {', '.join(_READERS)}")
+    return _load_files([path], None)
+
+
 def split_of(file: Path) -> str:
     """The name of the split that a file holds, from the file's name.
 
@@ -165,14 +182,15 @@ def _no_files(folder: Path, name: str) -> str:
     )
 
 
-def _load_files(files: list[Path], label_column: str) -> Dataset:
+def _load_files(files: list[Path], label_column: str | None) -> Dataset:
+    """Rows of files; where no label column is named, all cells of CSV are texts."""
     suffix = files[0].suffix.lower()
     if suffix not in _READERS:
         raise DataError(
             f"{files[0]}: unknown file type {suffix!r}; known are {', '.join(_READERS)}"
         )
     reader, options = _READERS[suffix]
-    if reader == "csv":
+    if reader == "csv" and label_column is not None:
         # An empty label is missing, and must not turn a column of numbers into text.
         options = options | {"na_values": {label_column: [""]}}
     for file in files if reader == "json" else ():
@@ -185,6 +203,10 @@ def _load_files(files: list[Path], label_column: str) -> Dataset:
         progress_bars(shown=False),
         _not_counted(),
     ):
+        if reader == "csv" and label_column is None:
+            names_of_columns = pd.read_csv(files[0], nrows=0, **options).columns
+            texts = {str(column): Value("string") for column in names_of_columns}
+            options = options | {"features": Features(texts)}
         loaded = load_dataset(reader, data_files={"train": names}, split="train", **options)
     return _plain(loaded, shown)
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
 from smoothtune.config.draft import message_of
 from smoothtune.config.evaluation import Settings
 from smoothtune.config.fields import SpanFields
+from smoothtune.config.prediction import Prediction
 from smoothtune.errors import ConfigError, Problem, dotted, unknown
 from smoothtune.evaluation.record import check_training
 from smoothtune.files import RESULT, read_json
 from smoothtune.tasks.presets import TASKS
 
+AnySettings = TypeVar("AnySettings", Settings, Prediction)
+
 MAX_TRAIN_SAMPLES = 1000
 ABOUT_TASK = ("data", "text_columns", "label_column", "choice_columns", "task_type")
 """Fields taken from a training run on the same task."""
-FROM_TRAINING = ("task", "max_eval_samples", "max_seq_length", *SpanFields.model_fields)
+FROM_TRAINING = ("task", "max_seq_length", *SpanFields.model_fields)
 """Fields taken from any training run."""
 
 
@@ -51,11 +54,7 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
         ConfigError: no known task, or a share of other data that is not named.
     """
     run = record["config"] if record else {}
-    same_task = settings.task in (None, run.get("task"))
-    taken = FROM_TRAINING + ABOUT_TASK * same_task
-    filled: dict[str, Any] = {
-        name: run.get(name) for name in taken if getattr(settings, name) is None
-    }
+    filled = _from_training(settings, run, ("max_eval_samples",))
     if settings.base_model is None:
         filled["base_model"] = run.get("model")
     if settings.data_seed is None:
@@ -65,12 +64,41 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
     completed = _validated(settings, filled)
     trained_on = min(completed.max_train_samples or MAX_TRAIN_SAMPLES, MAX_TRAIN_SAMPLES)
     completed = completed.model_copy(update={"max_train_samples": trained_on})
-    if problems := _problems(completed):
+    problems = _task_problems(completed)
+    if completed.further_share is not None and not completed.ood:
+        problems.append(Problem("", "--further-share", "needs --ood beside it"))
+    if problems:
         raise ConfigError(problems)
     return completed
 
 
-def _validated(settings: Settings, filled: dict[str, Any]) -> Settings:
+def resolve_prediction(settings: Prediction, record: dict[str, Any] | None) -> Prediction:
+    """Fill in what the training run says.
+
+    Args:
+        settings: as asked for.
+        record: of `training_record`.
+
+    Raises:
+        ConfigError: no known task.
+    """
+    run = record["config"] if record else {}
+    completed = _validated(settings, _from_training(settings, run))
+    if problems := _task_problems(completed):
+        raise ConfigError(problems)
+    return completed
+
+
+def _from_training(
+    settings: AnySettings, run: dict[str, Any], more: tuple[str, ...] = ()
+) -> dict[str, Any]:
+    """Fields of a training run that are not set; those about the task only if it is the same."""
+    same_task = settings.task in (None, run.get("task"))
+    taken = FROM_TRAINING + ABOUT_TASK * same_task + more
+    return {name: run.get(name) for name in taken if getattr(settings, name) is None}
+
+
+def _validated(settings: AnySettings, filled: dict[str, Any]) -> AnySettings:
     """The settings with what the training run says.
 
     Raises:
@@ -78,9 +106,9 @@ def _validated(settings: Settings, filled: dict[str, Any]) -> Settings:
     """
     given = {name: getattr(settings, name) for name in settings.model_fields_set}
     try:
-        return Settings.model_validate(given | filled)
+        return type(settings).model_validate(given | filled)
     except ValidationError as error:
-        where = str(Path(settings.model) / RESULT)
+        where, details = str(Path(settings.model) / RESULT), error.errors()
         raise ConfigError(
             [
                 Problem(where, dotted(("config", *detail["loc"])), message_of(detail, []))
@@ -108,7 +136,7 @@ def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:
     return len({os.path.realpath(os.path.expanduser(str(place))) for place in places}) == 1
 
 
-def _problems(settings: Settings) -> list[Problem]:
+def _task_problems(settings: Settings | Prediction) -> list[Problem]:
     problems = []
     if settings.task is None:
         message = "name the task the model was trained for; its folder has no result.json"
@@ -117,6 +145,4 @@ def _problems(settings: Settings) -> list[Problem]:
         message = unknown("task", settings.task, TASKS)
         message += "; or describe your data with --text-column and --label-column, or --task-type"
         problems.append(Problem("", "--task", message))
-    if settings.further_share is not None and not settings.ood:
-        problems.append(Problem("", "--further-share", "needs --ood beside it"))
     return problems

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from smoothtune.errors import printable
 
 FORMULA = tuple("=+-@＝＋－＠")
 """What begins a formula; spreadsheets read the wide forms alike."""
+NUMBER = re.compile(r"-\d+(\.\d+)?([eE][+-]?\d+)?")
+"""A text that is a negative number, and no formula."""
 
 
 class CurvePoint(NamedTuple):
@@ -71,10 +74,10 @@ def csv_text(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
 def csv_cell(value: object) -> object:
     """A value in a cell: text that a spreadsheet would run begins with an apostrophe.
 
-    >>> csv_cell("=1+1"), csv_cell("  @SUM(A1)"), csv_cell("plain"), csv_cell(-1.5)
-    ("'=1+1", "'  @SUM(A1)", 'plain', -1.5)
+    >>> csv_cell("=1+1"), csv_cell("  @SUM(A1)"), csv_cell(-1.5), csv_cell("-1.50")
+    ("'=1+1", "'  @SUM(A1)", -1.5, '-1.50')
     """
-    if not isinstance(value, str):
+    if not isinstance(value, str) or NUMBER.fullmatch(value):
         return value
     first = value.lstrip()[:1]
     formula = value[:1] in ("\t", "\r", "\n") or first in FORMULA

@@ -13,10 +13,11 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.columns import column_problem
+from smoothtune.data.columns import column_problem, text_problems
 from smoothtune.data.sources import load_splits
 from smoothtune.data.tokenizing import Encoder, encoded_rows
 from smoothtune.errors import DataError
+from smoothtune.tasks.labels import output_names
 
 Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]
 TaskType = Literal[
@@ -43,6 +44,8 @@ class Task(ABC):
     """What messages call a fine-tuned model."""
     input_columns: ClassVar[tuple[str, ...]]
     """Columns of the examples that the model reads; examples equal in them are duplicates."""
+    when_too_long: ClassVar[str] = "cut"
+    """What happens to examples of more than `max_seq_length` tokens."""
     label_inputs: ClassVar[tuple[str, ...]] = ("labels",)
     """Inputs of the model that are labels."""
     outputs: ClassVar[tuple[str, ...]] = ("logits",)
@@ -90,9 +93,14 @@ class Task(ABC):
         return self.metrics[0]
 
     @property
+    def unlabeled_columns(self) -> tuple[str, ...]:
+        """The columns of the source that are read where labels are not."""
+        return self.text_columns
+
+    @property
     def columns(self) -> tuple[str, ...]:
         """The columns of the source that are read."""
-        return (*self.text_columns, self.label_column)
+        return (*self.unlabeled_columns, self.label_column)
 
     @property
     def known_label_names(self) -> tuple[str, ...]:
@@ -160,6 +168,42 @@ class Task(ABC):
     def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
         return ()
 
+    def with_model_labels(self, config: Any, raw: Dataset, where: str) -> Self:
+        """The task with the labels of a fine-tuned model, for rows without; unchanged if known.
+
+        Args:
+            config: the model's.
+            raw: rows to predict.
+            where: where the rows came from, for the error.
+
+        Raises:
+            DataError: columns are missing.
+            ModelError: the model's configuration contradicts itself.
+        """
+        if problem := column_problem(raw, self.unlabeled_columns):
+            raise DataError(f"{where}: {problem}")
+        if self.label_names is not None:
+            return self
+        return replace(self, label_names=self._model_label_names(config, raw, where))
+
+    def _model_label_names(self, config: Any, raw: Dataset, where: str) -> tuple[str, ...]:
+        return output_names(config)
+
+    def check_inputs(self, raw: Dataset, where: str) -> None:
+        """Check raw rows whose labels are not read.
+
+        Raises:
+            DataError: missing columns, or else wrong texts, each with its column and first row,
+                from 0.
+        """
+        problem = column_problem(raw, self.unlabeled_columns)
+        if problems := [problem] if problem else self._input_problems(raw):
+            raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
+
+    def _input_problems(self, split: Dataset) -> list[str]:
+        """The problems of what the model reads in a raw split that has all columns."""
+        return text_problems(split, self.text_columns)
+
     def check(self, splits: Mapping[str, Dataset], source: str) -> dict[str, Any]:
         """Check raw splits.
 
@@ -190,7 +234,7 @@ class Task(ABC):
 
     @abstractmethod
     def select(self, raw: Dataset, indices: np.ndarray, labels: Any) -> Dataset:
-        """The examples of the chosen raw rows, in memory; labels are those of `check`."""
+        """The examples of the chosen raw rows, in memory; labels are those of `check`, or None."""
 
     @abstractmethod
     def encoder(
@@ -267,6 +311,10 @@ class Task(ABC):
     def prediction_width(self, rows: Dataset) -> int:
         """W of `predictions`."""
         return self.num_labels
+
+    @abstractmethod
+    def answers(self, predictions: np.ndarray, rows: Dataset) -> list[Any]:
+        """What is predicted for every example, as users read it, in the order of `example_ids`."""
 
     def example_ids(self, rows: Dataset) -> np.ndarray:
         """(E,) the example of each entry of the example statistics."""

@@ -9,7 +9,7 @@ import numpy as np
 from datasets import ClassLabel, Dataset, Value
 
 from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems
-from smoothtune.errors import DataError
+from smoothtune.errors import DataError, ModelError
 
 LARGEST_SCORE = float(np.finfo(np.float32).max)
 _ALL_IGNORED = f"every label is {IGNORE_INDEX}, the index that the loss ignores: nothing to learn"
@@ -185,6 +185,22 @@ def label_head(names: Sequence[str]) -> dict[str, Any]:
         "id2label": dict(enumerate(names)),
         "label2id": {name: index for index, name in enumerate(names)},
     }
+
+
+def output_names(config: Any) -> tuple[str, ...]:
+    """Names of a model's outputs, in order.
+
+    Raises:
+        ModelError: two outputs have one name, or `label2id` numbers them otherwise than `id2label`.
+    """
+    names = tuple(str(config.id2label[index]) for index in range(config.num_labels))
+    numbers = config.label2id or {}
+    if len(set(names)) < len(names) or any(numbers.get(x, i) != i for i, x in enumerate(names)):
+        raise ModelError(
+            f"id2label and label2id of the model do not agree ({config.id2label}, {numbers}), so "
+            "its outputs have no sure names; mend them in its config.json"
+        )
+    return names
 
 
 def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, ...] | None:

@@ -46,9 +46,9 @@ class MultipleChoice(SingleLabelTask):
     """Columns with the choices, or one column with lists of them."""
 
     @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns of the source that are read."""
-        return (*self.text_columns, *self.choice_columns, self.label_column)
+    def unlabeled_columns(self) -> tuple[str, ...]:
+        """The columns of the source that are read where labels are not."""
+        return (*self.text_columns, *self.choice_columns)
 
     def check_description(self) -> None:
         """One or two text columns, and the columns of the choices."""
@@ -64,13 +64,20 @@ class MultipleChoice(SingleLabelTask):
             raise DataError(f"{where}: row 0 has {count} choices, but at least two are needed")
         return tuple(map(str, range(count)))
 
+    def _model_label_names(self, config: Any, raw: Dataset, where: str) -> tuple[str, ...]:
+        """As many as the first row has choices: the model scores each by itself."""
+        return self._find_label_names(raw, where)
+
+    def _input_problems(self, split: Dataset) -> list[str]:
+        choices = self._choices(split)
+        wrong = (_choices_problem(each, self.num_labels) for each in choices)
+        problems = rows_with_problems(", ".join(self.choice_columns), choices, wrong)
+        return text_problems(split, self.text_columns) + problems
+
     def _check_rows(self, split: Dataset) -> tuple[np.ndarray, list[str]]:
         """(N,) int64 indices of the correct choices."""
-        problems = text_problems(split, self.text_columns)
-        choices, labels = self._choices(split), split[self.label_column][:]
+        problems, labels = self._input_problems(split), split[self.label_column][:]
         numbers = [_number(label) for label in labels]
-        wrong = (_choices_problem(each, self.num_labels) for each in choices)
-        problems += rows_with_problems(", ".join(self.choice_columns), choices, wrong)
         unknown = (_number_problem(number, self.num_labels) for number in numbers)
         problems += rows_with_problems(self.label_column, labels, unknown)
         return np.array([] if problems else numbers, np.int64), problems
@@ -80,8 +87,8 @@ class MultipleChoice(SingleLabelTask):
         lists = [split[column][:] for column in self.choice_columns]
         return lists[0] if len(lists) == 1 else [list(each) for each in zip(*lists, strict=True)]
 
-    def select(self, raw: Dataset, indices: np.ndarray, labels: np.ndarray) -> Dataset:
-        """Columns contexts, choices (a list), labels, example_id."""
+    def select(self, raw: Dataset, indices: np.ndarray, labels: np.ndarray | None) -> Dataset:
+        """Columns contexts, choices (a list), labels if given, example_id."""
         rows = raw.select_columns([*self.text_columns, *self.choice_columns])
         rows = rows.select(indices, keep_in_memory=True)
         choices = self._choices(rows)
@@ -91,10 +98,11 @@ class MultipleChoice(SingleLabelTask):
                 [f"{start} {choice}" for choice in each]
                 for start, each in zip(starts, choices, strict=True)
             ]
+        labeled = {} if labels is None else {"labels": (Value("int64"), labels[indices])}
         return typed_columns(
             contexts=(Value("string"), rows[self.text_columns[0]][:]),
             choices=(ListOf(Value("string")), choices),
-            labels=(Value("int64"), labels[indices]),
+            **labeled,
             example_id=(Value("int64"), indices),
         )
 
@@ -113,6 +121,10 @@ class MultipleChoice(SingleLabelTask):
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:
         """Pads all choices of all examples to one length."""
         return partial(_collate, tokenizer)
+
+    def answers(self, predictions: np.ndarray, rows: Dataset) -> list[int]:
+        """The number of the most likely choice, from 0."""
+        return predictions.argmax(1).tolist()
 
     def head(self) -> dict[str, Any]:
         """No problem type: the model has one output, the score of a choice."""
@@ -159,6 +171,6 @@ def _number_problem(number: int, count: int) -> str:
 
 def _choices_problem(choices: Any, count: int) -> str:
     if not isinstance(choices, list) or len(choices) != count:
-        return f"does not hold {count} choices, as the first row of train does"
+        return f"does not hold {count} choices, as the first row does"
     blank = any(not isinstance(choice, str) or not choice.strip() for choice in choices)
     return "holds a choice that is empty or no text" if blank else ""

@@ -9,7 +9,7 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.columns import column_problem, fingerprint, text_problems
+from smoothtune.data.columns import column_problem, fingerprint
 from smoothtune.data.summary import Report, SplitReport, lengths_of
 from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError
@@ -310,16 +310,55 @@ def prepare_unlabeled(
     Raises:
         DataError: the source cannot be read, lacks a text column, or has rows without text.
     """
-    raw, where = task.load_splits(source)["train"], f"{source}, split 'train'"
-    missing = column_problem(raw, task.text_columns)
-    if problems := [missing] if missing else text_problems(raw, task.text_columns):
-        raise DataError("\n".join(f"{where}: {problem}" for problem in problems))
-    rows = np.arange(len(raw))
-    if max_samples is not None and max_samples < len(rows):
-        rows = np.random.default_rng(seed).permutation(rows)[:max_samples]
-    texts = task.select(raw, rows, None)
-    content = fingerprint(texts)
-    tokenized = task.tokenize(texts, tokenizer, max_seq_length, content)
+    raw = task.load_splits(source)["train"]
+    rows = _sampled(np.arange(len(raw)), max_samples, seed)
+    return unlabeled_rows(
+        raw,
+        task,
+        tokenizer,
+        f"{source}, split 'train'",
+        rows=rows,
+        max_seq_length=max_seq_length,
+        vocab_size=vocab_size,
+    )
+
+
+def unlabeled_rows(
+    raw: Dataset,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    where: str,
+    *,
+    rows: np.ndarray | None = None,
+    max_seq_length: int = 128,
+    vocab_size: int | None = None,
+) -> tuple[Dataset, str]:
+    """Check and tokenize raw rows; labels are not read.
+
+    Args:
+        raw: rows of a source.
+        task: its labels known, see `Task.with_model_labels`; text classification needs none.
+        tokenizer: the model's tokenizer.
+        where: where the rows came from, for errors.
+        rows: (E,) numbers of the rows to use; None: all.
+        max_seq_length: truncate longer inputs to this many tokens, special tokens included.
+        vocab_size: rows of the model's embedding matrix, to check token ids against.
+
+    Returns:
+        The tokenizer's columns, length, cut, example_id (row in `raw`) and what the type of the
+        task needs for its answers; and the sha256, in hex, of the inputs used.
+
+    Raises:
+        DataError: a column is missing, or a row cannot be used.
+    """
+    task.check_inputs(raw, where)
+    inputs = raw.select_columns(list(task.unlabeled_columns))
+    examples = task.select(inputs, np.arange(len(raw)) if rows is None else rows, None)
+    content = fingerprint(examples)
+    try:
+        tokenized = task.tokenize(examples, tokenizer, max_seq_length, content)
+    except DataError as error:
+        raise DataError(f"{where}, {error}") from error
     if vocab_size is not None:
         check_token_ids(tokenized, vocab_size, where)
     return tokenized, content

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch.nn.functional as F
@@ -40,6 +41,12 @@ class SingleLabelTask(Task):
     def predictions(self, outputs: Mapping[str, np.ndarray], rows: Dataset) -> np.ndarray:
         """The logits."""
         return outputs["logits"]
+
+    def answers(self, predictions: np.ndarray, rows: Dataset) -> list[Any]:
+        """The score, or the name of the most likely class."""
+        if self.regression:
+            return predictions[:, 0].tolist()
+        return [self.known_label_names[index] for index in predictions.argmax(1)]
 
     def statistic_names(self) -> list[str]:
         """The label, then the logits."""

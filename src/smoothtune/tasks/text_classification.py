@@ -10,10 +10,17 @@ from datasets import Dataset
 from transformers import AutoModelForSequenceClassification, PreTrainedTokenizerBase
 
 from smoothtune.data.collator import Collator
-from smoothtune.data.columns import TEXTS, select_texts, text_problems
+from smoothtune.data.columns import TEXTS, select_texts
 from smoothtune.data.tokenizing import Encoder, text_encoder
 from smoothtune.tasks.base import Collate
-from smoothtune.tasks.labels import class_ids, class_names, label_head, matched_outputs, real_scores
+from smoothtune.tasks.labels import (
+    class_ids,
+    class_names,
+    label_head,
+    matched_outputs,
+    output_names,
+    real_scores,
+)
 from smoothtune.tasks.single_label import SingleLabelTask
 
 
@@ -53,9 +60,14 @@ class TextClassification(SingleLabelTask):
     def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
         return class_names(train, self.label_column, where)
 
+    def _model_label_names(self, config: Any, raw: Dataset, where: str) -> tuple[str, ...]:
+        """None where the model has one output, a score."""
+        scores = config.num_labels == 1 or config.problem_type == "regression"
+        return () if scores else output_names(config)
+
     def _check_rows(self, split: Dataset) -> tuple[np.ndarray, list[str]]:
         """(N,): int64 class ids, or float32 scores."""
-        problems = text_problems(split, self.text_columns)
+        problems = self._input_problems(split)
         if self.regression:
             labels, wrong = real_scores(split, self.label_column)
         else:
@@ -82,5 +94,11 @@ class TextClassification(SingleLabelTask):
         return label_head(self.known_label_names or ("score",)) | {"problem_type": loss}
 
     def fit_outputs(self, config: Any) -> tuple[int, ...] | None:
-        """Matched by name if the model has the task's labels, else in the same order."""
+        """Matched by name if the model has the task's labels, else in the same order.
+
+        Raises:
+            ValueError: the model has other outputs, or gives a row several labels.
+        """
+        if config.problem_type == "multi_label_classification":
+            raise ValueError("gives a row several labels, but text classification here has one")
         return matched_outputs(config, self.name, self.known_label_names)

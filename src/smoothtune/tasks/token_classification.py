@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -67,11 +67,15 @@ class TokenClassification(Task):
         """The tags as class ids."""
         words = split[self.text_columns[0]][:]
         tags = tag_ids(split, self.label_column, self.known_label_names)
-        problems = rows_with_problems(self.text_columns[0], words, map(_words_problem, words))
+        problems = self._input_problems(split)
         if not problems:
             wrong = map(self._tags_problem, tags, words)
             problems = rows_with_problems(self.label_column, split[self.label_column][:], wrong)
         return tags, problems
+
+    def _input_problems(self, split: Dataset) -> list[str]:
+        words = split[self.text_columns[0]][:]
+        return rows_with_problems(self.text_columns[0], words, map(_words_problem, words))
 
     def _tags_problem(self, tags: list[Any], words: list[str]) -> str:
         if len(tags) != len(words):
@@ -82,19 +86,22 @@ class TokenClassification(Task):
                 return f"holds {tag!r}, which is no tag of this task; they are {names}"
         return ""
 
-    def select(self, raw: Dataset, indices: np.ndarray, labels: list[list[int]]) -> Dataset:
-        """Columns tokens, tags, example_id."""
+    def select(self, raw: Dataset, indices: np.ndarray, labels: list[list[int]] | None) -> Dataset:
+        """Columns tokens, tags if given, example_id."""
         words = raw.select_columns(list(self.text_columns)).select(indices, keep_in_memory=True)
+        tags = {}
+        if labels is not None:
+            tags["tags"] = (ListOf(Value("int64")), [labels[row] for row in indices])
         return typed_columns(
             tokens=(ListOf(Value("string")), words[self.text_columns[0]][:]),
-            tags=(ListOf(Value("int64")), [labels[row] for row in indices]),
+            **tags,
             example_id=(Value("int64"), indices),
         )
 
     def encoder(
         self, examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
     ) -> Encoder:
-        """Labels are those of tokens.
+        """Labels are those of tokens; without tags `words` are the numbers of the words instead.
 
         Raises:
             ModelError: the tokenizer does not map tokens to words, or treats words after spaces
@@ -111,7 +118,7 @@ class TokenClassification(Task):
             lambda batch: _encode(batch, tokenizer, max_seq_length),
             f"tags {max_seq_length}",
             MIN_CACHED_ROWS,
-            ["tokens", "tags"],
+            [column for column in ("tokens", "tags") if column in examples.column_names],
         )
 
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
@@ -142,6 +149,18 @@ class TokenClassification(Task):
     def predictions(self, outputs: Mapping[str, np.ndarray], rows: Dataset) -> np.ndarray:
         """The most likely tag of every token."""
         return outputs["logits"].argmax(-1)
+
+    def answers(self, predictions: np.ndarray, rows: Dataset) -> list[list[str | None]]:
+        """The tags of every sentence, from rows without labels; None for words that were cut off.
+
+        A word without a token, such as a control character alone, has None too.
+        """
+        return [
+            _tags_of_words(predicted, words, count, self.known_label_names)
+            for predicted, words, count in zip(
+                predictions, rows["words"][:], rows["num_words"][:], strict=True
+            )
+        ]
 
     def statistic_names(self) -> list[str]:
         """Counts per sentence."""
@@ -189,8 +208,12 @@ def _encode(
         max_length=max_seq_length,
         verbose=False,
     )
+    counts = [len(tokens) for tokens in batch["tokens"]]
+    tagged = "tags" in batch
     labels = []
-    for encoding, tags in zip(encoded.encodings, batch["tags"], strict=True):
+    for encoding, tags in zip(
+        encoded.encodings, batch["tags"] if tagged else map(range, counts), strict=True
+    ):
         words = encoding.word_ids
         before = [None, *words[:-1]]
         labels.append(
@@ -200,11 +223,23 @@ def _encode(
             ]
         )
     inputs = {name: encoded[name] for name in tokenizer.model_input_names if name in encoded}
+    targets = {"labels": labels} if tagged else {"words": labels, "num_words": counts}
     return inputs | {
-        "labels": labels,
+        **targets,
         "length": [len(ids) for ids in encoded["input_ids"]],
         "cut": [bool(encoding.overflowing) for encoding in encoded.encodings],
     }
+
+
+def _tags_of_words(
+    predicted: np.ndarray, words: Sequence[int], count: int, names: Sequence[str]
+) -> list[str | None]:
+    """(count,) the tag of every word, from the tags of tokens and the word that each begins."""
+    tags: list[str | None] = [None] * count
+    for tag, word in zip(predicted, words, strict=False):  # predictions are padded
+        if word != IGNORE_INDEX:
+            tags[word] = names[int(tag)]
+    return tags
 
 
 def _depends_on_spaces(part: Any) -> bool:

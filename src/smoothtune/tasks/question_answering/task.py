@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
 from smoothtune.data.collator import Collator
-from smoothtune.data.columns import rows_with_problems, text_problems, typed_columns
+from smoothtune.data.columns import rows_with_problems, typed_columns
 from smoothtune.data.tokenizing import Encoder
 from smoothtune.tasks.base import Collate, Task
 from smoothtune.tasks.question_answering.spans import (
@@ -44,6 +44,7 @@ class QuestionAnswering(Task):
     auto_model = AutoModelForQuestionAnswering
     model_noun = "question-answering model"
     input_columns = ("question", "context")
+    when_too_long = "read in overlapping windows"
     label_inputs = ("start_positions", "end_positions")
     outputs = ("start_logits", "end_logits")
     default_max_seq_length = 384
@@ -76,13 +77,16 @@ class QuestionAnswering(Task):
 
     def _check_rows(self, split: Dataset) -> tuple[None, list[str]]:
         """No labels; every answer must be found at its answer_start."""
-        problems = text_problems(split, self.text_columns)
+        problems = self._input_problems(split)
         return None, problems or _answer_problems(split, self.version_2_with_negative)
 
     def select(self, raw: Dataset, indices: np.ndarray, labels: None) -> Dataset:
-        """Columns question, context, answers, answer_start, example_id."""
-        rows = raw.select_columns(list(self.columns)).select(indices, keep_in_memory=True)
-        answers = rows["answers"][:]
+        """Columns question, context, answers (none if `raw` has none), answer_start, example_id."""
+        given = [column for column in self.columns if column in raw.column_names]
+        rows = raw.select_columns(given).select(indices, keep_in_memory=True)
+        answers: list[dict[str, list]] = [{"text": [], "answer_start": []}] * len(rows)
+        if self.label_column in given:
+            answers = rows["answers"][:]
         starts = [list(answer["answer_start"]) for answer in answers]
         return typed_columns(
             question=(Value("string"), rows["question"][:]),

@@ -1,0 +1,26 @@
+"""The command `predict`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from smoothtune.cli.options import options_from
+from smoothtune.cli.output import echo, errors_as_exit_codes, output_console
+from smoothtune.config.prediction import Prediction, load_prediction
+
+
+@options_from(Prediction, but=["model"])
+def predict(
+    options: dict[str, Any],
+    *,
+    model: Annotated[str, typer.Argument(help=Prediction.model_fields["model"].description)],
+) -> None:
+    """Predict, and print where the predictions are."""
+    with errors_as_exit_codes():
+        settings = load_prediction(options | {"model": model})
+        from smoothtune.evaluation.predict import predict as run_prediction
+
+        count = run_prediction(settings, console=output_console())
+    echo(f"{settings.to} holds {count} rows with the column prediction")

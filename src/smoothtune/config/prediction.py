@@ -1,0 +1,53 @@
+"""Settings of `smoothtune predict`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from smoothtune.config.draft import Draft
+from smoothtune.config.fields import (
+    DATA,
+    MODEL,
+    OUTPUT,
+    SAMPLING,
+    Count,
+    DataFields,
+    Name,
+    SpanFields,
+)
+
+
+class Prediction(SpanFields, DataFields):
+    """Predictions for new rows; what is unset is taken from the model folder's ``result.json``."""
+
+    data: Annotated[Name, DATA]
+    """CSV, TSV, JSONL or Parquet file with the columns of the task; labels are not needed."""
+    max_seq_length: Annotated[Count | None, DATA] = None
+    """Longest input in tokens; unset: as in training, else 128, or 384 for question answering."""
+
+    model: Annotated[Name, MODEL]
+    """minilm, a fine-tuned model folder, or a hub id."""
+
+    batch_size: Annotated[Count, SAMPLING] = 32
+    """Rows per forward."""
+
+    to: Annotated[Name, OUTPUT]
+    """File for the rows with their predictions: .csv, .jsonl or .parquet."""
+    probabilities: Annotated[bool, OUTPUT] = False
+    """Also write the probability of every class, in columns probability_LABEL."""
+    overwrite: Annotated[bool, OUTPUT] = False
+    """Replace the file."""
+
+
+def load_prediction(options: Mapping[str, Any]) -> Prediction:
+    """The settings that a command line describes; None in `options` means not given.
+
+    Raises:
+        ConfigError: with everything that is wrong, each with option and field.
+    """
+    draft = Draft()
+    draft.put_options(options)
+    settings = draft.validated(Prediction)
+    draft.stop_at_problems()
+    return settings

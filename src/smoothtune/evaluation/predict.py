@@ -1,0 +1,186 @@
+"""Predictions for new rows without labels, written beside what the rows hold."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import date, time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, Json
+from rich.console import Console
+from scipy.special import softmax
+
+from smoothtune.config.prediction import Prediction
+from smoothtune.config.task import configured_task
+from smoothtune.console import Bar, quiet, say
+from smoothtune.data.sources import load_rows
+from smoothtune.errors import ConfigError, DataError, ModelError, OutputError, Problem
+from smoothtune.evaluation.predictor import Predictor, load_predictor
+from smoothtune.evaluation.settings import resolve_prediction, training_record
+from smoothtune.files import replacing, write_atomic
+from smoothtune.models.load import load_base
+from smoothtune.report.curves import csv_text
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.prepare import unlabeled_rows
+
+SUFFIXES = (".csv", ".jsonl", ".parquet")
+
+
+def predict(settings: Prediction, *, console: Console | None = None) -> int:
+    """Predict the rows of a file, and write them with their predictions.
+
+    Args:
+        settings: what to predict, and where to.
+        console: where to print.
+
+    Returns:
+        Number of rows.
+
+    Raises:
+        ConfigError: the settings are incomplete or wrong.
+        ModelError: the model cannot be loaded, or does not fit the task.
+        DataError: the rows cannot be read, or have a column of the name of one to be written.
+        OutputError: the file exists, or cannot hold the rows.
+    """
+    console = console or Console()
+    to = _target(settings)
+    settings = resolve_prediction(settings, training_record(settings.model))
+    raw = load_rows(settings.data)
+    base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
+    task = configured_task(settings).with_model_labels(base.config, raw, settings.data)
+    names = column_names(task, every_class=settings.probabilities)
+    if taken := [name for name in names if name in raw.column_names]:
+        raise DataError(f"{settings.data}: has a column {taken[0]!r} already; rename it")
+    length = settings.max_seq_length or task.default_max_seq_length
+    with quiet():
+        rows, _ = unlabeled_rows(
+            raw,
+            task,
+            base.tokenizer,
+            settings.data,
+            max_seq_length=length,
+            vocab_size=base.config.get_text_config().vocab_size,
+        )
+    labels = ", ".join(task.known_label_names) or "none"
+    say(console, f"task {task.name} ({task.task_type}), labels {labels}; {len(raw)} rows")
+    if longer := len(np.unique(np.asarray(rows["example_id"][:])[rows["cut"][:]])):
+        say(console, f"{longer} rows are longer than {length} tokens: {task.when_too_long}")
+    with Bar(console) as bar:
+        predictor = load_predictor(base, task, batch_size=settings.batch_size, progress=bar)
+        _check_weights(predictor, settings.model)
+        bar.part = "predict"
+        bar.start("rows", predictor.num_batches(rows))
+        with quiet():
+            predictions = predictor.predict(rows)
+    columns = [task.answers(predictions, rows), *_probabilities(task, predictions)]
+    write_rows(to, raw, dict(zip(names, columns, strict=False)))
+    return len(raw)
+
+
+def _target(settings: Prediction) -> Path:
+    """The file to write, checked before the work begins.
+
+    Raises:
+        OutputError: it exists, is the data, has another ending, or its folder cannot be made.
+    """
+    to = Path(settings.to).expanduser()
+    if to.suffix not in SUFFIXES:
+        raise OutputError(f"{to} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
+    if to.is_dir() or to.resolve() == Path(settings.data).expanduser().resolve():
+        raise OutputError(f"{to} is a folder or the data itself; choose another name")
+    if to.exists() and not settings.overwrite:
+        raise OutputError(f"{to} exists; choose another name or replace it with --overwrite")
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"{to.parent} cannot be made: {error.strerror}") from error
+    return to
+
+
+def _check_weights(predictor: Predictor, model: str) -> None:
+    """Refuse weights that are not finite: the most likely of NaN is the first class.
+
+    Raises:
+        ModelError: there are such weights.
+    """
+    for name, weight in predictor.model.named_parameters():
+        if not weight.isfinite().all():
+            raise ModelError(f"{model}: weight {name} is not finite everywhere; train it again")
+
+
+def column_names(task: Task, *, every_class: bool) -> list[str]:
+    """Names of the columns to be written beside those of the rows.
+
+    Raises:
+        ConfigError: the task has no classes to give probabilities of.
+    """
+    if task.predicts_logits and not task.regression:
+        classes = task.known_label_names if every_class else ()
+        return ["prediction", "probability", *(f"probability_{name}" for name in classes)]
+    if every_class:
+        message = f"only for classes of texts and choices, not for {task.task_type}"
+        message += " of scores" if task.regression else ""
+        raise ConfigError([Problem("", "--probabilities", message)])
+    return ["prediction"]
+
+
+def _probabilities(task: Task, predictions: np.ndarray) -> list[list[float]]:
+    """(1 + C, N) probability of the prediction, and of every class; empty without classes."""
+    if not task.predicts_logits or task.regression:
+        return []
+    shares = softmax(predictions, axis=1)
+    return [shares.max(axis=1).tolist(), *shares.T.tolist()]
+
+
+def write_rows(to: Path, raw: Dataset, columns: Mapping[str, list[Any]]) -> None:
+    """Write rows with further columns, atomically; the ending of the file is its format.
+
+    In CSV lists are JSON, and texts that a spreadsheet would run begin with an apostrophe.
+
+    Raises:
+        OutputError: it cannot be written, or a value has no form in this format.
+    """
+    if to.suffix == ".parquet":
+        for name, values in columns.items():
+            raw = raw.add_column(name, values)
+        with replacing(to) as partial, quiet():
+            raw.to_parquet(str(partial))
+    elif to.suffix == ".jsonl":
+        rows = _rows(raw, columns)
+        write_atomic(to, "".join(f"{_json(row, f'{to}: row {i}')}\n" for i, row in rows))
+    else:
+        cells = (
+            [_cell(value, f"{to}: row {i}, column {name!r}") for name, value in row.items()]
+            for i, row in _rows(raw, columns)
+        )
+        write_atomic(to, csv_text([*raw.column_names, *columns], cells))
+
+
+def _rows(raw: Dataset, columns: Mapping[str, list[Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
+    nested = [name for name, feature in raw.features.items() if isinstance(feature, Json)]
+    for index, row in enumerate(raw):
+        read = {name: json.loads(row[name]) for name in nested if row[name] is not None}
+        yield index, row | read | {name: values[index] for name, values in columns.items()}
+
+
+def _cell(value: Any, where: str) -> Any:
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return value.isoformat() if isinstance(value, date | time) else _json(value, where)
+
+
+def _json(value: Any, where: str) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False, default=_plain)
+    except (TypeError, ValueError) as error:
+        message = f"{where} cannot be written: {error}; write a .parquet file"
+        raise OutputError(message) from error
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, date | time):
+        return value.isoformat()
+    raise TypeError(f"a value is of type {type(value).__name__}")
