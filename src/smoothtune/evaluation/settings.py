@@ -108,13 +108,14 @@ def _validated(settings: AnySettings, filled: dict[str, Any]) -> AnySettings:
     try:
         return type(settings).model_validate(given | filled)
     except ValidationError as error:
-        where, details = str(Path(settings.model) / RESULT), error.errors()
-        raise ConfigError(
-            [
-                Problem(where, dotted(("config", *detail["loc"])), message_of(detail, []))
-                for detail in error.errors()
-            ]
-        ) from error
+        raise ConfigError(_record_problems(error, Path(settings.model) / RESULT)) from error
+
+
+def _record_problems(error: ValidationError, path: Path) -> list[Problem]:
+    return [
+        Problem(str(path), dotted(("config", *detail["loc"])), message_of(detail, []))
+        for detail in error.errors()
+    ]
 
 
 def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:
