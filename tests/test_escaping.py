@@ -52,6 +52,7 @@ def test_no_text_is_a_formula(text: str) -> None:
 
 def test_numbers_are_numbers() -> None:
     assert csv_text(["a", "b", "c"], [[-1.5, None, "x"]]) == "a,b,c\n-1.5,,x\n"
+    assert csv_text(["-1.50", "-2e-05"], [["-1", "-1+2"]]) == "-1.50,-2e-05\n-1,'-1+2\n"
 
 
 @pytest.mark.parametrize(

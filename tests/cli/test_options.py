@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from smoothtune.cli import COMMANDS, app
 from smoothtune.cli.evaluate import Options
 from smoothtune.config.fields import Panel
+from smoothtune.config.prediction import Prediction
 from smoothtune.config.run import RunConfig
 
 NAMED_OTHERWISE = {"methods": "method", "parts": "all", "model": "model"}
@@ -20,14 +21,19 @@ def help_of(command: str) -> str:
     return found.stdout
 
 
-@pytest.mark.parametrize(("command", "settings"), [("train", RunConfig), ("evaluate", Options)])
+@pytest.mark.parametrize(
+    ("command", "settings"),
+    [("train", RunConfig), ("evaluate", Options), ("predict", Prediction)],
+)
 def test_every_field_is_an_option_in_its_panel(command: str, settings: type[BaseModel]) -> None:
     text = help_of(command)
     panels = dict(re.findall(r"^(\S.*):\n((?:  .*\n)+)", text, re.M))
     for name, field in settings.model_fields.items():
         assert field.description, name
         (panel,) = [each.title for each in field.metadata if isinstance(each, Panel)]
-        if (command, name) in {("evaluate", "model"), ("evaluate", "data_seed")}:
+        if (command, name) in {(command, "model"), ("evaluate", "data_seed")} - {
+            ("train", "model")
+        }:
             continue  # an argument, and a field that only the training run knows
         flag = "--" + NAMED_OTHERWISE.get(name, name).replace("_", "-")
         assert re.search(rf"{flag}\b", panels[panel]), name

@@ -110,8 +110,8 @@ def load_rows(file: str | Path) -> Dataset:
     Raises:
         DataError: it does not exist or cannot be read.
     """
-    path = Path(file).expanduser()
-    if not path.is_file():
+    path = Path(os.path.expanduser(file))
+    if not os.path.isfile(path):
         raise DataError(f"{file}: no such file; name one file of {', '.join(_READERS)}")
     return _load_files([path], None)
 

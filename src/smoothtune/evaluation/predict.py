@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from datetime import date, time
 from pathlib import Path
@@ -86,12 +87,14 @@ def _target(settings: Prediction) -> Path:
     Raises:
         OutputError: it exists, is the data, has another ending, or its folder cannot be made.
     """
-    to = Path(settings.to).expanduser()
+    to = Path(os.path.expanduser(settings.to))
     if to.suffix not in SUFFIXES:
         raise OutputError(f"{to} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}")
-    if to.is_dir() or to.resolve() == Path(settings.data).expanduser().resolve():
+    if os.path.isdir(to) or os.path.realpath(to) == os.path.realpath(
+        os.path.expanduser(settings.data)
+    ):
         raise OutputError(f"{to} is a folder or the data itself; choose another name")
-    if to.exists() and not settings.overwrite:
+    if os.path.lexists(to) and not settings.overwrite:
         raise OutputError(f"{to} exists; choose another name or replace it with --overwrite")
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
