@@ -53,7 +53,8 @@ def content_of(folder: Path) -> dict:
 
 
 def test_data_is_that_of_training_unless_the_task_is_another() -> None:
-    run = {"task": "sst2", "data": "folder", "text_columns": ["text"], "task_type": "t"}
+    run = {"task": "sst2", "data": "folder", "text_columns": ["text"]}
+    run["task_type"] = "text-classification"
     record = {"config": run | {"max_seq_length": 64, "seed": 3}}
     same = resolve(Settings(model="m", output_dir="o"), record)
     assert (same.task, same.data, same.text_columns) == ("sst2", "folder", ["text"])

@@ -131,21 +131,6 @@ def test_finite_differences_run_the_model_at_real_tokens(difference):
     torch.testing.assert_close(estimate.jacobian, expected, rtol=1e-8, atol=0)
 
 
-def test_finite_differences_are_taken_without_autocast():
-    model = tiny_model("bert", dtype=torch.float32)
-    found, results = attached(model, "finite_difference"), []
-    for enabled in (False, True):
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-            clean = ForwardPass(model, tiny_batch())
-            torch.manual_seed(2)
-            estimate = found.estimate(clean, lambda run: [run.logits], WEIGHT.float())
-            torch.manual_seed(2)
-            norms = found.jacobian_norms(clean, lambda run: [run.logits], probes=1)
-            results.append((estimate.jacobian, norms))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
-
-
 def test_norms_of_every_layer():
     """In evaluation mode, the root of the mean over the batch and over the probes."""
     model = tiny_model("bert", dropout=0.3)

@@ -19,14 +19,24 @@ def test_parts_of_a_docstring():
     assert found.departures.splitlines()[0].startswith("* The mask is drawn once per input neuron")
     assert found.departures.splitlines()[1].startswith("  paper's figure;")  # of the same item
     assert describe("plain").departures == "none."
-    assert found.as_dict()["fields"][3]["name"] == "p"
+    assert found.as_dict()["fields"][4]["name"] == "p"
 
 
 def test_fields():
     fields = {field.name: field for field in describe("mixout").fields}
-    assert list(fields) == ["weight", "every", "batches", "p", "mask", "head", "compat"]
+    assert list(fields) == [
+        "weight",
+        "share",
+        "every",
+        "batches",
+        "p",
+        "mask",
+        "head",
+        "compat",
+    ]
     assert [field.default for field in fields.values()] == [
         1.0,
+        None,
         1,
         "both",
         0.3,
@@ -61,5 +71,5 @@ def test_values_a_field_takes(name, field, expected):
 
 def test_fields_of_a_base_come_last():
     names = [field.name for field in describe("smart").fields]
-    assert names[:3] == ["weight", "every", "batches"]
+    assert names[:4] == ["weight", "share", "every", "batches"]
     assert names.index("compat") < names.index("epsilon") < names.index("units")

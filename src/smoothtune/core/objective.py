@@ -292,7 +292,10 @@ class Objective:
         if labeled and compute_loss is causal_lm_loss and not self._compared:
             check_next_token_loss(unwrap(model), batch)
             self._compared = True
-        compares = any(r.runs_model for r in self.regularizers.values() if self._acts(r, labeled))
+        compares = any(
+            r.compares_passes and not r.uses_hidden_states and self._acts(r, labeled)
+            for r in self.regularizers.values()
+        )
         if not labeled and compares and undeclared_labels(unwrap(model)):
             raise ValueError(
                 "whether examples have one label or several is not known before a batch with "
