@@ -194,6 +194,18 @@ def test_a_classifier_of_pixels_that_come_one_after_the_other_is_causal():
     assert not torch.equal(first[:, -1], second[:, -1])
 
 
+class OwnBloom(BloomForCausalLM):
+    """As code of one's own has it: a model type that transformers does not know."""
+
+
+def test_a_decoder_of_an_unknown_type_is_causal_by_its_loss():
+    config = BloomConfig(vocab_size=VOCABULARY, pad_token_id=1, **SILENT["bloom"][2])
+    model = random_model(OwnBloom, config)
+    model.config.model_type = "own"
+    assert is_causal_lm(model)
+    assert is_causal(model)
+
+
 def test_the_router_loss_of_a_mixture_of_experts_is_part_of_the_task():
     config = MixtralConfig(
         **COMMON_CONFIG,

@@ -151,6 +151,17 @@ def test_a_resumed_run_goes_on_with_the_weight():
     other.detach()
 
 
+def test_a_share_that_is_not_told_of_updates_is_an_error():
+    model = tiny_model("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = Objective(LNSR(share=0.3)).attach(model)
+    objective(model, tiny_batch()).backward()
+    optimizer.step()
+    with pytest.raises(RuntimeError, match=r"lnsr .*call objective\.bind"):
+        objective(model, tiny_batch())
+    objective.detach()
+
+
 def test_a_term_of_next_to_nothing_is_told_once(caplog):
     model = tiny_model("bert")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)

@@ -84,7 +84,7 @@ def is_causal(model: nn.Module) -> bool:
     kind = getattr(config, "model_type", "")
     if kind in MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING_NAMES:  # pixels, one after the other
         return True
-    return kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES and (
+    return (kind in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or is_causal_lm(model)) and (
         kind not in ENCODERS or bool(getattr(config, "is_decoder", False))
     )
 

@@ -207,4 +207,5 @@ def needs_updates(regularizer: Regularizer) -> bool:
     """Whether a method acts on updates or depends on their number."""
     binds = type(regularizer).bind_optimizer is not Regularizer.bind_optimizer
     acts = edits_gradients(regularizer) or acts_after(regularizer)
-    return binds or acts or regularizer.every > 1
+    counts = regularizer.every > 1 or regularizer.share is not None
+    return binds or acts or counts
