@@ -1,15 +1,17 @@
 """The command line of studies."""
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from smoothtune.cli import app
-from smoothtune.cli.output import DATA, USAGE
+from smoothtune.cli.output import DATA, FAILED, USAGE
 
-SMALL = "methods: [plain]\nmore_epochs: null\nseeds: [0]\n"
+LAST = "more_epochs: null\nseeds: [0]\n"
+SMALL = f"methods: [plain]\n{LAST}"
 
 
 def study(*arguments: str | Path) -> Result:
@@ -37,6 +39,18 @@ def test_a_study_and_its_status(write, tmp_path: Path) -> None:
     assert "1 of 2 runs are done, 0 failed." in (folder / "report.md").read_text()
     assert len(list((folder / "cells").iterdir())) == 1
     assert study(file, "--output-dir", folder).output.count("1/1") == 0
+
+
+def test_failed_runs_end_in_the_command_that_tries_them_again(
+    write, tmp_path: Path, monkeypatch
+) -> None:
+    file = write("methods: [{name: lnsr, layer_weights: [1, 1, 1, 1, 1, 1, 1, 1]}]\n" + LAST)
+    options = ["study", str(file), "--output-dir", str(tmp_path / "out"), "--jobs", "2"]
+    monkeypatch.setattr(sys, "argv", ["smoothtune", *options])
+    found = study(*options[1:])
+    assert found.exit_code == FAILED
+    assert "error: 1 run failed (1 error); the same command tries them again:" in found.output
+    assert found.output.endswith(f"smoothtune study {file} {' '.join(options[2:])}\n")
 
 
 def test_list() -> None:

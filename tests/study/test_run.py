@@ -18,7 +18,7 @@ from smoothtune.run.train import train
 from smoothtune.study.config import load_study
 from smoothtune.study.records import Records
 from smoothtune.study.report.page import report_so_far
-from smoothtune.study.run import run_study
+from smoothtune.study.run import failed_runs, run_study
 from smoothtune.study.status import show_status
 
 
@@ -151,6 +151,7 @@ seeds: [0]
     assert status == {"plain": "done", "explodes": "nan", "too_deep": "error"}
     assert [failure["status"] for failure in content["failures"]] == ["nan", "error"]
     assert "layer_weights" in content["failures"][1]["message"]
+    assert failed_runs(content) == "1 run failed (1 error)"  # NaN is a result
     assert set(starts(folder).values()) == {1}
     assert "explodes" in (folder / "report.md").read_text()
     run_study(study, folder, jobs=1, console=output.console)

@@ -43,11 +43,16 @@ def errors_as_exit_codes() -> Iterator[None]:
         fail(f"{error}\n{_command_after(str(error))}", STOPPED)
 
 
+def command_line(*more: str) -> str:
+    """The command that runs, as for a shell, with `more` options unless it has them."""
+    command = ["smoothtune", *sys.argv[1:]]
+    return shlex.join(command + [option for option in more if option not in command])
+
+
 def _command_after(message: str) -> str:
     """The command that goes on after a message of `Stopped`."""
-    again = ["--resume-from-checkpoint"] if "--resume-from-checkpoint" in message else []
-    command = ["smoothtune", *sys.argv[1:]]
-    return shlex.join(command + [option for option in again if option not in command])
+    resume = "--resume-from-checkpoint"
+    return command_line(*[resume] * (resume in message))
 
 
 def fail(message: str, code: int) -> NoReturn:

@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from smoothtune.cli.output import USAGE, errors_as_exit_codes, fail, output_console, show_rows
+from smoothtune.cli.output import (
+    FAILED,
+    USAGE,
+    command_line,
+    errors_as_exit_codes,
+    fail,
+    output_console,
+    show_rows,
+)
 
 
 def study(
@@ -72,9 +80,9 @@ def study(
 
             report_so_far(plan, Path(output_dir or ""), output_console())
             return
-        from smoothtune.study.run import run_study
+        from smoothtune.study.run import failed_runs, run_study
 
-        run_study(
+        content = run_study(
             plan,
             output_dir or "",
             jobs=jobs,
@@ -82,3 +90,5 @@ def study(
             console=output_console(),
             command=["smoothtune", *sys.argv[1:]],
         )
+        if failed := failed_runs(content):
+            fail(f"{failed}; the same command tries them again:\n{command_line()}", FAILED)

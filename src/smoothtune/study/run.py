@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,7 +20,7 @@ from smoothtune.study.config import Study
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.plan import SELECTION, Choice, Key, Plan
 from smoothtune.study.pool import LocalPool, Pool, default_jobs
-from smoothtune.study.records import CELLS, STUDY, Cell, Records
+from smoothtune.study.records import CELLS, RESULTS, STUDY, Cell, Records
 from smoothtune.study.status import Live
 from smoothtune.study.worker import WORK
 
@@ -82,6 +82,13 @@ def run_study(
                 pool.stop()
             shutil.rmtree(folder / WORK, ignore_errors=True)
         return write_study_report(study, plan, folder, console)
+
+
+def failed_runs(content: Mapping[str, Any]) -> str:
+    """How many runs of a study left no result, in words; empty if all did. NaN is a result."""
+    status = [run["status"] for run in content["failures"] if run["status"] not in RESULTS]
+    kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(status).items())
+    return f"{len(status)} {'run' if len(status) == 1 else 'runs'} failed ({kinds})" * bool(status)
 
 
 def _pool(plan: Plan, folder: Path, jobs: int | None, ray: str | None) -> Pool:
