@@ -15,6 +15,7 @@ from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
 from smoothtune import __version__
+from smoothtune.cli.signals import end_on_signals
 
 COMMANDS = {
     "demo": (
@@ -111,6 +112,7 @@ app = typer.Typer(
 
 def main() -> None:
     """Run the command line; ``--max_train_samples`` is ``--max-train-samples``."""
+    end_on_signals()
     for argument in sys.argv[1:]:
         if not argument.isascii() and argument.encode(errors="ignore").decode() != argument:
             typer.echo(f"error: the argument {argument!r} is not UTF-8; rename it", err=True)

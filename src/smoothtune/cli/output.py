@@ -12,10 +12,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from smoothtune.cli.signals import STOPPED
 from smoothtune.errors import printable
 
-FAILED, USAGE, DATA, STOPPED = 1, 2, 3, 75
-"""Exit codes; 0 is success. 75: stopped by a signal, and resumable."""
+FAILED, USAGE, DATA = 1, 2, 3
+"""Exit codes; 0 is success."""
 
 
 @contextmanager

@@ -1,0 +1,44 @@
+"""SIGINT and SIGTERM while a command imports, reads and writes: an end with its own exit code.
+
+Training and studies, which leave more than that, take the signals over (`smoothtune.run.signals`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+
+STOPPED = 75
+"""Exit code: stopped by a signal, and resumable."""
+
+
+def end_on_signals() -> None:
+    """End this process on a signal as after an error: what is half written is removed.
+
+    A signal that is ignored, as SIGINT in the background of a shell, stays so.
+    """
+    process = os.getpid()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        if os.getpid() != process:  # a forked worker
+            os.kill(os.getpid(), number)
+            return
+        text = "error: stopped by a signal; what was finished is kept: run the same command again"
+        print(text, file=sys.stderr, flush=True)
+        if _imports(frame):  # modules in C swallow exceptions, and nothing is being written
+            os._exit(STOPPED)
+        sys.exit(STOPPED)
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether a module is being imported."""
+    while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
