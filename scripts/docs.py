@@ -1,4 +1,4 @@
-"""Write what the documentation takes from the code: docs/methods.md, the tables of docs/support.md.
+"""Write what is taken from the code: docs/methods.md, the tables of docs/support.md, catalog.json.
 
 Run by `make docs`.
 """
@@ -9,9 +9,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+from smoothtune.catalog import CATALOG, FieldDescription, MethodDescription
 from smoothtune.core.support import ENVIRONMENTS, KINDS, REFUSED
 from smoothtune.methods import METHODS
-from smoothtune.methods.describe import FieldDescription, MethodDescription, describe
+from smoothtune.methods.describe import catalog_of_methods, describe
+from smoothtune.tasks.presets import TASK_CLASSES, TASKS
 
 DOCS = Path(__file__).parent.parent / "docs"
 METHODS_PAGE = """\
@@ -46,7 +48,27 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "methods.md": methods_page(),
         support: SWEEP.sub(lambda _: sweep, text),
+        DOCS.parent / "src" / "smoothtune" / CATALOG: catalog(),
     }
+
+
+def catalog() -> str:
+    """What the command line knows of methods and tasks without importing them."""
+    content = {
+        "methods": catalog_of_methods(),
+        "tasks": {name: task.task_type for name, task in TASKS.items()},
+        "task_types": {
+            name: {"max_seq_length": cls.default_max_seq_length}
+            for name, cls in TASK_CLASSES.items()
+        },
+    }
+    methods = ",\n".join(_line(name, each) for name, each in content.pop("methods").items())
+    others = ",\n".join(_line(name, each) for name, each in content.items())
+    return f'{{"methods": {{\n{methods}\n}},\n{others}\n}}\n'
+
+
+def _line(name: str, content: object) -> str:
+    return f"{json.dumps(name)}: {json.dumps(content, ensure_ascii=False)}"
 
 
 def methods_page() -> str:
@@ -192,4 +214,4 @@ def _refusals(content: dict) -> Iterator[list[str]]:
 if __name__ == "__main__":
     for page, text in pages().items():
         page.write_text(text, "utf-8")
-        print(f"docs/{page.name}")
+        print(page.relative_to(DOCS.parent))

@@ -1,4 +1,7 @@
-"""Printed lines, progress bars, and silencing the output of libraries."""
+"""Printed lines, progress bars, and silencing the output of libraries.
+
+Those libraries are imported when they are silenced: a command that only prints need not wait.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import datasets
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 from rich.text import Text
-from transformers.utils import logging
 
 from smoothtune.errors import printable
 
@@ -87,6 +88,8 @@ def progress_bars(*, shown: bool) -> Iterator[None]:
 
     Its log is silent meanwhile: what it says about an error, the error says too.
     """
+    import datasets
+
     hidden_before, verbosity = (
         datasets.are_progress_bars_disabled(),
         datasets.logging.get_verbosity(),
@@ -105,6 +108,8 @@ def progress_bars(*, shown: bool) -> Iterator[None]:
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence the progress bars of transformers and datasets, and the log of transformers."""
+    from transformers.utils import logging
+
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()

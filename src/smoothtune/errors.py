@@ -99,6 +99,11 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}"
 
 
+def former_name(old: str, new: str) -> str:
+    """Error message for a field's former name."""
+    return f"field {old!r} is called {new!r} now"
+
+
 def dotted(location: Location) -> str:
     """``("methods", "lnsr", "layers", 0)`` as ``methods.lnsr.layers[0]``."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)

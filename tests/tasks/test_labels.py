@@ -55,11 +55,13 @@ def test_class_label_in_another_order_goes_by_name() -> None:
         ([0, -100], CLASSES, r"row 1, column 'label': -100 is out of range"),
         ([-100, -100], CLASSES, "every label is -100"),
         ([-100.0, -100.0], SCORES, "every label is -100"),
-        ([0, None, None], CLASSES, r"row 1, .* None is a missing label \(and 1 more rows\)"),
+        ([0, None, None], CLASSES, r"row 1, .* None is a missing label; .* \(and 1 more rows\)"),
         ([0.0, 1.5], CLASSES, "row 1, .* 1.5 is no class number"),
         ([0.0, float("nan")], CLASSES, "row 1, .* nan is no class number"),
         (["no", "maybe"], CLASSES, "row 1, .* 'maybe' is no label of this task"),
-        (["no", ""], CLASSES, "row 1, .* '' is a missing label"),
+        (["no", ""], CLASSES, "row 1, .* '' is a missing label; fill it in, or drop the row"),
+        (["no", " "], CLASSES, "row 1, .* ' ' is a missing label"),
+        (["no", "Yes "], CLASSES, "row 1, .* differs from the label 'yes' in blanks or case only"),
         ([True, False], CLASSES, "row 0, .* 'True' is no label of this task"),
         ([1.0, None], SCORES, "row 1, .* None is a missing label"),
         ([1.0, float("nan")], SCORES, "row 1, .* nan is not a finite number"),
@@ -154,3 +156,38 @@ def test_missing_label_column() -> None:
     task = describe_task(text_columns="text", label_column="gold")
     with pytest.raises(DataError, match="file.csv, .*: has no column 'gold'; .* 'text', 'label'"):
         task.with_labels(table([0, 1]), "file.csv")
+
+
+MESSY = ["Pos", "Pos ", "pos", "Pos", "Neg", " neg", "Neg", "fair"]
+
+
+def test_labels_spelled_in_two_ways_are_named() -> None:
+    message = (
+        "labels differ in blanks or case only: 'Neg' (2 rows), ' neg' (1 rows); "
+        "'Pos' (2 rows), 'Pos ' (1 rows), 'pos' (1 rows). Give merge_labels: true"
+    )
+    with pytest.raises(DataError) as caught:
+        UNKNOWN.with_labels(table(MESSY))
+    assert message in str(caught.value)
+
+
+def test_labels_spelled_in_two_ways_are_merged_or_kept_as_asked() -> None:
+    merged = describe_task(text_columns="text", merge_labels=True).with_labels(table(MESSY))
+    assert merged.label_names == ("Neg", "Pos", "fair")
+    assert labels_of(table(MESSY), merged).tolist() == [1, 1, 1, 1, 0, 0, 0, 2]
+    assert labels_of(table([" POS", "neg"]), merged).tolist() == [1, 0]  # of another split
+    apart = describe_task(text_columns="text", merge_labels=False).with_labels(table(MESSY))
+    assert apart.label_names == tuple(sorted(set(MESSY)))
+
+
+def test_blank_labels_are_missing_and_no_class() -> None:
+    task = UNKNOWN.with_labels(table(["yes", "no", "  "]))
+    assert task.label_names == ("no", "yes")
+    with pytest.raises(DataError, match="row 2, .* is a missing label"):
+        labels_of(table(["yes", "no", "  "]), task)
+
+
+def test_scores_with_a_decimal_comma_are_no_classes() -> None:
+    with pytest.raises(DataError, match="'4,5' is text; write scores with a decimal point, as 4.5"):
+        UNKNOWN.with_labels(table(["3", "4,5", "1"]))
+    assert UNKNOWN.with_labels(table(["3,x", "4,5"])).label_names == ("3,x", "4,5")

@@ -61,14 +61,16 @@ def study(
             return
         if file is None or (output_dir is None and not dry_run):
             fail("usage: smoothtune study FILE --output-dir DIR, or --list, or --status DIR", USAGE)
-        from smoothtune.study.pool import start_server
-
-        if not (dry_run or report) and ray is None:
-            start_server()  # imports while this process reads the study
-        from smoothtune.study.config import load_study
+        from smoothtune.study.config import load_study, read_study
         from smoothtune.study.files import study_file
 
-        plan = load_study(study_file(file), scale=scale, options={"data": data})
+        path = study_file(file)
+        read_study(path, scale=scale, options={"data": data})
+        if not (dry_run or report) and ray is None:
+            from smoothtune.study.pool import start_server
+
+            start_server()  # imports while this process reads the study
+        plan = load_study(path, scale=scale, options={"data": data})
         if dry_run:
             from smoothtune.study.status import show_forecast
 

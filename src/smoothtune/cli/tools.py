@@ -8,6 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
+from smoothtune.catalog import (
+    MethodDescription,
+    described,
+    is_of_others,
+    known_methods,
+    offered_methods,
+)
 from smoothtune.cli.options import options_from
 from smoothtune.cli.output import (
     USAGE,
@@ -36,22 +43,32 @@ def methods(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """List the methods, or describe one."""
-    from smoothtune.methods import METHODS
-    from smoothtune.methods.describe import describe
-
-    if name is not None and name not in METHODS:
-        fail(unknown("method", name, METHODS), USAGE)
-    described = [describe(each) for each in ([name] if name else METHODS)]
+    if name is not None and is_of_others(name):
+        found = [_described_by_class(name)]
+    elif name is not None and name not in known_methods():
+        fail(unknown("method", name, [*known_methods(), *offered_methods()]), USAGE)
+    else:
+        found = [described(each) for each in ([name] if name else known_methods())]
     if as_json:
-        plain = [method.as_dict() for method in described]
+        plain = [method.as_dict() for method in found]
         typer.echo(json.dumps(plain[0] if name else plain, indent=2, ensure_ascii=False))
     elif name:
-        show_method(described[0])
+        show_method(found[0])
     else:
         show_rows(
             ["name", "title", "summary"],
-            [[method.name, method.title, method.summary] for method in described],
+            [[method.name, method.title, method.summary] for method in found],
         )
+
+
+def _described_by_class(name: str) -> MethodDescription:
+    from smoothtune.methods.describe import describe
+    from smoothtune.methods.find import find_method
+
+    try:
+        return describe(find_method(name))
+    except ValueError as error:
+        fail(f"{name}: {error}", USAGE)
 
 
 @options_from(RunConfig, "model")

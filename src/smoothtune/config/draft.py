@@ -12,6 +12,8 @@ from pydantic import BaseModel, ValidationError
 from smoothtune.config.yaml_file import parse_yaml, read_yaml
 from smoothtune.errors import ConfigError, Location, Problem, dotted, unknown
 
+_OF_OTHERS = re.compile(r"\s*([\w.]+:[A-Z]\w*)\s*(?::(.*))?$")
+"""``module:Class`` and fields; names of fields begin with a small letter."""
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -93,8 +95,12 @@ class Draft:
         return fields
 
     def parse_method(self, spec: str, place: str) -> dict[str, Any]:
-        """Read ``lnsr:weight=2`` as ``{"name": "lnsr", "weight": 2}``."""
-        name, _, text = spec.partition(":")
+        """Read ``lnsr:weight=2`` as ``{"name": "lnsr", "weight": 2}``.
+
+        The name may be ``module:Class``.
+        """
+        found = _OF_OTHERS.match(spec)
+        name, _, text = (found[1], "", found[2] or "") if found else spec.partition(":")
         fields = self.parse_fields(text, f"methods.{name}", place)
         return {"name": name.strip()} | fields
 

@@ -41,6 +41,10 @@ class OtherData:
     labels: dict[str, str] | None = None
     """The task's class, by name or number, that each of its labels means. Needed where the same
     number means something else: 1 may be hateful in one set and positive in another."""
+    sep: str | None = None
+    """What separates the columns of its CSV files; unset: a comma, or a tab in TSV."""
+    encoding: str | None = None
+    """Encoding of its CSV files; unset: UTF-8."""
 
     @field_validator("text_columns", mode="before")
     @classmethod
@@ -96,7 +100,10 @@ class Settings(SpanFields, DataFields):
     def identity(self) -> dict[str, Any]:
         """What makes numbers comparable; parts and other data sets can be added later."""
         ignored = {"output_dir", "parts", "ood", "further_share", "overwrite_output_dir"}
-        fields = self.model_dump(mode="json", exclude=ignored | set(SpanFields.model_fields))
+        later = ("sep", "encoding", "merge_labels")  # than evaluations that are kept
+        ignored |= {name for name in later if getattr(self, name) is None}
+        ignored |= set(SpanFields.model_fields)
+        fields = self.model_dump(mode="json", exclude=ignored)
         return fields | {"spans": self.spans()}
 
 

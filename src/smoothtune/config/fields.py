@@ -23,6 +23,23 @@ def _as_file_name(value: str) -> str:
     return value
 
 
+def _as_separator(value: str) -> str:
+    value = "\t" if value == r"\t" else value
+    if len(value) != 1 or value in '\r\n"':
+        raise ValueError(r"must be one character, such as ; or \t")
+    return value
+
+
+def _as_encoding(value: str) -> str:
+    try:
+        text = "".encode(value).decode(value) == ""
+    except LookupError:
+        text = False
+    if not text:
+        raise ValueError("is no encoding that Python knows; utf-8, cp1252 and utf-16 are some")
+    return value
+
+
 Name = Annotated[str, Field(min_length=1), AfterValidator(_as_file_name)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 TaskType = Literal[
@@ -81,6 +98,13 @@ class DataFields(Fields):
     """Label column of your own data set; unset: label, or tags for token classification."""
     choice_columns: Annotated[Annotated[list[Name], Field(min_length=1)] | None, DATA] = None
     """Multiple choice: a column for every choice, or one column that holds lists of choices."""
+    sep: Annotated[Annotated[str, AfterValidator(_as_separator)] | None, DATA] = None
+    """What separates the columns of CSV and TSV files; unset: a comma, or a tab in TSV."""
+    encoding: Annotated[Annotated[str, AfterValidator(_as_encoding)] | None, DATA] = None
+    """Encoding of CSV and TSV files, such as cp1252; unset: UTF-8."""
+    merge_labels: Annotated[bool | None, DATA] = None
+    """Whether labels that differ in blanks or case only, as Pos and pos, are one class, under the
+    most frequent spelling; unset: they are an error."""
     trust_remote_code: Annotated[bool, MODEL] = False
     """Run code that comes with a model of the hub. Only for authors you trust."""
 

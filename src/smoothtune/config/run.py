@@ -4,137 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any
 
-from pydantic import Field, TypeAdapter, field_validator, model_validator
+from pydantic import TypeAdapter, field_validator
 
 from smoothtune.config.draft import Draft
-from smoothtune.config.fields import (
-    DATA,
-    METHOD,
-    MODEL,
-    OUTPUT,
-    PROGRESS,
-    TRAINING,
-    Count,
-    DataFields,
-    Name,
-    Seed,
-    SpanFields,
+from smoothtune.config.names import (
+    check_combinations,
+    check_names,
+    check_task,
+    clipping_methods,
+    name_methods,
 )
-from smoothtune.models.lora import LoraSettings
+from smoothtune.config.run_fields import RunFields
+from smoothtune.errors import ConfigError
 
 if TYPE_CHECKING:
     from smoothtune.core.regularizer import Regularizer
 
 
-class RunConfig(SpanFields, DataFields):
-    """One training run; a name that transformers' `TrainingArguments` has means the same here."""
-
-    task: Annotated[Name, DATA] = "custom"
-    """A GLUE task (cola, mrpc, rte, sst2, stsb, ...), squad, or a name for your own data set,
-    together with `text_columns` or `task_type`."""
-    unlabeled: Annotated[Name | None, DATA] = None
-    """Texts for methods that need no labels: hub id, folder or file with the same text columns."""
-    max_train_samples: Annotated[Count | None, DATA] = None
-    """Train on a seeded sample of at most this many rows."""
-    max_eval_samples: Annotated[Count | None, DATA] = None
-    """Evaluate on at most this many rows, the first ones."""
-    max_unlabeled_samples: Annotated[Count | None, DATA] = None
-    """Use a seeded sample of at most this many unlabeled rows."""
-    max_seq_length: Annotated[int, Field(ge=4), DATA] = 128
-    """Longest input in tokens; longer texts are cut, and counted. Question answering: 384."""
-    preprocessing_num_workers: Annotated[Count | None, DATA] = None
-    """Processes that tokenize a large data set; unset: this one, with the tokenizer's threads."""
-
-    model: Annotated[Name, MODEL] = "minilm"
-    """minilm, a local model folder, or a hub id."""
-    lora: Annotated[LoraSettings | None, MODEL] = None
-    """Train low-rank adapters and the head alone: r, alpha, dropout, target_modules,
-    modules_to_save."""
-    regression_bias: Annotated[Literal["mean", "zero"], MODEL] = "mean"
-    """Initial bias of a new regression head: the mean of the training scores, or 0 as in
-    transformers, which needs many updates to reach the mean."""
-
-    methods: Annotated[dict[str, dict[str, Any]], METHOD] = {"plain": {}}
-    """Methods by name, each with its fields; see `smoothtune methods`."""
-    alternate: Annotated[Literal["step", "epoch"], METHOD] = "step"
-    """An unlabeled update follows every labeled one (step), or all unlabeled ones follow an epoch's
-    labeled ones (epoch)."""
-    cost_steps: Annotated[int, Field(ge=0), METHOD] = 3
-    """Steps timed with and without the methods before training; 0: no timing."""
-
-    seed: Annotated[Seed, TRAINING] = 42
-    """Seed of the new head, sampling and order of the rows, dropout and the methods' draws."""
-    num_train_epochs: Annotated[float, Field(gt=0), TRAINING] = 3.0
-    """Number of passes over the training rows."""
-    max_steps: Annotated[int, Field(ge=-1), TRAINING] = -1
-    """Number of updates; -1: given by `num_train_epochs`."""
-    learning_rate: Annotated[float, Field(gt=0), TRAINING] = 5e-5
-    """Peak learning rate of AdamW."""
-    lr_scheduler_type: Annotated[
-        Literal[
-            "linear",
-            "cosine",
-            "cosine_with_restarts",
-            "polynomial",
-            "constant",
-            "constant_with_warmup",
-            "inverse_sqrt",
-        ],
-        TRAINING,
-    ] = "linear"
-    """Schedule of the learning rate after the warm-up."""
-    warmup_steps: Annotated[float, Field(ge=0), TRAINING] = 0
-    """Number of warm-up updates; below 1: share of all updates."""
-    weight_decay: Annotated[float, Field(ge=0), TRAINING] = 0.0
-    """Weight decay of AdamW."""
-    max_grad_norm: Annotated[Annotated[float, Field(ge=0)] | None, TRAINING] = None
-    """Clip the gradient to this norm; 0: no clipping. Unset: 1, or 0 with a method that clips."""
-    per_device_train_batch_size: Annotated[Count, TRAINING] = 8
-    """Training examples per step and device."""
-    per_device_eval_batch_size: Annotated[Count, TRAINING] = 32
-    """Validation examples per step and device."""
-    gradient_accumulation_steps: Annotated[Count, TRAINING] = 1
-    """Steps whose gradients make one update."""
-    train_sampling_strategy: Annotated[Literal["random", "group_by_length"], TRAINING] = (
-        "group_by_length"
-    )
-    """Order of the training rows: random, or in batches of similar length, which need less padding
-    and time. Question answering learns less from the latter; its default is random."""
-    gradient_checkpointing: Annotated[bool, TRAINING] = False
-    """Compute activations again in the backward pass: less memory, more time."""
-    bf16: Annotated[bool, TRAINING] = False
-    """Train in bfloat16 mixed precision."""
-
-    eval_strategy: Annotated[Literal["no", "steps", "epoch"], PROGRESS] = "epoch"
-    """When to evaluate on the validation rows during training."""
-    eval_steps: Annotated[Count | None, PROGRESS] = None
-    """Updates between evaluations with `eval_strategy: steps`; unset: `logging_steps`."""
-    logging_steps: Annotated[Count, PROGRESS] = 50
-    """Updates between logged losses."""
-    save_strategy: Annotated[Literal["no", "steps", "epoch"], PROGRESS] = "no"
-    """When to write a checkpoint to resume from; the last one is kept until the run is done."""
-    save_steps: Annotated[Count, PROGRESS] = 500
-    """Updates between checkpoints with `save_strategy: steps`."""
-
-    output_dir: Annotated[Name, OUTPUT]
-    """Folder for the model, its README.md and result.json."""
-    merge_adapter: Annotated[bool, OUTPUT] = False
-    """Write a plain model that holds the adapters, in place of peft's files."""
-    overwrite_output_dir: Annotated[bool, OUTPUT] = False
-    """Replace the finished or unfinished run in `output_dir`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _defaults_of_question_answering(cls, values: Any) -> Any:
-        from smoothtune.config.checks import task_type_of
-        from smoothtune.tasks.question_answering.task import QuestionAnswering
-
-        if isinstance(values, Mapping) and task_type_of(values) == QuestionAnswering.task_type:
-            length = QuestionAnswering.default_max_seq_length
-            return {"max_seq_length": length, "train_sampling_strategy": "random"} | dict(values)
-        return values
+class RunConfig(RunFields):
+    """One run, every field of every method filled in."""
 
     @field_validator("methods", mode="before")
     @classmethod
@@ -143,17 +33,19 @@ class RunConfig(SpanFields, DataFields):
 
         draft = Draft()
         draft.put("methods", value, "")
-        check_methods(draft)
-        if draft.problems:
-            raise ValueError("; ".join(str(problem) for problem in draft.problems))
+        try:
+            check_methods(draft)
+            draft.stop_at_problems()
+        except ConfigError as error:
+            raise ValueError("; ".join(map(str, error.problems))) from error
         return draft.values["methods"]
 
     def regularizers(self) -> list[Regularizer]:
         """New instances of the configured methods."""
-        from smoothtune.methods import METHODS
+        from smoothtune.methods.find import find_method
 
         return [
-            TypeAdapter(METHODS[name]).validate_python(fields)
+            TypeAdapter(find_method(name)).validate_python(fields)
             for name, fields in self.methods.items()
         ]
 
@@ -164,8 +56,6 @@ class RunConfig(SpanFields, DataFields):
 
     def clip_norm(self) -> float:
         """`max_grad_norm`, with its default resolved for the configured methods."""
-        from smoothtune.config.checks import clipping_methods
-
         if self.max_grad_norm is not None:
             return self.max_grad_norm
         return 0.0 if clipping_methods(self.methods) else 1.0
@@ -197,13 +87,27 @@ def load_config(
     Raises:
         ConfigError: with all problems, each with file, line and field.
     """
-    from smoothtune.config.checks import (
-        check_combinations,
-        check_methods,
-        check_task,
-        name_methods,
-    )
+    draft = read_config(file, overrides, options, methods)
+    from smoothtune.config.checks import check_methods
 
+    check_methods(draft)
+    draft.stop_at_problems()
+    config = draft.validated(RunConfig)
+    draft.stop_at_problems()
+    return config
+
+
+def read_config(
+    file: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    methods: Sequence[str] = (),
+) -> Draft:
+    """Read a run as `load_config` does, and check what can be checked without importing torch.
+
+    Raises:
+        ConfigError: with all problems found so, each with file, line and field.
+    """
     draft = Draft(file or "")
     if file is not None:
         draft.read()
@@ -220,9 +124,9 @@ def load_config(
     if methods:
         listed = [draft.parse_method(spec, f"--method {spec}") for spec in methods]
         draft.put("methods", listed, "--method")
-    check_methods(draft)
+    check_names(draft)
     check_task(draft)
     check_combinations(draft)
-    config = draft.validated(RunConfig)
+    draft.validated(RunFields)
     draft.stop_at_problems()
-    return config
+    return draft

@@ -25,6 +25,9 @@ def configured_task(config: RunConfig | Settings | Prediction) -> Task:
             label_column=config.label_column,
             choice_columns=config.choice_columns,
             spans=config.spans(),
+            sep=config.sep,
+            encoding=config.encoding,
+            merge_labels=config.merge_labels,
         )
     except ValueError as error:
         raise ConfigError([Problem("", "text_columns", str(error))]) from error

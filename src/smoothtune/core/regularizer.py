@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
+from smoothtune.errors import former_name
 
 STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
 
@@ -22,11 +23,6 @@ Positive = Annotated[float, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
-
-
-def former_name(old: str, new: str) -> str:
-    """Error message for a field's former name."""
-    return f"field {old!r} is called {new!r} now"
 
 
 def entries_under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, Features, Value
 
+from smoothtune.data.csv_format import SEPARATORS
+
 IGNORE_INDEX = -100
 """Label that PyTorch's cross entropy skips."""
 
@@ -23,9 +25,12 @@ def column_problem(dataset: Dataset, columns: Iterable[str]) -> str:
     missing = [column for column in columns if column not in dataset.column_names]
     if not missing:
         return ""
+    only = dataset.column_names[0] if len(dataset.column_names) == 1 else ""
+    inside = [sep for sep in SEPARATORS if sep in only]
+    hint = f"; they seem to be separated by {SEPARATORS[inside[0]]}: give sep" if inside else ""
     return (
         f"has no column {', '.join(map(repr, missing))}; its columns are "
-        f"{', '.join(map(repr, dataset.column_names))}"
+        f"{', '.join(map(repr, dataset.column_names))}{hint}"
     )
 
 

@@ -49,7 +49,7 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
     console = console or Console()
     to = _target(settings)
     settings = resolve_prediction(settings, training_record(settings.model))
-    raw = load_rows(settings.data)
+    raw = load_rows(settings.data, sep=settings.sep, encoding=settings.encoding)
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
     task = configured_task(settings).with_model_labels(base.config, raw, settings.data)
     names = column_names(task, every_class=settings.probabilities)

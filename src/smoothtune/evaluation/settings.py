@@ -20,8 +20,17 @@ from smoothtune.tasks.presets import TASKS
 AnySettings = TypeVar("AnySettings", Settings, Prediction)
 
 MAX_TRAIN_SAMPLES = 1000
-ABOUT_TASK = ("data", "text_columns", "label_column", "choice_columns", "task_type")
+ABOUT_TASK = (
+    "data",
+    "text_columns",
+    "label_column",
+    "choice_columns",
+    "task_type",
+    "merge_labels",
+)
 """Fields taken from a training run on the same task."""
+ABOUT_FILES = ("sep", "encoding")
+"""Fields taken from a training run on the same data."""
 FROM_TRAINING = ("task", "max_seq_length", *SpanFields.model_fields)
 """Fields taken from any training run."""
 
@@ -94,7 +103,8 @@ def _from_training(
 ) -> dict[str, Any]:
     """Fields of a training run that are not set; those about the task only if it is the same."""
     same_task = settings.task in (None, run.get("task"))
-    taken = FROM_TRAINING + ABOUT_TASK * same_task + more
+    same_data = same_task and settings.data in (None, run.get("data"))
+    taken = FROM_TRAINING + ABOUT_TASK * same_task + ABOUT_FILES * same_data + more
     return {name: run.get(name) for name in taken if getattr(settings, name) is None}
 
 

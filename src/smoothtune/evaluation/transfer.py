@@ -41,6 +41,8 @@ def as_task(other: OtherData, task: Task) -> Task:
         task,
         text_columns=other.text_columns or task.text_columns,
         label_column=other.label_column or task.label_column,
+        sep=other.sep,
+        encoding=other.encoding,
     )
     try:
         read.check_description()

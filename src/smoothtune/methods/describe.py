@@ -6,59 +6,60 @@ import inspect
 import re
 import sys
 import textwrap
-from dataclasses import asdict, dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
 
+from smoothtune.catalog import FieldDescription, MethodDescription
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.methods import METHODS
 
-
-@dataclass
-class FieldDescription:
-    """One field of a method."""
-
-    name: str
-    type: str
-    """Values it takes, with their range."""
-    default: Any
-    description: str
+_SAID_ELSEWHERE = ("title", "description", "default", "additionalProperties", "required")
+_NAMED = ("properties", "$defs")
 
 
-@dataclass
-class MethodDescription:
-    """One method, as its source file describes it."""
-
-    name: str
-    title: str
-    summary: str
-    reference: str
-    equation: str
-    departures: str
-    fields: list[FieldDescription]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain data for JSON."""
-        return asdict(self)
+def catalog_of_methods() -> dict[str, Any]:
+    """What ``catalog.json`` holds of every method."""
+    return {
+        name: {
+            "description": describe(cls).as_dict(),
+            "schema": _types_alone(TypeAdapter(cls).json_schema()),
+            "former_names": cls.former_names(),
+            "clips_gradients": cls.clips_gradients,
+        }
+        for name, cls in METHODS.items()
+    }
 
 
-def describe(name: str) -> MethodDescription:
+def _types_alone(schema: Any) -> Any:
+    """A JSON schema of fields without titles, descriptions and defaults."""
+    if isinstance(schema, list):
+        return [_types_alone(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    kept = {key: each for key, each in schema.items() if key not in _SAID_ELSEWHERE}
+    for key in _NAMED:
+        if key in kept:  # names of fields, which may be those of keywords
+            kept[key] = {name: _types_alone(each) for name, each in kept[key].items()}
+    return {key: each if key in _NAMED else _types_alone(each) for key, each in kept.items()}
+
+
+def describe(cls: type[Regularizer] | str) -> MethodDescription:
     """Describe one method.
 
     Args:
-        name: a key of `METHODS`.
+        cls: its class, or a key of `METHODS`.
 
     Raises:
         KeyError: there is no such method.
     """
-    cls = METHODS[name]
+    cls = METHODS[cls] if isinstance(cls, str) else cls
     text = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or "")
     title, sections = _sections(text)
     schema = TypeAdapter(cls).json_schema()
     entries, definitions = schema.get("properties", {}), schema.get("$defs", {})
     return MethodDescription(
-        name=name,
+        name=cls.name,
         title=title,
         summary=" ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split()),
         reference=sections.get("Reference", ""),

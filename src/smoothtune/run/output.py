@@ -16,6 +16,7 @@ from typing import Any
 
 from smoothtune.config.checks import with_present_names
 from smoothtune.config.run import RunConfig
+from smoothtune.config.run_fields import LATER_DEFAULTS
 from smoothtune.errors import OutputError, changed_fields
 from smoothtune.files import RESULT, owned, read_json, refuse_other_files, write_json
 from smoothtune.trainer.manifest import Found, newest, nothing_to_resume
@@ -113,9 +114,11 @@ def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
 
 def _changed(record: Mapping[str, Any], config: RunConfig) -> str:
     """Fields in which a recorded run differs from a configuration; empty if none does."""
-    recorded = dict(record.get("config", {})) | {
-        "versions of methods": record.get("method_versions")
-    }
+    recorded = (
+        LATER_DEFAULTS
+        | dict(record.get("config", {}))
+        | {"versions of methods": record.get("method_versions")}
+    )
     recorded["methods"] = with_present_names(recorded.get("methods", {}))
     current = config.identity() | {"versions of methods": config.method_versions()}
     return changed_fields(recorded, current)

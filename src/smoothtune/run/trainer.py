@@ -13,7 +13,7 @@ from rich.console import Console
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback
 
-from smoothtune.config.checks import clipping_methods
+from smoothtune.config.names import clipping_methods
 from smoothtune.config.run import RunConfig
 from smoothtune.console import say
 from smoothtune.core.objective import Objective

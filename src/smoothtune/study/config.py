@@ -5,21 +5,23 @@ from __future__ import annotations
 import itertools
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 
 from smoothtune.config.draft import Draft
 from smoothtune.config.evaluation import PartName
 from smoothtune.config.fields import Count, Fields, Seed
-from smoothtune.config.run import RunConfig, load_config
+from smoothtune.config.run import RunConfig, load_config, read_config
 from smoothtune.errors import ConfigError, Location, Problem, unknown
 from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read_entry
 from smoothtune.study.files import portable, read_study_file
 
+T = TypeVar("T")
 TestName = Literal["welch", "paired t", "wilcoxon", "permutation"]
 
 PLAIN, LONGER = "plain", "plain_more_epochs"
@@ -79,6 +81,18 @@ class Condition:
 
 
 @dataclass(frozen=True)
+class Outline:
+    """A study as far as it is known without the methods' classes."""
+
+    draft: Draft
+    config: StudyConfig
+    conditions: list[Condition]
+    entries: list[Entry]
+    runs: dict[tuple[int, int, int], dict[str, Any]]
+    """Fields of each run, as `Study.runs`."""
+
+
+@dataclass(frozen=True)
 class Study:
     """A study, every run of which is valid."""
 
@@ -111,6 +125,26 @@ def load_study(
     Raises:
         ConfigError: with all that is wrong, each with file, line and field.
     """
+    outline = read_study(file, scale=scale, options=options)
+    draft, runs = outline.draft, dict[tuple[int, int, int], RunConfig]()
+    for (c, e, s), options_of_run in outline.runs.items():
+        entry = outline.entries[e]
+        run = _reported(draft, entry, partial(load_config, options=options_of_run))
+        if run is not None:
+            runs[c, e, s] = run
+    draft.stop_at_problems()
+    name = Path(file).stem + (f" ({scale})" if scale else "")
+    return Study(name, outline.config, outline.conditions, outline.entries, runs)
+
+
+def read_study(
+    file: str | Path, *, scale: str | None = None, options: Mapping[str, Any] | None = None
+) -> Outline:
+    """Read a study as `load_study` does, and check what can be checked without importing torch.
+
+    Raises:
+        ConfigError: with all that is found wrong so, each with file, line and field.
+    """
     draft = read_study_file(Path(file), scale)
     draft.put_options(options or {})
     draft.stop_at_problems()
@@ -120,15 +154,17 @@ def load_study(
     search = {key: common.pop(key) for key in list(common) if is_search(key, common[key])}
     conditions = _conditions(draft, common)
     entries = _entries(draft, config, search)
-    runs: dict[tuple[int, int, int], RunConfig] = {}
-    for (c, condition), (e, entry) in itertools.product(enumerate(conditions), enumerate(entries)):
-        for s, setting in enumerate(entry.settings):
-            run = _run(draft, condition, entry, setting, config.seeds[0])
-            if run is not None:
-                runs[c, e, s] = run
+    runs = {
+        (c, e, s): _options(condition, setting, config.seeds[0])
+        for (c, condition), (e, entry) in itertools.product(
+            enumerate(conditions), enumerate(entries)
+        )
+        for s, setting in enumerate(entry.settings)
+    }
+    for (_, e, _), options_of_run in runs.items():
+        _reported(draft, entries[e], partial(read_config, options=options_of_run))
     draft.stop_at_problems()
-    name = Path(file).stem + (f" ({scale})" if scale else "")
-    return Study(name, config, conditions, entries, runs)
+    return Outline(draft, config, conditions, entries, runs)
 
 
 def _config(draft: Draft) -> StudyConfig:
@@ -206,16 +242,19 @@ def _entries(draft: Draft, config: StudyConfig, search: dict[str, Any]) -> list[
     return entries
 
 
-def _run(
-    draft: Draft, condition: Condition, entry: Entry, setting: Setting, seed: int
-) -> RunConfig | None:
-    """One run, checked; its problems are reported where the file says so."""
+def _options(condition: Condition, setting: Setting, seed: int) -> dict[str, Any]:
+    """The fields of one run."""
     options = condition.fields | setting.changes
     if setting.epochs_factor != 1:
         options |= _longer(options, setting.epochs_factor)
     options |= {"seed": seed, "methods": setting.methods, "output_dir": "unset"}
+    return {"cost_steps": 0} | options
+
+
+def _reported(draft: Draft, entry: Entry, check: Callable[[], T]) -> T | None:
+    """What a check of a run returns; its problems are reported where the file says so."""
     try:
-        return load_config(options={"cost_steps": 0} | options)
+        return check()
     except ConfigError as error:
         for problem in error.problems:
             place = _place(draft, problem.field, entry)

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, get_origin
 
-from pydantic import Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import Field, StringConstraints, ValidationError
 
+from smoothtune.catalog import fields_model, known_methods
 from smoothtune.config.draft import Draft, message_of
 from smoothtune.config.fields import Fields, without_none
 from smoothtune.config.run import RunConfig
@@ -143,12 +144,10 @@ def _settings(
 
 def _candidates(method: str, key: str, value: Any) -> list[Any]:
     """The values of a method's field to try: a list, unless the field itself takes this list."""
-    from smoothtune.methods import METHODS
-
-    if not isinstance(value, list) or not value or method not in METHODS:
+    if not isinstance(value, list) or not value or method not in known_methods():
         return [value]
     try:
-        TypeAdapter(METHODS[method]).validate_python({key: value})
+        fields_model(method)(**{key: value})
     except ValidationError as error:
         taken = all(detail["loc"][:1] != (key,) for detail in error.errors())
         return [value] if taken else value

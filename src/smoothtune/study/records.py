@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from smoothtune.config.checks import with_present_names
 from smoothtune.config.run import RunConfig
+from smoothtune.config.run_fields import LATER_DEFAULTS
 from smoothtune.errors import OutputError
 from smoothtune.files import open_log, read_json, write_json
 
@@ -55,8 +56,11 @@ def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> di
         Plain data; two runs with the same are the same run.
     """
     fields = config.identity()
-    for place in ("data", "unlabeled", "model", "task"):
+    for place in ("data", "sep", "encoding", "unlabeled", "model", "task"):
         fields.pop(place, None)
+    for name, default in LATER_DEFAULTS.items():
+        if fields.get(name) == default:
+            fields.pop(name, None)
     found: dict[str, Any] = {
         "config": fields,
         "data": prints.data,

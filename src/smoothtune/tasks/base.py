@@ -78,6 +78,12 @@ class Task(ABC):
     """Configuration of the data set on the hub."""
     validation_split: str = "validation"
     """Split that is evaluated during training."""
+    sep: str | None = None
+    """What separates columns of CSV and TSV files; None: a comma or a tab, by the suffix."""
+    encoding: str | None = None
+    """Of CSV and TSV files; None: UTF-8."""
+    merge_labels: bool | None = None
+    """Whether labels that differ in blanks or case only are one class; None: they are an error."""
 
     def __post_init__(self) -> None:
         if self.label_names is not None and not self.metrics:
@@ -145,6 +151,8 @@ class Task(ABC):
             hub_id=self.hub_id,
             hub_config=self.hub_config,
             need_train=need_train,
+            sep=self.sep,
+            encoding=self.encoding,
         )
 
     def with_labels(self, train: Dataset, source: str = "the data", split: str = "train") -> Self:

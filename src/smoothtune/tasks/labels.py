@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +18,14 @@ LARGEST_SCORE = float(np.finfo(np.float32).max)
 _ALL_IGNORED = f"every label is {IGNORE_INDEX}, the index that the loss ignores: nothing to learn"
 
 
-def class_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
+MISSING = "a missing label; fill it in, or drop the row"
+MERGE = "merge_labels: true, or spell it so"
+_DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+(,\d+)?\s*")
+
+
+def class_names(
+    dataset: Dataset, column: str, where: str, *, merge: bool | None = None
+) -> tuple[str, ...]:
     """Names of the classes in a label column.
 
     Text (or the hub's ClassLabel) and booleans are classes; integers are classes that must be
@@ -25,16 +35,18 @@ def class_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
         dataset: the raw train split.
         column: its label column.
         where: source and split, for the error.
+        merge: whether texts that differ in blanks or case only are one class, under their most
+            frequent spelling; None: an error.
 
     Returns:
         The names, in the order of the class ids; none for regression.
 
     Raises:
-        DataError: the values have no usable type, there is only one class, or integer labels do
-            not count from 0 without gaps.
+        DataError: the values have no usable type, there is only one class, integer labels do not
+            count from 0 without gaps, or texts differ in blanks or case only.
     """
     where = f"{where}, column {column!r}"
-    names = _class_names(dataset, column, where)
+    names = _class_names(dataset, column, where, merge)
     if len(names) == 1:
         raise DataError(
             f"{where}: every label is {names[0]!r}; classification needs at least two classes"
@@ -42,21 +54,22 @@ def class_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
     return names
 
 
-def _class_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
+def _class_names(dataset: Dataset, column: str, where: str, merge: bool | None) -> tuple[str, ...]:
     feature = dataset.features[column]
     if isinstance(feature, ClassLabel):
         return tuple(feature.names)
     unusable = f"{where}: is of type {feature}; labels are text, integers or real numbers"
     if not isinstance(feature, Value):
         raise DataError(unusable)
-    values = {value for value in dataset[column][:] if value is not None and value != ""}
+    counts = Counter(value for value in dataset[column][:] if not _is_missing(value))
+    values = set(counts)
     kinds = {type(value) for value in values}
     if not kinds:
         raise DataError(f"{where}: has no label in any row")
     if kinds == {bool}:
         return ("False", "True")
     if kinds == {str}:
-        return tuple(sorted(values))
+        return _text_classes(counts, where, merge)
     if kinds == {float}:
         return ()
     if kinds != {int}:
@@ -71,6 +84,40 @@ def _class_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
             "regression"
         )
     return tuple(map(str, range(len(values))))
+
+
+def _text_classes(counts: Mapping[str, int], where: str, merge: bool | None) -> tuple[str, ...]:
+    """Names of classes that are texts, see `class_names`."""
+    if any("," in text for text in counts) and all(map(_DECIMAL_COMMA.fullmatch, counts)):
+        shown = next(text for text in counts if "," in text)
+        raise DataError(
+            f"{where}: {shown!r} is text; write scores with a decimal point, as "
+            f"{shown.strip().replace(',', '.')}"
+        )
+    spellings: dict[str, list[str]] = {}
+    for text in sorted(counts, key=lambda text: (-counts[text], text)):
+        spellings.setdefault(spelled_alike(text), []).append(text)
+    if merge:
+        return tuple(sorted(texts[0].strip() for texts in spellings.values()))
+    alike = [texts for texts in spellings.values() if len(texts) > 1]
+    if alike and merge is None:
+        shown = "; ".join(
+            ", ".join(f"{text!r} ({counts[text]} rows)" for text in texts) for texts in alike[:10]
+        )
+        raise DataError(
+            f"{where}: labels differ in blanks or case only: {shown}. Give merge_labels: true to "
+            "make each of these one class, or false if they are different ones"
+        )
+    return tuple(sorted(counts))
+
+
+def spelled_alike(text: str) -> str:
+    """What labels that differ in blanks, case or Unicode's form only have in common."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def _is_missing(value: object) -> bool:
+    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def tag_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
@@ -116,13 +163,16 @@ def real_scores(dataset: Dataset, column: str) -> tuple[np.ndarray, list[str]]:
     return np.array([] if problems else values, dtype=np.float32), problems
 
 
-def class_ids(dataset: Dataset, column: str, names: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+def class_ids(
+    dataset: Dataset, column: str, names: Sequence[str], *, merge: bool | None = None
+) -> tuple[np.ndarray, list[str]]:
     """(N,) int64 class ids of a label column, and its problems.
 
     Args:
         dataset: a raw split.
         column: its label column; text is looked up in the names.
         names: of the task's classes.
+        merge: look texts up without regard to blanks around them and to case.
     """
     values = dataset[column][:]
     if problems := _all_ignored(column, values):
@@ -132,6 +182,9 @@ def class_ids(dataset: Dataset, column: str, names: Sequence[str]) -> tuple[np.n
     if stored := _stored_names(feature, names):
         values = [stored.get(value, value) for value in values]
     values = [str(value) if isinstance(value, bool) else value for value in values]
+    if merge:
+        named = {spelled_alike(name): name for name in names}
+        values = [named.get(spelled_alike(v), v) if isinstance(v, str) else v for v in values]
     if problems := rows_with_problems(column, values, (_class_problem(v, ids) for v in values)):
         return np.empty(0), problems
     encoded = [ids[value] if isinstance(value, str) else int(value) for value in values]
@@ -159,8 +212,8 @@ def _all_ignored(column: str, values: Sequence[Any]) -> list[str]:
 
 
 def _score_problem(value: object) -> str:
-    if value is None:
-        return "is a missing label"
+    if _is_missing(value):
+        return f"is {MISSING}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"is of type {type(value).__name__}, but the label must be a number"
     return "" if abs(value) <= LARGEST_SCORE else "is not a finite number in 32 bits"
@@ -168,10 +221,15 @@ def _score_problem(value: object) -> str:
 
 def _class_problem(value: object, ids: Mapping[str, int]) -> str:
     labels = ", ".join(f"{index} {name!r}" for name, index in list(ids.items())[:20])
-    if value is None or value == "":
-        return "is a missing label"
+    if _is_missing(value):
+        return f"is {MISSING}"
     if isinstance(value, str):
-        return "" if value in ids else f"is no label of this task; they are {labels}"
+        if value in ids:
+            return ""
+        alike = next((name for name in ids if spelled_alike(name) == spelled_alike(value)), None)
+        if alike is not None:
+            return f"differs from the label {alike!r} in blanks or case only; give {MERGE}"
+        return f"is no label of this task; they are {labels}"
     # Integers are real numbers in files where one is missing, so 1.0 is class 1.
     if not isinstance(value, int | float) or not float(value).is_integer():
         return f"is no class number; the labels are {labels}"

@@ -75,6 +75,9 @@ def describe_task(
     hub_id: str | None = None,
     hub_config: str | None = None,
     validation_split: str | None = None,
+    sep: str | None = None,
+    encoding: str | None = None,
+    merge_labels: bool | None = None,
 ) -> Task:
     """A task of `TASKS`, or a task on a data set with these columns.
 
@@ -91,6 +94,10 @@ def describe_task(
         hub_id: data set on the hub, ``org/name``.
         hub_config: configuration of the data set on the hub.
         validation_split: split to evaluate on; default: validation.
+        sep: what separates the columns of CSV and TSV files; None: a comma or a tab, by the suffix.
+        encoding: of CSV and TSV files; None: UTF-8.
+        merge_labels: whether labels that differ in blanks or case only are one class; None: they
+            are an error.
 
     Returns:
         The task.
@@ -100,7 +107,10 @@ def describe_task(
     """
     preset = TASKS.get(name)
     if preset is not None and not text_columns and task_type in (None, preset.task_type):
-        return replace(preset, **spans or {}) if isinstance(preset, QuestionAnswering) else preset
+        changes = dict(spans or {}) if isinstance(preset, QuestionAnswering) else {}
+        changes |= {"sep": sep, "encoding": encoding, "merge_labels": merge_labels}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        return replace(preset, **changes) if changes else preset
     cls = TASK_CLASSES[task_type or "text-classification"]
     values: dict[str, Any] = {
         "text_columns": _names(text_columns),
@@ -110,6 +120,9 @@ def describe_task(
         "hub_id": hub_id,
         "hub_config": hub_config,
         "validation_split": validation_split,
+        "sep": sep,
+        "encoding": encoding,
+        "merge_labels": merge_labels,
         **(spans or {}),
     }
     used = {field.name for field in fields(cls)}

@@ -58,7 +58,7 @@ class TextClassification(SingleLabelTask):
         return not self.known_label_names
 
     def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
-        return class_names(train, self.label_column, where)
+        return class_names(train, self.label_column, where, merge=self.merge_labels)
 
     def _model_label_names(self, config: Any, raw: Dataset, where: str) -> tuple[str, ...]:
         """None where the model has one output, a score."""
@@ -71,7 +71,9 @@ class TextClassification(SingleLabelTask):
         if self.regression:
             labels, wrong = real_scores(split, self.label_column)
         else:
-            labels, wrong = class_ids(split, self.label_column, self.known_label_names)
+            labels, wrong = class_ids(
+                split, self.label_column, self.known_label_names, merge=self.merge_labels
+            )
         return labels, problems + wrong
 
     def select(self, raw: Dataset, indices: np.ndarray, labels: np.ndarray | None) -> Dataset:

@@ -1,0 +1,135 @@
+"""What can be said of methods and tasks without importing torch: ``catalog.json``.
+
+`make docs` writes it from the methods' and tasks' own files; a test fails while it is stale. So the
+command line lists methods, and finds misspelled names and fields, at once.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from importlib.resources import files
+from typing import Annotated, Any, Literal, Union
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+CATALOG = "catalog.json"
+GROUP = "smoothtune.methods"
+"""Entry points by which an installed package offers methods."""
+_TYPES = {"boolean": bool, "integer": int, "number": float, "string": str}
+_LIMITS = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt"}
+
+
+@dataclass
+class FieldDescription:
+    """One field of a method."""
+
+    name: str
+    type: str
+    """Values it takes, with their range."""
+    default: Any
+    description: str
+
+
+@dataclass
+class MethodDescription:
+    """One method, as its source file describes it."""
+
+    name: str
+    title: str
+    summary: str
+    reference: str
+    equation: str
+    departures: str
+    fields: list[FieldDescription]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self)
+
+
+@cache
+def _catalog() -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((files("smoothtune") / CATALOG).read_text("utf-8"))
+    return content
+
+
+def known_methods() -> list[str]:
+    """Names of the methods of this package."""
+    return list(_catalog()["methods"])
+
+
+def described(name: str) -> MethodDescription:
+    """The description of a method of this package; KeyError if there is none."""
+    found = dict(_catalog()["methods"][name]["description"])
+    fields = [FieldDescription(**field) for field in found.pop("fields")]
+    return MethodDescription(fields=fields, **found)
+
+
+def former_names(method: str) -> dict[str, str]:
+    """Former names of a method's fields, with the present ones."""
+    return dict(_catalog()["methods"][method]["former_names"])
+
+
+def clips_gradients(method: str) -> bool:
+    """Whether a method clips gradients itself; not known of methods of other packages."""
+    return bool(_catalog()["methods"].get(method, {}).get("clips_gradients"))
+
+
+@cache
+def fields_model(method: str) -> type[BaseModel]:
+    """A model that takes the fields of a method, each with its type and range.
+
+    It does not know what the method checks across its fields.
+    """
+    schema = _catalog()["methods"][method]["schema"]
+    definitions = schema.get("$defs", {})
+    fields: Any = {
+        name: (_annotation(e, definitions), None) for name, e in schema["properties"].items()
+    }
+    made: Any = create_model(method, __config__=ConfigDict(extra="forbid"), **fields)
+    return made
+
+
+def _annotation(entry: dict[str, Any], definitions: dict[str, Any]) -> Any:
+    """The type that a JSON schema stands for."""
+    if "$ref" in entry:
+        return _annotation(definitions[entry["$ref"].rpartition("/")[2]], definitions)
+    if "anyOf" in entry:
+        return Union[tuple(_annotation(option, definitions) for option in entry["anyOf"])]  # noqa: UP007
+    if "enum" in entry or "const" in entry:
+        return Literal[tuple(entry.get("enum", [entry.get("const")]))]
+    if entry.get("type") == "array":
+        if "prefixItems" in entry:
+            return tuple[tuple(_annotation(each, definitions) for each in entry["prefixItems"])]  # type: ignore[misc]
+        item = entry["items"]
+        lengths: Any = {"min_length": entry.get("minItems"), "max_length": entry.get("maxItems")}
+        return Annotated[list[_annotation(item, definitions)], Field(**lengths)]  # type: ignore[misc]
+    if entry.get("type") == "null":
+        return None
+    if entry.get("type") not in _TYPES:
+        return Any
+    limits: dict[str, Any] = {_LIMITS[key]: entry[key] for key in _LIMITS if key in entry}
+    return Annotated[_TYPES[entry["type"]], Field(**limits)]
+
+
+def offered_methods() -> dict[str, EntryPoint]:
+    """Methods that installed packages offer, by name; nothing is imported."""
+    return {each.name: each for each in entry_points(group=GROUP)}
+
+
+def is_of_others(name: str) -> bool:
+    """Whether a name is that of a method outside this package: ``module:Class``, or offered."""
+    return name not in _catalog()["methods"] and (":" in name or name in offered_methods())
+
+
+def task_types() -> dict[str, str]:
+    """The type of each task that has a name."""
+    return dict(_catalog()["tasks"])
+
+
+def default_length(task_type: str) -> int:
+    """Default of the longest row of a type of task, in tokens."""
+    return int(_catalog()["task_types"].get(task_type, {}).get("max_seq_length", 128))

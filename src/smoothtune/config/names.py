@@ -1,0 +1,156 @@
+"""Checks that need no torch: names of methods, tasks and fields, their types, and combinations.
+
+What the methods' own classes check is in `smoothtune.config.checks`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from importlib.resources import files
+from typing import Any
+
+from pydantic import ValidationError
+
+from smoothtune import catalog
+from smoothtune.config.draft import Draft, message_of
+from smoothtune.config.fields import SpanFields
+from smoothtune.errors import Location, former_name, unknown
+
+AUTO = "auto"
+NONE_YET = (
+    "none yet: no study of this project has shown a method that beats plain fine-tuning on all of "
+    "its tasks; name one, see `smoothtune methods`"
+)
+
+
+def name_methods(draft: Draft) -> None:
+    """Turn a name, a list or a mapping of methods into a mapping from name to fields."""
+    value = draft.values.get("methods", {"plain": None})
+    places = {at: where for at, where in draft.places.items() if at[0] == "methods"}
+    named: dict[str, dict[str, Any]] = {}
+    items: list[tuple[Location, Any, Any]]
+    if isinstance(value, Mapping):
+        items = [(("methods", name), name, fields) for name, fields in value.items()]
+    else:
+        items = []
+        for index, item in enumerate(value if isinstance(value, list) else [value]):
+            fields = dict(item) if isinstance(item, Mapping) else {}
+            name = fields.pop("name", None) if isinstance(item, Mapping) else item
+            items.append((("methods", index), name, fields))
+    for location, name, fields in items:
+        if not isinstance(name, str):
+            draft.report(location, "is not a method; write a name, or a mapping with name: NAME")
+        elif not isinstance(fields, Mapping | None):
+            draft.report(location, f"the fields of {name} must be a mapping, not {fields!r}")
+        elif name in named:
+            draft.report(location, f"{name} is repeated; keep one of them")
+        else:
+            named[name] = dict(fields or {})
+            for at, where in places.items():
+                if at[:2] == location:
+                    draft.places["methods", name, *at[2:]] = where
+    draft.values["methods"] = named
+
+
+def check_names(draft: Draft) -> None:
+    """Report unknown methods, and fields of methods that are unknown or of the wrong type."""
+    name_methods(draft)
+    _take_recommended(draft)
+    for name, fields in draft.values["methods"].items():
+        if catalog.is_of_others(name):
+            continue
+        if name not in catalog.known_methods():
+            known = [*catalog.known_methods(), *catalog.offered_methods()]
+            draft.report(("methods", name), unknown("method", name, known))
+            continue
+        former, model = catalog.former_names(name), catalog.fields_model(name)
+        for field in former.keys() & fields.keys():
+            draft.report(("methods", name, field), former_name(field, former[field]))
+        try:
+            model(**{former.get(field, field): value for field, value in fields.items()})
+        except ValidationError as error:
+            for detail in error.errors():
+                message = message_of(detail, list(model.model_fields))
+                draft.report(("methods", name, *detail["loc"]), message)
+    if not draft.values["methods"] and not draft.problems:
+        draft.report(("methods",), "is empty; for plain fine-tuning leave it out or write plain")
+
+
+def _take_recommended(draft: Draft) -> None:
+    """Replace the method ``auto`` by the recommended methods."""
+    named = draft.values["methods"]
+    if AUTO not in named:
+        return
+    if len(named) > 1 or named[AUTO]:
+        draft.report(("methods", AUTO), "must be the only method, without fields")
+    methods = recommended()["methods"]
+    if methods is None:
+        draft.report(("methods", AUTO), NONE_YET)
+    draft.values["methods"] = methods or {"plain": {}}
+
+
+def recommended() -> dict[str, Any]:
+    """The content of ``recommended.json``.
+
+    Returns:
+        ``methods``: fields by method, or None; ``evidence``: the numbers behind it, or None.
+    """
+    text = (files("smoothtune") / "recommended.json").read_text(encoding="utf-8")
+    content: dict[str, Any] = json.loads(text)
+    return content
+
+
+def clipping_methods(names: Iterable[str]) -> list[str]:
+    """Those of the named methods that replace the clipping of the gradient norm."""
+    return [name for name in names if catalog.clips_gradients(name)]
+
+
+def task_type_of(values: Mapping[str, Any]) -> str:
+    """Type of the task that the fields of a run describe."""
+    task = values.get("task")
+    preset = catalog.task_types().get(task) if isinstance(task, str) else None
+    if values.get("task_type") is None and preset and values.get("text_columns") is None:
+        return preset
+    return str(values.get("task_type") or "text-classification")
+
+
+def check_task(draft: Draft) -> None:
+    """Report an unknown task, and fields that the task does not have."""
+    values, known = draft.values, catalog.task_types()
+    task = values.get("task")
+    task_type = task_type_of(values)
+    hint = "; for another data set give text_columns or task_type"
+    if task_type == "text-classification" and values.get("text_columns") is None:
+        if task is None:
+            draft.report(("task",), f"is missing. Known: {', '.join(sorted(known))}{hint}")
+        elif isinstance(task, str) and task not in known:
+            draft.report(("task",), unknown("task", task, known) + hint)
+        if values.get("label_column") is not None:
+            draft.report(("label_column",), "needs text_columns")
+    elif values.get("data") is None and (
+        task_type == "text-classification" or task is None or task not in known
+    ):
+        draft.report(("data",), "is missing: a hub id, a folder or a file")
+    for name in SpanFields.model_fields:
+        if values.get(name) is not None and task_type != "question-answering":
+            draft.report((name,), f"is for question answering, and the task is {task_type}")
+    if values.get("choice_columns") is not None and task_type != "multiple-choice":
+        draft.report(("choice_columns",), "needs task_type: multiple-choice")
+    if values.get("merge_labels") is not None and task_type != "text-classification":
+        draft.report(("merge_labels",), f"works with text classification, not with {task_type}")
+    if values.get("unlabeled") is not None and task_type != "text-classification":
+        draft.report(("unlabeled",), f"works with text classification, not with {task_type}")
+
+
+def check_combinations(draft: Draft) -> None:
+    """Report fields that need or exclude one another."""
+    values = draft.values
+    if values.get("unlabeled") is not None and set(values["methods"]) <= {"plain"}:
+        draft.report(("unlabeled",), "needs a method that works without labels")
+    if values.get("merge_adapter") and values.get("lora") is None:
+        draft.report(("merge_adapter",), "needs lora")
+    clips = clipping_methods(values["methods"])
+    if clips and values.get("max_grad_norm"):
+        message = f"must be 0 with {clips[0]}, which clips gradients itself; leave it out"
+        draft.report(("max_grad_norm",), message)

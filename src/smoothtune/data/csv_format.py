@@ -1,0 +1,180 @@
+"""Separators and encodings of CSV files: how they are read, and which ones a file seems to have."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from smoothtune.errors import DataError
+
+SEPARATORS = {",": "','", ";": "';'", "\t": r"'\t' (a tab)", "|": "'|'"}
+"""What separates columns in practice, as an error shows it."""
+_SAMPLE_BYTES = 200_000
+_SAMPLE_ROWS = 50
+# Bytes that are control characters in cp1252, and undefined there: no text of an office program.
+_UNLIKELY = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
+def csv_options(suffix: str, sep: str | None, encoding: str | None) -> dict[str, Any]:
+    """Options of `pandas.read_csv` for a file.
+
+    Args:
+        suffix: .csv or .tsv. By default a text "None" or "NA" would be read as missing.
+            Tab-separated files have no quoting (as in GLUE): with it, one stray quote swallows the
+            rows up to the next.
+        sep: what separates the columns; None: as the suffix says.
+        encoding: of the text; None: UTF-8.
+    """
+    options: dict[str, Any] = {"keep_default_na": False}
+    if suffix == ".tsv":
+        options |= {"sep": "\t", "quoting": csv.QUOTE_NONE}
+    if sep is not None:
+        options["sep"] = sep
+    return options if encoding is None else options | {"encoding": encoding}
+
+
+def check_encoding(file: Path, encoding: str | None) -> None:
+    """Check that a file is text of this encoding, and not UTF-8 read as another one.
+
+    Args:
+        file: CSV or TSV.
+        encoding: as the user gives it; None: UTF-8.
+
+    Raises:
+        DataError: it is not; the message names the line, and an encoding that fits.
+    """
+    raw = file.read_bytes()
+    wanted = encoding or "utf-8"
+    try:
+        raw.decode(wanted)
+    except UnicodeDecodeError as error:
+        line = raw[: error.start].count(b"\n") + 1
+        fits = fitting_encoding(raw)
+        again = (
+            f"; it reads as {fits}, {_around(raw, error.start, fits)}: give encoding: {fits}"
+            if fits and not _same(fits, wanted)
+            else "; save it as UTF-8"
+        )
+        raise DataError(f"{file}: line {line} is not {wanted}{again}") from error
+    if encoding is None or raw.isascii() or _same(wanted, "utf-8") or _same(wanted, "utf-8-sig"):
+        return
+    if is_utf8(raw):
+        first = next(place for place, byte in enumerate(raw) if byte > 127)
+        raise DataError(
+            f"{file}: is UTF-8, {_around(raw, first, 'utf-8')}, and would be read as "
+            f"{_around(raw, first, wanted)} with encoding: {encoding}; leave encoding out"
+        )
+
+
+def fitting_encoding(raw: bytes) -> str | None:
+    """UTF-16 where a mark says so, else the Western encoding in which all bytes are text."""
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    if is_utf8(raw):
+        return "utf-8"
+    for encoding in ("cp1252", "latin-1"):
+        try:
+            if not _UNLIKELY.search(raw.decode(encoding)):
+                return encoding
+        except UnicodeDecodeError:
+            continue
+    return None
+
+
+def is_utf8(raw: bytes) -> bool:
+    """Whether bytes are UTF-8."""
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def fitting_separator(file: Path, encoding: str | None = None) -> str | None:
+    """The separator that gives every one of the first rows the same columns, two or more.
+
+    Args:
+        file: CSV or TSV.
+        encoding: of the text; None: UTF-8.
+    """
+    columns = {each: _common_length(_first_rows(file, each, encoding)) for each in SEPARATORS}
+    best = max(columns, key=lambda each: columns[each])
+    return best if columns[best] > 1 else None
+
+
+def _common_length(rows: list[list[str]]) -> int:
+    """Number of columns that all rows have; 0 if they differ."""
+    counts = {len(row) for row in rows}
+    return counts.pop() if len(counts) == 1 else 0
+
+
+def _first_rows(
+    file: Path, sep: str, encoding: str | None, quoting: Any = csv.QUOTE_MINIMAL
+) -> list[list[str]]:
+    """The first rows of a file, without empty lines; none where they cannot be read."""
+    with file.open("rb") as opened:
+        raw = opened.read(_SAMPLE_BYTES)
+    lines = raw.decode(encoding or "utf-8-sig", errors="replace").splitlines(keepends=True)
+    if len(raw) == _SAMPLE_BYTES:  # the last line may be cut
+        lines = lines[:-1]
+    reader = csv.reader(lines[:_SAMPLE_ROWS], delimiter=sep, quoting=quoting)
+    try:
+        return [row for row in reader if row]
+    except csv.Error:
+        return []
+
+
+def check_header(file: Path, options: Mapping[str, Any]) -> None:
+    """Refuse a first row with more cells than the header, which pandas reads as shifted by one.
+
+    Args:
+        file: CSV or TSV.
+        options: of `csv_options`.
+
+    Raises:
+        DataError: there is such a row.
+    """
+    sep, encoding = options.get("sep", ","), options.get("encoding")
+    header, *rows = _first_rows(file, sep, encoding, options.get("quoting", 0)) or [[]]
+    if rows and len(rows[0]) > len(header):
+        raise DataError(
+            f"{file}: the first row has {len(rows[0])} columns and the header {len(header)}"
+            + separator_hint(file, options)
+        )
+
+
+def separator_hint(file: Path, options: Mapping[str, Any]) -> str:
+    """What to write about the separator of a file that could not be read.
+
+    Args:
+        file: CSV or TSV.
+        options: of `csv_options`, that it was read with.
+    """
+    sep, encoding = options.get("sep", ","), options.get("encoding")
+    fits = fitting_separator(file, encoding)
+    if fits is not None and fits != sep:
+        return f"; its columns seem to be separated by {SEPARATORS[fits]}: give sep: {_yaml(fits)}"
+    shown = SEPARATORS.get(sep, repr(sep))
+    if "quoting" in options:
+        return f"; no text may hold the separator {shown}"
+    return f"; a text that holds the separator {shown} must stand in double quotes"
+
+
+def _yaml(sep: str) -> str:
+    """A separator as a run file has it."""
+    return r'"\t"' if sep == "\t" else f'"{sep}"'
+
+
+def _around(raw: bytes, place: int, encoding: str) -> str:
+    """The text around a byte in its line, in quotes."""
+    start = max(place - 12, raw.rfind(b"\n", 0, place) + 1)
+    line = raw[start : place + 12].splitlines()
+    return repr(line[0].decode(encoding, errors="ignore"))
+
+
+def _same(one: str, other: str) -> bool:
+    return codecs.lookup(one).name == codecs.lookup(other).name
