@@ -33,8 +33,7 @@ ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 sys.path.append(str(ROOT / "tests"))
 KINDS = {"cell": 12, "fork server": 2, "command": 2, "resource tracker": 1}  # how often each
-IN_STARTING = 0.1  # share of these kills that happen while no cell runs, else it never starts
-PAUSE = 1  # longest one, in times that a cell takes
+WHILE_STARTING = 0.25  # share of the starts in which kills come before a cell runs
 GONE = 60  # seconds in which all processes are gone: a server ends when it has imported everything
 MUST_BE_0 = (
     "cells lost",
@@ -90,10 +89,10 @@ def processes(command):
     return found
 
 
-def kill_one(command, draw):
+def kill_one(command, draw, also_without_cells):
     """Kill a process at random; the kind, or None where there is none to be killed."""
     found = {kind: running for kind, running in processes(command).items() if running}
-    if not found or ("cell" not in found and draw.random() > IN_STARTING):
+    if not found or not ("cell" in found or also_without_cells):
         return None
     (kind,) = draw.choices(list(found), [KINDS[kind] for kind in found])
     try:
@@ -126,13 +125,13 @@ def disturbed(file, folder, draw, longest, until):
     """Run a study to its end through kills, `longest` seconds apart at most; what was counted."""
     counts, output = Counter(), folder.with_suffix(".txt")
     while True:
-        command = start(file, folder, output)
+        command, starting = start(file, folder, output), draw.random() < WHILE_STARTING
         while True:
             try:
                 code = command.wait(draw.uniform(0, longest))
                 break
             except subprocess.TimeoutExpired:
-                if time.monotonic() < until and (kind := kill_one(command, draw)):
+                if time.monotonic() < until and (kind := kill_one(command, draw, starting)):
                     counts[f"killed: {kind}"] += 1
         counts["processes left"] += processes_left(command.pid)
         counts[f"command ended with {'SIGKILL' if code == -9 else f'exit code {code}'}"] += 1
@@ -223,7 +222,7 @@ def main():
         until = begin + 60 * args.minutes
         while time.monotonic() < until:
             folder, draw = place / f"killed-{studies}", random.Random(f"{args.seed} {studies}")
-            counts.update(disturbed(file, folder, draw, PAUSE * seconds, until))
+            counts.update(disturbed(file, folder, draw, seconds, until))
             counts.update(faults(folder, place / "whole"))
             studies += 1
             minutes = round((time.monotonic() - begin) / 60, 1)

@@ -1,9 +1,12 @@
 """A run that is stopped: signals in every phase, no memory, full and read-only disks."""
 
+import errno
 import os
 import resource
 import shutil
 import signal
+import warnings
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -14,11 +17,13 @@ from safetensors.torch import load_file
 from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutOfMemory, OutputError, Stopped
+from smoothtune.files import read_json
 from smoothtune.run import train as train_module
 from smoothtune.run.callbacks import StopOnSignal
 from smoothtune.run.output import newest_checkpoint
 from smoothtune.run.train import train
 from smoothtune.run.trainer import RunTrainer
+from smoothtune.trainer import checkpoints
 
 
 @pytest.fixture(scope="module")
@@ -50,24 +55,37 @@ def quiet_train(config: RunConfig, **options) -> dict:
 
 
 @pytest.fixture(scope="module")
-def expected(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+def whole(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The output folder of a run that nothing stops."""
     folder = tmp_path_factory.mktemp("whole") / "out"
     quiet_train(config_in(inputs, folder))
-    return (folder / "model.safetensors").read_bytes()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def expected(whole: Path) -> bytes:
+    return weights(whole)
 
 
 def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def signal_before(monkeypatch, owner, name: str, call: int = 1) -> None:
-    """Send SIGTERM to this process at the n-th call of a function."""
+def losses(result: dict) -> list:
+    found = [(e["step"], e.get("loss"), e.get("eval_loss")) for e in result["log_history"]]
+    return [entry for entry in found if any(entry[1:])]
+
+
+def signal_before(
+    monkeypatch, owner, name: str, call: int = 1, number: int = signal.SIGTERM
+) -> None:
+    """Send a signal to this process at the n-th call of a function."""
     original, calls = getattr(owner, name), []
 
     def wrapped(*values, **named):
         calls.append(name)
         if len(calls) == call:
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
         return original(*values, **named)
 
     monkeypatch.setattr(owner, name, wrapped)
@@ -106,6 +124,55 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_run_in_the_end(
     assert folder is not None
     assert folder.name == f"checkpoint-{step}"
     assert quiet_train(config, resume=True)["cost"]["steps"] == 5
+    assert weights(tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [("evaluate", 1), ("publish", 1), pytest.param("evaluate", 2, marks=pytest.mark.slow)],
+)
+def test_a_kill_after_the_last_step_does_not_train_again(
+    inputs, tmp_path, whole, monkeypatch, name: str, call: int
+) -> None:
+    """With `save_strategy: no`, the default."""
+    config = config_in(inputs, tmp_path / "out")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # threads, which the child does not use
+        child = os.fork()
+    if not child:
+        signal_before(monkeypatch, train_module, name, call, number=signal.SIGKILL)
+        try:
+            quiet_train(config)
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    with pytest.raises(OutputError, match="stopped at checkpoint-5; go on with --resume"):
+        quiet_train(config)
+
+    def trains(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr(RunTrainer, "training_step", trains)
+    result, asked = quiet_train(config, resume=True), read_json(whole / "result.json")
+    assert weights(tmp_path / "out") == weights(whole)
+    for key in ("metrics", "train_metrics", "fingerprints"):
+        assert result[key] == asked[key]
+    assert losses(result) == losses(asked)
+    assert not (tmp_path / "out" / "checkpoints").exists()
+
+
+def test_a_disk_too_full_for_that_checkpoint_ends_no_run(
+    inputs, tmp_path, expected, monkeypatch
+) -> None:
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, StringIO() as output:
+        patch.setattr(checkpoints, "write_manifest", full)
+        train(config_in(inputs, tmp_path / "out"), console=Console(file=output, width=1000))
+        told = output.getvalue()
+    assert "checkpoint-5 cannot be written: No space left on device" in told
+    assert "the run goes on, but would train again if it were killed now" in told
     assert weights(tmp_path / "out") == expected
 
 

@@ -115,3 +115,23 @@ def test_a_server_that_is_killed_is_started_again(write, tmp_path: Path) -> None
         ended = pool.ended(1)
     pool.stop()
     assert [(e.cell.id, e.status) for e in ended] == [(cell.id, "done")]
+
+
+@pytest.mark.slow
+def test_a_run_whose_server_is_killed_is_over_before_it_is_tried_again(
+    write, tmp_path: Path
+) -> None:
+    file = write("methods: [plain]\nmore_epochs: null\nseeds: [0]\n")
+    file.write_text(file.read_text().replace("max_steps: 3", "max_steps: 100000"))
+    (folder := tmp_path / "out").mkdir()
+    (cell,) = Plan(load_study(file), folder).final({})
+    pool = LocalPool(folder, 1, keep_models=False)
+    pool.start(cell)
+    ((process, _),) = pool.running.values()
+    while not Records(folder).log():
+        time.sleep(0.05)
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
+    (ended,) = pool.ended(60)
+    assert not alive(process.pid)
+    assert ended.status == "killed"
+    assert "the server" in ended.message

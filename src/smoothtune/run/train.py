@@ -104,7 +104,12 @@ def train(
 
 
 def fit(
-    config: RunConfig, folder: Path, *, resume: bool = False, console: Console | None = None
+    config: RunConfig,
+    folder: Path,
+    *,
+    resume: bool = False,
+    resumable: bool = True,
+    console: Console | None = None,
 ) -> Trained:
     """Fine-tune and evaluate as `train` does, without writing the model; the same errors.
 
@@ -112,6 +117,8 @@ def fit(
         config: the run; its `output_dir` is not used.
         folder: for checkpoints.
         resume: continue from the newest checkpoint in the folder.
+        resumable: leave a checkpoint of the last step, so that a run that is killed in the final
+            evaluation need not train again.
         console: where to print.
     """
     console = console or Console()
@@ -133,6 +140,8 @@ def fit(
             train_seconds = train_to_the_end(
                 trainer, "+".join(config.methods), checkpoint, signals, console
             )
+            if resumable:
+                keep_training(trainer, console)
             start = time.perf_counter()
             metrics, train_metrics, predictions = final_evaluation(trainer, inputs)
     times = {"train": train_seconds, "evaluation": time.perf_counter() - start}
@@ -213,16 +222,34 @@ def final_evaluation(
     return metrics, train_metrics, predictions
 
 
+def keep_training(trainer: RunTrainer, console: Console) -> None:
+    """Leave a checkpoint of the last step for the time of the evaluation; not on a full disk."""
+    try:
+        keep_step(trainer)
+    except OutputError as error:
+        say(console, f"{error}; the run goes on, but would train again if it were killed now")
+
+
+def keep_step(trainer: RunTrainer) -> None:
+    """Leave a checkpoint of the step that the trainer is at.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    step = trainer.state.global_step
+    if not Path(str(trainer.args.output_dir), f"checkpoint-{step}").exists():
+        with quiet():
+            save_checkpoint(trainer)
+
+
 def stop(trainer: RunTrainer) -> NoReturn:
     """Leave a checkpoint of the step that the trainer is at.
 
     Raises:
         Stopped: always.
     """
+    keep_step(trainer)
     state = trainer.state
-    if not Path(str(trainer.args.output_dir), f"checkpoint-{state.global_step}").exists():
-        with quiet():
-            save_checkpoint(trainer)
     raise Stopped(
         f"stopped by a signal after step {state.global_step} of {state.max_steps}; continue "
         "with the same command and --resume-from-checkpoint"

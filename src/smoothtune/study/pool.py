@@ -11,7 +11,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
@@ -30,6 +30,8 @@ ONE_THREAD = {
     "OPENBLAS_NUM_THREADS": "1",
     "TOKENIZERS_PARALLELISM": "false",
 }
+SERVER_LOST = 255
+"""Exit code that multiprocessing tells for a process whose server died; it may still run."""
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Python puts no current directory on the path on which it finds modules."""
 MEMORY_PER_CELL = 1.5e9
@@ -116,6 +118,8 @@ class LocalPool:
         for sentinel in wait(list(self.running), seconds):
             process, cell = self.running.pop(sentinel)
             process.join()
+            if process.exitcode == SERVER_LOST:
+                _end(process.pid)
             found.append(self._judge(cell, process.exitcode))
         return found
 
@@ -124,7 +128,7 @@ class LocalPool:
         if record := records.read(cell.id):
             return Ended(cell, record["status"], record.get("message", ""))
         failure = records.failure(cell.id)
-        if code is not None and code > 0 and failure:
+        if code == 1 and failure:  # else it is of an attempt before
             return Ended(cell, failure["status"], failure["message"])
         message = _how_it_died(code)
         records.fail(cell, "killed", message)
@@ -139,7 +143,19 @@ class LocalPool:
         self.running.clear()
 
 
+def _end(pid: int | None) -> None:
+    """Kill a process that is no child of this one; it is gone, with what it wrote, on return."""
+    import psutil
+
+    with suppress(psutil.Error):
+        process = psutil.Process(pid)
+        process.kill()
+        process.wait(10)
+
+
 def _how_it_died(code: int | None) -> str:
+    if code == SERVER_LOST:
+        return "the server that forked the process was killed"
     if code is None or code >= 0:
         return f"the process ended with exit code {code} and left no result"
     name = signal.Signals(-code).name

@@ -108,7 +108,8 @@ def compute(cell: Cell, work: Path, models: Path | None = None) -> dict[str, Any
     import torch
 
     torch.set_num_threads(1)
-    trained = fit(cell.config, work, console=Console(file=sys.stdout, width=200))
+    console = Console(file=sys.stdout, width=200)
+    trained = fit(cell.config, work, resumable=False, console=console)
     if models is not None:
         models.mkdir(exist_ok=True)
         trained.save(work / "model")
