@@ -6,8 +6,10 @@ from collections.abc import Sequence
 
 from smoothtune.config.run import load_config
 from smoothtune.console import quiet
+from smoothtune.errors import ConfigError, Problem
 from smoothtune.memory import keep_freed_memory, measurable
 from smoothtune.models.load import load_base, load_classifier
+from smoothtune.models.positions import num_positions
 from smoothtune.tasks.presets import TASKS
 from smoothtune.trainer.step_cost import measure_step_cost, random_batches
 
@@ -25,7 +27,7 @@ def price_list(
         rounds: steps measured with and without the method.
 
     Raises:
-        ConfigError: an unknown method or field.
+        ConfigError: an unknown method or field, or more tokens than the model has positions.
         ModelError: the model cannot be loaded.
     """
     configs = [
@@ -34,6 +36,10 @@ def price_list(
     ]
     with quiet():
         classifier, _ = load_classifier(load_base(model), TASKS["sst2"], seed=0)
+    limit = num_positions(classifier)
+    if limit is not None and length > limit:
+        message = f"{model} has {limit} positions: set it to {limit} or less"
+        raise ConfigError([Problem("--length", "", message)])
     batches = random_batches(classifier, rounds, batch_size, length)
     keep_freed_memory()
     rows = []

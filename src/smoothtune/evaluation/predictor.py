@@ -21,6 +21,7 @@ from smoothtune.errors import ModelError
 from smoothtune.models.checks import only_model_errors
 from smoothtune.models.load import Base
 from smoothtune.models.lora import is_adapter, load_merged
+from smoothtune.models.positions import check_lengths
 from smoothtune.tasks.base import Task
 
 
@@ -76,7 +77,11 @@ class Predictor:
 
         Yields:
             Row numbers (B,) and the model's inputs (B, T), with labels where there are any.
+
+        Raises:
+            ConfigError: a row is longer than the model takes.
         """
+        check_lengths(self.model, rows)
         order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
         collate = self.task.collator(self.tokenizer)
         device = next(self.model.parameters()).device

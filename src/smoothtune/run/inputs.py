@@ -14,6 +14,7 @@ from smoothtune.config.task import configured_task
 from smoothtune.console import say
 from smoothtune.models.load import Base, load_base, load_classifier, start_at_mean
 from smoothtune.models.lora import add_lora
+from smoothtune.models.positions import check_lengths
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.prepare import Prepared, prepare, prepare_unlabeled
 
@@ -79,11 +80,16 @@ def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTra
     """The base model with the task's head and, if asked for, adapters; prints its size.
 
     Raises:
+        ConfigError: a row is longer than the model takes.
         LoraError: adapters do not fit the model.
         ModelError: the weights cannot be loaded.
     """
     task = inputs.task
     model, new_weights = load_classifier(inputs.base, task, seed=config.seed)
+    check_lengths(model, inputs.prepared.train, "the training data")
+    check_lengths(model, inputs.prepared.validation, "the validation data")
+    if inputs.unlabeled is not None:
+        check_lengths(model, inputs.unlabeled[0], "the unlabeled data")
     size = sum(weight.numel() for weight in model.parameters())
     new = ", ".join(new_weights) or "none"
     say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")

@@ -1,0 +1,51 @@
+"""How many tokens a model takes, and rows that are longer."""
+
+from __future__ import annotations
+
+from datasets import Dataset
+from torch import nn
+
+from smoothtune.errors import ConfigError, Problem
+
+RELATIVE = ("relative", "distance")
+"""Tables of distances, which set no limit."""
+
+
+def num_positions(model: nn.Module) -> int | None:
+    """Tokens of the longest row that a model takes; None without a table of positions.
+
+    Some tables hold entries that no token gets: RoBERTa counts from the number of its padding
+    token, OPT and BART from an `offset`.
+    """
+    found = []
+    for name, module in model.named_modules():
+        own = name.rpartition(".")[2]
+        is_table = isinstance(module, nn.Embedding) and ("position" in own or own == "wpe")
+        if is_table and not any(word in own for word in RELATIVE):
+            padding, offset = module.padding_idx, getattr(module, "offset", 0)
+            unused = offset if padding is None or offset else padding + 1
+            found.append(module.num_embeddings - unused)
+    return min(found, default=None)
+
+
+def check_lengths(model: nn.Module, rows: Dataset, what: str = "the data") -> None:
+    """Check that a model has a position for every token of all rows.
+
+    Args:
+        model: the model.
+        rows: tokenized rows with `length` and `example_id`.
+        what: they are, for the error.
+
+    Raises:
+        ConfigError: a row is too long; the message says which `max_seq_length` cuts it.
+    """
+    limit = num_positions(model)
+    lengths = rows["length"][:]
+    longest = max(lengths, default=0)
+    if limit is not None and longest > limit:
+        row = rows["example_id"][lengths.index(longest)]
+        message = (
+            f"row {row} of {what} has {longest} tokens, and the model {limit} positions: set it to "
+            f"{limit} or less"
+        )
+        raise ConfigError([Problem("", "max_seq_length", message)])
