@@ -22,6 +22,10 @@ COMMANDS = {
         "tools",
         "Compare plain fine-tuning with LNSR on generated sentences, offline, in a minute or two.",
     ),
+    "init": (
+        "init",
+        "Look at a file of rows, guess its columns and task, and write a run file for it.",
+    ),
     "train": (
         "train",
         "Fine-tune a model; OUTPUT_DIR becomes a plain model folder with result.json.",
@@ -51,8 +55,8 @@ COMMANDS = {
         "Measure the cost of a training step with each method, relative to plain fine-tuning.",
     ),
     "validate": (
-        "tools",
-        "Check run files, and list all problems with file, line and field; runs nothing.",
+        "validate",
+        "Check files of runs and studies, and list all problems with file, line and field.",
     ),
 }
 """Module and help of every command."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from smoothtune.config.run import load_config
 from smoothtune.console import quiet
@@ -16,8 +17,8 @@ from smoothtune.trainer.step_cost import measure_step_cost, random_batches
 
 def price_list(
     methods: Sequence[str], model: str, batch_size: int, length: int, rounds: int
-) -> list[list[str]]:
-    """Rows of `smoothtune cost`: method, ratio, range, seconds, extra memory.
+) -> list[dict[str, Any]]:
+    """What a step costs with each method, for `smoothtune cost`.
 
     Args:
         methods: ``NAME[:field=value,...]``, one row each.
@@ -25,6 +26,10 @@ def price_list(
         batch_size: B of the random batches.
         length: T.
         rounds: steps measured with and without the method.
+
+    Returns:
+        For each method: ratio to plain fine-tuning with its range, seconds of both, and bytes of
+        memory beyond plain fine-tuning, or None.
 
     Raises:
         ConfigError: an unknown method or field, or more tokens than the model has positions.
@@ -45,17 +50,30 @@ def price_list(
     rows = []
     for method, config in zip(methods, configs, strict=True):
         cost = measure_step_cost(classifier, config.regularizers(), batches, memory=measurable())
-        low, high = min(cost.ratios), max(cost.ratios)
-        memory = ""
+        memory = None
         if cost.methods_memory is not None and cost.plain_memory is not None:
-            memory = f"{(cost.methods_memory - cost.plain_memory) / 2**20:+.0f} MiB"
+            memory = cost.methods_memory - cost.plain_memory
         rows.append(
-            [
-                method,
-                f"{cost.ratio:.2f}",
-                f"{low:.2f}-{high:.2f}",
-                f"{cost.seconds:.3g} ({cost.plain_seconds:.3g})",
-                memory,
-            ]
+            {
+                "method": method,
+                "ratio": cost.ratio,
+                "low": min(cost.ratios),
+                "high": max(cost.ratios),
+                "seconds": cost.seconds,
+                "plain_seconds": cost.plain_seconds,
+                "extra_bytes": memory,
+            }
         )
     return rows
+
+
+def price_row(price: Mapping[str, Any]) -> list[str]:
+    """One row of the table: method, ratio, range, seconds, extra memory."""
+    memory = price["extra_bytes"]
+    return [
+        price["method"],
+        f"{price['ratio']:.2f}",
+        f"{price['low']:.2f}-{price['high']:.2f}",
+        f"{price['seconds']:.3g} ({price['plain_seconds']:.3g})",
+        "" if memory is None else f"{memory / 2**20:+.0f} MiB",
+    ]

@@ -8,9 +8,19 @@ from typing import Annotated, Any, get_args
 import typer
 
 from smoothtune.cli.options import options_from, repeatable
-from smoothtune.cli.output import USAGE, echo, errors_as_exit_codes, fail, output_console
+from smoothtune.cli.output import (
+    JSON,
+    echo,
+    errors_as_exit_codes,
+    output_console,
+    print_json,
+    show_rows,
+)
 from smoothtune.config.evaluation import PartName, Settings, load_settings
 from smoothtune.config.fields import DATA, PARTS
+
+PAGE = "evaluation.html"
+"""The page that `evaluate` writes about its folder."""
 
 
 class Options(Settings):
@@ -51,8 +61,9 @@ def evaluate(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any field, as doc_stride=64."),
     ] = None,
+    as_json: JSON = False,
 ) -> None:
-    """Evaluate, and print where the results are."""
+    """Evaluate, print the scores, and write a page."""
     flags = {name: options.pop(name, False) for name in ("all", *get_args(PartName))}
     parts = tuple(name for name in get_args(PartName) if flags[name] or flags["all"])
     with errors_as_exit_codes():
@@ -60,8 +71,27 @@ def evaluate(
         settings = load_settings(set_ or (), options, ood or (), ood_set or ())
         from smoothtune.evaluation.run import evaluate as run_evaluation
 
-        run_evaluation(settings, console=output_console())
-    echo(f"{settings.output_dir} holds evaluation.json, tables and plots")
+        content = run_evaluation(settings, console=output_console(as_json=as_json))
+        from smoothtune.evaluation.report import score_rows, write_report
+
+        folder = Path(settings.output_dir)
+        no_plots = write_report([folder], folder / PAGE, overwrite=True)
+        if as_json:
+            print_json(content)
+        else:
+            show_rows(["", "95 % interval in brackets"], score_rows(folder))
+    held = ", ".join(["evaluation.json", PAGE, *_written(content, plots=not no_plots)])
+    echo(f"{settings.output_dir} holds {held}", err=as_json)
+    if no_plots and any(part["curves"] for part in content["parts"].values()):
+        echo(f"no plots: {no_plots}", err=True)
+
+
+def _written(content: dict[str, Any], *, plots: bool) -> list[str]:
+    """The other files of an evaluation."""
+    curves = sum(len(part["curves"]) for part in content["parts"].values())
+    if not curves:
+        return ["predictions.csv"]
+    return ["predictions.csv", f"{curves} tables and plots" if plots else f"{curves} tables"]
 
 
 def report(
@@ -73,11 +103,7 @@ def report(
 ) -> None:
     """Write the page."""
     with errors_as_exit_codes():
-        from smoothtune.errors import PlotsMissing
         from smoothtune.evaluation.report import write_report
 
-        try:
-            write_report(folders, to, overwrite=overwrite)
-        except PlotsMissing as error:
-            fail(str(error), USAGE)
-    echo(f"{to} is written")
+        no_plots = write_report(folders, to, overwrite=overwrite)
+    echo(f"{to} is written" + f", without plots: {no_plots}" * bool(no_plots))

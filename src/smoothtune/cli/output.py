@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -17,6 +18,9 @@ from smoothtune.errors import printable
 
 FAILED, USAGE, DATA = 1, 2, 3
 """Exit codes; 0 is success."""
+JSON = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object; all else goes to standard error.")
+]
 
 
 @contextmanager
@@ -67,9 +71,14 @@ def echo(text: str, *, err: bool = False) -> None:
     typer.echo(printable(text), err=err)
 
 
-def output_console() -> Console:
-    """Console for standard output; numbers are not colored."""
-    return Console(highlight=False)
+def output_console(*, as_json: bool = False) -> Console:
+    """Console for standard output, or standard error beside JSON; numbers are not colored."""
+    return Console(highlight=False, stderr=as_json)
+
+
+def print_json(content: Mapping[str, Any]) -> None:
+    """Print one JSON object, the only thing on standard output."""
+    typer.echo(json.dumps(content, indent=2, ensure_ascii=False, allow_nan=False))
 
 
 def show_method(method: Any) -> None:

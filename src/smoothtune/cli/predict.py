@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from smoothtune.cli.options import options_from
-from smoothtune.cli.output import echo, errors_as_exit_codes, output_console
+from smoothtune.cli.output import JSON, echo, errors_as_exit_codes, output_console, print_json
 from smoothtune.config.prediction import Prediction, load_prediction
 
 
@@ -16,11 +16,14 @@ def predict(
     options: dict[str, Any],
     *,
     model: Annotated[str, typer.Argument(help=Prediction.model_fields["model"].description)],
+    as_json: JSON = False,
 ) -> None:
     """Predict, and print where the predictions are."""
     with errors_as_exit_codes():
         settings = load_prediction(options | {"model": model})
         from smoothtune.evaluation.predict import predict as run_prediction
 
-        count = run_prediction(settings, console=output_console())
-    echo(f"{settings.to} holds {count} rows with the column prediction")
+        count = run_prediction(settings, console=output_console(as_json=as_json))
+    echo(f"{settings.to} holds {count} rows with the column prediction", err=as_json)
+    if as_json:
+        print_json({"to": settings.to, "rows": count})

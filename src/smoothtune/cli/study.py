@@ -10,11 +10,13 @@ import typer
 
 from smoothtune.cli.output import (
     FAILED,
+    JSON,
     USAGE,
     command_line,
     errors_as_exit_codes,
     fail,
     output_console,
+    print_json,
     show_rows,
 )
 
@@ -46,18 +48,27 @@ def study(
         Path | None, typer.Option(metavar="DIR", help="Show the progress of the study in DIR.")
     ] = None,
     list_: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+    as_json: JSON = False,
 ) -> None:
     """Run a study, or show its progress, its plan or its report."""
+    console = output_console(as_json=as_json)
     with errors_as_exit_codes():
         if list_:
             from smoothtune.study.files import recipe_titles
 
-            show_rows(["recipe", "scales", "title"], recipe_titles())
+            titles = recipe_titles()
+            if as_json:
+                named = [dict(zip(("recipe", "scales", "title"), t, strict=True)) for t in titles]
+                print_json({"recipes": named})
+            else:
+                show_rows(["recipe", "scales", "title"], titles)
             return
         if status is not None:
             from smoothtune.study.status import show_status
 
-            show_status(status, output_console())
+            counts = show_status(status, console)
+            if as_json:
+                print_json({"output_dir": str(status), **counts})
             return
         if file is None or (output_dir is None and not dry_run):
             fail("usage: smoothtune study FILE --output-dir DIR, or --list, or --status DIR", USAGE)
@@ -75,12 +86,14 @@ def study(
             from smoothtune.study.status import show_forecast
 
             folder = Path(output_dir) if output_dir else None
-            show_forecast(plan, folder, jobs, output_console())
+            show_forecast(plan, folder, jobs, console)
             return
         if report:
             from smoothtune.study.report.page import report_so_far
 
-            report_so_far(plan, Path(output_dir or ""), output_console())
+            content = report_so_far(plan, Path(output_dir or ""), console)
+            if as_json:
+                print_json(content)
             return
         from smoothtune.study.run import failed_runs, run_study
 
@@ -89,8 +102,10 @@ def study(
             output_dir or "",
             jobs=jobs,
             ray=ray,
-            console=output_console(),
+            console=console,
             command=["smoothtune", *sys.argv[1:]],
         )
+        if as_json:
+            print_json(content)
         if failed := failed_runs(content):
             fail(f"{failed}; the same command tries them again:\n{command_line()}", FAILED)

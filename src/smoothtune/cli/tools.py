@@ -1,9 +1,7 @@
-"""The commands `demo`, `methods`, `cost` and `validate`."""
+"""The commands `demo`, `methods` and `cost`."""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,16 +15,17 @@ from smoothtune.catalog import (
 )
 from smoothtune.cli.options import options_from
 from smoothtune.cli.output import (
+    JSON,
     USAGE,
-    echo,
     errors_as_exit_codes,
     fail,
     output_console,
+    print_json,
     show_method,
     show_rows,
 )
-from smoothtune.config.run import RunConfig, load_config
-from smoothtune.errors import ConfigError, unknown
+from smoothtune.config.run import RunConfig
+from smoothtune.errors import unknown
 
 
 @options_from(RunConfig, "model", "seed")
@@ -40,7 +39,7 @@ def demo(options: dict[str, Any]) -> None:
 
 def methods(
     name: Annotated[str | None, typer.Argument(help="Describe this method.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: JSON = False,
 ) -> None:
     """List the methods, or describe one."""
     if name is not None and is_of_others(name):
@@ -51,7 +50,7 @@ def methods(
         found = [described(each) for each in ([name] if name else known_methods())]
     if as_json:
         plain = [method.as_dict() for method in found]
-        typer.echo(json.dumps(plain[0] if name else plain, indent=2, ensure_ascii=False))
+        print_json(plain[0] if name else {"methods": plain})
     elif name:
         show_method(found[0])
     else:
@@ -83,31 +82,16 @@ def cost(
     rounds: Annotated[
         int, typer.Option(min=1, help="Steps measured with and without the method.")
     ] = 5,
+    as_json: JSON = False,
 ) -> None:
     """Measure, and print a row for each method."""
     with errors_as_exit_codes():
-        from smoothtune.cli.cost import price_list
+        from smoothtune.cli.cost import price_list, price_row
 
-        show_rows(
-            ["method", "x plain", "range", "seconds", "extra memory"],
-            price_list(method, options.get("model", "minilm"), batch, length, rounds),
-        )
-
-
-def validate(
-    files: Annotated[list[Path] | None, typer.Argument(help="YAML run files.")] = None,
-    config: Annotated[list[Path] | None, typer.Option(help="A YAML run file.")] = None,
-) -> None:
-    """Check run files and print their problems."""
-    paths = [*(config or ()), *(files or ())]
-    if not paths:
-        fail("no run file given: smoothtune validate --config FILE", USAGE)
-    wrong = False
-    for file in paths:
-        try:
-            run = load_config(file)
-            echo(f"{file}: ok ({run.task}, {' + '.join(run.methods)})")
-        except ConfigError as error:
-            wrong = True
-            echo(str(error), err=True)
-    raise typer.Exit(USAGE if wrong else 0)
+        model = options.get("model", "minilm")
+        prices = price_list(method, model, batch, length, rounds)
+        if as_json:
+            print_json({"model": model, "batch": batch, "length": length, "methods": prices})
+            return
+        titles = ["method", "x plain", "range", "seconds", "extra memory"]
+        show_rows(titles, [price_row(price) for price in prices])

@@ -8,7 +8,15 @@ from typing import Annotated, Any
 import typer
 
 from smoothtune.cli.options import options_from, repeatable
-from smoothtune.cli.output import echo, errors_as_exit_codes, output_console
+from smoothtune.cli.output import (
+    JSON,
+    USAGE,
+    echo,
+    errors_as_exit_codes,
+    fail,
+    output_console,
+    print_json,
+)
 from smoothtune.config.fields import METHOD
 from smoothtune.config.run import RunConfig, load_config
 
@@ -17,6 +25,9 @@ from smoothtune.config.run import RunConfig, load_config
 def train(
     options: dict[str, Any],
     *,
+    file: Annotated[
+        Path | None, typer.Argument(help="YAML run file, as --config.", show_default=False)
+    ] = None,
     method: Annotated[
         list[str] | None,
         repeatable(
@@ -28,14 +39,31 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any field; wins over the file."),
     ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check all but the weights, show the steps; run none.")
+    ] = False,
     resume_from_checkpoint: Annotated[
         bool, typer.Option("--resume-from-checkpoint", help="Resume a stopped run.")
     ] = False,
+    as_json: JSON = False,
 ) -> None:
     """Train, and print where the model is."""
     with errors_as_exit_codes():
-        run = load_config(config, set_ or (), options, method or ())
+        if file and config:
+            fail("name the run file once, as an argument or with --config", USAGE)
+        run = load_config(file or config, set_ or (), options, method or ())
+        console = output_console(as_json=as_json)
+        if dry_run:
+            from smoothtune.run.inspect import inspect, plan_of, show_plan
+
+            found = inspect(run, console)
+            show_plan(run, found, console)
+            if as_json:
+                print_json(plan_of(run, found))
+            return
         from smoothtune.run.train import train as run_training
 
-        run_training(run, resume=resume_from_checkpoint, console=output_console())
-    echo(f"{run.output_dir} is a model folder; result.json and README.md are in it")
+        result = run_training(run, resume=resume_from_checkpoint, console=console)
+    echo(f"{run.output_dir} is a model folder; result.json and README.md are in it", err=as_json)
+    if as_json:
+        print_json(result)

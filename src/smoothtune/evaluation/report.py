@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from smoothtune.errors import OutputError
+from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.evaluation.compare import Run, load_runs, paired_differences
 from smoothtune.evaluation.findings import comparison, sentences
 from smoothtune.evaluation.output import EVALUATION, OOD
@@ -26,7 +26,7 @@ SECTIONS = {
 }
 
 
-def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) -> None:
+def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) -> str:
     """Write a report.
 
     Args:
@@ -35,10 +35,12 @@ def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) 
         to: a file that ends in .html, one page without scripts or links to other files, or .md.
         overwrite: replace the file.
 
+    Returns:
+        Why the HTML has no plots; empty if it has them, or needs none.
+
     Raises:
         OutputError: a folder holds no evaluation, the tasks differ, or the file exists or has
             another ending.
-        PlotsMissing: HTML needs matplotlib, which is not installed.
     """
     if to.suffix not in (".html", ".md"):
         raise OutputError(f"{to} must end in .html or .md")
@@ -51,6 +53,16 @@ def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) 
         page = render(f"report{to.suffix}.jinja", content)
     to.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(to, page)
+    return str(content["no_plots"])
+
+
+def score_rows(folder: Path) -> list[list[str]]:
+    """Each score of an evaluation, with its interval where it has one.
+
+    Raises:
+        OutputError: the folder holds no evaluation.
+    """
+    return [list(row) for row in score_table(load_runs([folder])).rows]
 
 
 def _records(runs: Sequence[Run]) -> str:
@@ -60,6 +72,11 @@ def _records(runs: Sequence[Run]) -> str:
 def _content(runs: Sequence[Run], is_html: bool) -> dict[str, Any]:
     """What the template shows."""
     first, *others = runs
+    shown, no_plots = dict[str, list[Plot]](), ""
+    try:
+        shown = {name: plots(runs, name) for name in SECTIONS} if is_html else {}
+    except PlotsMissing as error:
+        no_plots = str(error)
     return {
         "task": first.content["task"],
         "title": f"{first.content['task']}: {', '.join(run.name for run in runs)}",
@@ -70,7 +87,8 @@ def _content(runs: Sequence[Run], is_html: bool) -> dict[str, Any]:
         "made": provenance_table(runs),
         "sections": SECTIONS,
         "skipped": _skipped(runs),
-        "plots": {name: plots(runs, name) for name in SECTIONS} if is_html else {},
+        "plots": shown,
+        "no_plots": no_plots,
     }
 
 

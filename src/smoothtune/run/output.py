@@ -88,12 +88,22 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
 
 
 def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
-    record = read_json(folder / STARTED) or read_json(folder / RESULT)  # the last that was begun
-    if record is None:
-        refuse_other_files(folder, "run of smoothtune")
+    refuse_folder(folder, config, resume=resume)
     shutil.rmtree(folder / STAGING, ignore_errors=True)
     if config.overwrite_output_dir and not resume:
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+
+
+def refuse_folder(folder: Path, config: RunConfig, *, resume: bool = False) -> None:
+    """Refuse an output folder that a run must not write; changes nothing.
+
+    Raises:
+        OutputError: it holds something else, or there is nothing to resume.
+    """
+    record = read_json(folder / STARTED) or read_json(folder / RESULT)  # the last that was begun
+    if record is None and folder.exists():
+        refuse_other_files(folder, "run of smoothtune")
+    if config.overwrite_output_dir and not resume:
         return
     checkpoint, notes = newest_checkpoint(folder)
     if resume and not checkpoint:

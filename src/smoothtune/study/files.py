@@ -101,6 +101,11 @@ def recipe_titles() -> list[list[str]]:
     return rows
 
 
+def scales_of(path: Path) -> list[str]:
+    """Names of the scales of a study file."""
+    return list(_read(path, 0)[1])
+
+
 def study_file(name: str) -> Path:
     """The file of a study, by path or by name of a recipe.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from accelerate.utils import DistributedType
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 
 from smoothtune.core.optimizer_hooks import needs_updates
 from smoothtune.core.regularizer import Regularizer
@@ -33,6 +33,12 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
         wrong.append(f"{strategy} is not verified in the Trainer: use a single process or DDP")
     wrong += sft_problems(trainer)
     wrong += sentence_transformers_problems(trainer)
+    refuse(wrong + setting_problems(regularizers, args))
+
+
+def setting_problems(regularizers: dict[str, Regularizer], args: TrainingArguments) -> list[str]:
+    """Why methods do not work with the arguments of a trainer, and what to change."""
+    wrong = list[str]()
     if args.auto_find_batch_size:
         wrong.append(
             "auto_find_batch_size restarts training, which the methods do not notice: turn it off"
@@ -53,7 +59,7 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
                 f"{name} with gradient_accumulation_steps={args.gradient_accumulation_steps}: "
                 f"{FULL_BATCH}"
             )
-    refuse(wrong)
+    return wrong
 
 
 def check_unlabeled(regularizers: dict[str, Regularizer], trainer: Trainer) -> None:
@@ -64,14 +70,18 @@ def check_unlabeled(regularizers: dict[str, Regularizer], trainer: Trainer) -> N
     """
     if is_embedding_trainer(trainer):
         refuse(["unlabeled_dataset is not verified with embedding models: leave it out"])
-    if not any(r.has_loss and r.batches != "labeled" for r in regularizers.values()):
-        names = ", ".join(regularizers) or "plain fine-tuning"
-        refuse(
-            [
-                f"unlabeled_dataset with {names}: no method has a term on unlabeled batches: leave "
-                'it out, or set batches="both" or "unlabeled" of a method that needs no labels'
-            ]
-        )
+    refuse(no_method_for_unlabeled(regularizers))
+
+
+def no_method_for_unlabeled(regularizers: dict[str, Regularizer]) -> list[str]:
+    """Why unlabeled data would not be used, and what to change; empty if a method uses it."""
+    if any(r.has_loss and r.batches != "labeled" for r in regularizers.values()):
+        return []
+    names = ", ".join(regularizers) or "plain fine-tuning"
+    return [
+        f"unlabeled_dataset with {names}: no method has a term on unlabeled batches: leave it out, "
+        'or set batches="both" or "unlabeled" of a method that needs no labels'
+    ]
 
 
 def _planned(args: Any) -> set[Environment]:

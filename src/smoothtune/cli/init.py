@@ -1,0 +1,149 @@
+"""The command `init`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from smoothtune.cli.output import JSON, USAGE, echo, errors_as_exit_codes, fail, print_json
+from smoothtune.files import write_atomic
+
+if TYPE_CHECKING:
+    from smoothtune.data.guess import Guess
+
+RUN_FILE = """\
+# Written by smoothtune init from {name}. All fields: smoothtune train --help
+task: {task}  # a name of your own, for results and reports
+{data}
+model: minilm  # or a model folder, or a hub id such as bert-base-uncased
+methods: [plain]  # ordinary fine-tuning; smoothtune methods lists the others
+# methods:
+#   lnsr: {{share: 0.3}}
+num_train_epochs: 3
+learning_rate: 1e-4  # for this small model; 2e-5 is usual for larger ones
+per_device_train_batch_size: 16
+seed: 42
+output_dir: {output_dir}
+"""
+
+
+def init(
+    data: Annotated[str, typer.Argument(help="CSV, TSV, JSONL or Parquet file, or a folder.")],
+    to: Annotated[Path, typer.Option(help="The run file to write.")] = Path("run.yaml"),
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
+    as_json: JSON = False,
+) -> None:
+    """Look at the data, and write a run file for it."""
+    with errors_as_exit_codes():
+        if os.path.lexists(to) and not overwrite:
+            fail(f"{to} exists; choose another name with --to, or replace it: --overwrite", USAGE)
+        fields, notes = _fields_of(data)
+        text = _run_file(data, fields)
+        to.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(to, text)
+    for note in notes:
+        echo(note, err=as_json)
+    echo(f"{to} is written; check it, then: smoothtune validate {to}", err=as_json)
+    echo(f"train: smoothtune train {to}", err=as_json)
+    if as_json:
+        print_json({"file": str(to), "fields": fields, "notes": notes})
+
+
+def _fields_of(data: str) -> tuple[dict[str, Any], list[str]]:
+    """Fields of the run that describe the data, and what to tell about the guess."""
+    from smoothtune.data.csv_format import fitting_encoding, fitting_separator
+    from smoothtune.data.guess import guess
+    from smoothtune.data.sources import load_splits
+
+    fields: dict[str, Any] = {"data": data}
+    notes = []
+    first = _first_csv(Path(data).expanduser())
+    if first is not None:
+        encoding = fitting_encoding(first.read_bytes())
+        if encoding not in (None, "utf-8"):
+            fields["encoding"] = encoding
+        sep = fitting_separator(first, encoding)
+        if sep is not None and sep != ("\t" if first.suffix.lower() == ".tsv" else ","):
+            fields["sep"] = sep
+    form = {name: fields[name] for name in ("sep", "encoding") if name in fields}
+    splits = load_splits(data, **form)
+    rows = splits["train"]
+    found = guess(rows)
+    notes += [f"{data}: {len(rows)} rows to train on, columns {', '.join(rows.column_names)}"]
+    notes += [f"guessed {name}: {value!r}" for name, value in form.items()]
+    notes.append(f"guessed task type: {found.task_type}")
+    if found.task_type != "text-classification":
+        fields["task_type"] = found.task_type
+    if found.text_columns:
+        fields["text_columns"] = found.text_columns
+        notes.append(f"guessed text: {', '.join(found.text_columns)}")
+    if found.label_column is not None:
+        fields["label_column"] = found.label_column
+        notes.append(f"guessed label: {found.label_column}")
+    if found.task_type == "text-classification":
+        labels, said = _about_labels(load_splits(data, **form, **_label(found))["train"], found)
+        fields |= labels
+        notes += said
+    if found.others:
+        notes.append(f"not read: {', '.join(found.others)}")
+    if set(splits) == {"train"}:
+        notes.append("no validation file: a tenth of the rows is held out")
+    return fields, notes
+
+
+def _label(found: Guess) -> dict[str, Any]:
+    return {} if found.label_column is None else {"label_column": found.label_column}
+
+
+def _first_csv(path: Path) -> Path | None:
+    """The file, or the first one of a folder, if it is CSV or TSV."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return next((f for f in files if f.suffix.lower() in (".csv", ".tsv") and f.is_file()), None)
+
+
+def _about_labels(rows: Any, found: Guess) -> tuple[dict[str, Any], list[str]]:
+    """Fields that the labels call for, and what they look like."""
+    from smoothtune.errors import DataError
+    from smoothtune.tasks.labels import class_names
+
+    if found.label_column is None or not found.text_columns:
+        missing = "label_column" if found.text_columns else "text_columns"
+        return {}, [f"no likely column for {missing}: write its name into the file"]
+    column, fields, notes = found.label_column, {}, list[str]()
+    try:
+        names = class_names(rows, column, "the data")
+    except DataError as error:
+        try:
+            names = class_names(rows, column, "the data", merge=True)
+            fields["merge_labels"] = True
+            notes.append(f"guessed merge_labels: true, for {str(error).partition('Give')[0]}")
+        except DataError as worse:
+            return {}, [f"to be mended in the data: {worse}"]
+    kind = f"classes {', '.join(names[:20])}" if names else "scores: a regression"
+    blank = sum(value is None or not str(value).strip() for value in rows[column][:])
+    if blank:
+        notes.append(f"{blank} rows have no label: fill it in, or drop them; train refuses them")
+    return fields, [*notes, f"guessed labels: {kind}"]
+
+
+def _run_file(data: str, fields: dict[str, Any]) -> str:
+    name = Path(data).name or Path(data).resolve().name
+    task = re.sub(r"\W+", "-", Path(name).stem).strip("-").lower() or "custom"
+    lines = [f"{key}: {_yaml(value)}" for key, value in fields.items()]
+    if "text_columns" not in fields and "task_type" not in fields:
+        lines.append("text_columns: []  # the column with the text; two for pairs of texts")
+    return RUN_FILE.format(
+        name=_yaml(name), task=_yaml(task), data="\n".join(lines), output_dir=_yaml(f"out/{task}")
+    )
+
+
+def _yaml(value: Any) -> str:
+    """A value as YAML; a plain word stays plain."""
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", value, re.A):
+        return value if value.lower() not in ("true", "false", "null") else f'"{value}"'
+    return json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,90 @@
+"""The command `validate`."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from smoothtune.cli.output import DATA, JSON, USAGE, echo, fail, print_json
+from smoothtune.config.run import load_config
+from smoothtune.config.yaml_file import read_yaml
+from smoothtune.errors import ConfigError, DataError, ModelError, OutputError
+from smoothtune.study.config import StudyConfig, load_study
+from smoothtune.study.files import scales_of
+
+
+def validate(
+    files: Annotated[
+        list[Path] | None, typer.Argument(help="YAML files of runs and studies.")
+    ] = None,
+    config: Annotated[list[Path] | None, typer.Option(help="A YAML file.")] = None,
+    fields_only: Annotated[
+        bool, typer.Option("--fields-only", help="Read neither data nor model.")
+    ] = False,
+    as_json: JSON = False,
+) -> None:
+    """Check files and print their problems."""
+    paths = [*(config or ()), *(files or ())]
+    if not paths:
+        fail("no file given: smoothtune validate FILE", USAGE)
+    found, code = [], 0
+    for file in paths:
+        content: dict[str, Any] = {"file": str(file), "ok": True, "problems": []}
+        try:
+            content["runs"] = _checked_study(file, fields_only=fields_only)
+            if content["runs"] is None:
+                content["runs"] = _checked_run(file, fields_only=fields_only)
+        except ConfigError as error:
+            code = max(code, USAGE)
+            content |= {"ok": False, "problems": [each._asdict() for each in error.problems]}
+            echo(str(error), err=True)
+        except (DataError, ModelError, OutputError) as error:
+            code = max(code, DATA if isinstance(error, DataError) else USAGE)
+            problem = {"where": str(file), "field": "", "message": str(error)}
+            content |= {"ok": False, "problems": [problem]}
+            echo(f"{file}: {error}", err=True)
+        if content["ok"] and not as_json:
+            echo(f"{file}: ok ({', '.join(content['runs'])})")
+        found.append(content)
+    if as_json:
+        print_json({"files": found})
+    raise typer.Exit(code)
+
+
+def _checked_run(file: Path, *, fields_only: bool) -> list[str]:
+    """What the file holds, if it is a run that would start."""
+    run = load_config(file)
+    if not fields_only:
+        from smoothtune.run.inspect import inspect
+
+        inspect(run, _silent())
+    return [f"{run.task}, {' + '.join(run.methods)}"]
+
+
+def _checked_study(file: Path, *, fields_only: bool) -> list[str] | None:
+    """What the file holds, by scale, if it is a study that would start; None for a run."""
+    value = read_yaml(file).value
+    keys = {*StudyConfig.model_fields, "scales", "include"}
+    if not isinstance(value, dict) or not keys & value.keys():
+        return None
+    found = []
+    scales: list[Any] = [*scales_of(file)]
+    for scale in scales or [None]:
+        study = load_study(file, scale=scale)
+        if not fields_only:
+            from smoothtune.study.inspect import inspect_study
+
+            inspect_study(study, _silent())
+        count = len(study.runs) * len(study.config.seeds)
+        found.append(f"study {study.name} of {count} runs")
+    return found
+
+
+def _silent() -> Any:
+    """A console for summaries that nobody asked for."""
+    from rich.console import Console
+
+    return Console(file=io.StringIO())

@@ -1,0 +1,139 @@
+"""What a run would do, found out without loading weights: data, methods on the model, steps."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from smoothtune.config.run import RunConfig
+from smoothtune.console import quiet, say
+from smoothtune.core.objective import Objective
+from smoothtune.core.support import refuse
+from smoothtune.models.checks import only_model_errors
+from smoothtune.run.inputs import Inputs, read_inputs
+from smoothtune.run.output import refuse_folder
+from smoothtune.run.trainer import as_config_error
+from smoothtune.run.training_arguments import training_arguments
+from smoothtune.trainer.compatibility import no_method_for_unlabeled, setting_problems
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """A run that would start."""
+
+    inputs: Inputs
+    model: PreTrainedModel
+    """Without weights, on the meta device."""
+    steps: int
+    """Number of updates."""
+
+
+def inspect(config: RunConfig, console: Console) -> Inspected:
+    """Check a run as far as `train` does before its first step, without loading weights.
+
+    Args:
+        config: the run.
+        console: where the summary of the data is printed.
+
+    Raises:
+        ConfigError: methods, model and settings do not fit together.
+        OutputError: the output folder holds something else.
+        ModelError: the model cannot be found, or its tokenizer cannot be used.
+        DataError: the data cannot be read or do not fit the task.
+    """
+    refuse_folder(Path(config.output_dir), config)
+    inputs = read_inputs(config, console)
+    model = empty_model(inputs)
+    check_fit(config, inputs, model)
+    return Inspected(inputs, model, number_of_steps(config, inputs))
+
+
+def empty_model(inputs: Inputs) -> PreTrainedModel:
+    """The model with the head of the task, without weights.
+
+    Raises:
+        ModelError: transformers has no such model for the task.
+    """
+    base, task = inputs.base, inputs.task
+    config = base.config.__class__.from_dict(base.config.to_dict() | task.head())
+    with (
+        only_model_errors(f"the model {base.source} cannot be made"),
+        torch.device("meta"),
+        quiet(),
+    ):
+        model: PreTrainedModel = task.auto_model.from_config(
+            config, trust_remote_code=base.trust_remote_code
+        )
+    return model
+
+
+def check_fit(config: RunConfig, inputs: Inputs, model: PreTrainedModel) -> None:
+    """Check the methods of a run on its model, with its settings.
+
+    Args:
+        config: the run.
+        inputs: its data.
+        model: of `empty_model`.
+
+    Raises:
+        ConfigError: they do not fit together.
+    """
+    methods = dict(zip(config.methods, config.regularizers(), strict=True))
+    arguments = training_arguments(config, Path(config.output_dir), inputs.task.label_inputs)
+    with as_config_error():
+        objective = Objective(*methods.values())
+        try:
+            objective.attach(model).detach()
+        except RuntimeError as error:  # a method that measures the weights, of which there are none
+            if "meta" not in str(error):
+                raise
+        refuse(setting_problems(methods, arguments))
+        if config.unlabeled is not None:
+            refuse(no_method_for_unlabeled(methods))
+
+
+def number_of_steps(config: RunConfig, inputs: Inputs) -> int:
+    """Updates of the whole training, as the Trainer counts them."""
+    if config.max_steps > 0:
+        return config.max_steps
+    batches = math.ceil(len(inputs.prepared.train) / config.per_device_train_batch_size)
+    updates = max(1, math.ceil(batches / config.gradient_accumulation_steps))
+    both = 2 if config.unlabeled is not None else 1
+    return math.ceil(config.num_train_epochs * updates * both)
+
+
+def plan_of(config: RunConfig, found: Inspected) -> dict[str, Any]:
+    """What a run would do, as plain data."""
+    return {
+        "task": found.inputs.task.name,
+        "model": config.model,
+        "parameters": found.model.num_parameters(),
+        "methods": config.methods,
+        "data": found.inputs.prepared.report.to_dict(),
+        "steps": found.steps,
+        "output_dir": config.output_dir,
+    }
+
+
+def show_plan(config: RunConfig, found: Inspected, console: Console) -> None:
+    """Print what a run would do, after the summary of its data."""
+    rows = len(found.inputs.prepared.train)
+    batch = config.per_device_train_batch_size * config.gradient_accumulation_steps
+    size = found.model.num_parameters()
+    length = "" if config.max_steps > 0 else f", {config.num_train_epochs:g} epochs"
+    say(console, f"model {config.model}: {size / 1e6:.1f}M parameters")
+    say(console, f"methods: {' + '.join(config.methods)}")
+    say(console, f"{found.steps} updates of {batch} rows, {rows} training rows{length}")
+    evaluations = {
+        "no": "none",
+        "epoch": "after every epoch",
+        "steps": f"every {config.eval_steps or config.logging_steps} updates",
+    }[config.eval_strategy]
+    say(console, f"evaluations in training: {evaluations}; at the end: once")
+    say(console, f"{config.output_dir} would become the model folder; nothing was written")

@@ -1,0 +1,35 @@
+"""What a study would do, found out without loading weights."""
+
+from __future__ import annotations
+
+from rich.console import Console
+
+from smoothtune.run.inputs import read_inputs
+from smoothtune.run.inspect import check_fit, empty_model
+from smoothtune.study.config import Study
+from smoothtune.study.inputs import data_at_hand
+
+
+def inspect_study(study: Study, console: Console) -> None:
+    """Check every run of a study as far as it goes before its first step.
+
+    Data and tokenizer are read once for every task, model and training-set size.
+
+    Args:
+        study: the study.
+        console: where the summaries of the data are printed.
+
+    Raises:
+        ConfigError: methods, model and settings of a run do not fit together.
+        ModelError: a model cannot be found, or its tokenizer cannot be used.
+        DataError: the data of a task cannot be read or do not fit it.
+    """
+    for number in range(len(study.conditions)):
+        runs = [run for (c, _, _), run in study.runs.items() if c == number]
+        if not runs:
+            continue
+        first = runs[0].model_copy(update={"data": data_at_hand(runs[0])})
+        inputs = read_inputs(first, console)
+        model = empty_model(inputs)
+        for run in runs:
+            check_fit(run, inputs, model)

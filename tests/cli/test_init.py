@@ -1,0 +1,80 @@
+"""`init` guesses what a file holds, and its run file is one that `train` takes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from datasets import Dataset
+from typer.testing import CliRunner, Result
+
+from smoothtune.cli import app
+from smoothtune.config.run import load_config
+from smoothtune.config.task import configured_task
+from smoothtune.data.guess import guess
+
+ROWS = [("Sehr gut, Café!", "Pos"), ("ärgerlich", "neg"), ("nie wieder", "neg"), ("fein", "Pos ")]
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_file_of_an_office_program(tmp_path: Path) -> None:
+    file, to = tmp_path / "Kunden Meinungen.csv", tmp_path / "run.yaml"
+    lines = [f"{i};{text};{label}" for i, (text, label) in enumerate(ROWS)]
+    file.write_bytes("\n".join(["nr;kommentar;bewertung", *lines, ""]).encode("cp1252"))
+    found = call("init", file, "--to", to)
+    assert found.exit_code == 0, found.output
+    assert "guessed encoding: 'cp1252'" in found.stdout
+    assert "guessed labels: classes Pos, neg" in found.stdout
+    assert f"train: smoothtune train {to}" in found.stdout
+    run = load_config(to)
+    assert (run.sep, run.encoding, run.merge_labels) == (";", "cp1252", True)
+    assert (run.text_columns, run.label_column) == (["kommentar"], "bewertung")
+    assert (run.task, run.output_dir) == ("kunden-meinungen", "out/kunden-meinungen")
+    task = configured_task(run)
+    train = task.load_splits(str(file))["train"]
+    assert task.with_labels(train).label_names == ("Pos", "neg")
+    again = call("init", file, "--to", to)
+    assert again.exit_code == 2
+    assert "exists" in again.stderr
+    replaced = call("init", file, "--to", to, "--overwrite", "--json")
+    assert json.loads(replaced.stdout)["fields"]["sep"] == ";"
+
+
+def test_blank_labels_are_told(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("text,label\n" + "a b,yes\nb c,no\n" * 4 + "c d,\n")
+    found = call("init", file, "--to", tmp_path / "run.yaml")
+    assert "1 rows have no label" in found.stdout
+
+
+@pytest.mark.parametrize(
+    ("columns", "expected"),
+    [
+        (
+            {"id": ["a", "b", "c", "d"], "text": ["x y", "z", "w", "v"], "label": [0, 1, 1, 0]},
+            ("text-classification", ["text"], "label"),
+        ),
+        (
+            {"premise": ["a"] * 4, "hypothesis": ["b"] * 4, "gold": [0, 1, 2, 0]},
+            ("text-classification", ["premise", "hypothesis"], "gold"),
+        ),
+        (
+            {"note": ["some words", "more", "and", "so on"], "quality": [0.5, 1.25, 3.0, 2.0]},
+            ("text-classification", ["note"], "quality"),
+        ),
+        (
+            {"tokens": [["a", "b"]] * 2, "tags": [["O", "B-X"]] * 2, "id": ["1", "2"]},
+            ("token-classification", ["tokens"], "tags"),
+        ),
+        (
+            {"id": ["1"], "question": ["q"], "context": ["c"], "answers": [{"text": ["c"]}]},
+            ("question-answering", [], None),
+        ),
+        ({"a": ["one", "two", "three", "four"]}, ("text-classification", ["a"], None)),
+    ],
+)
+def test_guesses(columns: dict, expected: tuple) -> None:
+    found = guess(Dataset.from_dict(columns))
+    assert (found.task_type, found.text_columns, found.label_column) == expected

@@ -1,0 +1,125 @@
+"""`validate` and `--dry-run` refuse what `train` refuses, in its words, and write nothing."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner, Result
+
+from helpers.tiny_folder import tiny_bert, tiny_data
+from smoothtune.cli import app
+
+
+def call(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("inputs")
+    tiny_bert(folder / "model")
+    tiny_data(folder / "data")
+    return folder
+
+
+@pytest.fixture
+def fields(inputs: Path, tmp_path: Path) -> dict:
+    return {
+        "task": "quality",
+        "text_columns": ["text"],
+        "data": str(inputs / "data"),
+        "model": str(inputs / "model"),
+        "output_dir": str(tmp_path / "out"),
+        "cost_steps": 0,
+    }
+
+
+def write(path: Path, fields: dict) -> Path:
+    path.write_text(yaml.safe_dump(fields))
+    return path
+
+
+def test_a_run_that_would_start(fields: dict, tmp_path: Path) -> None:
+    file = write(tmp_path / "run.yaml", fields | {"methods": ["lnsr", "mixout"]})
+    found = call("validate", file)
+    assert (found.exit_code, found.stdout) == (0, f"{file}: ok (quality, lnsr + mixout)\n")
+    assert not (tmp_path / "out").exists()
+
+
+LABELED = {"name": "r3f", "batches": "labeled"}
+MISTAKES = [
+    ({"model": "./none"}, "there is no model folder ./none"),
+    ({"label_column": "stars"}, "has no column 'stars'"),
+    ({"data": "none.csv"}, "none.csv"),
+    (
+        {"methods": ["hype", "r_drop"]},
+        "hype and r_drop each replace the task loss",
+    ),
+    ({"gradient_checkpointing": True, "methods": ["sift"]}, None),
+    ({"methods": ["sam"], "gradient_accumulation_steps": 2}, "needs the gradient of the full bat"),
+    ({"unlabeled": "DATA", "methods": [LABELED]}, "no method has a term on unlabeled"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), MISTAKES)
+def test_what_train_refuses(
+    fields: dict, tmp_path: Path, changes: dict, message: str | None
+) -> None:
+    changes = {k: fields["data"] if v == "DATA" else v for k, v in changes.items()}
+    file = write(tmp_path / "run.yaml", fields | {"max_steps": 1} | changes)
+    checked, trained = call("validate", file), call("train", file)
+    assert checked.exit_code == trained.exit_code, (checked.output, trained.output)
+    if message is not None:
+        assert message in checked.stderr
+        told = trained.stderr.removeprefix("error: ").splitlines()
+        assert [line for line in told if line not in checked.stderr] == []
+
+
+def test_a_folder_with_something_else(fields: dict, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").touch()
+    found = call("validate", write(tmp_path / "run.yaml", fields))
+    assert found.exit_code == 2
+    assert "holds other files (thesis.tex)" in found.stderr
+
+
+def test_study(fields: dict, tmp_path: Path) -> None:
+    study = {key: value for key, value in fields.items() if key != "output_dir"}
+    study |= {"seeds": [0, 1], "methods": ["lnsr"], "more_epochs": None}
+    file = write(tmp_path / "study.yaml", study)
+    found = call("validate", file)
+    assert (found.exit_code, found.stdout) == (0, f"{file}: ok (study study of 4 runs)\n")
+    wrong = write(tmp_path / "wrong.yaml", study | {"label_column": "stars"})
+    assert "has no column 'stars'" in call("validate", wrong).stderr
+    unfit = study | {"methods": [{"name": "sam", "gradient_accumulation_steps": 2}]}
+    found = call("validate", write(tmp_path / "unfit.yaml", unfit))
+    assert "needs the gradient of the full batch" in found.stderr
+
+
+def test_json(fields: dict, tmp_path: Path) -> None:
+    good = write(tmp_path / "run.yaml", fields)
+    bad = write(tmp_path / "bad.yaml", fields | {"seed": -1})
+    found = call("validate", good, bad, "--json")
+    first, second = json.loads(found.stdout)["files"]
+    assert (found.exit_code, first["ok"], first["runs"]) == (2, True, ["quality, plain"])
+    assert second["problems"][0]["field"] == "seed"
+
+
+def test_dry_run(fields: dict, tmp_path: Path) -> None:
+    file = write(tmp_path / "run.yaml", fields | {"num_train_epochs": 2, "max_train_samples": 20})
+    found = call("train", file, "--dry-run")
+    assert found.exit_code == 0, found.output
+    assert "6 updates of 8 rows, 20 training rows, 2 epochs" in found.stdout
+    assert "nothing was written" in found.stdout
+    assert not (tmp_path / "out").exists()
+    plan = json.loads(call("train", file, "--dry-run", "--json").stdout)
+    assert plan["steps"] == 6
+    assert plan["data"]["splits"]["train"]["rows"] == 20
+    trained = json.loads(call("train", file, "--json").stdout)
+    assert trained["cost"]["steps"] == 6
+    assert trained == {k: v for k, v in _result(tmp_path / "out").items() if k != "files"}
+
+
+def _result(folder: Path) -> dict:
+    return json.loads((folder / "result.json").read_text())
