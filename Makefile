@@ -1,7 +1,7 @@
 # `make demo` and `make test` set up what they need in .venv; see scripts/install.sh for the
 # variables that choose another Python or another build of torch.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow mutants check lint types examples docs format clean
+.PHONY: help demo test test-slow mutants check lint types audit examples docs format clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp-installed
@@ -40,6 +40,9 @@ lint: $(STAMP) ## Check style, formatting and which folder imports which
 
 types: $(STAMP) ## Check the types
 	$(BIN)/mypy
+
+audit: ## Look the pinned versions up among known vulnerabilities (needs a network, and uv or pipx)
+	$(if $(shell command -v uvx),uvx,pipx run) pip-audit --requirement constraints.txt
 
 examples: $(STAMP) ## Run every script in examples/
 	@set -e; for example in $(wildcard examples/*.py); do \
