@@ -25,6 +25,26 @@ MAX_JSON_BYTES, MAX_DEPTH = 200_000_000, 100
 PARTIAL = re.compile(r"\..+\.\d+\.partial")
 
 
+def not_written(path: Path, error: OSError) -> OutputError:
+    """What to say of a file or folder that cannot be written."""
+    return OutputError(
+        f"{path} cannot be written: {error.strerror or error}; make room or give the right to "
+        "write, and run the same command again"
+    )
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder, unless it is there, with those above it.
+
+    Raises:
+        OutputError: it cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise not_written(path, error) from error
+
+
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """A file to write that takes the place of `path` at the end; removed after an exception.
@@ -38,13 +58,17 @@ def replacing(path: Path) -> Iterator[Path]:
         yield partial
         os.replace(partial, path)
     except OSError as error:
-        raise OutputError(
-            f"{path} cannot be written: {error.strerror or error}; make room or give the right to "
-            "write, and run the same command again"
-        ) from error
+        raise not_written(path, error) from error
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove what killed processes left in an owned folder."""
+    if folder.is_dir():
+        for name in filter(PARTIAL.fullmatch, os.listdir(folder)):
+            (folder / name).unlink(missing_ok=True)
 
 
 def write_atomic(path: Path, text: str) -> None:
@@ -144,8 +168,7 @@ def owned(folder: Path) -> Iterator[Path]:
     try:
         if not foreign:
             _sign(folder / LOCK)
-        for name in filter(PARTIAL.fullmatch, os.listdir(folder)):
-            (folder / name).unlink()  # what a killed process left
+        remove_partial(folder)
         yield folder
     finally:
         if not foreign:  # while it is held: whoever waits for this file sees that it is gone

@@ -11,7 +11,7 @@ from smoothtune.evaluation.compare import Run, load_runs, paired_differences
 from smoothtune.evaluation.findings import comparison, sentences
 from smoothtune.evaluation.output import EVALUATION, OOD
 from smoothtune.evaluation.record import only_damage
-from smoothtune.files import write_atomic
+from smoothtune.files import make_folder, write_atomic
 from smoothtune.report.curves import Curve
 from smoothtune.report.page import DASH, Plot, Table, number, render, with_interval
 from smoothtune.report.plots import draw
@@ -51,7 +51,7 @@ def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) 
     with only_damage(_records(runs)):
         content = _content(runs, is_html)
         page = render(f"report{to.suffix}.jinja", content)
-    to.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(to.parent)
     write_atomic(to, page)
     return str(content["no_plots"])
 

@@ -72,6 +72,7 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
     """
     staging = folder / STAGING
     names = sorted(path.name for path in staging.iterdir())
+    write_json(staging / RESULT, result | {"files": names})  # from here on nothing takes room
     replaced = read_json(folder / RESULT) or {}
     (folder / RESULT).unlink(missing_ok=True)
     for name in set(replaced.get("files", [])) - set(names):
@@ -80,8 +81,8 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
         shutil.copymode(staging / "README.md", staging / name)
     for name in names:
         os.replace(staging / name, folder / name)
+    os.replace(staging / RESULT, folder / RESULT)
     staging.rmdir()
-    write_json(folder / RESULT, result | {"files": names})
     (folder / STARTED).unlink(missing_ok=True)
     if not keep_checkpoints:
         shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)

@@ -295,9 +295,10 @@ def writing(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, OutputError) as error:
         shutil.rmtree(folder / STAGING, ignore_errors=True)
-        why = getattr(error, "strerror", None) or str(error)
+        cause = error.__cause__ if isinstance(error, OutputError) else error
+        why = getattr(cause, "strerror", None) or str(error)
         saved = newest_checkpoint(folder).folder
         again = " and --resume-from-checkpoint" if saved else ""
         raise OutputError(

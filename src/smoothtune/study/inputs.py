@@ -12,7 +12,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.data.demo_sentences import sentiment
 from smoothtune.errors import ConfigError, DataError, Problem
-from smoothtune.files import cache_folder, write_atomic
+from smoothtune.files import cache_folder, make_folder, not_written, write_atomic
 from smoothtune.models.load import load_base, weights_fingerprint
 from smoothtune.study.config import DEMO
 from smoothtune.tasks.prepare import prepare
@@ -30,6 +30,7 @@ def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None
     Raises:
         DataError: there are too few rows.
         ConfigError: the task is of another type than classification or regression.
+        OutputError: the files cannot be written.
     """
     task, base = configured_task(run), load_base(run.model, trust_remote_code=run.trust_remote_code)
     if task.task_type != "text-classification":
@@ -48,11 +49,14 @@ def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None
     held_out = round(share * len(order))
     if held_out < 1 or held_out == len(order):
         raise DataError(f"{source}: {len(order)} training rows are too few to choose settings on")
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, chosen in (("train", order[held_out:]), ("validation", order[:held_out])):
-        partial = folder / f".{name}.partial"
-        rows.select(chosen, keep_in_memory=True).to_parquet(str(partial))
-        partial.replace(folder / f"{name}.parquet")
+    make_folder(folder)
+    try:
+        for name, chosen in (("train", order[held_out:]), ("validation", order[:held_out])):
+            partial = folder / f".{name}.partial"
+            rows.select(chosen, keep_in_memory=True).to_parquet(str(partial))
+            partial.replace(folder / f"{name}.parquet")
+    except OSError as error:
+        raise not_written(folder, error) from error
 
 
 def data_fingerprint(source: str, run: RunConfig) -> str:

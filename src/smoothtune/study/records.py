@@ -17,7 +17,7 @@ from smoothtune.config.checks import with_present_names
 from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import LATER_DEFAULTS
 from smoothtune.errors import OutputError
-from smoothtune.files import open_log, read_json, write_json
+from smoothtune.files import make_folder, not_written, open_log, read_json, write_json
 
 STUDY, CELLS, FAILURES, LOG = "study.json", "cells", "failures", "log.jsonl"
 
@@ -119,7 +119,7 @@ class Records:
     def write(self, cell: Cell, content: dict[str, Any]) -> None:
         """Write a finished cell, and forget how it failed before."""
         record = {"id": cell.id, "identity": cell.identity, **content}
-        (self.folder / CELLS).mkdir(exist_ok=True)
+        make_folder(self.folder / CELLS)
         path = self.folder / CELLS / f"{cell.id}.json"
         write_json(path, record | {"sha256": digest(record)})
         (self.folder / FAILURES / f"{cell.id}.json").unlink(missing_ok=True)
@@ -169,7 +169,7 @@ class Records:
 
     def fail(self, cell: Cell, status: str, message: str) -> None:
         """Write how a cell failed."""
-        (self.folder / FAILURES).mkdir(exist_ok=True)
+        make_folder(self.folder / FAILURES)
         failure = {"id": cell.id, "title": cell.title, "status": status, "message": message}
         write_json(self.folder / FAILURES / f"{cell.id}.json", failure)
 
@@ -182,8 +182,11 @@ class Records:
     def note(self, event: str, cell_id: str) -> None:
         """Append a line to the log: a cell was started, or ended."""
         line = {"time": round(time.time(), 3), "event": event, "cell": cell_id, "pid": os.getpid()}
-        with open_log(self.folder / LOG) as file:
-            file.write(json.dumps(line) + "\n")
+        try:
+            with open_log(path := self.folder / LOG) as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            raise not_written(path, error) from error
 
     def log(self) -> list[dict[str, Any]]:
         """All lines of the log that are whole."""

@@ -14,13 +14,13 @@ from rich.console import Console
 
 from smoothtune.console import say
 from smoothtune.errors import Stopped
-from smoothtune.files import owned, refuse_other_files, versions, write_json
+from smoothtune.files import owned, refuse_other_files, remove_partial, versions, write_json
 from smoothtune.run.callbacks import Signals
 from smoothtune.study.config import Study
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.plan import SELECTION, Choice, Key, Plan
 from smoothtune.study.pool import LocalPool, Pool, default_jobs
-from smoothtune.study.records import CELLS, RESULTS, STUDY, Cell, Records
+from smoothtune.study.records import CELLS, FAILURES, RESULTS, STUDY, Cell, Records
 from smoothtune.study.status import Live
 from smoothtune.study.worker import WORK
 
@@ -186,4 +186,6 @@ def _claimed(folder: Path) -> Iterator[Path]:
     with owned(folder):
         if not ((folder / STUDY).exists() or (folder / CELLS).exists()):
             refuse_other_files(folder, "study", (WORK, SELECTION))
+        for name in (CELLS, FAILURES):
+            remove_partial(folder / name)
         yield folder
