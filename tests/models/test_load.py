@@ -124,7 +124,11 @@ def test_pickle_is_not_executed(bert: Path, tmp_path: Path) -> None:
     assert not trace.exists()
 
 
-def test_code_of_a_model_is_not_executed(bert: Path, tmp_path: Path) -> None:
+def test_code_of_a_model_is_not_executed(bert: Path, tmp_path: Path, monkeypatch) -> None:
+    def asks(*_):
+        raise AssertionError("it asks whether to run the code")
+
+    monkeypatch.setattr("builtins.input", asks)
     trace = tmp_path / "trace"
     (bert / "evil.py").write_text(f"open({str(trace)!r}, 'w')\nclass Config: pass\n")
     config = json.loads((bert / "config.json").read_text())

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import torch
@@ -292,6 +293,12 @@ class _Binding(TrainerCallback):
                 regularizer.read_training_rows(rows, tokenizer)
             checkpoint = str(self.resume_from) if self.resume_from else None
             return self.original_train(resume_from_checkpoint=checkpoint, **kwargs)
+        except UnpicklingError as error:
+            raise CheckpointError(
+                f"{self.resume_from or 'a file'}: optimizer.pt, scheduler.pt or rng_state.pth holds "
+                "more than data, which could run code, and was not opened: resume from a checkpoint "
+                "of your own"
+            ) from error
         finally:
             self.unbind()
             self.sums.clear()
