@@ -225,8 +225,9 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, methods, rows):
             regularizers=methods(),
         )
 
-    unsaved, whole = trainer("no"), trainer()
+    unsaved = trainer("no")
     unsaved.train()
+    whole = trainer()
     whole.train()
     assert difference(whole.model.state_dict(), unsaved.model.state_dict()) == 0
     checkpoint = tmp_path / "checkpoint-3"
