@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from smoothtune.catalog import CATALOG, FieldDescription, MethodDescription
+from smoothtune.core.quantities import QUANTITIES
 from smoothtune.core.support import ENVIRONMENTS, KINDS, REFUSED
 from smoothtune.methods import METHODS
 from smoothtune.methods.describe import catalog_of_methods, describe
@@ -32,6 +33,12 @@ and code leave open and we filled in.
 A method without a loss term takes 1 and 0 for `weight`, on and off. Where a method has a default of
 its own, the field is listed again.
 
+## What methods are about
+
+Less of these is what the papers claim. [`smoothtune effect`](study.md#does-it-do-what-it-says)
+compares them with plain fine-tuning:
+
+{quantities}
 {sections}"""
 TABLE = re.compile(r"(?<=<!-- table -->\n\n).*?(?=\n<!-- end of table -->)", re.S)
 SWEEP = re.compile(r"(?<=<!-- sweep -->\n\n).*?(?=\n<!-- end of sweep -->)", re.S)
@@ -81,8 +88,16 @@ def methods_page() -> str:
             [[f"[`{m.name}`](#{m.name})", _plain(m.title), _plain(m.summary)] for m in found],
         ),
         shared=_fields(shared),
+        quantities=_table(
+            ["quantity", "what is measured", "methods"],
+            [[name, _plain(text), _about(name)] for name, text in QUANTITIES.items()],
+        ),
         sections="\n".join(_section(method, shared) for method in found),
     )
+
+
+def _about(quantity: str) -> str:
+    return ", ".join(f"`{name}`" for name, cls in METHODS.items() if quantity in cls.claims)
 
 
 def _section(method: MethodDescription, shared: list[FieldDescription]) -> str:
@@ -93,6 +108,7 @@ def _section(method: MethodDescription, shared: list[FieldDescription]) -> str:
         f"**{_plain(method.title)}.** {_plain(method.summary)}",
         "Reference: " + re.sub(r"arXiv (\d{4}\.\d{4,5})", arxiv, _plain(method.reference)),
         f"```text\n{method.equation}\n```",
+        f"Is to lower: {', '.join(method.claims) or 'nothing that is measured'}.",
         _fields(own).rstrip() if own else "No fields of its own.",
         re.sub(r"\s+\* ", "\n\n* ", f"Departures: {_plain(method.departures)}", count=1),
     ]

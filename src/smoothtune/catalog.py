@@ -43,6 +43,8 @@ class MethodDescription:
     reference: str
     equation: str
     departures: str
+    claims: list[str]
+    """Quantities it is about, see `smoothtune.core.quantities`."""
     fields: list[FieldDescription]
 
     def as_dict(self) -> dict[str, Any]:

@@ -40,6 +40,7 @@ CURVES = {
     "corruption": ["tokens", "typos", "dropped_words", "swapped_words"],
     "smoothness": ["jacobian", "hessian", "attenuation", "spectrum"],
     "drift": ["cosine", "distance", "cka"],
+    "effect": ["noise_sensitivity", "jacobian", "hessian"],
     "ood: train rows": [],
 }
 

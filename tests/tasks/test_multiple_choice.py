@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from helpers.tiny_tasks import choice_data, write
 from smoothtune.cli import app
 from smoothtune.config.run import load_config
+from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import ConfigError, DataError
 from smoothtune.models.load import load_base
 from smoothtune.run.train import train
@@ -80,6 +81,11 @@ def test_every_part_is_there_or_says_why_not(tuned, tmp_path) -> None:
     for name in ("corruption", "smoothness", "drift"):
         assert parts[name]["skipped"].startswith("not for multiple-choice: ")
     assert "temperature" in parts["calibration"]["numbers"]
+    effect = parts["effect"]["numbers"]
+    assert set(effect["quantities"]) | set(effect["not measured"]) == set(QUANTITIES)
+    measured = {"worst divergence", "dropout divergence", "weight distance", "calibration error"}
+    assert measured <= set(effect["quantities"])
+    assert "several" in effect["not measured"]["noise sensitivity"]
 
 
 @pytest.mark.parametrize(

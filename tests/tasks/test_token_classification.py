@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 from helpers.tiny_tasks import tag_data, write
 from smoothtune.cli import app
 from smoothtune.config.run import load_config
+from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import DataError, ModelError
 from smoothtune.models.load import load_base
 from smoothtune.run.train import train
@@ -67,6 +68,11 @@ def test_every_part_is_there_or_says_why_not(tuned, tmp_path) -> None:
     assert list(parts["robustness"]["curves"]) == ["gaussian", "in_manifold", "fgm", "pgd"]
     for name in ("calibration", "corruption"):
         assert parts[name]["skipped"].startswith("not for token-classification: ")
+    effect = parts["effect"]["numbers"]
+    assert "many tags" in effect["not measured"].pop("calibration error")
+    derivatives = {"layer Jacobian", "layer Hessian", "logit Jacobian", "logit Hessian"}
+    assert set(effect["not measured"]) == derivatives
+    assert {*derivatives, *effect["quantities"], "calibration error"} == set(QUANTITIES)
     page = tmp_path / "page.md"
     report = CliRunner().invoke(app, ["report", str(tmp_path / "out"), "--to", str(page)])
     assert report.exit_code == 0, report.output

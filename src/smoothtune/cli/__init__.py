@@ -46,6 +46,10 @@ COMMANDS = {
         "study",
         "Compare methods over tasks and seeds; the same command resumes a stopped study.",
     ),
+    "effect": (
+        "study",
+        "Show whether each method of a study moves the quantity it is about, and what it costs.",
+    ),
     "methods": (
         "tools",
         "List the methods, or show one with its equation, fields and departures from the paper.",

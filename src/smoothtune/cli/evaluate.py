@@ -38,6 +38,8 @@ class Options(Settings):
     """Norms of Jacobians and Hessians, and propagation of noise through the layers."""
     drift: Annotated[bool, PARTS] = False
     """Distance of weights and representations to the pre-trained model."""
+    effect: Annotated[bool, PARTS] = False
+    """What methods are about: worst perturbation, noise, dropout, derivatives, sharpness."""
 
 
 @options_from(Options, but=["model", "parts", "ood", "data_seed"])

@@ -1,4 +1,4 @@
-"""The command `study`."""
+"""The commands `study` and `effect`."""
 
 from __future__ import annotations
 
@@ -109,3 +109,16 @@ def study(
             print_json(content)
         if failed := failed_runs(content):
             fail(f"{failed}; the same command tries them again:\n{command_line()}", FAILED)
+
+
+def effect(
+    folder: Annotated[
+        Path,
+        typer.Argument(metavar="STUDY_DIR", help="Folder of a study with evaluate: [effect]."),
+    ],
+) -> None:
+    """Write effect.csv and effect.md into the folder, and print the table."""
+    with errors_as_exit_codes():
+        from smoothtune.study.report.effect_page import write_effects
+
+        write_effects(folder, output_console())

@@ -24,7 +24,7 @@ from smoothtune.config.fields import (
 )
 from smoothtune.errors import Problem, unknown
 
-PartName = Literal["calibration", "robustness", "corruption", "smoothness", "drift"]
+PartName = Literal["calibration", "robustness", "corruption", "smoothness", "drift", "effect"]
 """The optional parts; the task's metrics are always computed."""
 
 

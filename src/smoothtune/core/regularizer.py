@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
+from smoothtune.core.quantities import Quantity
 from smoothtune.errors import former_name
 
 STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
@@ -61,6 +62,8 @@ class Regularizer:
     """It ascends the loss of a whole batch in the weights: its loss is no mean over examples."""
     resets_weights: ClassVar[bool] = False
     """`attach` changes the weights, so it comes before methods that remember them."""
+    claims: ClassVar[tuple[Quantity, ...]] = ()
+    """What it is about: the quantities that it is to lower, see `smoothtune effect`."""
     does_nothing: ClassVar[bool] = False
     """It leaves training as it is, so it works wherever training does."""
     renamed: ClassVar[Mapping[str, str]] = {"on": "batches"}

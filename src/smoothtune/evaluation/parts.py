@@ -11,6 +11,7 @@ from datasets import Dataset
 
 from smoothtune.config.evaluation import OtherData, Settings
 from smoothtune.core.architecture import embedding_table
+from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import ModelError
 from smoothtune.evaluation.calibration import answer_calibration, calibration_report
 from smoothtune.evaluation.corruption import (
@@ -19,6 +20,7 @@ from smoothtune.evaluation.corruption import (
     token_corruption_curve,
 )
 from smoothtune.evaluation.drift import representation_drift, weight_drift
+from smoothtune.evaluation.effect import measure, weight_distance
 from smoothtune.evaluation.intervals import scores_with_intervals
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import attack_curve, noise_curve
@@ -35,6 +37,7 @@ from smoothtune.tasks.prepare import Prepared
 
 MAX_ATTACKED = 128
 """Rows for what costs many passes: PGD, and derivatives."""
+NO_BASE = "the pre-trained model is not known; name it with --base-model"
 
 
 @dataclass
@@ -76,6 +79,23 @@ class Subject:
     def num_examples(self, rows: Dataset) -> int:
         """Number of examples; one with a long context has several rows."""
         return len(self.prepared.task.example_ids(rows))
+
+    @cached_property
+    def pretrained(self) -> tuple[Any, list[str]] | None:
+        """The pre-trained model in evaluation mode, and names of weights that are new in it.
+
+        None where it is not known.
+
+        Raises:
+            ModelError: it cannot be loaded.
+        """
+        settings = self.settings
+        if settings.base_model is None:
+            return None
+        base = load_base(settings.base_model, trust_remote_code=settings.trust_remote_code)
+        model, new = load_classifier(base, self.prepared.task, seed=settings.seed)
+        model.config.pad_token_id = self.predictor.tokenizer.pad_token_id
+        return model.eval(), new
 
     @property
     def vocab_size(self) -> int:
@@ -171,21 +191,43 @@ def smoothness(subject: Subject) -> PartResult:
 
 def drift(subject: Subject) -> PartResult:
     """Distance to the pre-trained model."""
-    settings = subject.settings
-    if settings.base_model is None:
-        return PartResult(skipped="the pre-trained model is not known; name it with --base-model")
-    base = load_base(settings.base_model, trust_remote_code=settings.trust_remote_code)
-    before, new = load_classifier(base, subject.prepared.task, seed=settings.seed)
-    before.eval()
-    before.config.pad_token_id = subject.predictor.tokenizer.pad_token_id
-    rows = subject.rows()
+    if subject.pretrained is None:
+        return PartResult(skipped=NO_BASE)
+    before, new = subject.pretrained
+    rows, name = subject.rows(), subject.settings.base_model
     try:
         curves = weight_drift(subject.predictor.model, before, new=new)
     except ValueError as error:
-        raise ModelError(f"--base-model {settings.base_model}: {error}") from error
+        raise ModelError(f"--base-model {name}: {error}") from error
     cka = representation_drift(subject.predictor, before, rows)
-    numbers = {"rows": subject.num_examples(rows), "base_model": settings.base_model}
+    numbers = {"rows": subject.num_examples(rows), "base_model": name}
     return PartResult(numbers, curves | {"cka": cka})
+
+
+def effect(subject: Subject) -> PartResult:
+    """The quantities that methods are about."""
+    rows = subject.rows(MAX_ATTACKED)
+    found = measure(subject.predictor, rows)
+    if subject.pretrained is None:
+        found.missing["weight distance"] = NO_BASE
+    else:
+        before, new = subject.pretrained
+        try:
+            distance = weight_distance(subject.predictor.model, before, new=new)
+        except ValueError as error:
+            raise ModelError(f"--base-model {subject.settings.base_model}: {error}") from error
+        found.values["weight distance"] = distance.pop("weight distance")
+        found.beside["weight distance, absolute"] = distance["absolute"]
+    reason = subject.prepared.task.unsupported_parts.get("calibration")
+    answers = calibration(subject) if reason is None else PartResult(skipped=reason)
+    if answers.skipped:
+        found.missing["calibration error"] = answers.skipped
+    else:
+        found.values["calibration error"] = answers.numbers["all_rows"]["ece"]
+    numbers: dict[str, Any] = {"rows": subject.num_examples(rows)}
+    numbers["quantities"] = {n: found.values[n] for n in QUANTITIES if n in found.values}
+    numbers |= {"beside": found.beside, "not measured": found.missing}
+    return PartResult(numbers, found.curves)
 
 
 def other_data(subject: Subject, other: OtherData) -> PartResult:
@@ -237,4 +279,5 @@ PART_FUNCTIONS = {
     "corruption": corruption,
     "smoothness": smoothness,
     "drift": drift,
+    "effect": effect,
 }

@@ -23,6 +23,7 @@ SECTIONS = {
     "corruption": "Robustness in text",
     "smoothness": "Smoothness",
     "drift": "Drift from the pre-trained model",
+    "effect": "What methods are about",
 }
 
 

@@ -30,6 +30,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative
 from smoothtune.core.support import no_compat
 from smoothtune.functional.adversarial import Inner, task_loss
@@ -44,6 +45,7 @@ class ALICE(AdversarialSearch):
     """The worst small perturbation must change neither the loss nor the prediction."""
 
     name: ClassVar[str] = "alice"
+    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     compares_passes: ClassVar[bool] = True
 

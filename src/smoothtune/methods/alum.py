@@ -31,6 +31,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT
 from smoothtune.functional.divergences import divergence, symmetric_kl, symmetric_kl_detached
 from smoothtune.methods.adversarial_base import AdversarialSearch
@@ -52,6 +53,7 @@ class ALUM(AdversarialSearch):
     """Predictions must not change under the worst small perturbation, after a plain start."""
 
     name: ClassVar[str] = "alum"
+    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     compares_passes: ClassVar[bool] = True
 

@@ -37,6 +37,7 @@ from smoothtune.core import rng
 from smoothtune.core.architecture import is_embedding_model
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, heads
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative
 from smoothtune.core.support import no_class_scores
 from smoothtune.functional.adversarial import Units
@@ -91,6 +92,7 @@ class CrossHolder(DerivativePenalty):
     """Small first and second derivatives of the differences between class scores."""
 
     name: ClassVar[str] = "cross_holder"
+    claims: ClassVar[tuple[Quantity, ...]] = ("logit Jacobian", "logit Hessian")
     renamed: ClassVar[Mapping[str, str]] = {"scale": "units"}
 
     weight: NonNegative = 0.1

@@ -22,6 +22,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 
 
@@ -46,6 +47,7 @@ class CWGNC(Regularizer):
     """Every weight tensor has its gradient norm clipped for itself."""
 
     name: ClassVar[str] = "cwgnc"
+    claims: ClassVar[tuple[Quantity, ...]] = ("gradient spread",)
     clips_gradients: ClassVar[bool] = True
 
     max_norm: Positive = 1.0

@@ -65,6 +65,7 @@ def describe(cls: type[Regularizer] | str) -> MethodDescription:
         reference=sections.get("Reference", ""),
         equation=sections.get("Equation", ""),
         departures=sections.get("Departures", ""),
+        claims=list(cls.claims),
         fields=[
             FieldDescription(
                 field,

@@ -23,6 +23,7 @@ from smoothtune.core.architecture import is_multiple_choice_model
 from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer
 from smoothtune.core.support import ONE_SEQUENCE
 from smoothtune.functional.derivative_norms import gradient, squared_norm
@@ -33,6 +34,7 @@ class DoubleBackprop(Regularizer):
     """Small derivatives of the task loss in the word embeddings."""
 
     name: ClassVar[str] = "double_backprop"
+    claims: ClassVar[tuple[Quantity, ...]] = ("loss gradient",)
     differentiates: ClassVar[bool] = True
 
     weight: NonNegative = 0.003

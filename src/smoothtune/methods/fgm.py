@@ -24,6 +24,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Positive
 from smoothtune.functional.adversarial import gradient_at, normalize, task_loss
 from smoothtune.methods.adversarial_base import Adversarial
@@ -36,6 +37,7 @@ class FGM(Adversarial):
     """The task loss is added once more, one step up its gradient."""
 
     name: ClassVar[str] = "fgm"
+    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     differentiates: ClassVar[bool] = True
 

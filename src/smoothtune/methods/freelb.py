@@ -29,6 +29,7 @@ from torch import Tensor
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.functional.adversarial import (
     Norm,
@@ -50,6 +51,7 @@ class FreeLB(Adversarial):
     """The task loss is averaged over the steps of an ascent."""
 
     name: ClassVar[str] = "freelb"
+    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     replaces_task_loss: ClassVar[bool] = True
     stores_gradient: ClassVar[bool] = True

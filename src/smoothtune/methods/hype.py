@@ -24,6 +24,7 @@ from smoothtune.core import rng
 from smoothtune.core.architecture import blocks, unwrap
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional.noise import relative_norm
 
@@ -33,6 +34,7 @@ class HyPe(Regularizer):
     """HyPe: the task loss with noise on every hidden state."""
 
     name: ClassVar[str] = "hype"
+    claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence",)
     replaces_task_loss: ClassVar[bool] = True
 
     noise: Literal["normal", "uniform"] = "normal"

@@ -42,6 +42,7 @@ from smoothtune.core import rng
 from smoothtune.core.architecture import blocks, unwrap
 from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.core.support import ONE_PREDICTION
 from smoothtune.functional.derivative_norms import Probe
@@ -83,6 +84,7 @@ class JacHess(DerivativePenalty):
     """Small first and second derivatives of every layer's representation in the embeddings."""
 
     name: ClassVar[str] = "jachess"
+    claims: ClassVar[tuple[Quantity, ...]] = ("layer Jacobian", "layer Hessian")
     uses_hidden_states: ClassVar[bool] = True
 
     factors: Factors = "normalized"

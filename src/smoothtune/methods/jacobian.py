@@ -22,6 +22,7 @@ from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import prediction_mean
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative
 from smoothtune.functional.derivative_norms import Probe
 from smoothtune.functional.input_derivatives import InputDerivatives, scores
@@ -33,6 +34,7 @@ class Jacobian(DerivativePenalty):
     """Small derivatives of the logits in the word embeddings."""
 
     name: ClassVar[str] = "jacobian"
+    claims: ClassVar[tuple[Quantity, ...]] = ("logit Jacobian",)
     renamed: ClassVar[Mapping[str, str]] = {"n": "num_probes"}
 
     weight: NonNegative = 0.01

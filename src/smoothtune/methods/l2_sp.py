@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from smoothtune.core.architecture import trainable, unwrap
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer
 
 
@@ -58,6 +59,7 @@ class L2SP(Regularizer):
     """Weights are pulled towards their pre-trained values, the head towards zero."""
 
     name: ClassVar[str] = "l2_sp"
+    claims: ClassVar[tuple[Quantity, ...]] = ("weight distance",)
 
     alpha: NonNegative = 0.01
     """Pull towards the pre-trained weights. LNSR papers: not stated."""

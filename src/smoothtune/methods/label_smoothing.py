@@ -28,6 +28,7 @@ from smoothtune.core.causal_lm import targets
 from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, head_mean, heads
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, BelowOne, Regularizer
 from smoothtune.core.support import CLASS_SCORES
 
@@ -56,6 +57,7 @@ class LabelSmoothing(Regularizer):
     """The task loss with smoothed labels."""
 
     name: ClassVar[str] = "label_smoothing"
+    claims: ClassVar[tuple[Quantity, ...]] = ("calibration error",)
     replaces_task_loss: ClassVar[bool] = True
 
     smoothing: BelowOne = 0.1

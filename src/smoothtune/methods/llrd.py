@@ -21,6 +21,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.architecture import base_model, blocks
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Fraction, Regularizer
 
 
@@ -59,6 +60,7 @@ class LLRD(Regularizer):
     """Lower layers learn more slowly."""
 
     name: ClassVar[str] = "llrd"
+    claims: ClassVar[tuple[Quantity, ...]] = ("weight distance",)
 
     decay: Fraction = 0.95
     """xi, factor from one block to the one below. Usual for BERT: 0.9 to 0.95."""

@@ -47,6 +47,7 @@ from torch import Tensor, nn
 from smoothtune.core.architecture import blocks
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.predictions import masked_mean
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative
 from smoothtune.methods.noise_base import NoisyEmbeddings
 
@@ -56,6 +57,7 @@ class LNSR(NoisyEmbeddings):
     """Layer-wise noise stability: hidden states must not move when the input is perturbed."""
 
     name: ClassVar[str] = "lnsr"
+    claims: ClassVar[tuple[Quantity, ...]] = ("noise sensitivity",)
     uses_hidden_states: ClassVar[bool] = True
     compares_passes: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {"reduce": "reduction"}

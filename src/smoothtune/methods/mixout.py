@@ -29,6 +29,7 @@ from torch import Tensor, nn
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import linear_layers
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Probability, Regularizer
 from smoothtune.functional.parametrizations import refuse_substituted, restore, substitute
 
@@ -74,6 +75,7 @@ class Mixout(Regularizer):
     """Weights are swapped at random for their pre-trained values."""
 
     name: ClassVar[str] = "mixout"
+    claims: ClassVar[tuple[Quantity, ...]] = ("weight distance",)
     substitutes_weights: ClassVar[bool] = True
     draws_weights: ClassVar[bool] = True
 

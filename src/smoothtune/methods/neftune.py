@@ -26,6 +26,7 @@ from torch import Tensor
 from smoothtune.core import rng
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional.noise import relative_norm
 
@@ -50,6 +51,7 @@ class NEFTune(Regularizer):
     """NEFTune: the task loss on embeddings with uniform noise."""
 
     name: ClassVar[str] = "neftune"
+    claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence",)
     replaces_task_loss: ClassVar[bool] = True
 
     alpha: Positive = 2.0

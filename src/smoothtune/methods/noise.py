@@ -18,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT
 from smoothtune.functional.noise import NoiseKind
 from smoothtune.methods.noise_base import NoisyEmbeddings
@@ -28,6 +29,7 @@ class Noise(NoisyEmbeddings):
     """The task loss on noisy embeddings, and nothing else."""
 
     name: ClassVar[str] = "noise"
+    claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence",)
     replaces_task_loss: ClassVar[bool] = True
 
     noise: NoiseKind = "standard"

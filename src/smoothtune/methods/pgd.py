@@ -28,6 +28,7 @@ from torch import Tensor
 
 from smoothtune.core import rng
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Positive
 from smoothtune.functional.adversarial import (
     Norm,
@@ -49,6 +50,7 @@ class PGD(Adversarial):
     """The task loss is taken at the worst perturbation found, and nowhere else."""
 
     name: ClassVar[str] = "pgd"
+    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     replaces_task_loss: ClassVar[bool] = True
 

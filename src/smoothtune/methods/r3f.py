@@ -32,6 +32,7 @@ from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.predictions import heads
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional.divergences import divergence
 from smoothtune.functional.noise import relative_norm
@@ -80,6 +81,7 @@ class R3F(NoisyPrediction):
     """R3F: the prediction must not change under small noise on the word embeddings."""
 
     name: ClassVar[str] = "r3f"
+    claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence", "worst divergence")
 
 
 class SpectralNorm(nn.Module):
@@ -95,6 +97,7 @@ class R4F(NoisyPrediction):
     """R4F: R3F with a spectrally normalized head."""
 
     name: ClassVar[str] = "r4f"
+    claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence", "worst divergence")
     substitutes_weights: ClassVar[bool] = True
 
     def __post_init__(self):

@@ -26,6 +26,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer
 from smoothtune.functional.divergences import divergence, symmetric_kl
 
@@ -40,6 +41,7 @@ class RDrop(Regularizer):
     """R-Drop: the predictions of two dropout passes must agree."""
 
     name: ClassVar[str] = "r_drop"
+    claims: ClassVar[tuple[Quantity, ...]] = ("dropout divergence",)
     replaces_task_loss: ClassVar[bool] = True
 
     alpha: NonNegative = 1.0

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.forward import Dropout, ForwardPass
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional import divergences
 from smoothtune.functional.adversarial import task_loss
@@ -39,6 +40,7 @@ class SAM(Regularizer):
     """Train for the worst loss in a small ball around the weights."""
 
     name: ClassVar[str] = "sam"
+    claims: ClassVar[tuple[Quantity, ...]] = ("sharpness",)
     replaces_task_loss: ClassVar[bool] = True
     stores_gradient: ClassVar[bool] = True
     climbs_in_weights: ClassVar[bool] = True

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 from smoothtune.core import rng
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Point, token_std
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.core.support import no_compat
 from smoothtune.functional.adversarial import Ascent, Inner, Norm, Per, diagnostics, given
@@ -62,6 +63,7 @@ class SiFT(Regularizer):
     """Predictions must not change under the worst small perturbation of normalized embeddings."""
 
     name: ClassVar[str] = "sift"
+    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     compares_passes: ClassVar[bool] = True
 

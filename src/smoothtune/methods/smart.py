@@ -47,6 +47,7 @@ from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import heads
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative, Probability
 from smoothtune.core.support import no_compat
 from smoothtune.functional.divergences import (
@@ -136,6 +137,7 @@ class SMART(AdversarialSearch):
     """Predictions change neither under the worst small perturbation nor fast between steps."""
 
     name: ClassVar[str] = "smart"
+    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     compares_passes: ClassVar[bool] = True
 

@@ -44,6 +44,7 @@ from smoothtune.core.dropout import DropoutKind, Rate
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.predictions import head_mean, heads
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import (
     STRICT,
     BelowOne,
@@ -128,6 +129,7 @@ class UEGR(Regularizer):
     """UEGR: agreeing sub-models on adversarial samples, and an update of the salient weights."""
 
     name: ClassVar[str] = "uegr"
+    claims: ClassVar[tuple[Quantity, ...]] = ("dropout divergence",)
     differentiates: ClassVar[bool] = True
     replaces_task_loss: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from smoothtune.core import rng
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Positive
 from smoothtune.functional.adversarial import ascend, normalize, unit
 from smoothtune.functional.divergences import divergence, kl
@@ -39,6 +40,7 @@ class VAT(Adversarial):
     """The prediction is the label of the worst perturbation; needs no true label."""
 
     name: ClassVar[str] = "vat"
+    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     compares_passes: ClassVar[bool] = True
 

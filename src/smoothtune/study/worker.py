@@ -24,6 +24,7 @@ from smoothtune.evaluation.calibration import reliability
 from smoothtune.evaluation.parts import PART_FUNCTIONS, Subject
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import noise_curve
+from smoothtune.evaluation.run import evaluate_part
 from smoothtune.run.train import Trained, fit
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.records import RESULTS, Cell, Extras, Records, Status
@@ -142,7 +143,10 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
             f"{point.x:g}": point.y for points in curve.series.values() for point in points
         }
     if extras.evaluate:
-        found["parts"] = {name: PART_FUNCTIONS[name](subject).to_dict() for name in extras.evaluate}
+        found["parts"] = {
+            name: evaluate_part(name, PART_FUNCTIONS[name], subject).to_dict()
+            for name in extras.evaluate
+        }
     return found
 
 

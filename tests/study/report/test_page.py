@@ -73,6 +73,8 @@ def content(found: list[dict], **changes) -> dict:
         ],
         "over_tasks": over_tasks(runs),
         "over_tasks_secondary": {name: over_tasks(runs, name) for name in SECONDARY},
+        "effect": [],
+        "effect_findings": [],
         "choices": [],
         "paper": [],
         "failures": [],

@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from helpers.tiny_tasks import squad_data, squad_row, write
 from smoothtune.cli import app
 from smoothtune.config.run import load_config
+from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import ConfigError, DataError
 from smoothtune.models.load import load_base, load_classifier
 from smoothtune.run.train import train
@@ -323,9 +324,14 @@ def test_every_part_is_there_or_says_why_not(evaluated) -> None:
         "corruption": [],
         "smoothness": ["attenuation", "spectrum"],
         "drift": ["cosine", "distance", "cka"],
+        "effect": ["noise_sensitivity"],
         "ood: other": [],
     }
     assert "not for question-answering" in parts["corruption"]["skipped"]
+    effect = parts["effect"]["numbers"]
+    derivatives = {"layer Jacobian", "layer Hessian", "logit Jacobian", "logit Hessian"}
+    assert set(effect["not measured"]) == derivatives
+    assert derivatives | set(effect["quantities"]) == set(QUANTITIES)
     assert parts["ood: other"]["numbers"]["rows"] == 10
     clean = parts["robustness"]["curves"]["gaussian"]["numbers"]["clean"]
     f1 = parts["metrics"]["numbers"]["metrics"]["f1"]["value"]

@@ -31,6 +31,14 @@ from smoothtune.study.report.comparison import (
     secondary_over_tasks,
     table_of_runs,
 )
+from smoothtune.study.report.effect import (
+    compare_effects,
+    effect_rows,
+    effect_sentences,
+    effect_table,
+    quantity_table,
+)
+from smoothtune.study.report.effect_page import write_effect_files
 from smoothtune.study.report.findings import sentences
 from smoothtune.study.report.plots import study_plots
 from smoothtune.study.report.statistics import NAMES
@@ -65,6 +73,10 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
     choices = plan.choices(records)
     cells = plan.final(choices)
     runs = table_of_runs(run_of(cell, records) for cell in cells)
+    read = [(cell.label, records.read(cell.id)) for cell in cells]
+    measured = effect_rows((label, record) for label, record in read if record)
+    compared = compare_effects(measured)
+    said = effect_sentences(compared, measured)
     content: dict[str, Any] = {
         "name": study.name,
         "title": study.config.title or study.name,
@@ -74,6 +86,8 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
         "methods": _with_fields(compare(runs, study.config.test), cells),
         "over_tasks": over_tasks(runs),
         "over_tasks_secondary": {name: over_tasks(runs, name) for name in SECONDARY},
+        "effect": compared,
+        "effect_findings": [sentence._asdict() for sentence in said],
         "choices": [_choice(choice) for choice in choices.values()],
         "paper": [paper.model_dump() for paper in study.config.paper],
         "failures": _failures([*plan.selection_cells(), *cells], records),
@@ -82,6 +96,8 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
     }
     write_json(folder / RESULTS, content)
     write_atomic(folder / "results.csv", csv_text(COLUMNS, runs.itertuples(index=False)))
+    if measured:
+        write_effect_files(folder, compared, said)
     page = page_content(content, _plots(runs, content, records, folder, console))
     write_atomic(folder / "report.md", render("study.md.jinja", page))
     write_atomic(folder / "report.html", render("study.html.jinja", page))
@@ -185,6 +201,9 @@ def page_content(content: Mapping[str, Any], plots: Sequence[Plot]) -> dict[str,
         ],
         "over_tasks": over_tasks_table(content["over_tasks"]),
         "over_tasks_secondary": secondary_table(secondary_over_tasks(content)),
+        "effect": effect_table(content["effect"]),
+        "effect_findings": content["effect_findings"],
+        "quantities": quantity_table(content["effect"]),
         "choices": choice_table(content["choices"]),
         "papers": [paper_table(paper, content["methods"]) for paper in content["paper"]],
         "failures": Table(

@@ -1,0 +1,346 @@
+"""What methods are about, measured on a trained model: see `smoothtune.core.quantities`.
+
+All models are measured alike, whatever they were trained with: the worst perturbation is sought by
+one search, so that no method is judged by its own attack alone. Sizes in the word embeddings are
+relative to them. Divergences and derivatives of predictions also fall where a model predicts
+smaller logits, which is no smoothness: beside what the papers claim stand numbers that do not
+depend on that scale.
+
+References: noise stability: Hua et al., TNNLS 2023; sharpness: Foret et al., ICLR 2021; symmetric
+KL under the worst perturbation: Jiang et al., ACL 2020; all as in `smoothtune.methods`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+
+from smoothtune.core.architecture import base_model
+from smoothtune.core.dropout import sites
+from smoothtune.core.forward import Batch, ForwardPass, evaluating
+from smoothtune.core.predictions import heads
+from smoothtune.core.quantities import Quantity
+from smoothtune.evaluation.predictor import Predictor
+from smoothtune.evaluation.smoothness import derivative_norms, noise_attenuation
+from smoothtune.functional.adversarial import Ascent, gradient_at, task_loss
+from smoothtune.functional.divergences import divergence
+from smoothtune.functional.noise import gaussian
+from smoothtune.methods.sam import moved
+from smoothtune.report.curves import Curve, CurvePoint
+
+EPSILON, NUM_STEPS = 0.05, 5
+"""Of the worst perturbation: ||delta|| / ||x|| of an example, and steps of the search."""
+START, STEP = 0.01, 2.5  # noise the search starts from; of epsilon / num_steps, as in `robustness`
+NOISE_RATIO = 0.1
+"""||noise|| / ||x|| of every token."""
+RHO = 0.05
+"""Length of the step whose rise in loss is the sharpness; that of the paper."""
+NUM_PROBES = 2
+"""Pairs of random directions for each example's derivatives."""
+
+
+def prediction_divergences(
+    predictor: Predictor,
+    rows: Dataset,
+    *,
+    epsilon: float = EPSILON,
+    num_steps: int = NUM_STEPS,
+    noise_ratio: float = NOISE_RATIO,
+    num_samples: int = 3,
+) -> dict[str, float]:
+    """How far predictions move: symmetric KL, the squared difference for regression.
+
+    Args:
+        predictor: the model.
+        rows: tokenized examples.
+        epsilon: size of the worst perturbation, ||delta|| / ||x|| of an example.
+        num_steps: of the projected gradient ascent that seeks it, from Gaussian noise.
+        noise_ratio: size of the noise, ||noise|| / ||x|| of every token.
+        num_samples: samples of the noise; passes with dropout are one more, each compared with the
+            next.
+
+    Returns:
+        `worst divergence`, `noise divergence`, and with dropout in the model `dropout divergence`;
+        `changed predictions`, the share of classes that the worst perturbation changes.
+    """
+    drops = any(getattr(module, name) > 0 for module, name, _ in sites(predictor.model))
+    predictor.progress.start("divergences", predictor.num_batches(rows))
+    found: list[dict[str, float]] = []
+    counts: list[int] = []
+    with evaluating(predictor.model):
+        for number, (chosen, batch) in enumerate(predictor.batches(rows)):
+            values, clean = {}, predictor.clean(batch, hidden_states=False)
+            with torch.no_grad():
+                clean.run()
+            with predictor.random_stream("effect/worst", batch, number):
+                delta = worst_perturbation(clean, epsilon, num_steps)
+            with torch.no_grad():
+                worst = clean.at(delta, dropout="off")
+                values["worst divergence"] = float(divergence(clean, worst))
+                values |= _changed(clean, worst)
+                draws = []
+                for sample in range(num_samples):
+                    with predictor.random_stream("effect/noise", batch, sample, number):
+                        noise = gaussian(clean.embeddings(), clean.mask, noise_ratio)
+                    draws.append(float(divergence(clean, clean.at(noise, dropout="off"))))
+                values["noise divergence"] = float(np.mean(draws))
+                if drops:
+                    passes = _dropout_passes(predictor, batch, num_samples + 1, number)
+                    apart = [float(divergence(p, q)) for p, q in pairwise(passes)]
+                    values["dropout divergence"] = float(np.mean(apart))
+            found.append(values)
+            counts.append(len(chosen))
+    return {
+        name: float(np.average([values[name] for values in found], weights=counts))
+        for name in found[0]
+    }
+
+
+def worst_perturbation(clean: ForwardPass, epsilon: float, num_steps: int) -> Tensor:
+    """(B, T, D) the perturbation of the word embeddings that moves the prediction most.
+
+    Args:
+        clean: a pass that has run.
+        epsilon: ||delta|| / ||x|| of an example.
+        num_steps: of the ascent.
+    """
+    if not epsilon:
+        return clean.zeros()
+    ascent = Ascent(
+        point="word",
+        norm="l2",
+        per="example",
+        units="relative",
+        sigma=min(START, epsilon),
+        step_size=STEP * epsilon / num_steps,
+        epsilon=epsilon,
+        num_steps=num_steps,
+        dropout="off",
+    )
+    return ascent.search(clean, lambda run: divergence(clean, run))[0]
+
+
+def _changed(clean: ForwardPass, other: ForwardPass) -> dict[str, float]:
+    """Share of examples whose predicted class is another, where there is one class each."""
+    (p, *more), (q, *_) = heads(clean), heads(other)
+    if more or p.regression or p.logits.shape[1] != 1:
+        return {}
+    changed = p.logits.argmax(-1) != q.logits.argmax(-1)
+    return {"changed predictions": float(changed.float().mean())}
+
+
+def _dropout_passes(
+    predictor: Predictor, batch: Batch, count: int, number: int
+) -> list[ForwardPass]:
+    """Passes with the dropout of training, each with masks of its own."""
+    passes = []
+    for index in range(count):
+        run = ForwardPass(
+            predictor.model, batch, compute_loss=predictor.compute_loss, hidden_states=False
+        )
+        with (
+            _training(predictor.model),
+            predictor.random_stream("effect/dropout", batch, index, number),
+        ):
+            passes.append(run.run())
+    return passes
+
+
+@contextmanager
+def _training(model: nn.Module) -> Iterator[None]:
+    """Training mode for a while; every module's own mode is restored."""
+    before = [module for module in model.modules() if not module.training]
+    model.train()
+    try:
+        yield
+    finally:
+        for module in before:
+            module.training = False
+
+
+def loss_gradient_norm(predictor: Predictor, rows: Dataset) -> float:
+    """Root mean square over examples of ||dL/dx||, x the word embeddings of an example."""
+    predictor.progress.start("gradient in the input", predictor.num_batches(rows))
+    squares: list[np.ndarray] = []
+    with evaluating(predictor.model):
+        for _, batch in predictor.batches(rows):
+            run = predictor.clean(batch, hidden_states=False, differentiable=True).run()
+            gradient = gradient_at(run, task_loss(run), "word")
+            squares.append(gradient.double().flatten(1).square().sum(1).cpu().numpy())
+    return float(np.sqrt(np.concatenate(squares).mean()))
+
+
+def prediction_scale(predictor: Predictor, rows: Dataset) -> float:
+    """Root mean square norm of the predictions less their mean: over classes, or over examples.
+
+    A model whose logits are all half as large has half the Jacobian; their ratio is the same.
+    """
+    found: list[Tensor] = []
+    with torch.no_grad(), evaluating(predictor.model):
+        for _, batch in predictor.batches(rows):
+            found.append(predictor.clean(batch, hidden_states=False).run().logits.double())
+    logits = torch.cat(found)
+    dim = 0 if logits.shape[1] == 1 else 1
+    return float((logits - logits.mean(dim, keepdim=True)).square().sum(1).mean().sqrt())
+
+
+def task_gradient(predictor: Predictor, rows: Dataset) -> tuple[float, dict[str, Tensor]]:
+    """The task loss over all rows, and its gradient in every trained weight, by name.
+
+    The loss is the mean of the batches', weighted by their rows; dropout is off.
+    """
+    named = {n: w for n, w in predictor.model.named_parameters() if w.requires_grad}
+    total, gradients = 0.0, {name: torch.zeros_like(w) for name, w in named.items()}
+    with evaluating(predictor.model):
+        for chosen, batch in predictor.batches(rows):
+            share = len(chosen) / len(rows)
+            loss = task_loss(predictor.clean(batch, hidden_states=False).run())
+            parts = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+            total += share * float(loss.detach())
+            for sum_, part in zip(gradients.values(), parts, strict=True):
+                sum_ += share * part
+    return total, gradients
+
+
+def weight_side(predictor: Predictor, rows: Dataset, *, rho: float = RHO) -> dict[str, float]:
+    """Sharpness and spread of the gradients of the task loss in the weights.
+
+    Args:
+        predictor: the model; its weights are the same afterwards, bit for bit.
+        rows: tokenized examples with labels, taken as one batch.
+        rho: length of the step.
+
+    Returns:
+        `sharpness`: L(w + rho g / ||g||) - L(w), as SAM defines it; `gradient spread`: largest over
+        median norm of the gradient of a weight tensor, of those that have one.
+    """
+    count = predictor.num_batches(rows)
+    predictor.progress.start("gradient in the weights", 2 * count)
+    loss, gradients = task_gradient(predictor, rows)
+    norms = torch.stack([g.double().norm() for g in gradients.values()]).cpu()
+    length = norms.norm().clamp(min=torch.finfo(torch.float64).tiny)
+    weights = dict(predictor.model.named_parameters())
+    step = [float(rho / length) * g for g in gradients.values()]
+    above = 0.0
+    climbed = moved([weights[name] for name in gradients], step)
+    with torch.no_grad(), evaluating(predictor.model), climbed:
+        for chosen, batch in predictor.batches(rows):
+            run = predictor.clean(batch, hidden_states=False).run()
+            above += len(chosen) / len(rows) * float(task_loss(run))
+    used = norms[norms > 0].numpy()
+    spread = float(used.max() / np.median(used)) if len(used) else 1.0
+    return {"sharpness": above - loss, "gradient spread": spread}
+
+
+def weight_distance(
+    model: nn.Module, before: nn.Module, *, new: Collection[str] = ()
+) -> dict[str, float]:
+    """Distance of the pre-trained part of a model from where it started.
+
+    Args:
+        model: fine-tuned.
+        before: pre-trained, of the same architecture.
+        new: names of weights that the pre-trained model does not have, as its head.
+
+    Returns:
+        `weight distance`: ||w - w0|| / ||w0||; `absolute`: ||w - w0||.
+
+    Raises:
+        ValueError: the models have no weights of the same names and shapes in common.
+    """
+    inside = {id(weight) for weight in base_model(model).parameters()}
+    theirs = dict(before.named_parameters())
+    pairs = [
+        (weight.detach().double(), theirs[name].detach().double())
+        for name, weight in model.named_parameters()
+        if id(weight) in inside
+        and name not in new
+        and name in theirs
+        and theirs[name].shape == weight.shape
+    ]
+    if not pairs:
+        raise ValueError(
+            "the two models have no weights in common: name the model that this one was made from"
+        )
+    moved_by, size = (
+        float(sum(part.square().sum() for part in parts)) ** 0.5
+        for parts in zip(*((w - w0, w0) for w, w0 in pairs), strict=True)
+    )
+    return {"weight distance": moved_by / size, "absolute": moved_by}
+
+
+@dataclass
+class Found:
+    """What was measured on one model."""
+
+    values: dict[str, float] = field(default_factory=dict)
+    """Quantities by name."""
+    beside: dict[str, float] = field(default_factory=dict)
+    """Numbers that help to read them."""
+    curves: dict[str, Curve] = field(default_factory=dict)
+    missing: dict[str, str] = field(default_factory=dict)
+    """Why a quantity is not there, by name."""
+
+
+DERIVATIVES: tuple[Quantity, ...] = (
+    "layer Jacobian",
+    "layer Hessian",
+    "logit Jacobian",
+    "logit Hessian",
+)
+INPUT_SIDE: tuple[Quantity, ...] = ("noise sensitivity", "loss gradient")
+
+
+def measure(predictor: Predictor, rows: Dataset) -> Found:
+    """All quantities that need the model alone.
+
+    Args:
+        predictor: the model.
+        rows: tokenized examples with labels.
+    """
+    found, task = Found(), predictor.task
+    found.values = prediction_divergences(predictor, rows) | weight_side(predictor, rows)
+    if "changed predictions" in found.values:
+        changed = found.values.pop("changed predictions")
+        found.beside["changed by the worst perturbation"] = changed
+    if "dropout divergence" not in found.values:
+        found.missing["dropout divergence"] = "the model has no dropout"
+    if reason := task.unsupported_parts.get("smoothness"):
+        found.missing |= dict.fromkeys((*INPUT_SIDE, *DERIVATIVES), reason)
+        return found
+    curve = noise_attenuation(predictor, rows, layers=(0,))
+    found.curves["noise_sensitivity"] = curve
+    found.values["noise sensitivity"] = float(np.mean([point.y for point in _line(curve)[1:]]))
+    found.values["loss gradient"] = loss_gradient_norm(predictor, rows)
+    if not task.one_sequence:
+        reason = "an example has several predictions, or several sequences"
+        found.missing |= dict.fromkeys(DERIVATIVES, reason)
+        return found
+    _add_derivatives(found, predictor, rows)
+    return found
+
+
+def _add_derivatives(found: Found, predictor: Predictor, rows: Dataset) -> None:
+    curves = derivative_norms(predictor, rows, num_probes=NUM_PROBES)
+    found.curves |= curves
+    scale = prediction_scale(predictor, rows)
+    for name, curve in curves.items():
+        squares = [point.y**2 for point in _line(curve)]
+        title = name.capitalize()
+        found.values[f"layer {title}"] = float(np.sqrt(np.mean(squares)))
+        found.values[f"logit {title}"] = curve.numbers["logits"]
+        if scale:
+            relative = curve.numbers["logits"] / scale
+            found.beside[f"logit {title}, relative to the logits"] = relative
+
+
+def _line(curve: Curve) -> list[CurvePoint]:
+    (points,) = curve.series.values()
+    return points

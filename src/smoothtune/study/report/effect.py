@@ -1,0 +1,268 @@
+"""Does each method move the quantity it is about? From the part `effect` of a study's runs.
+
+A method and plain fine-tuning are compared on the seeds that both have, quantity by quantity, by a
+paired t-test with the interval of the same test. Over several conditions the differences are taken
+relative to plain's mean on each, because units and sizes differ, and averaged for every seed. A
+method names its quantities itself (`claims`); of each, less is what its paper claims.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from smoothtune.core.quantities import QUANTITIES
+from smoothtune.errors import OutputError
+from smoothtune.files import read_json
+from smoothtune.methods import METHODS
+from smoothtune.report.page import DASH, Sentence, Table, number, with_interval
+from smoothtune.study.config import PLAIN
+from smoothtune.study.records import STUDY, Records
+from smoothtune.study.report.comparison import CONDITION, Condition, condition_of, condition_title
+from smoothtune.study.report.statistics import holm, p_values
+
+LEVEL = 0.05
+POINTS, TOLERATED = 100, 0.5  # a difference of 0.01 of score is a point; points that may be lost
+ALL = "all conditions"
+MOVES, WEAKLY = "moves it", "moves it, not after Holm"
+NOTHING, WRONG, FEW = "no effect seen", "moves it the wrong way", "too few seeds"
+
+HEAD = (
+    *("condition", "method", "quantity", "seeds", "plain", "with the method", "minus plain"),
+    *("change", "p", "p, Holm", "score, points", "time, x plain", "verdict"),
+)
+
+
+def rows_of_study(folder: Path) -> list[dict[str, Any]]:
+    """What the finished runs of a study measured.
+
+    Raises:
+        OutputError: there is no study, or none of its runs measured the part `effect`.
+    """
+    study = read_json(folder / STUDY)
+    if study is None or not isinstance(study.get("cells"), list):
+        raise OutputError(f"{folder} holds no study: run smoothtune study FILE --output-dir DIR")
+    records = Records(folder)
+    labeled = [(cell["label"], records.read(cell["id"])) for cell in study["cells"]]
+    rows = effect_rows((label, record) for label, record in labeled if record)
+    if not rows:
+        raise OutputError(
+            f"no finished run of {folder} has the part effect: put evaluate: [effect] into the "
+            "study file and run the study again, with another output folder"
+        )
+    return rows
+
+
+def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+    """One row for each finished run that has the part `effect`.
+
+    Args:
+        labeled: the label of a study's entry, and the record of a run.
+    """
+    rows = []
+    for label, record in labeled:
+        part = ((record.get("extras") or {}).get("parts") or {}).get("effect")
+        if record["status"] != "done" or part is None:
+            continue
+        result, numbers = record["result"], part["numbers"]
+        config = result["config"]
+        rows.append(
+            {
+                **{name: config.get(name) for name in CONDITION},
+                "method": label,
+                "claims": claims_of(config.get("methods", {})),
+                "seed": config["seed"],
+                "score": result["metrics"][result["headline"]],
+                "train_seconds": result["cost"]["train_seconds"],
+                "values": numbers["quantities"],
+                "missing": numbers["not measured"],
+            }
+        )
+    return rows
+
+
+def claims_of(methods: Iterable[str]) -> list[str]:
+    """The quantities that methods are about, each once."""
+    known = [METHODS[name].claims for name in methods if name in METHODS]
+    return list(dict.fromkeys(claim for claims in known for claim in claims))
+
+
+def compare_effects(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every method and quantity against plain, under every condition and over all of them.
+
+    Args:
+        rows: of `effect_rows`.
+
+    Returns:
+        A dictionary for every condition, method and quantity it is about. p-values are corrected
+        after Holm over those of a condition.
+    """
+    by_condition: dict[Condition, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        by_condition.setdefault(condition_of(row), []).append(row)
+    asked = list(dict.fromkeys((row["method"], claim) for row in rows for claim in row["claims"]))
+    compared: list[dict[str, Any]] = []
+    for condition, group in by_condition.items():
+        found = [_compared([group], method, claim) for method, claim in asked]
+        compared += _corrected(condition_title(condition), found)
+    if len(by_condition) > 1:
+        groups = list(by_condition.values())
+        compared += _corrected(ALL, [_compared(groups, *each) for each in asked])
+    return compared
+
+
+def _corrected(title: str, found: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
+    """Add condition, p-values after Holm, and verdicts."""
+    known = [item for item in found if item is not None]
+    for item, p in zip(known, holm([item["p"] for item in known]), strict=True):
+        item |= {"condition": title, "p_holm": p}
+        item["verdict"] = _verdict(item["change"]["value"], item["p"], p, len(item["seeds"]))
+    return known
+
+
+def _verdict(change: float, p: float | None, p_holm: float | None, seeds: int) -> str:
+    if seeds < 2:
+        return FEW
+    if p is None or p_holm is None or p >= LEVEL:
+        return NOTHING
+    if change > 0:
+        return WRONG
+    return MOVES if p_holm < LEVEL else WEAKLY
+
+
+def _compared(
+    groups: Sequence[Sequence[Mapping[str, Any]]], method: str, claim: str
+) -> dict[str, Any] | None:
+    """A method and a quantity against plain; None where not every condition has both."""
+    pairs = [_pairs(group, method, claim) for group in groups]
+    seeds = [s for s in pairs[0] if all(s in pair for pair in pairs)] if pairs else []
+    if not seeds:
+        return None
+    ours, plain, score, base, time = (
+        np.array([[pair[seed][i] for seed in seeds] for pair in pairs]) for i in range(5)
+    )  # each (conditions, seeds)
+    scale = np.abs(plain.mean(1, keepdims=True))
+    change = ((ours - plain) / np.where(scale > 0, scale, 1)).mean(0)
+    alone = len(groups) == 1
+    return {
+        "method": method,
+        "quantity": claim,
+        "seeds": seeds,
+        "plain": float(plain.mean()) if alone else None,
+        "ours": float(ours.mean()) if alone else None,
+        "difference": paired_t_interval((ours - plain)[0]) if alone else None,
+        "change": paired_t_interval(change),
+        "p": p_values(change, np.zeros_like(change))["paired t"],
+        "score": paired_t_interval((score - base).mean(0)),
+        "cost_ratio": float(np.median(time)),
+    }
+
+
+def _pairs(
+    group: Sequence[Mapping[str, Any]], method: str, claim: str
+) -> dict[int, tuple[float, ...]]:
+    """By seed: the quantity with the method and with plain, both scores, and the ratio of times."""
+    by_seed = {r["seed"]: r for r in group if r["method"] == method and claim in r["values"]}
+    plain = {r["seed"]: r for r in group if r["method"] == PLAIN and claim in r["values"]}
+    return {
+        seed: (
+            row["values"][claim],
+            plain[seed]["values"][claim],
+            row["score"],
+            plain[seed]["score"],
+            row["train_seconds"] / plain[seed]["train_seconds"],
+        )
+        for seed, row in by_seed.items()
+        if seed in plain
+    }
+
+
+def paired_t_interval(gaps: np.ndarray) -> dict[str, Any]:
+    """Mean of differences (N,), and its 95 % interval by Student's t; None for one difference.
+
+    >>> paired_t_interval(np.array([1.0, 2.0, 3.0]))["interval"]
+    [-0.48..., 4.48...]
+    """
+    mean, count = float(gaps.mean()), len(gaps)
+    if count < 2:
+        return {"value": mean, "interval": None}
+    half = float(stats.t.ppf(0.975, count - 1) * gaps.std(ddof=1) / np.sqrt(count))
+    return {"value": mean, "interval": [mean - half, mean + half]}
+
+
+def effect_table(compared: Sequence[Mapping[str, Any]]) -> Table:
+    """Every method, quantity and condition, as text."""
+    return Table(list(HEAD), [_cells(item) for item in compared])
+
+
+def quantity_table(compared: Sequence[Mapping[str, Any]]) -> Table:
+    """What the quantities of a table are."""
+    shown = {item["quantity"] for item in compared}
+    meanings = [[name, text] for name, text in QUANTITIES.items() if name in shown]
+    return Table(["quantity", "what is measured"], meanings)
+
+
+def _cells(item: Mapping[str, Any]) -> list[str]:
+    return [
+        item["condition"],
+        item["method"],
+        item["quantity"],
+        str(len(item["seeds"])),
+        number(item["plain"], ".4g"),
+        number(item["ours"], ".4g"),
+        _effect(item["difference"], 1, "+.3g"),
+        _effect(item["change"], 100, "+.1f") + " %",
+        _p(item["p"]),
+        _p(item["p_holm"]),
+        _effect(item["score"], POINTS, "+.1f"),
+        number(item["cost_ratio"], ".2f"),
+        item["verdict"],
+    ]
+
+
+def _effect(effect: Mapping[str, Any] | None, factor: float, spec: str) -> str:
+    if effect is None:
+        return DASH
+    interval = effect["interval"] and tuple(factor * bound for bound in effect["interval"])
+    return with_interval(factor * effect["value"], interval, spec)
+
+
+def _p(value: float | None) -> str:
+    return DASH if value is None else f"{value:.2g}"
+
+
+def effect_sentences(
+    compared: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
+) -> list[Sentence]:
+    """Which methods move their quantity, which do not, and which lose score."""
+    shown = [item for item in compared if item["condition"] == ALL] or list(compared)
+    found: list[Sentence] = []
+    for verdict, good in ((MOVES, True), (WEAKLY, True), (NOTHING, False), (WRONG, False)):
+        here = [f"{i['method']} ({i['quantity']})" for i in shown if i["verdict"] == verdict]
+        if here:
+            text = f"{verdict}: {len(here)} of {len(shown)}: {', '.join(here)}."
+            found.append(Sentence("good" if good else "fragile", text))
+    losing = {
+        item["method"]: f"{item['method']} ({POINTS * item['score']['value']:+.1f})"
+        for item in shown
+        if POINTS * item["score"]["value"] < -TOLERATED
+    }
+    if losing:
+        text = (
+            f"more than {TOLERATED} points of score lost on average: {', '.join(losing.values())}."
+        )
+        found.append(Sentence("fragile", text))
+    without = dict.fromkeys(r["method"] for r in rows if not r["claims"] and r["method"] != PLAIN)
+    if without:
+        found.append(Sentence("note", f"no quantity of their own: {', '.join(without)}."))
+    reasons = dict.fromkeys(
+        f"{claim} of {row['method']}: {row['missing'][claim]}"
+        for row in rows
+        for claim in row["claims"]
+        if claim in row["missing"]
+    )
+    return found + [Sentence("note", f"not measured: {reason}.") for reason in reasons]

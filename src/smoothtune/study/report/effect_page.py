@@ -1,0 +1,100 @@
+"""The table of effects as files and on the console."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table as RichTable
+
+from smoothtune.console import heading, plain_text, say
+from smoothtune.files import write_atomic
+from smoothtune.report.curves import csv_text
+from smoothtune.report.page import Sentence, render
+from smoothtune.study.report.effect import (
+    compare_effects,
+    effect_sentences,
+    effect_table,
+    quantity_table,
+    rows_of_study,
+)
+
+COLUMNS = (
+    *("condition", "method", "quantity", "seeds", "plain", "with_method"),
+    *("difference", "difference_low", "difference_high"),
+    *("change", "change_low", "change_high", "p", "p_holm"),
+    *("score_difference", "score_low", "score_high", "cost_ratio", "verdict"),
+)
+SHORT = (1, 2, 3, 4, 5, 7, 9, 10, 11, 12)
+"""Columns of the table that fit a terminal."""
+
+
+def write_effects(folder: Path, console: Console) -> list[dict[str, Any]]:
+    """Write ``effect.csv`` and ``effect.md`` into a study's folder, and show the table.
+
+    Args:
+        folder: the study's.
+        console: gets the table.
+
+    Returns:
+        What was compared, of `compare_effects`.
+
+    Raises:
+        OutputError: there is no study, or none of its runs measured the part `effect`.
+    """
+    rows = rows_of_study(folder)
+    compared = compare_effects(rows)
+    said = effect_sentences(compared, rows)
+    write_effect_files(folder, compared, said)
+    _show(compared, said, console)
+    say(console, f"{folder / 'effect.csv'} and {folder / 'effect.md'} are written")
+    return compared
+
+
+def write_effect_files(
+    folder: Path, compared: Sequence[Mapping[str, Any]], said: Sequence[Sentence]
+) -> None:
+    """Write the two files."""
+    write_atomic(folder / "effect.csv", csv_text(COLUMNS, map(_line, compared)))
+    content = {
+        "findings": said,
+        "table_of_effects": effect_table(compared),
+        "quantities": quantity_table(compared),
+    }
+    write_atomic(folder / "effect.md", render("effect.md.jinja", content))
+
+
+def _line(item: Mapping[str, Any]) -> list[object]:
+    return [
+        *(item["condition"], item["method"], item["quantity"], len(item["seeds"])),
+        *(item["plain"], item["ours"], *_bounds(item["difference"]), *_bounds(item["change"])),
+        *(item["p"], item["p_holm"], *_bounds(item["score"])),
+        *(item["cost_ratio"], item["verdict"]),
+    ]
+
+
+def _bounds(effect: Mapping[str, Any] | None) -> list[float | None]:
+    if effect is None:
+        return [None, None, None]
+    return [effect["value"], *(effect["interval"] or (None, None))]
+
+
+def _show(
+    compared: Sequence[Mapping[str, Any]], said: Sequence[Sentence], console: Console
+) -> None:
+    for condition in dict.fromkeys(item["condition"] for item in compared):
+        found = effect_table([item for item in compared if item["condition"] == condition])
+        head, *rows = [[cells[i] for i in SHORT] for cells in [found.head, *found.rows]]
+        if console.is_terminal:
+            table = RichTable(*map(heading, head), title=plain_text(condition))
+            for cells in rows:
+                table.add_row(*map(plain_text, cells))
+            console.print(table)
+        else:
+            say(console, condition)
+            for cells in [head, *rows]:
+                say(console, "\t".join(cells))
+    for sentence in said:
+        say(console, f"{sentence.verdict}: {sentence.text}")

@@ -1,0 +1,212 @@
+"""The table of effects, of made-up runs whose paired differences are known."""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+from scipy import stats
+from typer.testing import CliRunner
+
+from helpers.study_files import finished
+from smoothtune.cli import app
+from smoothtune.study.records import STUDY, Records, digest
+from smoothtune.study.report.effect import (
+    ALL,
+    claims_of,
+    compare_effects,
+    effect_rows,
+    effect_sentences,
+    effect_table,
+    paired_t_interval,
+)
+from smoothtune.study.report.effect_page import write_effects
+
+SEEDS = range(5)
+DRAW = np.random.default_rng(3)
+PLAIN = {"one": 2 + 0.3 * DRAW.random(5), "two": 40 + 9 * DRAW.random(5)}
+GAPS = {
+    "lnsr": {task: -0.5 * PLAIN[task] + 0.01 * DRAW.random(5) for task in PLAIN},
+    "r_drop": {task: 0.2 * PLAIN[task] + 0.01 * DRAW.random(5) for task in PLAIN},
+    "sam": {task: 0.1 * PLAIN[task] * DRAW.normal(size=5) for task in PLAIN},
+}
+CLAIM = {"lnsr": "noise sensitivity", "r_drop": "dropout divergence", "sam": "sharpness"}
+SCORES = {"plain": 0.8, "lnsr": 0.79, "r_drop": 0.81, "sam": 0.797, "reinit": 0.8}
+
+
+def record(task: str, method: str, seed: int, values: dict[str, float]) -> dict:
+    found = finished(SCORES[method] + 0.001 * seed)
+    found["result"]["config"] = {
+        "task": task,
+        "model": "minilm",
+        "max_train_samples": 100,
+        "seed": seed,
+        "methods": {method: {}},
+    }
+    found["result"]["cost"]["train_seconds"] = 10.0 if method == "plain" else 25.0
+    numbers = {"rows": 64, "quantities": values, "beside": {}, "not measured": {}}
+    found["extras"]["parts"] = {"effect": {"numbers": numbers, "curves": {}, "skipped": ""}}
+    return found
+
+
+def study(methods=("lnsr", "r_drop", "sam")) -> list[tuple[str, dict]]:
+    runs = []
+    for task, plain in PLAIN.items():
+        for seed in SEEDS:
+            base = dict.fromkeys(CLAIM.values(), float(plain[seed]))
+            runs.append(("plain", record(task, "plain", seed, base)))
+            for method in methods:
+                value = float(plain[seed] + GAPS[method][task][seed]) if method in GAPS else 0.0
+                values = base | ({CLAIM[method]: value} if method in GAPS else {})
+                runs.append((method, record(task, method, seed, values)))
+    return runs
+
+
+def test_differences_are_paired_tested_and_corrected() -> None:
+    compared = compare_effects(effect_rows(study()))
+    for number, (task, plain) in enumerate(PLAIN.items()):
+        items = compared[3 * number : 3 * number + 3]
+        assert {item["condition"] for item in items} == {f"{task}, minilm, 100 examples"}
+        expected = {}
+        for item in items:
+            gaps = GAPS[item["method"]][task]
+            expected[item["method"]] = stats.ttest_rel(plain + gaps, plain).pvalue
+            assert item["p"] == pytest.approx(expected[item["method"]], rel=1e-9)
+            assert item["plain"] == pytest.approx(plain.mean())
+            assert item["ours"] == pytest.approx((plain + gaps).mean())
+            interval = stats.ttest_rel(plain + gaps, plain).confidence_interval(0.95)
+            assert item["difference"]["value"] == pytest.approx(gaps.mean())
+            assert item["difference"]["interval"] == pytest.approx([interval.low, interval.high])
+            assert item["change"]["value"] == pytest.approx(gaps.mean() / plain.mean())
+        by_name = {item["method"]: item["p_holm"] for item in items}
+        ranked = sorted(expected, key=lambda name: expected[name])
+        assert by_name[ranked[0]] == pytest.approx(3 * expected[ranked[0]])
+
+
+def test_over_conditions_relative_changes_are_averaged_for_each_seed() -> None:
+    compared = compare_effects(effect_rows(study()))
+    over = {item["method"]: item for item in compared if item["condition"] == ALL}
+    for method, gaps in GAPS.items():
+        relative = np.mean([gaps[task] / PLAIN[task].mean() for task in PLAIN], axis=0)
+        assert over[method]["change"]["value"] == pytest.approx(relative.mean())
+        assert over[method]["p"] == pytest.approx(stats.ttest_1samp(relative, 0).pvalue)
+        assert over[method]["cost_ratio"] == 2.5
+    assert over["lnsr"]["score"]["value"] == pytest.approx(-0.01)
+    assert {method: item["verdict"] for method, item in over.items()} == {
+        "lnsr": "moves it",
+        "r_drop": "moves it the wrong way",
+        "sam": "no effect seen",
+    }
+
+
+def test_a_change_that_holm_does_not_leave_is_called_so() -> None:
+    rows = effect_rows(study())
+    gaps = np.array([-1.0, -0.4, -0.9, -0.2, -0.6])
+    for row in rows:
+        if row["method"] == "sam":
+            row["values"]["sharpness"] = PLAIN[row["task"]][row["seed"]] + gaps[row["seed"]]
+        row["task"] = {"one": "one", "two": "one"}[row["task"]]
+    found = {i["method"]: i for i in compare_effects(rows[: len(rows) // 2])}["sam"]
+    assert found["p"] == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
+    assert found["p"] < 0.05
+    assert found["verdict"] == "moves it"
+    many = [dict(row) for row in rows[: len(rows) // 2]]
+    for number in range(10):
+        many += [row | {"method": f"sam {number}"} for row in many if row["method"] == "sam"]
+    found = {i["method"]: i for i in compare_effects(many)}["sam"]
+    assert found["p_holm"] > 0.05
+    assert found["verdict"] == "moves it, not after Holm"
+
+
+def test_only_seeds_that_both_have_count() -> None:
+    runs = [r for r in study() if (r[0], r[1]["result"]["config"]["seed"]) != ("plain", 2)]
+    for item in compare_effects(effect_rows(runs)):
+        assert item["seeds"] == [0, 1, 3, 4]
+    alone = [r for r in study() if r[1]["result"]["config"]["seed"] == 0]
+    assert {i["verdict"] for i in compare_effects(effect_rows(alone))} == {"too few seeds"}
+    missing = [r for r in study() if r[0] != "plain"]
+    assert compare_effects(effect_rows(missing)) == []
+
+
+def test_no_difference_at_all_is_no_effect() -> None:
+    runs = study(["lnsr"])
+    for _, found in runs:
+        found["extras"]["parts"]["effect"]["numbers"]["quantities"]["noise sensitivity"] = 1.0
+    compared = compare_effects(effect_rows(runs))
+    assert {item["verdict"] for item in compared} == {"no effect seen"}
+
+
+def test_compositions_are_about_what_their_methods_are_about() -> None:
+    assert claims_of(["lnsr", "l2_sp", "unheard of"]) == ["noise sensitivity", "weight distance"]
+    assert claims_of(["plain", "reinit"]) == []
+
+
+def test_sentences_name_who_moves_what_and_who_loses() -> None:
+    runs = study(["lnsr", "r_drop", "sam", "reinit"])
+    numbers = runs[1][1]["extras"]["parts"]["effect"]["numbers"]
+    numbers["not measured"] = {"noise sensitivity": "no blocks"}
+    rows = effect_rows(runs)
+    said = [sentence.text for sentence in effect_sentences(compare_effects(rows), rows)]
+    assert "moves it: 1 of 3: lnsr (noise sensitivity)." in said
+    assert "moves it the wrong way: 1 of 3: r_drop (dropout divergence)." in said
+    assert "more than 0.5 points of score lost on average: lnsr (-1.0)." in said
+    assert "no quantity of their own: reinit." in said
+    assert "not measured: noise sensitivity of lnsr: no blocks." in said
+
+
+def test_interval_of_two_values_is_students() -> None:
+    assert paired_t_interval(np.array([2.0]))["interval"] is None
+    low, high = paired_t_interval(np.array([0.0, 2.0]))["interval"]
+    assert (low, high) == pytest.approx((1 - 12.706205, 1 + 12.706205))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A finished study."""
+    cells = []
+    records = Records(tmp_path)
+    for number, (label, found) in enumerate(study()):
+        identity = {"number": number}
+        name = digest(identity)[:16]
+        content = {"id": name, "identity": identity, **found}
+        (tmp_path / "cells").mkdir(exist_ok=True)
+        path = tmp_path / "cells" / f"{name}.json"
+        path.write_text(json.dumps(content | {"sha256": digest(content)}))
+        assert records.read(name)
+        cells.append({"id": name, "title": label, "label": label, "seed": 0})
+    (tmp_path / STUDY).write_text(json.dumps({"cells": cells}))
+    return tmp_path
+
+
+def test_the_command_prints_and_writes_the_table(folder: Path) -> None:
+    found = CliRunner().invoke(app, ["effect", str(folder)])
+    assert found.exit_code == 0, found.output
+    assert "lnsr noise sensitivity 5 " in " ".join(found.output.split())
+    assert "good: moves it: 1 of 3: lnsr (noise sensitivity)." in found.output
+    with (folder / "effect.csv").open() as file:
+        lines = list(csv.DictReader(file))
+    assert len(lines) == 9
+    gaps = GAPS["lnsr"]["one"]
+    assert float(lines[0]["difference"]) == pytest.approx(gaps.mean())
+    assert float(lines[0]["p"]) == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
+    page = (folder / "effect.md").read_text()
+    assert "| moves it the wrong way |" in page
+    assert "relative change of the hidden states" in page
+
+
+def test_the_table_of_the_page_has_every_row(folder: Path) -> None:
+    compared = write_effects(folder, Console(quiet=True))
+    table = effect_table(compared)
+    assert [row[-1] for row in table.rows] == [item["verdict"] for item in compared]
+    assert {len(row) for row in table.rows} == {len(table.head)}
+
+
+@pytest.mark.parametrize("cells", [None, []])
+def test_a_folder_without_effects_says_what_to_do(tmp_path: Path, cells: list | None) -> None:
+    if cells is not None:
+        (tmp_path / STUDY).write_text(json.dumps({"cells": cells}))
+    found = CliRunner().invoke(app, ["effect", str(tmp_path)])
+    assert found.exit_code == 2
+    assert ("holds no study" if cells is None else "evaluate: [effect]") in found.stderr
