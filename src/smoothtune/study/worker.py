@@ -25,6 +25,7 @@ from smoothtune.evaluation.parts import PART_FUNCTIONS, Subject
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import noise_curve
 from smoothtune.evaluation.run import evaluate_part
+from smoothtune.methods.find import find_method
 from smoothtune.run.train import Trained, fit
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.records import RESULTS, Cell, Extras, Records, Status
@@ -147,6 +148,7 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
             name: evaluate_part(name, PART_FUNCTIONS[name], subject).to_dict()
             for name in extras.evaluate
         }
+        found["claims"] = {name: list(find_method(name).claims) for name in cell.config.methods}
     return found
 
 

@@ -139,8 +139,10 @@ def test_no_difference_at_all_is_no_effect() -> None:
 
 
 def test_compositions_are_about_what_their_methods_are_about() -> None:
-    assert claims_of(["lnsr", "l2_sp", "unheard of"]) == ["noise sensitivity", "weight distance"]
-    assert claims_of(["plain", "reinit"]) == []
+    assert claims_of(["lnsr", "l2_sp"], {}) == ["noise sensitivity", "weight distance"]
+    assert claims_of(["plain", "reinit"], {}) == []
+    recorded = {"os:system": ["sharpness"], "lnsr": ["sharpness"]}
+    assert claims_of(["os:system", "lnsr"], recorded) == ["sharpness", "noise sensitivity"]
 
 
 def test_sentences_name_who_moves_what_and_who_loses() -> None:

@@ -74,7 +74,7 @@ def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[s
             {
                 **{name: config.get(name) for name in CONDITION},
                 "method": label,
-                "claims": claims_of(config.get("methods", {})),
+                "claims": claims_of(config["methods"], record["extras"].get("claims", {})),
                 "seed": config["seed"],
                 "score": result["metrics"][result["headline"]],
                 "train_seconds": result["cost"]["train_seconds"],
@@ -85,9 +85,16 @@ def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[s
     return rows
 
 
-def claims_of(methods: Iterable[str]) -> list[str]:
-    """The quantities that methods are about, each once."""
-    known = [METHODS[name].claims for name in methods if name in METHODS]
+def claims_of(methods: Iterable[str], recorded: Mapping[str, Sequence[str]]) -> list[str]:
+    """The quantities that methods are about, each once.
+
+    Args:
+        methods: their names.
+        recorded: what methods of other packages said when they ran; their code is not imported.
+    """
+    known = [
+        METHODS[name].claims if name in METHODS else recorded.get(name, ()) for name in methods
+    ]
     return list(dict.fromkeys(claim for claims in known for claim in claims))
 
 
