@@ -295,9 +295,9 @@ class _Binding(TrainerCallback):
             return self.original_train(resume_from_checkpoint=checkpoint, **kwargs)
         except UnpicklingError as error:
             raise CheckpointError(
-                f"{self.resume_from or 'a file'}: optimizer.pt, scheduler.pt or rng_state.pth holds "
-                "more than data, which could run code, and was not opened: resume from a checkpoint "
-                "of your own"
+                f"{self.resume_from or 'a file'}: optimizer.pt, scheduler.pt or rng_state.pth "
+                "holds more than data, which could run code, and was not opened: resume from a "
+                "checkpoint of your own"
             ) from error
         finally:
             self.unbind()
