@@ -50,6 +50,10 @@ COMMANDS = {
         "study",
         "Show whether each method of a study moves the quantity it is about, and what it costs.",
     ),
+    "tune": (
+        "tune",
+        "Find out which method to use, how strong, and how to train, from the training rows alone.",
+    ),
     "methods": (
         "tools",
         "List the methods, or show one with its equation, fields and departures from the paper.",

@@ -19,6 +19,7 @@ from smoothtune.cli.output import (
 )
 from smoothtune.config.fields import METHOD
 from smoothtune.config.run import RunConfig, load_config
+from smoothtune.config.tuning import load_auto
 
 
 @options_from(RunConfig, but=["methods"])
@@ -31,7 +32,9 @@ def train(
     method: Annotated[
         list[str] | None,
         repeatable(
-            "NAME[:FIELD=VALUE,...]", "Method; repeat to combine.  [default: plain]", METHOD
+            "NAME[:FIELD=VALUE,...]",
+            "Method; repeat to combine. auto: search first, see tune.  [default: plain]",
+            METHOD,
         ),
     ] = None,
     config: Annotated[Path | None, typer.Option(help="YAML run file; options win over it.")] = None,
@@ -51,19 +54,30 @@ def train(
     with errors_as_exit_codes():
         if file and config:
             fail("name the run file once, as an argument or with --config", USAGE)
-        run = load_config(file or config, set_ or (), options, method or ())
+        given = (file or config, set_ or (), options, method or ())
         console = output_console(as_json=as_json)
-        if dry_run:
-            from smoothtune.run.inspect import inspect, plan_of, show_plan
+        if search := load_auto(*given):
+            from smoothtune.tune.auto import tune_and_train
 
-            found = inspect(run, console)
-            show_plan(run, found, console)
-            if as_json:
-                print_json(plan_of(run, found))
-            return
-        from smoothtune.run.train import train as run_training
+            run = search.run
+            result = tune_and_train(
+                search, resume=resume_from_checkpoint, dry_run=dry_run, console=console
+            )
+            if dry_run:
+                return
+        else:
+            run = load_config(*given)
+            if dry_run:
+                from smoothtune.run.inspect import inspect, plan_of, show_plan
 
-        result = run_training(run, resume=resume_from_checkpoint, console=console)
+                found = inspect(run, console)
+                show_plan(run, found, console)
+                if as_json:
+                    print_json(plan_of(run, found))
+                return
+            from smoothtune.run.train import train as run_training
+
+            result = run_training(run, resume=resume_from_checkpoint, console=console)
     echo(f"{run.output_dir} is a model folder; result.json and README.md are in it", err=as_json)
     if as_json:
         print_json(result)

@@ -10,6 +10,7 @@ import typer
 
 from smoothtune.cli.output import DATA, JSON, USAGE, echo, fail, print_json
 from smoothtune.config.run import load_config
+from smoothtune.config.tuning import load_auto
 from smoothtune.config.yaml_file import read_yaml
 from smoothtune.errors import ConfigError, DataError, ModelError, OutputError
 from smoothtune.study.config import StudyConfig, load_study
@@ -56,12 +57,14 @@ def validate(
 
 def _checked_run(file: Path, *, fields_only: bool) -> list[str]:
     """What the file holds, if it is a run that would start."""
-    run = load_config(file)
+    search = load_auto(file)
+    run = search.run if search else load_config(file)
     if not fields_only:
         from smoothtune.run.inspect import inspect
 
         inspect(run, _silent())
-    return [f"{run.task}, {' + '.join(run.methods)}"]
+    told = f"auto: {', '.join(search.methods)}" if search else " + ".join(run.methods)
+    return [f"{run.task}, {told}"]
 
 
 def _checked_study(file: Path, *, fields_only: bool) -> list[str] | None:

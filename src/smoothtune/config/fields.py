@@ -57,6 +57,7 @@ class Panel:
 DATA, ANSWERS, MODEL = Panel("Data"), Panel("Question answering"), Panel("Model")
 METHOD, TRAINING, OUTPUT = Panel("Method"), Panel("Training"), Panel("Output")
 PROGRESS = Panel("Evaluation, logging and checkpoints during training")
+SEARCH = Panel("Search")
 PARTS, SAMPLING = Panel("Parts of the evaluation"), Panel("Sampling")
 
 

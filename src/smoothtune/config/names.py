@@ -5,9 +5,7 @@ What the methods' own classes check is in `smoothtune.config.checks`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from importlib.resources import files
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,10 +16,7 @@ from smoothtune.config.fields import SpanFields
 from smoothtune.errors import Location, former_name, unknown
 
 AUTO = "auto"
-NONE_YET = (
-    "none yet: no study of this project has shown a method that beats plain fine-tuning on all of "
-    "its tasks; name one, see `smoothtune methods`"
-)
+"""In the place of a method: `smoothtune train` tunes first."""
 
 
 def name_methods(draft: Draft) -> None:
@@ -56,8 +51,11 @@ def name_methods(draft: Draft) -> None:
 def check_names(draft: Draft) -> None:
     """Report unknown methods, and fields of methods that are unknown or of the wrong type."""
     name_methods(draft)
-    _take_recommended(draft)
     for name, fields in draft.values["methods"].items():
+        if name == AUTO:
+            message = "tunes first, which only `smoothtune train` does, and it stands alone"
+            draft.report(("methods", name), message)
+            continue
         if catalog.is_of_others(name):
             continue
         if name not in catalog.known_methods():
@@ -75,30 +73,6 @@ def check_names(draft: Draft) -> None:
                 draft.report(("methods", name, *detail["loc"]), message)
     if not draft.values["methods"] and not draft.problems:
         draft.report(("methods",), "is empty; for plain fine-tuning leave it out or write plain")
-
-
-def _take_recommended(draft: Draft) -> None:
-    """Replace the method ``auto`` by the recommended methods."""
-    named = draft.values["methods"]
-    if AUTO not in named:
-        return
-    if len(named) > 1 or named[AUTO]:
-        draft.report(("methods", AUTO), "must be the only method, without fields")
-    methods = recommended()["methods"]
-    if methods is None:
-        draft.report(("methods", AUTO), NONE_YET)
-    draft.values["methods"] = methods or {"plain": {}}
-
-
-def recommended() -> dict[str, Any]:
-    """The content of ``recommended.json``.
-
-    Returns:
-        ``methods``: fields by method, or None; ``evidence``: the numbers behind it, or None.
-    """
-    text = (files("smoothtune") / "recommended.json").read_text(encoding="utf-8")
-    content: dict[str, Any] = json.loads(text)
-    return content
 
 
 def clipping_methods(names: Iterable[str]) -> list[str]:

@@ -108,6 +108,26 @@ def read_config(
     Raises:
         ConfigError: with all problems found so, each with file, line and field.
     """
+    draft = read_draft(file, overrides, options, methods)
+    check_names(draft)
+    check_task(draft)
+    check_combinations(draft)
+    draft.validated(RunFields)
+    draft.stop_at_problems()
+    return draft
+
+
+def read_draft(
+    file: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    methods: Sequence[str] = (),
+) -> Draft:
+    """The fields of a run before they are checked; arguments as `load_config`.
+
+    Raises:
+        ConfigError: the file cannot be read.
+    """
     draft = Draft(file or "")
     if file is not None:
         draft.read()
@@ -124,9 +144,4 @@ def read_config(
     if methods:
         listed = [draft.parse_method(spec, f"--method {spec}") for spec in methods]
         draft.put("methods", listed, "--method")
-    check_names(draft)
-    check_task(draft)
-    check_combinations(draft)
-    draft.validated(RunFields)
-    draft.stop_at_problems()
     return draft

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from pydantic import ConfigDict, Field, PositiveInt, model_validator
@@ -24,6 +24,18 @@ Positive = Annotated[float, Field(gt=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 Fraction = Annotated[float, Field(gt=0, le=1)]
 BelowOne = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Between(NamedTuple):
+    """Values of a field that a search may try, both ends included; whole numbers between ints."""
+
+    low: float
+    high: float
+    log: bool = False
+    """Spread evenly on a logarithmic scale."""
+
+
+SHARES = Between(0.03, 3.0, log=True)
 
 
 def entries_under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -68,6 +80,9 @@ class Regularizer:
     """It leaves training as it is, so it works wherever training does."""
     renamed: ClassVar[Mapping[str, str]] = {"on": "batches"}
     """Former names of the fields that this class declares, with the present ones."""
+    searched: ClassVar[Mapping[str, Between] | None] = None
+    """Fields that `smoothtune tune` searches, with what it may try; None: `share` where the method
+    adds a term to the task loss, else nothing."""
 
     weight: NonNegative = 1.0
     """Factor of the loss term; 0 turns the method off."""
@@ -107,6 +122,14 @@ class Regularizer:
                 f"{self.name} has both share={self.share} and weight={self.weight}: give one, as "
                 "share sets the weight"
             )
+
+    @classmethod
+    def search_space(cls) -> Mapping[str, Between]:
+        """Fields worth a search, with what to try."""
+        if cls.searched is not None:
+            return cls.searched
+        adds_term = cls.loss is not Regularizer.loss and not cls.replaces_task_loss
+        return {"share": SHARES} if adds_term else {}
 
     @classmethod
     def former_names(cls) -> dict[str, str]:

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import blocks, trainable
-from smoothtune.core.regularizer import STRICT, Fraction, Regularizer, entries_under
+from smoothtune.core.regularizer import STRICT, Between, Fraction, Regularizer, entries_under
 from smoothtune.functional.update_masks import PartialUpdate, over, top_fraction
 
 
@@ -48,6 +48,7 @@ class ChildTuning(Regularizer):
 
     name: ClassVar[str] = "child_tuning"
     renamed: ClassVar[Mapping[str, str]] = {"p": "keep"}
+    searched: ClassVar[Mapping[str, Between] | None] = {"keep": Between(0.2, 0.95)}
 
     mode: Literal["F", "D"] = "F"
     """F: a new random part in every update; D: the part with the largest Fisher information."""

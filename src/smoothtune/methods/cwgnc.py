@@ -16,6 +16,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -23,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
 
 
 @torch.no_grad()
@@ -49,6 +50,7 @@ class CWGNC(Regularizer):
     name: ClassVar[str] = "cwgnc"
     claims: ClassVar[tuple[Quantity, ...]] = ("gradient spread",)
     clips_gradients: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, Between] | None] = {"max_norm": Between(0.01, 5.0, log=True)}
 
     max_norm: Positive = 1.0
     """c, the largest gradient norm of a component. Paper: grid 0.01, 0.05, 0.1, 0.5, 1, 5."""

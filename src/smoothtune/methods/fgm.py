@@ -18,6 +18,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
@@ -25,7 +26,7 @@ from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Positive
+from smoothtune.core.regularizer import STRICT, Between, Positive
 from smoothtune.functional.adversarial import gradient_at, normalize, task_loss
 from smoothtune.methods.adversarial_base import Adversarial
 
@@ -40,6 +41,7 @@ class FGM(Adversarial):
     claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     differentiates: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, Between] | None] = {"epsilon": Between(0.001, 0.1, log=True)}
 
     epsilon: Positive | None = None
     """epsilon, l2 norm of r. Paper: 5, normalized embeddings; default 0.01 (relative), 1

@@ -30,7 +30,7 @@ from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive
+from smoothtune.core.regularizer import STRICT, Between, NonNegative, Positive
 from smoothtune.functional.adversarial import (
     Norm,
     given,
@@ -55,6 +55,7 @@ class FreeLB(Adversarial):
     version: ClassVar[int] = 2
     replaces_task_loss: ClassVar[bool] = True
     stores_gradient: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, Between] | None] = {"epsilon": Between(0.002, 0.1, log=True)}
 
     renamed: ClassVar[Mapping[str, str]] = {
         "adv_lr": "step_size",

@@ -15,6 +15,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic.dataclasses import dataclass
@@ -25,7 +26,7 @@ from smoothtune.core.architecture import blocks, unwrap
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
 from smoothtune.functional.noise import relative_norm
 
 
@@ -36,6 +37,7 @@ class HyPe(Regularizer):
     name: ClassVar[str] = "hype"
     claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence",)
     replaces_task_loss: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, Between] | None] = {"sigma": Between(1e-6, 1e-2, log=True)}
 
     noise: Literal["normal", "uniform"] = "normal"
     """Distribution of z. Paper: both."""

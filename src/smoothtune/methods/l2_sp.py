@@ -15,6 +15,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from smoothtune.core.architecture import trainable, unwrap
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer
+from smoothtune.core.regularizer import STRICT, Between, NonNegative, Regularizer
 
 
 class HalfSquaredDistance(torch.autograd.Function):
@@ -60,6 +61,7 @@ class L2SP(Regularizer):
 
     name: ClassVar[str] = "l2_sp"
     claims: ClassVar[tuple[Quantity, ...]] = ("weight distance",)
+    searched: ClassVar[Mapping[str, Between] | None] = {"alpha": Between(1e-4, 1.0, log=True)}
 
     alpha: NonNegative = 0.01
     """Pull towards the pre-trained weights. LNSR papers: not stated."""

@@ -16,6 +16,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -29,7 +30,7 @@ from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, head_mean, heads
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, BelowOne, Regularizer
+from smoothtune.core.regularizer import STRICT, BelowOne, Between, Regularizer
 from smoothtune.core.support import CLASS_SCORES
 
 
@@ -59,6 +60,7 @@ class LabelSmoothing(Regularizer):
     name: ClassVar[str] = "label_smoothing"
     claims: ClassVar[tuple[Quantity, ...]] = ("calibration error",)
     replaces_task_loss: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, Between] | None] = {"smoothing": Between(0.02, 0.3)}
 
     smoothing: BelowOne = 0.1
     """s, the probability spread evenly over all classes. Paper: 0.1."""

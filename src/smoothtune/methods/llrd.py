@@ -14,6 +14,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -22,7 +23,7 @@ from torch import Tensor, nn
 
 from smoothtune.core.architecture import base_model, blocks
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Fraction, Regularizer
+from smoothtune.core.regularizer import STRICT, Between, Fraction, Regularizer
 
 
 def depths(model: nn.Module) -> dict[nn.Parameter, int]:
@@ -61,6 +62,7 @@ class LLRD(Regularizer):
 
     name: ClassVar[str] = "llrd"
     claims: ClassVar[tuple[Quantity, ...]] = ("weight distance",)
+    searched: ClassVar[Mapping[str, Between] | None] = {"decay": Between(0.7, 0.99)}
 
     decay: Fraction = 0.95
     """xi, factor from one block to the one below. Usual for BERT: 0.9 to 0.95."""

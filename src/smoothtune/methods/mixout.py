@@ -21,6 +21,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -30,7 +31,7 @@ from torch import Tensor, nn
 from smoothtune.core import rng
 from smoothtune.core.architecture import linear_layers
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Probability, Regularizer
+from smoothtune.core.regularizer import STRICT, Between, Probability, Regularizer
 from smoothtune.functional.parametrizations import refuse_substituted, restore, substitute
 
 
@@ -78,6 +79,7 @@ class Mixout(Regularizer):
     claims: ClassVar[tuple[Quantity, ...]] = ("weight distance",)
     substitutes_weights: ClassVar[bool] = True
     draws_weights: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, Between] | None] = {"p": Between(0.05, 0.9)}
 
     p: Probability = 0.3
     """Probability of the pre-trained weight. Paper: 0.7-0.9 on BERT-large; on MiniLM, 500 examples

@@ -17,6 +17,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -27,7 +28,7 @@ from smoothtune.core import rng
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
 from smoothtune.functional.noise import relative_norm
 
 
@@ -53,6 +54,7 @@ class NEFTune(Regularizer):
     name: ClassVar[str] = "neftune"
     claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence",)
     replaces_task_loss: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, Between] | None] = {"alpha": Between(0.5, 15.0, log=True)}
 
     alpha: Positive = 2.0
     """Magnitude of the noise. Paper: 5, 10 or 15, for decoders whose embeddings are larger; on

@@ -12,6 +12,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
@@ -19,7 +20,7 @@ from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT
+from smoothtune.core.regularizer import STRICT, Between
 from smoothtune.functional.noise import NoiseKind
 from smoothtune.methods.noise_base import NoisyEmbeddings
 
@@ -31,6 +32,7 @@ class Noise(NoisyEmbeddings):
     name: ClassVar[str] = "noise"
     claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence",)
     replaces_task_loss: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, Between] | None] = {"noise_ratio": Between(0.01, 0.5, log=True)}
 
     noise: NoiseKind = "standard"
     """standard: FT+Gaussian; in_manifold: FT+In-manifold."""

@@ -20,6 +20,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic import PositiveInt
@@ -29,7 +30,7 @@ from torch import Tensor
 from smoothtune.core import rng
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Positive
+from smoothtune.core.regularizer import STRICT, Between, Positive
 from smoothtune.functional.adversarial import (
     Norm,
     ascend,
@@ -53,6 +54,7 @@ class PGD(Adversarial):
     claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     replaces_task_loss: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, Between] | None] = {"epsilon": Between(0.0005, 0.05, log=True)}
 
     epsilon: Positive | None = None
     """epsilon, radius of the ball. Paper: for images; default 0.005 (relative), 1 (absolute)."""

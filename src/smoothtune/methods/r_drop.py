@@ -20,6 +20,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 from pydantic.dataclasses import dataclass
@@ -27,7 +28,7 @@ from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer
+from smoothtune.core.regularizer import STRICT, Between, NonNegative, Regularizer
 from smoothtune.functional.divergences import divergence, symmetric_kl
 
 
@@ -43,6 +44,7 @@ class RDrop(Regularizer):
     name: ClassVar[str] = "r_drop"
     claims: ClassVar[tuple[Quantity, ...]] = ("dropout divergence",)
     replaces_task_loss: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, Between] | None] = {"alpha": Between(0.1, 10.0, log=True)}
 
     alpha: NonNegative = 1.0
     """Weight of the divergence. Released BERT model: 1."""

@@ -16,6 +16,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 import torch
@@ -25,7 +26,7 @@ from torch import nn
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import base_model, blocks
-from smoothtune.core.regularizer import STRICT, Regularizer
+from smoothtune.core.regularizer import STRICT, Between, Regularizer
 
 
 @torch.no_grad()
@@ -43,6 +44,7 @@ class ReInit(Regularizer):
 
     name: ClassVar[str] = "reinit"
     resets_weights: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, Between] | None] = {"layers": Between(1, 3)}
 
     layers: NonNegativeInt = 1
     """N, number of blocks from the top. Paper: 1 to 6 of 24, chosen by task."""

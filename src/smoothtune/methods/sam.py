@@ -18,7 +18,7 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import ClassVar
 
@@ -29,7 +29,7 @@ from torch import Tensor
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
 from smoothtune.functional import divergences
 from smoothtune.functional.adversarial import task_loss
 from smoothtune.functional.stored_gradient import AccumulatedLoss
@@ -44,6 +44,7 @@ class SAM(Regularizer):
     replaces_task_loss: ClassVar[bool] = True
     stores_gradient: ClassVar[bool] = True
     climbs_in_weights: ClassVar[bool] = True
+    searched: ClassVar[Mapping[str, Between] | None] = {"rho": Between(0.001, 0.1, log=True)}
 
     rho: Positive = 0.01
     """rho, radius of the ball. Paper, on images: 0.05; adaptive 0.5 to 2. With 0.05 MiniLM learns

@@ -48,6 +48,7 @@ from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import (
     STRICT,
     BelowOne,
+    Between,
     Fraction,
     NonNegative,
     Positive,
@@ -138,6 +139,7 @@ class UEGR(Regularizer):
         "eps_mode": "units",
         "attack_steps": "num_steps",
     }
+    searched: ClassVar[Mapping[str, Between] | None] = {"epsilon": Between(0.0005, 0.05, log=True)}
 
     attack: Literal["fgm", "pgd", "none"] = "fgm"
     """How adversarial samples are made. RECONSTRUCTED."""

@@ -24,6 +24,8 @@ from smoothtune.trainer.manifest import Found, newest, nothing_to_resume
 STARTED = "run.json"
 CHECKPOINTS = "checkpoints"
 STAGING = ".unfinished"
+TUNE = "tune"
+"""The search of ``--method auto``."""
 
 
 def finished_result(config: RunConfig) -> dict[str, Any] | None:
@@ -103,7 +105,7 @@ def refuse_folder(folder: Path, config: RunConfig, *, resume: bool = False) -> N
     """
     record = read_json(folder / STARTED) or read_json(folder / RESULT)  # the last that was begun
     if record is None and folder.exists():
-        refuse_other_files(folder, "run of smoothtune")
+        refuse_other_files(folder, "run of smoothtune", (TUNE,))
     if config.overwrite_output_dir and not resume:
         return
     checkpoint, notes = newest_checkpoint(folder)

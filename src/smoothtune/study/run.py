@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from rich.console import Console
 
@@ -19,7 +19,7 @@ from smoothtune.run.callbacks import Signals
 from smoothtune.study.config import Study
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.plan import SELECTION, Choice, Key, Plan
-from smoothtune.study.pool import LocalPool, Pool, default_jobs
+from smoothtune.study.pool import Ended, LocalPool, Pool, default_jobs
 from smoothtune.study.records import CELLS, FAILURES, RESULTS, STUDY, Cell, Records
 from smoothtune.study.status import Live
 from smoothtune.study.worker import WORK
@@ -75,8 +75,10 @@ def run_study(
                 if stage == "final":
                     _tell_ignored(console, records, plan, cells)
                 if missing:
-                    pool = pool or _pool(plan, folder, jobs, ray)
-                    _execute(missing, cells, pool, records, console, signals)
+                    keep = study.config.keep_models
+                    pool = pool or make_pool(folder, plan.weight_bytes, jobs, ray, keep)
+                    with Live(console, cells, records) as live:
+                        execute(missing, pool, live, signals)
         finally:
             if pool is not None:
                 pool.stop()
@@ -91,48 +93,73 @@ def failed_runs(content: Mapping[str, Any]) -> str:
     return f"{len(status)} {'run' if len(status) == 1 else 'runs'} failed ({kinds})" * bool(status)
 
 
-def _pool(plan: Plan, folder: Path, jobs: int | None, ray: str | None) -> Pool:
+class Shown(Protocol):
+    """What shows how cells get on."""
+
+    def started(self, cell: Cell) -> None:
+        """A cell begins."""
+
+    def ended(self, ended: Ended, again: bool) -> None:
+        """A cell has ended, and may be tried again."""
+
+    def refresh(self) -> None:
+        """Some time has passed."""
+
+    def state(self) -> str:
+        """How far it is: ``3 of 8 cells done``."""
+
+
+def make_pool(
+    folder: Path,
+    weight_bytes: Callable[[], int],
+    jobs: int | None,
+    ray: str | None,
+    keep_models: bool,
+) -> Pool:
+    """Where cells run.
+
+    Args:
+        folder: of their records.
+        weight_bytes: size of the largest model's weights.
+        jobs: cells at once; None: as cores and memory allow.
+        ray: address of a Ray cluster; None: this machine.
+        keep_models: keep the model folders.
+
+    Raises:
+        ConfigError: Ray cannot be used.
+    """
     if ray is not None:
         from smoothtune.study.ray_pool import RayPool
 
-        return RayPool(folder, ray, jobs, plan.study.config.keep_models)
-    count = jobs or default_jobs(plan.weight_bytes())
-    return LocalPool(folder, count, plan.study.config.keep_models)
+        return RayPool(folder, ray, jobs, keep_models)
+    return LocalPool(folder, jobs or default_jobs(weight_bytes()), keep_models)
 
 
-def _execute(
-    missing: list[Cell],
-    cells: list[Cell],
-    pool: Pool,
-    records: Records,
-    console: Console,
-    signals: Signals,
-) -> None:
-    """Run cells until all have ended, or a signal comes."""
+def execute(missing: Sequence[Cell], pool: Pool, shown: Shown, signals: Signals) -> None:
+    """Run cells until all have ended.
+
+    Raises:
+        Stopped: a signal came; unfinished cells have written nothing.
+    """
     waiting, attempts = deque(missing), dict.fromkeys((cell.id for cell in missing), 0)
     running: set[str] = set()
-    with Live(console, cells, records) as live:
-        while waiting or running:
-            while waiting and len(running) < pool.size and not signals.received:
-                cell = waiting.popleft()
-                attempts[cell.id] += 1
-                pool.start(cell)
-                running.add(cell.id)
-                live.started(cell)
-            if signals.received:
-                pool.stop()
-                done = sum(records.read(cell.id) is not None for cell in cells)
-                raise Stopped(
-                    f"stopped by a signal with {done} of {len(cells)} cells done; the same "
-                    "command goes on"
-                )
-            for ended in pool.ended(0.5):
-                running.discard(ended.cell.id)
-                again = ended.status in TRIED_AGAIN and attempts[ended.cell.id] < ATTEMPTS
-                live.ended(ended, again)
-                if again:
-                    waiting.append(ended.cell)
-            live.refresh()
+    while waiting or running:
+        while waiting and len(running) < pool.size and not signals.received:
+            cell = waiting.popleft()
+            attempts[cell.id] += 1
+            pool.start(cell)
+            running.add(cell.id)
+            shown.started(cell)
+        if signals.received:
+            pool.stop()
+            raise Stopped(f"stopped by a signal with {shown.state()}; the same command goes on")
+        for ended in pool.ended(0.5):
+            running.discard(ended.cell.id)
+            again = ended.status in TRIED_AGAIN and attempts[ended.cell.id] < ATTEMPTS
+            shown.ended(ended, again)
+            if again:
+                waiting.append(ended.cell)
+        shown.refresh()
 
 
 def _describe(

@@ -83,6 +83,11 @@ class Live:
         seconds = (time.monotonic() - self.began) / done * missing
         return f", about {timedelta(seconds=round(seconds))} left"
 
+    def state(self) -> str:
+        """How far it is."""
+        done = sum(self.records.read(cell.id) is not None for cell in self.cells)
+        return f"{done} of {len(self.cells)} cells done"
+
     def refresh(self) -> None:
         """Draw the table again, at most once a second."""
         if self.console.is_terminal and time.monotonic() - self.shown > REFRESH_SECONDS:

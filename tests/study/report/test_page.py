@@ -2,7 +2,6 @@
 
 import csv
 import io
-import runpy
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from smoothtune.study.report.page import page_content
 from smoothtune.study.report.plots import study_plots
 from smoothtune.study.report.tables import paper_table, score_table
 
-ROOT = Path(__file__).parents[3]
 SEEDS = range(5)
 
 
@@ -299,33 +297,3 @@ def test_csv_has_every_run() -> None:
     assert len(table) == 21
     assert float(table[7]["score"]) == found[7]["score"]
     assert (table[7]["max_train_samples"], table[20]["score"]) == ("100", "")
-
-
-def test_a_recommendation_needs_evidence_everywhere() -> None:
-    recommend = runpy.run_path(str(ROOT / "scripts" / "recommend.py"))["recommend"]
-    cheap_and_good = content(rows({"good": 0.05, "dear": 0.06, "plain_more_epochs": 0.01}))
-    found = recommend(cheap_and_good)
-    assert found["methods"] == {"good": {}}
-    assert found["evidence"]["conditions"] == 2
-    assert found["evidence"]["cost_ratio"] == pytest.approx(1.05)
-    nothing = {"methods": None, "evidence": None}
-    assert recommend(content(rows({"x": 0.0}, spread=0.03))) == nothing
-    assert recommend(content(rows({"x": 0.05, "plain_more_epochs": 0.08}))) == nothing
-    one_task_only = rows({"x": 0.05}, tasks=["one"]) + rows({"x": -0.01}, tasks=["two"])
-    assert recommend(content(one_task_only)) == nothing
-
-
-def test_auto_is_refused_while_there_is_no_evidence(monkeypatch) -> None:
-    from smoothtune.config import checks
-    from smoothtune.config.run import load_config
-    from smoothtune.errors import ConfigError
-
-    options = {"task": "sst2", "output_dir": "x"}
-    monkeypatch.setattr(checks, "recommended", lambda: {"methods": None})
-    with pytest.raises(ConfigError, match="none yet"):
-        load_config(options=options, methods=["auto"])
-    known = {"methods": {"mixout": {"p": 0.3}}}
-    monkeypatch.setattr(checks, "recommended", lambda: known)
-    assert load_config(options=options, methods=["auto"]).methods["mixout"]["p"] == 0.3
-    with pytest.raises(ConfigError, match="must be the only method"):
-        load_config(options=options, methods=["auto", "lnsr"])

@@ -1,0 +1,207 @@
+"""Settings of `smoothtune tune` and of ``--method auto``, read from files and options."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from smoothtune.config.draft import Draft
+from smoothtune.config.fields import SEARCH, Count, Fields
+from smoothtune.config.names import (
+    AUTO,
+    check_combinations,
+    check_names,
+    check_task,
+    name_methods,
+)
+from smoothtune.config.run import RunConfig, read_draft
+
+PLAIN = "plain"
+
+DEFAULT_METHODS = ("lnsr", "r3f", "r_drop", "mixout", "cwgnc")
+"""One of each kind, none with more than two passes: hidden states, predictions, dropout, weights,
+updates."""
+SEARCHED = ("methods", "learning_rate", "num_train_epochs", "max_steps")
+"""Fields of a run that a search sets itself."""
+UNLABELED = ("unlabeled", "max_unlabeled_samples", "alternate")
+NOT_OFFERED = {*SEARCHED, *UNLABELED, "cost_steps"}
+"""Fields of a run that `smoothtune tune` has no option for."""
+
+
+def _numbers(value: Any) -> Any:
+    """``1e-5,3e-4`` or a list as a tuple of numbers."""
+    if isinstance(value, str):
+        try:
+            value = [float(part) for part in value.split(",")]
+        except ValueError as error:
+            raise ValueError(f"{value!r} is no list of numbers; write 1,2.5") from error
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = [value]
+    return tuple(value) if isinstance(value, list) else value
+
+
+Numbers = Annotated[
+    tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(_numbers), Field(min_length=1)
+]
+
+
+class TuneSettings(Fields):
+    """How a search is done."""
+
+    budget: Annotated[int, Field(ge=2), SEARCH] = 30
+    """Trials: half of them are plain fine-tuning's, half those of all methods together."""
+    learning_rates: Annotated[Numbers, SEARCH] = (1e-5, 5e-4)
+    """Lowest and highest learning rate to try; one number: it is not searched."""
+    epochs: Annotated[Numbers, SEARCH] = (2.0, 4.0, 8.0)
+    """Numbers of epochs to try."""
+    held_out: Annotated[float, Field(gt=0, le=0.5), SEARCH] = 0.2
+    """Share of the training rows that a trial is scored on and not trained on."""
+    folds: Annotated[Count, SEARCH] = 3
+    """Held-out parts that a good trial is trained for in turn; most trials stop after the first."""
+    confirm_runs: Annotated[int, Field(ge=3), SEARCH] = 5
+    """Runs of the best method and of the best plain setting, with fresh seeds and parts."""
+    round_size: Annotated[Count, SEARCH] = 4
+    """Trials of plain and of methods that start together, whatever the number of workers; more keep
+    more workers busy, and each knows less of the others."""
+
+    @field_validator("learning_rates")
+    @classmethod
+    def _is_a_range(cls, value: tuple[float, ...]) -> tuple[float, ...]:
+        if len(value) > 2 or value[0] > value[-1]:
+            raise ValueError("must be one number, or the lowest and the highest")
+        return value
+
+    @model_validator(mode="after")
+    def _has_enough_parts(self) -> TuneSettings:
+        if self.folds > self.num_parts:
+            raise ValueError(
+                f"folds: {self.folds} disjoint parts of {self.held_out:g} of the rows are more "
+                f"than there are; at most {self.num_parts}"
+            )
+        return self
+
+    @property
+    def num_parts(self) -> int:
+        """Parts that the training rows are cut into; one of them is held out."""
+        return max(2, math.floor(1 / self.held_out + 1e-9))
+
+
+@dataclass(frozen=True)
+class Tune:
+    """A search, every field of which is valid."""
+
+    settings: TuneSettings
+    run: RunConfig
+    """Plain fine-tuning with all that is not searched; its `output_dir` is the search's."""
+    methods: dict[str, dict[str, Any]]
+    """Methods to try beside plain, with the fields that are set for all trials."""
+    chosen_by_user: bool
+    """Whether the user named the methods."""
+
+
+def load_tune(
+    file: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    methods: Sequence[str] = (),
+) -> Tune:
+    """Read a search from a file, ``key=value`` overrides and options; the later one wins.
+
+    Args:
+        file: a YAML file with fields of a run and of `TuneSettings`.
+        overrides: ``budget=20``.
+        options: fields by name, from the command line.
+        methods: ``lnsr`` or ``lnsr:noise=in_manifold``, to try; they replace the file's.
+
+    Raises:
+        ConfigError: with all problems, each with file, line and field.
+    """
+    draft = read_draft(file, overrides, options, methods)
+    hints = {
+        "learning_rate": "is searched: give learning_rates, one number to keep it fixed",
+        "num_train_epochs": "is searched: give epochs, one number to keep them fixed",
+    }
+    for name, hint in hints.items():
+        if name in draft.values:
+            draft.report((name,), hint)
+    names = TuneSettings.model_fields
+    found = {name: draft.values.pop(name) for name in names if name in draft.values}
+    return _tune(draft, found)
+
+
+def load_auto(
+    file: str | Path | None = None,
+    overrides: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
+    methods: Sequence[str] = (),
+) -> Tune | None:
+    """The search that the method ``auto`` of a run asks for; arguments as `load_config`.
+
+    Fields of ``auto`` are those of `TuneSettings`, and ``methods``. A learning rate or a number of
+    epochs that the run says is not searched.
+
+    Returns:
+        The search; None where no method is ``auto``.
+
+    Raises:
+        ConfigError: with all problems, each with file, line and field.
+    """
+    draft = read_draft(file, overrides, options, methods)
+    name_methods(draft)
+    named = draft.values["methods"]
+    if AUTO not in named:
+        return None
+    if len(named) > 1:
+        others = ",".join(name for name in named if name != AUTO)
+        message = (
+            "tunes first and stands alone; leave the other methods out, or name those to try: "
+            f"auto:methods=[{others}]"
+        )
+        draft.report(("methods", AUTO), message)
+    place = draft.place(("methods", AUTO))
+    found = dict(named[AUTO])
+    tried = found.pop("methods", None)
+    del draft.values["methods"]
+    if tried is not None:
+        draft.put("methods", tried, place)
+    for name, field in (("learning_rates", "learning_rate"), ("epochs", "num_train_epochs")):
+        if field in draft.values:
+            found[name] = draft.values[field]
+    for name in found:
+        draft.places.setdefault((name,), place)
+    return _tune(draft, found)
+
+
+def _tune(draft: Draft, found: Mapping[str, Any]) -> Tune:
+    """A search from the fields of its run and its own settings."""
+    if draft.values.get("max_steps", -1) != -1:
+        draft.report(("max_steps",), "does not go with a search over epochs; leave it out")
+    for name in UNLABELED:
+        if name in draft.values:
+            draft.report((name,), "does not work with a search yet; leave it out")
+    chosen = "methods" in draft.values
+    if not chosen:
+        draft.values["methods"] = list(DEFAULT_METHODS)
+    name_methods(draft)
+    methods = {name: fields for name, fields in draft.values["methods"].items() if name != PLAIN}
+    if not methods:
+        draft.report(("methods",), "names nothing to try beside plain")
+    draft.values["methods"] = {name: dict(fields) for name, fields in methods.items()}
+    check_names(draft)
+    check_task(draft)
+    if chosen:
+        check_combinations(draft)
+    settings = draft.validated(TuneSettings, found)
+    draft.stop_at_problems()
+    from smoothtune.config.checks import check_methods
+
+    check_methods(draft)  # across the fields of each
+    draft.values["methods"] = {PLAIN: {}}
+    run = draft.validated(RunConfig)
+    draft.stop_at_problems()
+    return Tune(settings, run, methods, chosen)

@@ -1,0 +1,1 @@
+"""`smoothtune tune`: which method, how strong, how trained; from the training rows alone."""

@@ -1,0 +1,176 @@
+"""Trainings of a search as cells: in processes or on Ray, each known by what determines it."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from smoothtune.config.run import RunConfig
+from smoothtune.config.tuning import Tune
+from smoothtune.console import progress_bar, say
+from smoothtune.run.signals import Signals
+from smoothtune.study.files import portable
+from smoothtune.study.inputs import base_weights_fingerprint
+from smoothtune.study.pool import Ended, Pool
+from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
+from smoothtune.study.run import execute
+from smoothtune.tune.confirm import Fresh
+from smoothtune.tune.search import Outcome, Trial
+from smoothtune.tune.space import Setting
+from smoothtune.tune.split import TrainingRows, parts_of, write_split
+
+PARTS = "parts"
+SECONDS_BETWEEN_LINES = 10.0
+
+
+class Progress:
+    """Trainings that are done, of about how many: a bar in a terminal, elsewhere lines."""
+
+    def __init__(self, console: Console, expected: int) -> None:
+        self.console, self.expected, self.done, self.new = console, expected, 0, 0
+        self.bar = progress_bar(console)
+        self.row = self.bar.add_task("trainings", total=expected)
+        self.began = self.told = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bar.stop()
+
+    def kept(self, count: int) -> None:
+        """Trainings that need not be done again."""
+        self._advance(count)
+
+    def started(self, cell: Cell) -> None:
+        """A training begins."""
+
+    def ended(self, ended: Ended, again: bool) -> None:
+        """A training has ended, and may be tried again."""
+        if ended.status != "done":
+            more = "; tried again" * again
+            say(self.console, f"{ended.cell.title}: {ended.status}: {ended.message}{more}")
+        if not again:
+            self.new += 1
+            self._advance(1)
+
+    def _advance(self, count: int) -> None:
+        self.done += count
+        self.expected = max(self.expected, self.done)
+        self.bar.update(self.row, completed=self.done, total=self.expected)
+
+    def refresh(self) -> None:
+        """Say how far it is, now and then, where there is no bar."""
+        now = time.monotonic()
+        if self.console.is_terminal or not self.new or now - self.told < SECONDS_BETWEEN_LINES:
+            return
+        self.told = now
+        left = (now - self.began) / self.new * (self.expected - self.done)
+        about = timedelta(seconds=round(left))
+        say(self.console, f"{self.done} of about {self.expected} trainings, about {about} left")
+
+    def state(self) -> str:
+        """How far it is."""
+        return f"{self.done} of about {self.expected} trainings done"
+
+
+@dataclass
+class Trainings:
+    """Trains settings on parts of the training rows, unless a record says how that ended."""
+
+    tune: Tune
+    training: TrainingRows
+    folder: Path
+    make_pool: Callable[[], Pool]
+    progress: Progress
+    signals: Signals
+    pool: Pool | None = None
+
+    def __post_init__(self) -> None:
+        self.records = Records(self.folder)
+        self.weights = base_weights_fingerprint(self.tune.run)
+        self.cuts: dict[int, np.ndarray] = {}
+
+    def trials(self, work: Sequence[tuple[Trial, int]]) -> list[Outcome]:
+        """Train trials on folds."""
+        seed = self.tune.run.seed
+        cells = [
+            self.cell(
+                trial.setting,
+                Fresh(seed, seed, fold),
+                f"{trial.arm} trial {trial.number + 1}, fold {fold + 1}",
+            )
+            for trial, fold in work
+        ]
+        return [_outcome(end) for end in self.run(cells)]
+
+    def run(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
+        """The record, or the failure, of every cell."""
+        unique = {cell.id: cell for cell in cells}
+        missing = [cell for cell in unique.values() if self.records.read(cell.id) is None]
+        self.progress.kept(len(unique) - len(missing))
+        if missing:
+            self.pool = self.pool or self.make_pool()
+            execute(missing, self.pool, self.progress, self.signals)
+        return [self.records.read(cell.id) or self.records.failure(cell.id) or {} for cell in cells]
+
+    def cell(self, setting: Setting, fresh: Fresh, title: str) -> Cell:
+        """One training."""
+        run, task = self.tune.run, self.tune.run.task
+        source, content = self._part(fresh)
+        config = RunConfig.model_validate(
+            run.model_dump()
+            | setting.changes()
+            | {
+                "data": str(source),
+                "output_dir": "unset",
+                "seed": fresh.seed,
+                "max_train_samples": None,
+                "max_eval_samples": None,
+                "cost_steps": 0,
+                "eval_strategy": "no",
+                "save_strategy": "no",
+            }
+        )
+        known = cell_identity(config, Extras(), Fingerprints(content, self.weights))
+        return Cell(
+            label=f"{title} ({setting.describe()})",
+            setting=setting.describe(),
+            task=task,
+            model=portable(run.model),
+            max_train_samples=None,
+            seed=fresh.seed,
+            selection=False,
+            config=config,
+            extras=Extras(),
+            changes={},
+            id=digest(known)[:16],
+            identity=known,
+        )
+
+    def _part(self, fresh: Fresh) -> tuple[Path, str]:
+        """A folder with one part held out and the others to train on, and its fingerprint."""
+        training, count = self.training, self.tune.settings.num_parts
+        content = digest([training.fingerprint, count, fresh.cut, fresh.part])
+        folder = self.folder / PARTS / content[:16]
+        if fresh.cut not in self.cuts:
+            self.cuts[fresh.cut] = parts_of(training.texts, training.labels, count, fresh.cut)
+        write_split(training, self.cuts[fresh.cut], fresh.part, folder)
+        return folder, content
+
+
+def _outcome(end: dict[str, Any]) -> Outcome:
+    if end.get("status") == "done":
+        result = end["result"]
+        return Outcome(result["metrics"][result["headline"]])
+    score = math.nan if end.get("status") == "nan" else None
+    return Outcome(score, end.get("message", ""))

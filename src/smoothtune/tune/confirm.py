@@ -1,0 +1,94 @@
+"""The best method against the best plain setting, on seeds and parts that the search has not seen.
+
+The best of many noisy scores is too high, so what the search saw does not decide. Each run trains
+both on the same part of the training rows, with the same seed, and scores them on the rest; the
+parts of one cut are disjoint, so after as many runs as there are parts every row was scored once.
+
+The interval is Student's for the mean of paired differences, with the variance of the mean times
+1/n + t, where t is the number of scored rows over that of trained ones, in the place of 1/n: the
+runs share training rows and so are not independent.
+
+References: Nadeau, Bengio: Inference for the Generalization Error, Machine Learning 2003;
+Bouckaert, Frank: Evaluating the Replicability of Significance Tests for Comparing Learning
+Algorithms, PAKDD 2004.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.95
+FEWEST = 3
+"""Pairs without which nothing is said."""
+
+
+class Fresh(NamedTuple):
+    """What one confirming run is trained with."""
+
+    seed: int
+    cut: int
+    """Seed of the cut into parts."""
+    part: int
+    """The held-out part."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Scores of the best method and of plain, by run."""
+
+    plain: list[float | None]
+    """None: the run failed; NaN: the loss was not finite."""
+    method: list[float | None]
+    gain: float | None
+    """Mean difference over the runs that both finished; None with fewer than `FEWEST`."""
+    low: float | None
+    high: float | None
+
+    @property
+    def diverged(self) -> bool:
+        """Whether a run of the method ended with a loss that was not finite."""
+        return any(score is not None and math.isnan(score) for score in self.method)
+
+    @property
+    def better(self) -> bool:
+        """Whether the method is shown to score higher."""
+        return self.low is not None and self.low > 0 and not self.diverged
+
+
+def fresh_runs(count: int, num_parts: int, seed: int) -> list[Fresh]:
+    """Seeds and parts of the confirming runs; the search had `seed` for both."""
+    return [
+        Fresh((seed + 1 + run) % 2**32, (seed + 1 + run // num_parts) % 2**32, run % num_parts)
+        for run in range(count)
+    ]
+
+
+def compare(
+    plain: Sequence[float | None], method: Sequence[float | None], num_parts: int
+) -> Comparison:
+    """Mean paired difference with its interval.
+
+    Args:
+        plain: (R,) scores.
+        method: (R,) scores of the same runs.
+        num_parts: parts of the rows, one of which is scored on.
+    """
+    pairs = [
+        (m, p)
+        for m, p in zip(method, plain, strict=True)
+        if m is not None and p is not None and math.isfinite(m) and math.isfinite(p)
+    ]
+    scores = (list(plain), list(method))
+    if len(pairs) < FEWEST:
+        return Comparison(*scores, None, None, None)
+    gaps = np.array([m - p for m, p in pairs])
+    spread = gaps.std(ddof=1) * math.sqrt(1 / len(gaps) + 1 / (num_parts - 1))
+    half = float(stats.t.ppf((1 + LEVEL) / 2, len(gaps) - 1)) * spread
+    gain = float(gaps.mean())
+    return Comparison(*scores, gain, gain - half, gain + half)

@@ -1,0 +1,157 @@
+"""What a search will take, from measured steps, before it starts."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from smoothtune.config.run import RunConfig
+from smoothtune.config.tuning import Tune
+from smoothtune.console import quiet, say
+from smoothtune.errors import ConfigError
+from smoothtune.run.inputs import prepare_model, read_inputs
+from smoothtune.run.train import COST_MAX_PARAMETERS
+from smoothtune.run.trainer import as_config_error
+from smoothtune.trainer.step_cost import measure_step_cost
+from smoothtune.tune.search import KEEP, rungs
+
+STEPS = 3
+FORWARD = 1 / 3
+"""Time of a forward pass relative to that of a step."""
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """Measured on this machine, with one thread."""
+
+    plain: float
+    """Seconds of a plain step."""
+    ratios: dict[str, float]
+    """Of steps with each method to the plain step, by method."""
+    start: float
+    """Seconds to load data and model."""
+
+
+def measure(tune: Tune, console: Console) -> tuple[StepTimes | None, dict[str, str]]:
+    """Time a step of every method, which shows those that do not fit the model too.
+
+    Args:
+        tune: the search.
+        console: where to say how it goes.
+
+    Returns:
+        The times, None for a model that is too large to be copied; and why methods do not fit, by
+        method.
+    """
+    threads, began = torch.get_num_threads(), time.perf_counter()
+    torch.set_num_threads(1)
+    try:
+        silent = Console(quiet=True)
+        inputs = read_inputs(tune.run, silent)
+        with quiet():
+            model = prepare_model(tune.run, inputs, silent)
+        start = time.perf_counter() - began
+        if model.num_parameters() > COST_MAX_PARAMETERS:
+            return None, {}
+        rows, collate = inputs.prepared.train, inputs.task.collator(inputs.base.tokenizer)
+        size = tune.run.per_device_train_batch_size
+        chosen = np.random.default_rng(0).integers(len(rows), size=(STEPS, size))
+        batches = [collate([rows[int(i)] for i in batch]) for batch in chosen]
+        plain, ratios, misfits = [], {}, {}
+        for name, fields in tune.methods.items():
+            (method,) = RunConfig.model_validate(
+                tune.run.model_dump() | {"methods": {name: fields}}
+            ).regularizers()
+            try:
+                with as_config_error():
+                    method.read_training_rows(rows, inputs.base.tokenizer)
+                    cost = measure_step_cost(model, [method], batches)
+            except ConfigError as error:
+                misfits[name] = error.problems[0].message
+                continue
+            plain.append(cost.plain_seconds)
+            ratios[name] = cost.ratio
+    finally:
+        torch.set_num_threads(threads)
+    times = StepTimes(float(np.median(plain)), ratios, start) if plain else None
+    return times, misfits
+
+
+def expected_trainings(tune: Tune) -> int:
+    """Trainings of a whole search, where one trial in `KEEP` goes on from every rung."""
+    return round(sum(_trainings_by_arm(tune))) + 2 * tune.settings.confirm_runs
+
+
+def _trainings_by_arm(tune: Tune) -> list[float]:
+    """Of plain, and of the methods."""
+    settings, per_trial, last = tune.settings, 0.0, 0
+    for number, stop in enumerate(rungs(settings.folds)):
+        per_trial += (stop - last) / KEEP**number
+        last = stop
+    return [per_trial * half for half in ((settings.budget + 1) // 2, settings.budget // 2)]
+
+
+def estimate(tune: Tune, times: StepTimes, rows: int, jobs: int) -> float:
+    """Seconds that a whole search takes.
+
+    Args:
+        tune: the search.
+        times: of steps.
+        rows: training rows, all parts together.
+        jobs: trainings at once.
+    """
+    run, settings = tune.run, tune.settings
+    trained = rows * (1 - 1 / settings.num_parts)
+    steps = math.ceil(trained / run.per_device_train_batch_size)
+    scored = FORWARD * rows / run.per_device_train_batch_size
+    epochs = float(np.mean(settings.epochs))
+
+    def seconds(ratio: float) -> float:
+        return times.start + times.plain * (epochs * steps * ratio + scored)
+
+    ratio = float(np.mean(list(times.ratios.values())))
+    plain, methods = (count + settings.confirm_runs for count in _trainings_by_arm(tune))
+    return (plain * seconds(1.0) + methods * seconds(ratio)) / jobs
+
+
+def tell(tune: Tune, times: StepTimes | None, rows: int, jobs: int, console: Console) -> None:
+    """Print what will be done, and about how long it takes."""
+    settings, names = tune.settings, list(tune.methods)
+    half, other = (settings.budget + 1) // 2, settings.budget // 2
+    trained = rows - rows // settings.num_parts
+    say(
+        console,
+        f"{settings.budget} trials: {half} of plain fine-tuning, {other} of {_listed(names)}; then "
+        f"{settings.confirm_runs} fresh runs of the best of both",
+    )
+    say(
+        console,
+        f"about {expected_trainings(tune)} trainings on {trained} of {rows} training rows, scored "
+        f"on the others; the evaluation rows are not used",
+    )
+    if other < len(names):
+        say(console, f"{other} trials are too few for {len(names)} methods: give a larger budget")
+    if times is None:
+        say(console, "the time is not known: the model is too large to measure steps on copies")
+        return
+    ratios = ", ".join(f"{name} {ratio:.1f}" for name, ratio in times.ratios.items())
+    say(console, f"a plain step takes {times.plain:.2g} s; times that: {ratios}")
+    about = timedelta(seconds=round(estimate(tune, times, rows, jobs)))
+    say(console, f"about {about} with {jobs} at once, judged by these steps")
+
+
+def _listed(names: Sequence[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def without(tune: Tune, misfits: Mapping[str, str]) -> dict[str, dict[str, object]]:
+    """The methods that fit."""
+    return {name: fields for name, fields in tune.methods.items() if name not in misfits}

@@ -1,0 +1,189 @@
+"""Run a search: price, trials, confirming runs, report; what is done is not done again."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from smoothtune.config.tuning import Tune
+from smoothtune.console import say
+from smoothtune.errors import ConfigError, OutputError, Problem
+from smoothtune.files import owned, read_json, refuse_other_files, write_json
+from smoothtune.run.signals import Signals
+from smoothtune.study.files import portable
+from smoothtune.study.inputs import num_parameters
+from smoothtune.study.pool import default_jobs, start_server
+from smoothtune.study.records import CELLS
+from smoothtune.study.run import make_pool
+from smoothtune.study.worker import WORK
+from smoothtune.tune.cells import PARTS, Progress, Trainings
+from smoothtune.tune.confirm import Fresh, compare, fresh_runs
+from smoothtune.tune.price import expected_trainings, measure, tell, without
+from smoothtune.tune.report import Found, write_report
+from smoothtune.tune.search import Arm, Trial, arms, optuna, search
+from smoothtune.tune.split import training_rows
+
+STARTED = "search.json"
+
+
+def run_tune(
+    tune: Tune,
+    *,
+    jobs: int | None = None,
+    ray: str | None = None,
+    dry_run: bool = False,
+    console: Console | None = None,
+    command: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Search, confirm and write ``best.yaml``, ``report.md``, ``report.html`` and ``tune.json``.
+
+    Args:
+        tune: the search; its run's `output_dir` is the folder. Trainings that the folder holds
+            already are kept, so the same command goes on where it was stopped.
+        jobs: trainings at once; None: as cores and memory allow.
+        ray: address of a Ray cluster to train on, "auto" for the one of this machine.
+        dry_run: say what would be done and about how long it takes; nothing is written.
+        console: where to print.
+        command: how it was started, for the record.
+
+    Returns:
+        The content of ``tune.json``; empty after a dry run.
+
+    Raises:
+        ConfigError, DataError, ModelError: the search cannot work.
+        OutputError: the folder holds something else or is in use, or all trials of plain
+            fine-tuning failed.
+        Stopped: SIGINT or SIGTERM came; the same command goes on.
+    """
+    console, folder = console or Console(), Path(tune.run.output_dir)
+    optuna()
+    if ray is None and not dry_run:
+        start_server()  # imports while this process measures
+    if dry_run:
+        _priced(tune, jobs, console)
+        return {}
+    with _claimed(folder), Signals() as signals:
+        shutil.rmtree(folder / WORK, ignore_errors=True)
+        tune, misfits = _priced(tune, jobs, console)
+        write_json(folder / STARTED, {"command": [portable(part) for part in command]})
+        with Progress(console, expected_trainings(tune)) as progress:
+            trainings = Trainings(
+                tune,
+                training_rows(tune.run),
+                folder,
+                lambda: make_pool(folder, lambda: _weight_bytes(tune), jobs, ray, False),
+                progress,
+                signals,
+            )
+            try:
+                found = _found(tune, trainings, misfits, console)
+            finally:
+                if trainings.pool is not None:
+                    trainings.pool.stop()
+                shutil.rmtree(folder / WORK, ignore_errors=True)
+        return write_report(tune, found, folder, console)
+
+
+def _weight_bytes(tune: Tune) -> int:
+    return 4 * num_parameters(tune.run.model)
+
+
+def _priced(tune: Tune, jobs: int | None, console: Console) -> tuple[Tune, dict[str, str]]:
+    """Say the price; methods of our own list that do not fit the model are left out.
+
+    Raises:
+        ConfigError: a method that the user named does not fit, or none does.
+    """
+    say(console, "measuring the time of a step")
+    times, misfits = measure(tune, console)
+    if misfits and (tune.chosen_by_user or len(misfits) == len(tune.methods)):
+        raise ConfigError([Problem("", f"methods.{name}", why) for name, why in misfits.items()])
+    for name, why in misfits.items():
+        say(console, f"{name} is left out: {why}")
+    tune = replace(tune, methods=without(tune, misfits))
+    at_once = jobs or default_jobs(_weight_bytes(tune))
+    tell(tune, times, len(training_rows(tune.run).texts), at_once, console)
+    return tune, misfits
+
+
+def _found(tune: Tune, trainings: Trainings, misfits: dict[str, str], console: Console) -> Found:
+    """Search, and confirm what was found."""
+    searches = arms(tune)
+
+    def ended(trial: Trial) -> None:
+        say(console, f"{_title(trial, searches)}: {_told(trial)}")
+
+    settings = tune.settings
+    search(
+        searches,
+        folds=settings.folds,
+        round_size=settings.round_size,
+        run=trainings.trials,
+        ended=ended,
+    )
+    plain, method = (arm.best() for arm in searches)
+    if plain is None:
+        raise OutputError(_nothing_worked(searches[0]))
+    fresh = fresh_runs(settings.confirm_runs, settings.num_parts, tune.run.seed)
+    records = {
+        trial.arm: trainings.run(_cells(trainings, trial, fresh))
+        for trial in (plain, method)
+        if trial is not None
+    }
+    scores = {arm: [_score(record) for record in ends] for arm, ends in records.items()}
+    nothing: list[float | None] = [None] * len(fresh)
+    comparison = compare(
+        scores[plain.arm], scores[method.arm] if method else nothing, settings.num_parts
+    )
+    trials = [trial for arm in searches for trial in arm.trials]
+    return Found(
+        trials, plain, method, fresh, comparison, records, misfits, len(trainings.training.texts)
+    )
+
+
+def _cells(trainings: Trainings, trial: Trial, fresh: Sequence[Fresh]) -> list[Any]:
+    return [
+        trainings.cell(trial.setting, each, f"confirming {trial.arm}, run {number + 1}")
+        for number, each in enumerate(fresh)
+    ]
+
+
+def _score(record: dict[str, Any]) -> float | None:
+    if record.get("status") == "done":
+        return float(record["result"]["metrics"][record["result"]["headline"]])
+    return float("nan") if record.get("status") == "nan" else None
+
+
+def _title(trial: Trial, searches: Sequence[Arm]) -> str:
+    arm = next(arm for arm in searches if arm.name == trial.arm)
+    return f"{trial.arm} {trial.number + 1}/{arm.budget}: {trial.setting.describe()}"
+
+
+def _told(trial: Trial) -> str:
+    """How a trial ended, in a line."""
+    if trial.state in ("failed", "diverged"):
+        return f"{trial.state}: {trial.message}"
+    folds = len(trial.scores)
+    stopped = ", stopped" * (trial.state == "pruned")
+    return f"{trial.score:.4f} ({folds} fold{'s' * (folds != 1)}{stopped})"
+
+
+def _nothing_worked(plain: Arm) -> str:
+    messages = [f"{trial.state}: {trial.message}" for trial in plain.trials if trial.message]
+    why = messages[0] if messages else "no trial had all its folds"
+    return f"no trial of plain fine-tuning ended with a score ({why}); nothing to compare with"
+
+
+@contextmanager
+def _claimed(folder: Path) -> Iterator[Path]:
+    """Own the folder of a search."""
+    with owned(folder):
+        if read_json(folder / STARTED) is None:
+            refuse_other_files(folder, "search of smoothtune", (WORK, PARTS, CELLS))
+        yield folder

@@ -1,0 +1,132 @@
+"""Parts of the training rows: one is held out to score on, the others are trained on.
+
+Rows with the same texts stay in one part, so that nothing is scored on what was trained on.
+Classes, or scores in regression, are spread evenly over the parts. Evaluation rows are in none.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset
+
+from smoothtune.config.run import RunConfig
+from smoothtune.config.task import configured_task
+from smoothtune.errors import DataError
+from smoothtune.models.load import load_base
+from smoothtune.study.inputs import data_at_hand
+from smoothtune.tasks.prepare import prepare
+
+FEWEST = 4
+"""Rows that a part holds at least."""
+
+
+@dataclass(frozen=True)
+class TrainingRows:
+    """The raw rows that a run would train on."""
+
+    rows: Dataset
+    texts: list[str]
+    """(N,) what the model reads of each row."""
+    labels: list[str] | list[float] | None
+    """(N,) class or score of each row; None for other types of tasks."""
+    fingerprint: str
+    """sha256, in hex, of the rows."""
+
+
+def training_rows(config: RunConfig) -> TrainingRows:
+    """The rows that `smoothtune train` would train on, its evaluation rows left out.
+
+    Raises:
+        ConfigError, DataError, ModelError: the run could not read its data or its tokenizer.
+    """
+    task = configured_task(config)
+    base = load_base(config.model, trust_remote_code=config.trust_remote_code)
+    source = data_at_hand(config) or task.hub_id or ""
+    prepared = prepare(
+        source,
+        task,
+        base.tokenizer,
+        max_train_samples=config.max_train_samples,
+        max_eval_samples=1,
+        max_seq_length=config.max_seq_length,
+        seed=config.seed,
+    )
+    numbers = np.unique(prepared.train["example_id"][:])  # question answering has several windows
+    rows = task.load_splits(source)["train"].select(numbers, keep_in_memory=True)
+    read = [column for column in prepared.task.unlabeled_columns if column in rows.column_names]
+    columns = (rows[column][:] for column in read)
+    texts = [json.dumps(values, default=str) for values in zip(*columns, strict=True)]
+    labels = None
+    if prepared.task.task_type == "text-classification":
+        values = rows[task.label_column][:]
+        labels = [float(v) for v in values] if prepared.task.regression else list(map(str, values))
+    content = json.dumps([texts, labels]).encode()
+    return TrainingRows(rows, texts, labels, hashlib.sha256(content).hexdigest())
+
+
+def parts_of(
+    texts: Sequence[str], labels: Sequence[str] | Sequence[float] | None, count: int, seed: int
+) -> np.ndarray:
+    """(N,) the part, from 0, that each row is in.
+
+    Args:
+        texts: (N,) rows with the same text share a part.
+        labels: (N,) classes or scores that are spread evenly; None: spread at random.
+        count: number of parts.
+        seed: of the draw.
+    """
+    draw = np.random.default_rng(seed)
+    groups: dict[str, list[int]] = {}
+    for row, text in enumerate(texts):
+        groups.setdefault(text, []).append(row)
+    listed = list(groups.values())
+    order = list(draw.permutation(len(listed)))
+    if labels is not None:
+        order.sort(key=lambda group: labels[listed[group][0]])  # stable: at random within a class
+    parts = np.empty(len(texts), np.int64)
+    for start in range(0, len(order), count):  # every part gets one of each block
+        block = order[start : start + count]
+        for group, part in zip(block, draw.permutation(count), strict=False):
+            parts[listed[group]] = part
+    return parts
+
+
+def write_split(training: TrainingRows, parts: np.ndarray, held_out: int, folder: Path) -> None:
+    """Write ``train.parquet`` and ``validation.parquet``, the latter the rows of one part.
+
+    Rows of a class that no other part has stay in training, where the class would be unknown.
+
+    Args:
+        training: the rows.
+        parts: (N,) of `parts_of`.
+        held_out: the part to score on.
+        folder: where to write; files that are there stay.
+
+    Raises:
+        DataError: there are too few rows.
+    """
+    out = parts == held_out
+    if (
+        isinstance(training.labels, list)
+        and training.labels
+        and isinstance(training.labels[0], str)
+    ):
+        labels = np.asarray(training.labels)
+        out &= np.isin(labels, labels[~out])
+    if min(out.sum(), (~out).sum()) < FEWEST:
+        raise DataError(
+            f"{len(out)} training rows are too few: a held-out part has {out.sum()} of them"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, chosen in (("train", ~out), ("validation", out)):
+        if not (folder / f"{name}.parquet").exists():
+            partial = folder / f".{name}.partial"
+            rows = training.rows.select(np.flatnonzero(chosen), keep_in_memory=True)
+            rows.to_parquet(str(partial))
+            partial.replace(folder / f"{name}.parquet")
