@@ -88,7 +88,7 @@ def compare(
     if len(pairs) < FEWEST:
         return Comparison(*scores, None, None, None)
     gaps = np.array([m - p for m, p in pairs])
-    spread = gaps.std(ddof=1) * math.sqrt(1 / len(gaps) + 1 / (num_parts - 1))
+    spread = float(gaps.std(ddof=1)) * math.sqrt(1 / len(gaps) + 1 / (num_parts - 1))
     half = float(stats.t.ppf((1 + LEVEL) / 2, len(gaps) - 1)) * spread
     gain = float(gaps.mean())
     return Comparison(*scores, gain, gain - half, gain + half)

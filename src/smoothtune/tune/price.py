@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -15,6 +17,7 @@ from rich.console import Console
 from smoothtune.config.run import RunConfig
 from smoothtune.config.tuning import Tune
 from smoothtune.console import quiet, say
+from smoothtune.core import strength
 from smoothtune.errors import ConfigError
 from smoothtune.run.inputs import prepare_model, read_inputs
 from smoothtune.run.train import COST_MAX_PARAMETERS
@@ -70,7 +73,7 @@ def measure(tune: Tune, console: Console) -> tuple[StepTimes | None, dict[str, s
                 tune.run.model_dump() | {"methods": {name: fields}}
             ).regularizers()
             try:
-                with as_config_error():
+                with as_config_error(), _silent_strengths():
                     method.read_training_rows(rows, inputs.base.tokenizer)
                     cost = measure_step_cost(model, [method], batches)
             except ConfigError as error:
@@ -82,6 +85,17 @@ def measure(tune: Tune, console: Console) -> tuple[StepTimes | None, dict[str, s
         torch.set_num_threads(threads)
     times = StepTimes(float(np.median(plain)), ratios, start) if plain else None
     return times, misfits
+
+
+@contextmanager
+def _silent_strengths() -> Iterator[None]:
+    """Default weights are timed, and the search sets others: how strong they are means nothing."""
+    logger = logging.getLogger(strength.__name__)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def expected_trainings(tune: Tune) -> int:

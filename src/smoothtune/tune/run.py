@@ -162,7 +162,7 @@ def _score(record: dict[str, Any]) -> float | None:
 
 def _title(trial: Trial, searches: Sequence[Arm]) -> str:
     arm = next(arm for arm in searches if arm.name == trial.arm)
-    return f"{trial.arm} {trial.number + 1}/{arm.budget}: {trial.setting.describe()}"
+    return f"{trial.arm} {trial.number + 1} of {arm.budget}: {trial.setting.describe()}"
 
 
 def _told(trial: Trial) -> str:

@@ -148,14 +148,12 @@ class Arm:
 
 def arms(tune: Tune) -> list[Arm]:
     """The search for plain fine-tuning, and that for all methods together."""
-    settings = tune.settings
+    settings, seed = tune.settings, tune.run.seed
     common = (settings.learning_rates, settings.epochs)
-    budgets = ((settings.budget + 1) // 2, settings.budget // 2)
+    half = settings.budget // 2
     return [
-        Arm(name, Space(methods, *common), budget, tune.run.seed)
-        for name, methods, budget in zip(
-            (PLAIN, METHODS), ({PLAIN: {}}, tune.methods), budgets, strict=True
-        )
+        Arm(PLAIN, Space({PLAIN: {}}, *common), settings.budget - half, seed),
+        Arm(METHODS, Space(tune.methods, *common), half, seed),
     ]
 
 

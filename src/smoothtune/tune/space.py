@@ -67,11 +67,14 @@ class Space:
     def starts(self) -> list[dict[str, Any]]:
         """What is tried first: every method once, in the middle of all ranges."""
         middle = _middle(self._rates)
-        common = {"learning_rate": middle, "epochs": self.epochs[len(self.epochs) // 2]}
+        common: dict[str, Any] = {
+            "learning_rate": middle,
+            "epochs": self.epochs[len(self.epochs) // 2],
+        }
         found = []
         for name in self.methods:
             fields = {f"{name}.{key}": _middle(to) for key, to in self.searched[name].items()}
-            found.append({"method": name} | fields | common)
+            found.append(common | fields | {"method": name})
         return found
 
     def suggest(self, trial: OptunaTrial) -> Setting:

@@ -17,6 +17,7 @@ from datasets import Dataset
 
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
+from smoothtune.console import progress_bars
 from smoothtune.errors import DataError
 from smoothtune.models.load import load_base
 from smoothtune.study.inputs import data_at_hand
@@ -128,5 +129,6 @@ def write_split(training: TrainingRows, parts: np.ndarray, held_out: int, folder
         if not (folder / f"{name}.parquet").exists():
             partial = folder / f".{name}.partial"
             rows = training.rows.select(np.flatnonzero(chosen), keep_in_memory=True)
-            rows.to_parquet(str(partial))
+            with progress_bars(shown=False):
+                rows.to_parquet(str(partial))
             partial.replace(folder / f"{name}.parquet")

@@ -1,0 +1,1 @@
+from helpers.study_files import inputs as inputs

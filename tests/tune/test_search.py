@@ -1,0 +1,170 @@
+"""The search on made-up scores: a function stands in the place of training."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from smoothtune.config.tuning import load_tune
+from smoothtune.tune.search import Arm, Outcome, Trial, arms, search
+from smoothtune.tune.space import PLAIN, Setting, Space
+
+Score = Callable[[Setting, int], float | None]
+
+
+def tune(**fields):
+    options = {"task": "sst2", "output_dir": "unset", **fields}
+    return load_tune(options=options, methods=["lnsr", "r3f", "mixout"])
+
+
+def runner(score: Score, log: list | None = None):
+    def run(work: Sequence[tuple[Trial, int]]) -> list[Outcome]:
+        if log is not None:
+            log.extend((trial.arm, trial.number, fold) for trial, fold in work)
+        return [Outcome(score(trial.setting, fold)) for trial, fold in work]
+
+    return run
+
+
+def searched(score: Score, log: list | None = None, **fields) -> list[Arm]:
+    asked = tune(**fields)
+    settings = asked.settings
+    found = arms(asked)
+    run = runner(score, log)
+    search(found, folds=settings.folds, round_size=settings.round_size, run=run)
+    return found
+
+
+def surface(setting: Setting, fold: int) -> float:
+    """Best at a learning rate of 1e-4, 8 epochs, and with lnsr at a share of 1."""
+    score = 0.8 - 0.1 * abs(math.log10(setting.learning_rate / 1e-4)) + 0.005 * setting.epochs
+    if setting.method == "lnsr":
+        score += 0.05 - 0.1 * abs(math.log10(setting.fields["share"]))
+    return score - 0.01 * fold
+
+
+def test_both_arms_have_the_same_number_of_trials() -> None:
+    plain, methods = searched(surface, budget=21)
+    assert (len(plain.trials), len(methods.trials)) == (11, 10)
+    assert {trial.setting.method for trial in plain.trials} == {PLAIN}
+    assert {trial.setting.method for trial in methods.trials} == {"lnsr", "r3f", "mixout"}
+    assert [trial.setting.method for trial in methods.trials[:3]] == ["lnsr", "r3f", "mixout"]
+
+
+def test_a_good_trial_gets_all_folds_and_a_bad_one_the_first_alone() -> None:
+    log: list = []
+    plain, methods = searched(surface, log, budget=60)
+    for arm in (plain, methods):
+        complete = [trial for trial in arm.trials if trial.state == "complete"]
+        pruned = [trial for trial in arm.trials if trial.state == "pruned"]
+        assert len(complete) + len(pruned) == 30
+        assert {len(trial.scores) for trial in complete} == {3}
+        assert {len(trial.scores) for trial in pruned} == {1}
+        assert 5 <= len(complete) <= 18
+        best = max(arm.trials, key=lambda trial: trial.scores[0])
+        assert best.state == "complete"
+        assert arm.best() is best
+    assert set(Counter(log).values()) == {1}
+
+
+def test_the_mean_over_folds_decides() -> None:
+    """The second trial is best on the first fold alone."""
+    scores = iter([[0.8, 0.8, 0.8], [0.9, 0.5, 0.5]])
+    known: dict[int, list[float]] = {}
+
+    def run(work):
+        return [
+            Outcome(known.setdefault(trial.number, next(scores, [0.1] * 3))[fold])
+            for trial, fold in sorted(work, key=lambda item: item[0].number)
+        ]
+
+    arm = Arm(PLAIN, Space({PLAIN: {}}, (1e-5, 1e-3), (1.0,)), 2, seed=0)
+    search([arm], folds=3, round_size=2, run=run)
+    assert [trial.state for trial in arm.trials] == ["complete", "complete"]
+    best = arm.best()
+    assert best is not None
+    assert best.number == 0
+
+
+def test_tpe_finds_a_known_winner() -> None:
+    """Better than random draws on average, and near the best that there is, 0.89."""
+    gaps: dict[str, list[float]] = {"tpe": [], "random": []}
+    for seed in range(6):
+        for sampler, found in gaps.items():
+            space = Space({"lnsr": {}, "r3f": {}}, (1e-5, 5e-4), (2.0, 4.0, 8.0))
+            arm = Arm("methods", space, 40, seed, sampler)
+            search([arm], folds=1, round_size=4, run=runner(surface))
+            best = arm.best()
+            assert best is not None
+            found.append(0.89 - best.score)
+    assert np.mean(gaps["tpe"]) < 0.03
+    assert np.mean(gaps["tpe"]) < np.mean(gaps["random"])
+
+
+def test_a_stopped_search_goes_on_without_a_trial_twice_or_lost() -> None:
+    """Scores are kept, as records are; each is computed once, whenever the search is stopped."""
+    whole = searched(surface, budget=20)
+    kept: dict[tuple, float] = {}
+    computed: Counter = Counter()
+
+    class Killed(Exception):
+        pass
+
+    for stop_after in (3, 5, 1, 8, 2, 1000):
+        left = stop_after
+
+        def score(setting: Setting, fold: int) -> float:
+            nonlocal left
+            key = (setting.describe(), fold)
+            if key not in kept:
+                if not left:
+                    raise Killed
+                left -= 1
+                computed[key] += 1
+                kept[key] = surface(setting, fold)
+            return kept[key]
+
+        try:
+            again = searched(score, budget=20)
+        except Killed:
+            continue
+    assert [arm.trials for arm in again] == [arm.trials for arm in whole]
+    assert set(computed.values()) == {1}
+
+
+def test_a_larger_budget_goes_on_from_a_smaller_one() -> None:
+    small, large = searched(surface, budget=22), searched(surface, budget=40)
+    for few, many in zip(small, large, strict=True):
+        assert many.trials[: len(few.trials)] == few.trials
+
+
+def test_failed_and_diverged_trials_are_never_the_best() -> None:
+    def score(setting: Setting, fold: int) -> float | None:
+        if setting.method == "lnsr":
+            return None
+        return math.nan if setting.learning_rate > 1e-4 else surface(setting, fold)
+
+    plain, methods = searched(score, budget=40)
+    states = {trial.state for arm in (plain, methods) for trial in arm.trials}
+    assert {"failed", "diverged"} < states
+    assert all(t.state == "failed" for t in methods.trials if t.setting.method == "lnsr")
+    for arm in (plain, methods):
+        best = arm.best()
+        assert best is not None
+        assert best.setting.learning_rate <= 1e-4
+        assert math.isfinite(best.score)
+
+
+def test_nothing_is_best_where_all_trials_fail() -> None:
+    plain, methods = searched(lambda setting, fold: None, budget=6)
+    assert plain.best() is None
+    assert methods.best() is None
+
+
+@pytest.mark.parametrize("round_size", [1, 5])
+def test_rounds_of_any_size_spend_the_budget(round_size: int) -> None:
+    plain, methods = searched(surface, budget=11, round_size=round_size)
+    assert (len(plain.trials), len(methods.trials)) == (6, 5)
+    assert all(trial.state != "running" for trial in plain.trials + methods.trials)
