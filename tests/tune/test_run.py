@@ -368,8 +368,8 @@ def test_the_command(data: Path, inputs: Path, tmp_path: Path, made_up) -> None:
     assert found.exit_code == 0, found.output
     assert "\nUse lnsr with share " in found.output
     best = tmp_path / "out" / "best.yaml"
-    assert f"smoothtune train --config {best}" in found.output
-    assert smoothtune("validate", "--config", str(best)).exit_code == 0
+    assert f"smoothtune train {best}" in found.output
+    assert smoothtune("validate", "--fields-only", str(best)).exit_code == 0
     wrong = smoothtune("tune", *arguments(data, inputs, tmp_path / "out"), "--budget", "1")
     assert wrong.exit_code == USAGE
     assert "--budget: budget: Input should be greater than or equal to 2, not 1" in wrong.output
@@ -378,7 +378,7 @@ def test_the_command(data: Path, inputs: Path, tmp_path: Path, made_up) -> None:
 def test_a_file_with_auto_is_valid(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_text("task: sst2\noutput_dir: out\nmethods: {auto: {budget: 20}}\n")
-    found = smoothtune("validate", "--config", str(file))
+    found = smoothtune("validate", "--fields-only", str(file))
     assert found.exit_code == 0
     assert "ok (sst2, auto: lnsr, r3f" in found.output
 

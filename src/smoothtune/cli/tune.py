@@ -57,7 +57,8 @@ def tune(
     jobs: Annotated[int | None, JOBS] = None,
     ray: Annotated[str | None, RAY] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be done, and its time; train nothing.")
+        bool,
+        typer.Option("--dry-run", help="Show what would be done, and its time; train nothing."),
     ] = False,
     as_json: JSON = False,
 ) -> None:

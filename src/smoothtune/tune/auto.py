@@ -17,9 +17,7 @@ from smoothtune.tune.report import best_run
 from smoothtune.tune.run import run_tune
 
 
-def tune_and_train(
-    tune: Tune, *, resume: bool, dry_run: bool, console: Console
-) -> dict[str, Any]:
+def tune_and_train(tune: Tune, *, resume: bool, dry_run: bool, console: Console) -> dict[str, Any]:
     """Search in ``tune/`` of the output folder, unless that is done, and train what it picks.
 
     Args:
