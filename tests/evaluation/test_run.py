@@ -223,6 +223,7 @@ def test_another_evaluation_is_not_replaced_unasked(tiny_folder: Path, tmp_path:
     assert call(*arguments, "--seed", 7, "--overwrite-output-dir").exit_code == 0
     assert {path.name for path in tmp_path.iterdir()} == {
         "evaluation.json",
+        "evaluation.html",
         "predictions.csv",
         "notes.txt",
     }

@@ -60,7 +60,7 @@ def _option(name: str, field: FieldInfo) -> inspect.Parameter:
     type_ = without_none(field.annotation)
     several, fields = get_origin(type_) is list, hasattr(type_, "model_fields")
     flag = "--" + name.replace("_", "-")
-    flags = [flag.removesuffix("s"), flag] if several else [flag]
+    flags = list(dict.fromkeys([flag.removesuffix("s"), flag] if several else [flag]))
     option = typer.Option(
         *flags,
         help=_help(field, type_),

@@ -15,6 +15,7 @@ from smoothtune.config.draft import Draft, message_of
 from smoothtune.config.fields import SpanFields
 from smoothtune.errors import Location, former_name, unknown
 
+BEST = ("load_best_model_at_end", "early_stopping_patience")
 AUTO = "auto"
 """In the place of a method: `smoothtune train` tunes first."""
 
@@ -124,6 +125,27 @@ def check_combinations(draft: Draft) -> None:
         draft.report(("unlabeled",), "needs a method that works without labels")
     if values.get("merge_adapter") and values.get("lora") is None:
         draft.report(("merge_adapter",), "needs lora")
+    watched = [name for name in BEST if values.get(name)]
+    strategy = values.get("eval_strategy", "epoch")
+    for name in watched:
+        if strategy == "no":
+            draft.report((name,), "needs evaluations in training: eval_strategy: epoch or steps")
+    if not watched:
+        for name in ("metric_for_best_model", "greater_is_better", "early_stopping_threshold"):
+            if values.get(name):
+                draft.report((name,), f"needs {' or '.join(BEST)}")
+    if values.get("load_best_model_at_end"):
+        if values.get("save_strategy", "no") not in ("no", strategy):
+            message = f"must be {strategy} with load_best_model_at_end; leave it out"
+            draft.report(("save_strategy",), message)
+        if values.get("lora") is not None:
+            draft.report(("load_best_model_at_end",), "is not verified with lora; leave it out")
+    if values.get("class_weights") is not None and task_type_of(values) != "text-classification":
+        message = f"works with text classification, not with {task_type_of(values)}"
+        draft.report(("class_weights",), message)
+    for name in ("hub_model_id", "hub_private_repo"):
+        if values.get(name) is not None and not values.get("push_to_hub"):
+            draft.report((name,), "needs push_to_hub")
     clips = clipping_methods(values["methods"])
     if clips and values.get("max_grad_norm"):
         message = f"must be 0 with {clips[0]}, which clips gradients itself; leave it out"

@@ -16,7 +16,7 @@ from smoothtune.config.names import (
     clipping_methods,
     name_methods,
 )
-from smoothtune.config.run_fields import RunFields
+from smoothtune.config.run_fields import OUTPUT_FIELDS, RunFields
 from smoothtune.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,9 +62,7 @@ class RunConfig(RunFields):
 
     def identity(self) -> dict[str, Any]:
         """The fields that decide the result: two runs with the same identity are the same run."""
-        return self.model_dump(
-            mode="json", exclude={"output_dir", "overwrite_output_dir", "cost_steps"}
-        )
+        return self.model_dump(mode="json", exclude={"cost_steps", *OUTPUT_FIELDS})
 
 
 def load_config(

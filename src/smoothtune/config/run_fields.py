@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from smoothtune.catalog import default_length
 from smoothtune.config.fields import (
@@ -24,8 +24,27 @@ from smoothtune.config.fields import (
 from smoothtune.config.names import task_type_of
 from smoothtune.models.lora import LoraSettings
 
-LATER = ("sep", "encoding", "merge_labels")
+LATER = (
+    "sep",
+    "encoding",
+    "merge_labels",
+    "class_weights",
+    "load_best_model_at_end",
+    "metric_for_best_model",
+    "greater_is_better",
+    "early_stopping_patience",
+    "early_stopping_threshold",
+)
 """Fields that runs recorded before them lack; unset they leave a run what it was."""
+OUTPUT_FIELDS = (
+    "output_dir",
+    "overwrite_output_dir",
+    "report_to",
+    "push_to_hub",
+    "hub_model_id",
+    "hub_private_repo",
+)
+"""Fields that say where the result goes, and do not change it."""
 
 
 class RunFields(SpanFields, DataFields):
@@ -104,6 +123,11 @@ class RunFields(SpanFields, DataFields):
     and time. Question answering learns less from the latter; its default is random."""
     gradient_checkpointing: Annotated[bool, TRAINING] = False
     """Compute activations again in the backward pass: less memory, more time."""
+    class_weights: Annotated[
+        list[Annotated[float, Field(gt=0)]] | Literal["balanced"] | None, TRAINING
+    ] = None
+    """Weight of each class in the task loss, in the order of the classes; balanced: inverse to its
+    number of training rows. Text classification."""
     bf16: Annotated[bool, TRAINING] = False
     """Train in bfloat16 mixed precision."""
 
@@ -118,12 +142,46 @@ class RunFields(SpanFields, DataFields):
     save_steps: Annotated[Count, PROGRESS] = 500
     """Updates between checkpoints with `save_strategy: steps`."""
 
+    load_best_model_at_end: Annotated[bool, PROGRESS] = False
+    """Keep the weights of the best evaluation in place of the last ones; checkpoints are written
+    at every evaluation."""
+    metric_for_best_model: Annotated[Name | None, PROGRESS] = None
+    """Score that says which is best: a metric of the task, brier, nll or loss; unset: the task's
+    main metric."""
+    greater_is_better: Annotated[bool | None, PROGRESS] = None
+    """Whether a greater score is better; unset: not for brier, nll and loss."""
+    early_stopping_patience: Annotated[Count | None, PROGRESS] = None
+    """End the training after so many evaluations without a better score."""
+    early_stopping_threshold: Annotated[float, Field(ge=0), PROGRESS] = 0.0
+    """A score that is better by no more than this counts as no better."""
+    report_to: Annotated[list[Name] | None, PROGRESS] = None
+    """Send logs to these: tensorboard, wandb, mlflow and others of transformers; unset: none."""
+
     output_dir: Annotated[Name, OUTPUT]
     """Folder for the model, its README.md and result.json."""
     merge_adapter: Annotated[bool, OUTPUT] = False
     """Write a plain model that holds the adapters, in place of peft's files."""
     overwrite_output_dir: Annotated[bool, OUTPUT] = False
     """Replace the finished or unfinished run in `output_dir`."""
+    push_to_hub: Annotated[bool, OUTPUT] = False
+    """Upload the finished model folder to the hub, with the token of `hf auth login`."""
+    hub_model_id: Annotated[Name | None, OUTPUT] = None
+    """Repository on the hub, NAME or ORG/NAME; unset: the name of `output_dir`."""
+    hub_private_repo: Annotated[bool | None, OUTPUT] = None
+    """Make a new repository private; unset: as your account or organization has it."""
+
+    @field_validator("class_weights", mode="before")
+    @classmethod
+    def _numbers_of_options(cls, value: Any) -> Any:
+        """Options come as texts: --class-weight balanced, or one for each class."""
+        if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
+            return value
+        if value == ["balanced"]:
+            return "balanced"
+        try:
+            return [float(each) for each in value]
+        except ValueError:
+            return value
 
     @model_validator(mode="before")
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,48 @@ class ProgressCallback(TrainerCallback):
     def close(self) -> None:
         """Close the bar."""
         self.bar.stop()
+
+
+class EarlyStopping(TrainerCallback):
+    """Ends the training after so many evaluations in a row without a better score.
+
+    It counts in the log, which checkpoints hold: a resumed run stops where it would have stopped.
+
+    Args:
+        metric: name of the score in the log.
+        greater_is_better: whether a greater score is better.
+        patience: number of evaluations.
+        threshold: a score that is better by no more than this counts as no better.
+    """
+
+    def __init__(
+        self, metric: str, *, greater_is_better: bool, patience: int, threshold: float
+    ) -> None:
+        self.metric, self.sign = metric, 1 if greater_is_better else -1
+        self.patience, self.threshold = patience, threshold
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Look at the last score."""
+        self._look(state, control)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A run resumed at the step at which it was stopped is at its end."""
+        self._look(state, control)
+
+    def _look(self, state: Any, control: Any) -> None:
+        if self.stopped(state.log_history):
+            control.should_training_stop = True
+
+    def stopped(self, log: list[dict[str, float]]) -> bool:
+        """Whether the last evaluations of a log were no better than the best before them."""
+        best, waited = -math.inf, 0
+        for entry in log:
+            if self.metric not in entry:
+                continue
+            score = self.sign * entry[self.metric]
+            waited = 0 if score > best + self.threshold else waited + 1
+            best = max(best, score)
+        return waited >= self.patience
 
 
 class EvaluationEnded(BaseException):

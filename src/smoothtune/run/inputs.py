@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.console import say
+from smoothtune.errors import ConfigError, Problem
 from smoothtune.models.load import Base, load_base, load_classifier, start_at_mean
 from smoothtune.models.lora import add_lora
 from smoothtune.models.positions import check_lengths
@@ -27,6 +28,8 @@ class Inputs:
     prepared: Prepared
     unlabeled: tuple[Dataset, str] | None
     """Tokenized rows, and the fingerprint of their texts."""
+    class_weights: dict[str, float] | None = None
+    """By class; None: all count the same."""
 
     @property
     def task(self) -> Task:
@@ -73,7 +76,38 @@ def read_inputs(config: RunConfig, console: Console) -> Inputs:
         say(console, str(prepared.report))
     if unlabeled is not None:
         say(console, f"unlabeled: {len(unlabeled[0])} rows of {config.unlabeled}")
-    return Inputs(base, prepared, unlabeled)
+    return Inputs(base, prepared, unlabeled, class_weights(config, prepared))
+
+
+def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | None:
+    """The weight of each class; None unless the run has weights.
+
+    Balanced ones are n / (C n_c): the number of training rows, of classes, of rows of the class.
+
+    Raises:
+        ConfigError: labels are scores, the number of weights is wrong, a class has no rows, or a
+            method replaces the task loss.
+    """
+    given, names = config.class_weights, prepared.task.known_label_names
+    if given is None:
+        return None
+    counts = prepared.report.splits["train"].labels
+    replacing = [each.name for each in config.regularizers() if each.replaces_task_loss]
+    problem = ""
+    if not names:
+        problem = "need classes, and the labels are scores"
+    elif replacing:
+        problem = f"are not verified with {replacing[0]}, which replaces the task loss"
+    elif given != "balanced" and len(given) != len(names):
+        problem = f"are {len(given)}, but the classes are {len(names)}: {', '.join(names)}"
+    elif given == "balanced" and (absent := [name for name in names if not counts[name]]):
+        problem = f"cannot be balanced: no training row has the label {absent[0]!r}"
+    if problem:
+        raise ConfigError([Problem("", "class_weights", problem)])
+    if given == "balanced":
+        total = sum(counts.values())
+        return {name: total / (len(names) * counts[name]) for name in names}
+    return dict(zip(names, given, strict=True))
 
 
 def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTrainedModel:

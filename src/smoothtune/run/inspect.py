@@ -85,7 +85,7 @@ def check_fit(config: RunConfig, inputs: Inputs, model: PreTrainedModel) -> None
         ConfigError: they do not fit together.
     """
     methods = dict(zip(config.methods, config.regularizers(), strict=True))
-    arguments = training_arguments(config, Path(config.output_dir), inputs.task.label_inputs)
+    arguments = training_arguments(config, Path(config.output_dir), inputs.task)
     with as_config_error():
         objective = Objective(*methods.values())
         try:

@@ -19,16 +19,18 @@ from transformers import PreTrainedModel
 from smoothtune.config.run import RunConfig
 from smoothtune.console import quiet, say
 from smoothtune.errors import ConfigError, OutOfMemory, OutputError, Problem, Stopped
-from smoothtune.files import versions, write_atomic
+from smoothtune.files import RESULT, read_json, versions, write_atomic
 from smoothtune.memory import keep_freed_memory, peak_memory
 from smoothtune.models.load import Base, weights_fingerprint
 from smoothtune.models.lora import merged, save
 from smoothtune.run.callbacks import EvaluationEnded, ProgressCallback, StopOnSignal
+from smoothtune.run.hub import push
 from smoothtune.run.inputs import Inputs, prepare_model, read_inputs
 from smoothtune.run.model_card import model_card
 from smoothtune.run.output import STAGING, claimed, finished_result, newest_checkpoint, publish
 from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import RunTrainer, as_config_error, build_trainer, evaluate
+from smoothtune.run.training_arguments import best_score, watches_scores
 from smoothtune.tasks.prepare import Prepared
 from smoothtune.trainer.step_cost import StepCost, measure_step_cost
 from smoothtune.trainer.trainer import save_checkpoint
@@ -92,6 +94,7 @@ def train(
         raise ConfigError([Problem("torchrun or accelerate launch", "", message)])
     if result := finished_result(config):
         say(console, f"{config.output_dir} already holds this run: nothing to do")
+        push(config, result, console)
         return result
     with claimed(config, resume=resume) as folder:
         trained = fit(config, folder, resume=resume, console=console)
@@ -100,6 +103,7 @@ def train(
             publish(folder, trained.result, keep_checkpoints=config.save_strategy != "no")
     scores = (f"{name} {value:.4f}" for name, value in trained.result["metrics"].items())
     say(console, f"validation: {'  '.join(scores)}")
+    push(config, read_json(folder / RESULT) or {}, console)
     return trained.result
 
 
@@ -307,6 +311,21 @@ def writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def best_evaluation(config: RunConfig, trainer: RunTrainer) -> dict[str, Any] | None:
+    """What was decided by scores in training: on the weights, and on the end of the training."""
+    if not watches_scores(config):
+        return None
+    state, (metric, _) = trainer.state, best_score(config, trainer.task)
+    checkpoint = Path(state.best_model_checkpoint).name if state.best_model_checkpoint else ""
+    loaded = config.load_best_model_at_end and checkpoint
+    return {
+        "metric": metric.removeprefix("eval_"),
+        "value": state.best_metric,
+        "loaded_step": int(checkpoint.rpartition("-")[2]) if loaded else None,
+        "stopped_early": state.global_step < state.max_steps,
+    }
+
+
 def run_result(
     config: RunConfig,
     inputs: Inputs,
@@ -348,6 +367,8 @@ def run_result(
             "unlabeled": inputs.unlabeled and inputs.unlabeled[1],
             "base_weights": weights_fingerprint(inputs.base.source),
         },
+        "class_weights": inputs.class_weights,
+        "best": best_evaluation(config, trainer),
         "attention": model.config._attn_implementation,
         "log_history": trainer.state.log_history,
         "versions": versions(),

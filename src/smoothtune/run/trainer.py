@@ -20,10 +20,11 @@ from smoothtune.core.objective import Objective
 from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.models.load import weights_fingerprint
-from smoothtune.run.callbacks import EvaluationEnded
+from smoothtune.run.callbacks import EarlyStopping, EvaluationEnded
 from smoothtune.run.inputs import Inputs
-from smoothtune.run.training_arguments import training_arguments
+from smoothtune.run.training_arguments import best_score, training_arguments
 from smoothtune.tasks.base import Task
+from smoothtune.trainer.class_weights import ClassWeightedLoss
 from smoothtune.trainer.trainer import SmoothTrainer
 
 
@@ -31,6 +32,7 @@ class RunTrainer(SmoothTrainer):
     """Groups rows by length, in an order that depends on seed and epoch alone."""
 
     objective: Objective
+    task: Task
     run_identity: dict[str, Any]
     """What else a resumed run must have in common with this one: data and base model."""
 
@@ -72,12 +74,15 @@ def build_trainer(
     def metrics(evaluation: EvalPrediction) -> dict[str, float]:
         return score(task, evaluation.predictions, validation)[0]
 
-    regularizers = config.regularizers()
+    regularizers, weights = config.regularizers(), inputs.class_weights
+    if weights:
+        shown = (f"{name} {weight:.4g}" for name, weight in weights.items())
+        say(console, f"class weights: {', '.join(shown)}")
     loaded_with = model.config._attn_implementation
     with as_config_error():
         trainer = RunTrainer(
             model=model,
-            args=training_arguments(config, folder, task.label_inputs),
+            args=training_arguments(config, folder, task),
             regularizers=regularizers,
             unlabeled_dataset=inputs.unlabeled and inputs.unlabeled[0],
             alternate=config.alternate,
@@ -86,7 +91,19 @@ def build_trainer(
             data_collator=task.collator(tokenizer),
             processing_class=tokenizer,
             compute_metrics=metrics,
+            compute_loss_func=weights and ClassWeightedLoss(list(weights.values())),
         )
+    if config.early_stopping_patience is not None:
+        metric, greater = best_score(config, task)
+        trainer.add_callback(
+            EarlyStopping(
+                metric,
+                greater_is_better=greater,
+                patience=config.early_stopping_patience,
+                threshold=config.early_stopping_threshold,
+            )
+        )
+    trainer.task = task
     trainer.run_identity = {
         "data": inputs.prepared.fingerprint,
         "unlabeled data": inputs.unlabeled and inputs.unlabeled[1],

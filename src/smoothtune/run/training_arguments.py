@@ -4,40 +4,98 @@ from __future__ import annotations
 
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import TrainingArguments
+from transformers.integrations import get_available_reporting_integrations
 
 from smoothtune.config.run import RunConfig
+from smoothtune.config.run_fields import OUTPUT_FIELDS
+from smoothtune.errors import ConfigError, Problem
 from smoothtune.run.output import CHECKPOINTS
+from smoothtune.tasks.base import Task
 
-_OWN_MEANING = {"output_dir", "overwrite_output_dir", "max_grad_norm", "gradient_checkpointing"}
+_OWN_MEANING = {
+    *OUTPUT_FIELDS,
+    "max_grad_norm",
+    "gradient_checkpointing",
+    "metric_for_best_model",
+    "greater_is_better",
+}
 """Fields that are passed on in another form."""
+LOSSES = ("brier", "nll", "loss")
+"""Scores of which less is better."""
 
 
-def training_arguments(
-    config: RunConfig, folder: Path, label_names: tuple[str, ...]
-) -> TrainingArguments:
+def training_arguments(config: RunConfig, folder: Path, task: Task) -> TrainingArguments:
     """The arguments of one run's trainer.
 
     Args:
         config: the run.
         folder: its output folder; checkpoints go below.
-        label_names: names of the model's label inputs.
+        task: its labels known; names the model's label inputs and the scores.
+
+    Raises:
+        ConfigError: there is no such score, or no such place to report to.
     """
     shared = {field.name for field in fields(TrainingArguments)} - _OWN_MEANING
+    values: dict[str, Any] = config.model_dump(include=shared)
+    if config.load_best_model_at_end:
+        values["save_strategy"] = config.eval_strategy
+        values["save_steps"] = config.eval_steps or config.logging_steps
+    if watches_scores(config):
+        metric, greater = best_score(config, task)
+        values |= {"metric_for_best_model": metric, "greater_is_better": greater}
     return TrainingArguments(
         output_dir=str(folder / CHECKPOINTS),
-        **config.model_dump(include=shared),
+        **values,
         max_grad_norm=config.clip_norm(),
         activation_checkpointing=config.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False},
         save_total_limit=1,
         remove_unused_columns=False,  # the collator selects them; example_id is for errors
-        label_names=list(label_names),
+        label_names=list(task.label_inputs),
         use_cpu=not torch.accelerator.is_available(),  # else bf16 is refused without one
         dataloader_pin_memory=torch.cuda.is_available(),
         logging_nan_inf_filter=False,
-        report_to="none",
+        report_to=_integrations(config),
         disable_tqdm=True,
     )
+
+
+def watches_scores(config: RunConfig) -> bool:
+    """Whether scores in training decide on the result."""
+    return config.load_best_model_at_end or config.early_stopping_patience is not None
+
+
+def best_score(config: RunConfig, task: Task) -> tuple[str, bool]:
+    """Name in the log of the score that says which evaluation is best, and if more is better.
+
+    Raises:
+        ConfigError: the task has no such score.
+    """
+    known = [*task.metrics, *(("brier", "nll") if task.label_names else ()), "loss"]
+    if config.class_weights is not None:
+        known.remove("loss")  # the mean over batches of weighted means
+    name = (config.metric_for_best_model or task.main_metric).removeprefix("eval_")
+    if name not in known:
+        message = f"{name!r} is no score of this run; they are {', '.join(known)}"
+        raise ConfigError([Problem("", "metric_for_best_model", message)])
+    greater = config.greater_is_better
+    return f"eval_{name}", name not in LOSSES if greater is None else greater
+
+
+def _integrations(config: RunConfig) -> list[str]:
+    """Where logs are sent.
+
+    Raises:
+        ConfigError: there is no such place, or its package is not installed.
+    """
+    wanted = [name for name in config.report_to or () if name != "none"]
+    installed = sorted(get_available_reporting_integrations())
+    missing = [name for name in wanted if name not in installed]
+    if missing:
+        message = f"{missing[0]!r} is not installed; installed: {', '.join(installed) or 'none'}"
+        raise ConfigError([Problem("", "report_to", message)])
+    return wanted

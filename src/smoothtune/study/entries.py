@@ -19,11 +19,11 @@ from smoothtune.catalog import fields_model, known_methods
 from smoothtune.config.draft import Draft, message_of
 from smoothtune.config.fields import Fields, without_none
 from smoothtune.config.run import RunConfig
+from smoothtune.config.run_fields import OUTPUT_FIELDS
 from smoothtune.errors import Location
 
 RUN_FIELDS = frozenset(RunConfig.model_fields) - {
-    "output_dir",
-    "overwrite_output_dir",
+    *OUTPUT_FIELDS,
     "methods",
     "seed",
 }

@@ -16,6 +16,7 @@ from smoothtune.core.causal_lm import causal_lm_loss, target_mask
 from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import ComputeLoss, device_of, evaluating
 from smoothtune.core.precision import autocast_dtype
+from smoothtune.trainer.class_weights import ClassWeightedLoss
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
 from smoothtune.trainer.trl import trl_trainer, unpacked
 from smoothtune.trainer.update_parts import Size, UpdateParts, labels_in, rows_of
@@ -81,6 +82,9 @@ class TaskLoss:
         if self.kind == "next token":
             batch = unpacked(batch)
             return Size(rows_of(batch), int(target_mask(batch).sum()))
+        weighted = self.trainer.compute_loss_func
+        if isinstance(weighted, ClassWeightedLoss) and "labels" in batch:
+            return Size(rows_of(batch), weighted.total(batch["labels"]))
         names = [name for name in self._label_names() if name in batch]
         if hasattr(getattr(self.trainer.model, "config", None), "ctc_loss_reduction"):
             names = []  # a mean over rows, whatever the length of their transcripts

@@ -51,14 +51,15 @@ def regularize(
     loss weighs by what it is a mean over. That is known, and exact, of
 
     * losses of the models themselves and label smoothing: labels that are not -100, or rows;
+    * class weights by `smoothtune.trainer.class_weights.ClassWeightedLoss`: the weights of rows;
     * a `compute_loss_func` that is a mean over labels, whether it uses `num_items_in_batch` or not;
     * a `compute_loss` of one's own that says `loss_is_scaled_for_ga = True`, or that takes
       `num_items_in_batch` on a model for which the Trainer counts it, if it is a mean over labels.
 
     Any other `compute_loss` weighs the same for every batch, as `loss_is_scaled_for_ga = False`
     says it should; that is exact for batches of equal size, if it is a mean over rows. Losses that
-    are no means over rows or labels (contrastive ones, class weights) depend on how an update is
-    cut.
+    are no means over rows or labels (contrastive ones, class weights of one's own) depend on how an
+    update is cut.
 
     When `train()` ends, model and trainer are as they were, apart from what training changed. A
     second call attaches the methods again, with the state that they had.
@@ -319,9 +320,12 @@ class _Binding(TrainerCallback):
             ) from error
 
     def run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Take no step after the last one; transformers would, resumed there within an epoch."""
+        """Take no step after the last one; transformers would, resumed there within an epoch.
+
+        The last one is that of `max_steps`, or the one at which a callback ended the training.
+        """
         state, control = self.trainer.state, self.trainer.control
-        if state.global_step >= state.max_steps:
+        if state.global_step >= state.max_steps or control.should_training_stop:
             control.should_training_stop = True
         else:
             self.original_run_epoch(*args, **kwargs)

@@ -20,7 +20,7 @@ class Size(NamedTuple):
     """Of one batch, or of all batches of an update."""
 
     rows: int  # examples, over which the terms are means
-    items: int  # what the task loss is a mean over: labels, or rows
+    items: float  # what the task loss is a mean over: labels, rows, or weights of rows
 
 
 def rows_of(batch: Mapping[str, Any]) -> int:
@@ -82,8 +82,7 @@ class UpdateParts:
             return 1.0, 1.0
         size = self.size(batch)
         rows, items = (
-            part * self.batches / max(total, 1)
-            for part, total in zip(size, self.total, strict=True)
+            part * self.batches / (total or 1) for part, total in zip(size, self.total, strict=True)
         )
         return rows, items
 
