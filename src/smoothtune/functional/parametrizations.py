@@ -34,8 +34,10 @@ def substitute(
 
     def on_save(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         trained = state.pop(prefix + inner)
-        effective: Any = module.weight
-        state[prefix + "weight"] = trained if saves == "trained" else effective.detach()
+        if saves == "effective":  # only then: to compute it may take a draw from the training
+            effective: Any = module.weight
+            trained = effective.detach()
+        state[prefix + "weight"] = trained
 
     def on_load(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
         if prefix + "weight" in state:
