@@ -1,13 +1,20 @@
 """Runs of a study that do not fit in memory."""
 
+import os
+import resource
+import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from rich.console import Console
+from transformers import BertConfig, BertModel
 
 from helpers.study_files import finished
+from helpers.tiny_folder import tiny_bert
 from smoothtune.study import run, worker
 from smoothtune.study.config import load_study
 from smoothtune.study.plan import Plan
@@ -34,7 +41,7 @@ def cells_of(write, folder: Path, text: str = STUDY):
     ids=lambda error: f"{type(error).__name__} {str(error)[:12]}",
 )  # fmt: skip
 def test_the_batch_size_is_named(write, tmp_path: Path, monkeypatch, error) -> None:
-    def no_memory(*_, console):
+    def no_memory(*_, **__):
         raise error
 
     monkeypatch.setattr(worker, "fit", no_memory)
@@ -56,12 +63,34 @@ def test_a_batch_of_one_row_is_not_halved(write, tmp_path: Path) -> None:
 
 
 def test_other_errors_keep_their_words(write, tmp_path: Path, monkeypatch) -> None:
-    def fails(*_, console):
+    def fails(*_, **__):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     monkeypatch.setattr(worker, "fit", fails)
     status, message = worker.attempt(cells_of(write, tmp_path)[0], tmp_path)
     assert (status, message) == ("error", "RuntimeError: mat1 and mat2 shapes cannot be multiplied")
+
+
+@pytest.mark.slow
+def test_a_run_for_which_the_system_has_no_memory(write, tmp_path: Path) -> None:
+    """In a process that may take 60 MB more; weights, gradients and moments need 230."""
+    config = BertConfig.from_pretrained(tiny_bert(tmp_path / "large"))
+    config.hidden_size, config.intermediate_size = 768, 3072
+    BertModel(config).save_pretrained(tmp_path / "large")
+    small = cells_of(write, tmp_path)[0]
+    run = small.config.model_copy(update={"model": str(tmp_path / "large")})
+    cell = replace(small, config=run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # threads, which the child does not use
+        child = os.fork()
+    if not child:
+        limit = psutil.Process().memory_info().vms + 60_000_000
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+        (tmp_path / "told").write_text("\n".join(map(str, worker.attempt(cell, tmp_path / "work"))))
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    status, message = (tmp_path / "told").read_text().split("\n", 1)
+    assert (status, "batches of 8 rows" in message) == ("out of memory", True), message
 
 
 class Pool:
