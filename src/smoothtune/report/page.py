@@ -87,7 +87,7 @@ def render(template: str, content: dict[str, Any]) -> str:
     )
     # one place for all that a page shows; what is escaped beyond it depends on the format
     environment.finalize = lambda value: printable(value) if type(value) is str else value
-    environment.filters |= {"text": markdown_text, "json": json.dumps, "value": markdown_value}
+    environment.filters |= {"text": markdown_text, "json": _json_text, "value": markdown_value}
     return environment.get_template(template).render(content)
 
 
@@ -102,3 +102,9 @@ def markdown_text(value: object) -> str:
 def markdown_value(value: object) -> str:
     """`markdown_text`, of a float to four decimals."""
     return f"{value:.4f}" if isinstance(value, float) else markdown_text(value)
+
+
+def _json_text(value: object) -> str:
+    """JSON for the YAML header of a card, where it is no markup either."""
+    text = json.dumps(value)
+    return text.replace("&", r"\u0026").replace("<", r"\u003c").replace(">", r"\u003e")

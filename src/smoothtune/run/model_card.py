@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from huggingface_hub import EvalResult
+from huggingface_hub.repocard_data import eval_results_to_model_index
+
+from smoothtune.catalog import MethodDescription
 from smoothtune.methods.describe import describe
+from smoothtune.methods.find import find_method
 from smoothtune.report.page import render
 from smoothtune.tasks.presets import TASK_CLASSES
 
@@ -21,7 +28,37 @@ def model_card(result: dict[str, Any]) -> str:
     config = result["config"]
     content = {
         "adapter": config.get("lora") is not None and not config.get("merge_adapter"),
-        "methods": [describe(name) for name in result["methods"]],
+        "methods": [_described(name) for name in result["methods"]],
+        "model_index": _model_index(result),
         "auto_model": TASK_CLASSES[result["task_type"]].auto_model.__name__,
     }
     return render("model_card.md.jinja", result | content)
+
+
+def _model_index(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The scores as the hub reads them."""
+    config = result["config"]
+    if result["task_type"] == "multiple-choice":  # the hub has no such task
+        return []
+    data = config.get("data") or result["task"]
+    if Path(data).expanduser().exists():
+        data = "local"  # no path of this machine among what the hub indexes
+    scores = [
+        EvalResult(
+            task_type=result["task_type"],
+            dataset_type=data,
+            dataset_name=result["task"],
+            dataset_split="validation",
+            metric_type=name,
+            metric_value=value,
+        )
+        for name, value in result["metrics"].items()
+    ]
+    index = eval_results_to_model_index(Path(config["output_dir"]).name, scores)
+    return list(index)
+
+
+def _described(name: str) -> MethodDescription:
+    """A method of the run under the name that the run has for it."""
+    found = describe(find_method(name))
+    return replace(found, name=name, title=found.title or name)

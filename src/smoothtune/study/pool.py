@@ -181,12 +181,17 @@ def default_jobs(weight_bytes: int) -> int:
 def _without_current_directory() -> Iterator[None]:
     """Give processes started in a ``with`` no path to the modules of the current directory.
 
-    The folder of the running script stays: its own modules may lie there.
+    The folder of the running script stays, where its own modules may lie, and so does what
+    PYTHONPATH names in full: that is what the user asks Python to search.
     """
     script = getattr(sys.modules["__main__"], "__file__", None)
     here, kept = Path.cwd(), list(sys.path)
     if script is None or Path(script).resolve().parent != here:
-        sys.path[:] = [entry for entry in kept if entry and Path(entry).resolve() != here]
+        asked = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        named = {entry for entry in asked if os.path.isabs(entry)}
+        sys.path[:] = [
+            entry for entry in kept if entry in named or (entry and Path(entry).resolve() != here)
+        ]
     try:
         yield
     finally:

@@ -23,6 +23,7 @@ from smoothtune.trainer.checkpoints import Checkpoints
 from smoothtune.trainer.compatibility import check_trainer, check_unlabeled
 from smoothtune.trainer.finite import check_weights
 from smoothtune.trainer.manifest import STATE_FILE
+from smoothtune.trainer.model_record import extend_card, write_record
 from smoothtune.trainer.run_record import describe_run
 from smoothtune.trainer.task_loss import TaskLoss
 from smoothtune.trainer.unlabeled import Alternate, alternating_loader
@@ -77,7 +78,9 @@ def regularize(
             learning-rate schedule count both.
 
     Returns:
-        The same trainer. Its `objective` holds the methods.
+        The same trainer. Its `objective` holds the methods. `save_model()` writes
+        ``smoothtune.json`` beside the model, with every field of every method, and
+        `create_model_card()` and `push_to_hub()` name the methods in the card.
 
     Raises:
         RuntimeError: another objective is attached to the model.
@@ -176,7 +179,11 @@ class _Binding(TrainerCallback):
         self.checkpoints = Checkpoints(trainer, objective)
         self.bind()
         self.original_train = trainer.train
+        self.original_save_model = trainer.save_model
+        self.original_card = trainer.create_model_card
         vars(trainer)["train"] = self.train
+        vars(trainer)["save_model"] = self.save_model
+        vars(trainer)["create_model_card"] = self.create_model_card
         trainer.add_callback(self)
 
     # --- connecting --------------------------------------------------------------------------
@@ -278,6 +285,22 @@ class _Binding(TrainerCallback):
             self.sums.clear()
             self.counts.clear()
         self.original_log(logs, *args, **kwargs)
+
+    # --- the model ---------------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, and beside it a record of the methods."""
+        self.original_save_model(output_dir, _internal_call=_internal_call)
+        args = self.trainer.args
+        if args.should_save and not _internal_call:  # checkpoints have a manifest
+            write_record(self.trainer, self.objective, Path(output_dir or str(args.output_dir)))
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Create the card, with the methods."""
+        self.original_card(*args, **kwargs)
+        card = Path(str(self.trainer.args.output_dir), "README.md")
+        if self.trainer.is_world_process_zero() and card.exists():
+            extend_card(self.objective, card)
 
     # --- checkpoints -------------------------------------------------------------------------
 
