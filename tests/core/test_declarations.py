@@ -130,7 +130,7 @@ def test_encoder_decoders_train_their_own_task(name):
     assert not is_causal_lm(model)
     ours, own = task_loss(model, texts())
     torch.testing.assert_close(ours, own, rtol=1e-9, atol=0)
-    for method in (R3F(), RDrop(), FGM()):
+    for method in (R3F(weight=1.0), RDrop(), FGM()):
         objective = Objective(method)
         with pytest.raises(ValueError, match="encoder-decoder|not supported"):
             objective.attach(model)(model, texts())
@@ -161,13 +161,13 @@ def test_decoders_that_do_not_say_is_causal(name):
             )
         torch.testing.assert_close(first[:, :-1], second[:, :-1], rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match="mean over tokens"):
-        Objective(DoubleBackprop()).attach(model)
+        Objective(DoubleBackprop(weight=0.003)).attach(model)
 
 
 def test_a_classifier_on_such_a_decoder_reads_the_last_token():
     config = BloomConfig(vocab_size=VOCABULARY, pad_token_id=1, **SILENT["bloom"][2])
     model = random_model(BloomForSequenceClassification, config)
-    clean = Objective(LNSR())._clean_pass(model, tiny_batch(), None, True)
+    clean = Objective(LNSR(weight=1.0))._clean_pass(model, tiny_batch(), None, True)
     positions = torch.arange(6).expand(4, 6)[..., None]
     assert clean.pooled(positions).flatten().tolist() == [5, 3, 4, 2]
 
@@ -216,9 +216,9 @@ def test_the_router_loss_of_a_mixture_of_experts_is_part_of_the_task():
     )
     model = random_model(MixtralForCausalLM, config, dtype=torch.float32)
     batch = texts()
-    ours, own = task_loss(model, batch, R3F())
+    ours, own = task_loss(model, batch, R3F(weight=1.0))
     torch.testing.assert_close(ours, own)
-    without, _ = task_loss(model, batch | {"output_router_logits": False}, R3F())
+    without, _ = task_loss(model, batch | {"output_router_logits": False}, R3F(weight=1.0))
     assert own - without > 0.1
 
 
@@ -260,7 +260,7 @@ class Targets(nn.Module):
 def test_labels_of_any_name_give_a_task_loss():
     batch = tiny_batch()
     batch["targets"] = batch.pop("labels")
-    ours, own = task_loss(Targets(), batch, R3F())
+    ours, own = task_loss(Targets(), batch, R3F(weight=1.0))
     torch.testing.assert_close(ours, own)
 
 
@@ -308,7 +308,9 @@ def test_a_batch_without_a_loss_that_is_not_marked_is_an_error():
         Objective()(model, batch, lambda model, batch: (None, model(**batch)))
 
 
-@pytest.mark.parametrize("method", [R3F(), LNSR(), Jacobian(), FGM()])
+@pytest.mark.parametrize(
+    "method", [R3F(weight=1.0), LNSR(weight=1.0), Jacobian(weight=0.01), FGM()]
+)
 def test_pixels_are_refused_where_words_are_perturbed(method):
     config = ViTConfig(
         hidden_size=8,
@@ -332,18 +334,18 @@ def test_embeddings_in_place_of_tokens_are_refused_where_words_are_perturbed():
     ours, own = task_loss(model, batch | {"inputs_embeds": words})
     torch.testing.assert_close(ours, own)
     with pytest.raises(ValueError, match="needs `input_ids`, and the batch has"):
-        Objective(R3F()).attach(model)(model, batch | {"inputs_embeds": words})
+        Objective(R3F(weight=1.0)).attach(model)(model, batch | {"inputs_embeds": words})
 
 
 def test_labels_of_unknown_kind_before_the_first_labeled_batch():
     model, batch = tiny_model("bert"), tiny_batch()
     unlabeled = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    objective = Objective(VAT()).attach(model)
+    objective = Objective(VAT(weight=1.0)).attach(model)
     with pytest.raises(ValueError, match="problem_type"):
         objective(model, unlabeled)
     told = copy.deepcopy(model)
     told.config.problem_type = "multi_label_classification"
-    again = Objective(VAT()).attach(told)
+    again = Objective(VAT(weight=1.0)).attach(told)
     torch.manual_seed(0)
     before = again(told, unlabeled)
     again(told, batch | {"labels": F.one_hot(batch["labels"], 3).double()})

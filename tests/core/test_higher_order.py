@@ -69,7 +69,7 @@ def test_undo_restores_everything():
 def test_fused_attention_is_replaced_only_for_estimators_that_need_it(dropout):
     model = tiny_model("bert", dropout=dropout)
     for estimator, expected in [("projected", "eager"), ("finite_difference", "sdpa")]:
-        objective = Objective(JacHess(c=1.0, estimator=estimator)).attach(model)
+        objective = Objective(JacHess(c=1.0, estimator=estimator, weight=1.0)).attach(model)
         assert model.config._attn_implementation == expected
         objective(model, tiny_batch()).backward()
         objective.detach()

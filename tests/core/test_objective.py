@@ -17,7 +17,10 @@ def gradient(objective, model, batch):
 
 def test_order_does_not_matter_to_the_last_bit():
     results = []
-    for methods in [(LNSR(), R3F(sigma=0.1), L2SP()), (L2SP(), R3F(sigma=0.1), LNSR())]:
+    for methods in [
+        (LNSR(weight=1.0), R3F(sigma=0.1, weight=1.0), L2SP()),
+        (L2SP(), R3F(sigma=0.1, weight=1.0), LNSR(weight=1.0)),
+    ]:
         model = tiny_model("bert", dropout=0.1)
         objective = Objective(*methods).attach(model)
         torch.manual_seed(2)
@@ -30,7 +33,9 @@ def test_order_does_not_matter_to_the_last_bit():
 
 def test_terms_add_up_and_are_named():
     model = tiny_model("bert")
-    objective = Objective(LNSR(weight=2.0), R3F(), LNSR(noise_ratio=0.2)).attach(model)
+    objective = Objective(
+        LNSR(weight=2.0), R3F(weight=1.0), LNSR(noise_ratio=0.2, weight=1.0)
+    ).attach(model)
     total = objective(model, tiny_batch())
     parts = {k: v for k, v in objective.terms.items() if k.startswith("loss/")}
     assert set(parts) == {"loss/task", "loss/lnsr", "loss/lnsr_2", "loss/r3f"}
@@ -44,7 +49,7 @@ def test_methods_leave_the_task_draws_of_plain_training_alone():
     losses = {}
     for name, methods in {
         "plain": (),
-        "both": (LNSR(), R3F()),
+        "both": (LNSR(weight=1.0), R3F(weight=1.0)),
         "noise": (Noise(noise_ratio=1e-12),),
     }.items():
         model = tiny_model("bert", dropout=0.3)
@@ -80,7 +85,7 @@ def test_every_applies_the_term_less_often_and_as_strongly():
 
 def test_terms_may_be_restricted_to_batches_without_labels():
     model = tiny_model("bert")
-    objective = Objective(LNSR(batches="unlabeled")).attach(model)
+    objective = Objective(LNSR(batches="unlabeled", weight=1.0)).attach(model)
     labeled = tiny_batch()
     unlabeled = {k: v for k, v in labeled.items() if k != "labels"}
     objective(model, labeled)
@@ -88,7 +93,7 @@ def test_terms_may_be_restricted_to_batches_without_labels():
     objective(model, unlabeled)
     assert set(objective.terms) == {"loss", "loss/lnsr", "lnsr/delta_ratio"}
     with pytest.raises(ValueError, match="no labels"):
-        Objective(LNSR(batches="labeled")).attach(tiny_model("bert"))(model, unlabeled)
+        Objective(LNSR(batches="labeled", weight=1.0)).attach(tiny_model("bert"))(model, unlabeled)
 
 
 def test_two_methods_cannot_replace_the_task_loss():
@@ -262,7 +267,7 @@ def test_state_of_other_methods_is_refused():
     model = tiny_model("bert")
     state = Objective(L2SP()).attach(model).state_dict()
     with pytest.raises(ValueError, match="l2_sp"):
-        Objective(LNSR()).attach(tiny_model("bert")).load_state_dict(state)
+        Objective(LNSR(weight=1.0)).attach(tiny_model("bert")).load_state_dict(state)
 
 
 def test_detaching_removes_the_optimizer_hooks():

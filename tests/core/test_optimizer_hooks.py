@@ -106,7 +106,7 @@ def test_an_update_that_overflows_is_not_seen(make):
 def test_gradients_that_no_method_edits_are_left_to_the_optimizer():
     model = tiny_model("bert")
     optimizer = FUSED["adamw"](model.parameters())
-    objective = Objective(LNSR(every=2)).bind(model, optimizer)
+    objective = Objective(LNSR(every=2, weight=1.0)).bind(model, optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     scaler.scale(objective(model, tiny_batch())).backward()
     scales = []
@@ -217,7 +217,7 @@ def test_a_second_optimizer_is_refused():
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "fused", "foreach"])
 @pytest.mark.parametrize(
     "make",
-    [CWGNC, LLRD, ChildTuning, UEGR, lambda: LNSR(every=2)],
+    [CWGNC, LLRD, ChildTuning, UEGR, lambda: LNSR(every=2, weight=1.0)],
     ids=["cwgnc", "llrd", "child_tuning", "uegr", "every"],
 )
 def test_updates_that_are_not_seen_are_an_error(make, optimizer):
@@ -233,7 +233,7 @@ def test_updates_that_are_not_seen_are_an_error(make, optimizer):
         objective(model, tiny_batch())
 
 
-@pytest.mark.parametrize("make", [Mixout, R4F, ReInit, CWGNC, lambda: R3F(every=2)])
+@pytest.mark.parametrize("make", [Mixout, R4F, ReInit, CWGNC, lambda: R3F(every=2, weight=1.0)])
 def test_a_method_that_prepares_nothing_is_an_error(make):
     with pytest.raises(RuntimeError, match=r"call objective.bind\(model, optimizer\)"):
         Objective(make())(tiny_model("bert"), tiny_batch())
@@ -327,7 +327,7 @@ def test_nothing_is_watched_after_detaching():
 def test_pure_loss_terms_need_no_optimizer():
     model = tiny_model("bert")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    objective = Objective(LNSR(), L2SP()).attach(model)
+    objective = Objective(LNSR(weight=1.0), L2SP()).attach(model)
     losses = []
     for _ in range(4):
         loss = objective(model, tiny_batch())
@@ -352,15 +352,15 @@ def test_a_lost_objective_matters_only_where_its_weights_stayed(lost):
     model = tiny_model("bert")
     Objective(lost()).attach(model)  # the objective is gone, the model is not
     if lost is LNSR:
-        Objective(R3F()).attach(model)
+        Objective(R3F(weight=1.0)).attach(model)
         return
     with pytest.raises(RuntimeError, match="another objective"):
-        Objective(R3F()).attach(model)
+        Objective(R3F(weight=1.0)).attach(model)
 
 
 def test_an_attached_model_is_not_kept_alive():
     model = tiny_model("bert")
-    objective = Objective(LNSR()).attach(model)
+    objective = Objective(LNSR(weight=1.0)).attach(model)
     seen = weakref.ref(model)
     objective.detach()
     del model

@@ -9,6 +9,7 @@ import torch
 from helpers.literal import added, kl, probabilities
 from helpers.literal import gradient as flat_gradient
 from smoothtune import METHODS, Objective
+from smoothtune.testing import with_weight
 
 FILE = Path(__file__).parents[2] / "examples" / "plain_modules.py"
 SPEC = importlib.util.spec_from_file_location("plain_modules", FILE)
@@ -35,7 +36,7 @@ def test_a_method_trains_or_says_what_it_needs(name, architecture):
     model, batch = model_and_batch(architecture)
     needed = NEEDS.get(name, (None, None))[architecture == "Transformer"]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    objective = Objective(METHODS[name]())
+    objective = Objective(with_weight(METHODS[name]()))
 
     def update():
         objective.bind(model, optimizer)
@@ -59,7 +60,9 @@ def test_r3f_equals_its_equation(architecture, monkeypatch):
     without_dropout(model)
     z = 0.1 * torch.randn(16, 8, 16, dtype=torch.float64)
     monkeypatch.setattr("smoothtune.core.rng.normal_like", lambda x: z / 0.1)
-    total = Objective(METHODS["r3f"](noise="normal", sigma=0.1)).attach(model)(model, batch)
+    total = Objective(with_weight(METHODS["r3f"](noise="normal", sigma=0.1))).attach(model)(
+        model, batch
+    )
     model.get_input_embeddings = lambda: model.words
     with added(model, z * batch["attention_mask"][..., None]):
         noisy = model(**batch)["logits"]
@@ -90,14 +93,14 @@ def test_lnsr_compares_the_outputs_of_the_blocks():
     handles = [
         block.register_forward_hook(lambda m, args, out: seen.append(out)) for block in model.blocks
     ]
-    objective = Objective(METHODS["lnsr"](noise_ratio=0.3))
+    objective = Objective(with_weight(METHODS["lnsr"](noise_ratio=0.3)))
     objective.attach(model)(model, batch)
     for handle in handles:
         handle.remove()
     clean, noisy = seen[:2], seen[2:]
     mask = batch["attention_mask"]
     expected = sum(
-        (((h - h_).square().mean(-1) * mask).sum(1) / mask.sum(1)).mean()
+        (((h - h_).square().sum(-1) * mask).sum(1) / mask.sum(1)).mean()
         for h, h_ in zip(clean, noisy, strict=True)
     )
     assert expected > 1e-6
@@ -108,8 +111,8 @@ def test_a_second_embedding_must_be_told_from_the_words():
     model, _ = model_and_batch("LSTM")
     model.positions = torch.nn.Embedding(8, 16)
     with pytest.raises(ValueError, match="2 nn.Embedding layers.*get_input_embeddings"):
-        Objective(METHODS["r3f"]()).attach(model)(model, next(EXAMPLE.batches(1)))
+        Objective(with_weight(METHODS["r3f"]())).attach(model)(model, next(EXAMPLE.batches(1)))
     model, _ = model_and_batch("LSTM")
     model.positions = torch.nn.Embedding(8, 16)
     model.get_input_embeddings = lambda: model.words
-    Objective(METHODS["r3f"]()).attach(model)(model, next(EXAMPLE.batches(1)))
+    Objective(with_weight(METHODS["r3f"]())).attach(model)(model, next(EXAMPLE.batches(1)))

@@ -24,15 +24,15 @@ from smoothtune import (
 from smoothtune.testing import tiny_batch, tiny_model
 
 METHODS = {
-    "vat": lambda: VAT(),
-    "r3f": lambda: R3F(dropout="shared"),
-    "lnsr": lambda: LNSR(noise="in_manifold", k=4),
-    "smart": lambda: SMART(),
-    "alum": lambda: ALUM(),
-    "sift": lambda: SiFT(),
-    "jachess": lambda: JacHess(),
-    "jacobian": lambda: Jacobian(),
-    "cross_holder": lambda: CrossHolder(),
+    "vat": lambda: VAT(weight=1.0),
+    "r3f": lambda: R3F(dropout="shared", weight=1.0),
+    "lnsr": lambda: LNSR(noise="in_manifold", k=4, weight=1.0),
+    "smart": lambda: SMART(weight=1.0),
+    "alum": lambda: ALUM(weight=1.0),
+    "sift": lambda: SiFT(weight=1.0),
+    "jachess": lambda: JacHess(weight=1.0),
+    "jacobian": lambda: Jacobian(weight=0.01),
+    "cross_holder": lambda: CrossHolder(weight=0.1),
 }
 
 
@@ -87,7 +87,7 @@ def test_what_compares_nothing_stays_in_sixteen_bits():
     model, batch = tiny_model("bert", dtype=torch.float32), tiny_batch()
     seen = []
     model.classifier.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
-    for method, dtype in ((FreeLB(), torch.bfloat16), (VAT(), torch.float32)):
+    for method, dtype in ((FreeLB(), torch.bfloat16), (VAT(weight=1.0), torch.float32)):
         objective = Objective(method).attach(model)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             objective(model, batch)

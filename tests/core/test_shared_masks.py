@@ -60,7 +60,7 @@ def test_masks_are_drawn_once_and_are_those_that_would_have_been_drawn(
 
 
 def test_only_a_cpu_looks_for_masks() -> None:
-    model, objective = tiny_model("bert"), Objective(LNSR())
+    model, objective = tiny_model("bert"), Objective(LNSR(weight=1.0))
     assert objective._shared_masks(model, torch.device("cpu")) is not None
     assert objective._shared_masks(model, torch.device("cuda")) is None
     one_pass = Objective(Mixout())

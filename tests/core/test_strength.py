@@ -6,19 +6,23 @@ import pytest
 import torch
 
 from smoothtune import (
+    ALUM,
     CWGNC,
     L2SP,
     LNSR,
+    METHODS,
     R3F,
+    SAM,
     SMART,
     VAT,
     FreeLB,
     JacHess,
     LabelSmoothing,
     Objective,
+    SiFT,
 )
-from smoothtune.core.strength import DECAY, FIRST, PERIOD, Strengths
-from smoothtune.testing import tiny_batch, tiny_model
+from smoothtune.core.strength import DECAY, PERIOD, Strengths
+from smoothtune.testing import all_in_float64, fixed_draws, tiny_batch, tiny_model
 
 
 def norm(loss, model):
@@ -28,62 +32,135 @@ def norm(loss, model):
 
 
 def parts(objective, model, batch):
-    """What an update adds up, each with its graph."""
-    kept, original = {}, objective._record
+    """The losses of a batch without their weights, each with its graph."""
+    kept, original = {}, objective.strengths.due
 
-    def record(total, losses):
+    def due(losses):
         kept.update(losses)
-        original(total, losses)
+        return original(losses) and set()  # their graphs are used once
 
-    objective._record = record
+    objective.strengths.due = due
     objective(model, batch)
-    objective._record = original
+    objective.strengths.due = original
     return kept
 
 
-@pytest.mark.parametrize("make", [LNSR, R3F, VAT, SMART, JacHess], ids=lambda cls: cls.name)
-def test_the_first_update_has_exactly_the_share(make):
-    model = tiny_model("bert", dropout=0.1)
-    objective = Objective(make(share=0.3)).attach(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)  # which JacHess takes for c
-    objective.bind_optimizer(optimizer)
-    losses = parts(objective, model, tiny_batch())
-    assert norm(losses[make.name], model) / norm(losses["task"], model) == pytest.approx(0.3)
-    weight = objective.terms[f"{make.name}/weight"]
-    assert weight > 0
-    objective.detach()
+def update(objective, model, optimizer, *batches, **options):
+    """One update from some batches."""
+    for batch in batches:
+        objective(model, batch, **options).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return objective.terms
+
+
+def still(model):
+    """An optimizer that moves nothing."""
+    return torch.optim.SGD(model.parameters(), lr=0.0)
+
+
+@pytest.mark.parametrize("make", [LNSR, R3F, VAT, SMART, JacHess, L2SP], ids=lambda cls: cls.name)
+def test_the_weight_of_the_second_update_follows_from_the_norms_of_the_first(make):
+    with fixed_draws(), all_in_float64():
+        model = tiny_model("bert", dropout=0.1, dtype=torch.float64)
+        objective = Objective(make(share=0.3)).attach(model)
+        objective.bind_optimizer(optimizer := still(model))
+        for weight in model.parameters():
+            weight.data += 0.01  # away from where L2-SP holds it
+        losses = parts(objective, model, tiny_batch())
+        task, term = norm(losses["task"], model), norm(losses[make.name], model)
+        objective.calls = 0  # the same draws once more
+        assert update(objective, model, optimizer, tiny_batch())[f"{make.name}/weight"] == 0
+        terms = update(objective, model, optimizer, tiny_batch())
+        assert terms[f"{make.name}/weight"].item() == pytest.approx(0.3 * task / term)
+        objective.detach()
 
 
 def test_the_share_does_not_depend_on_how_a_term_is_reduced():
     gradients = []
     for reduction in ("mean", "token_sum", "sum"):
         model = tiny_model("bert")
-        objective = Objective(LNSR(reduction=reduction, share=0.5, every=2)).attach(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        objective.bind_optimizer(optimizer)
+        objective = Objective(LNSR(reduction=reduction, share=0.5))
+        objective.bind(model, optimizer := still(model))
+        update(objective, model, optimizer, tiny_batch())
         loss = parts(objective, model, tiny_batch())["lnsr"]
-        gradients.append(norm(loss, model))
+        gradients.append(objective.strengths.factor("lnsr") * norm(loss, model))
         objective.detach()
     torch.testing.assert_close(gradients[1:], gradients[:1] * 2, rtol=0.3, atol=0)
 
 
+@pytest.mark.parametrize(
+    "methods",
+    [
+        [LNSR(share=0.5), R3F(weight=2.0, sigma=0.1)],
+        [VAT(share=0.2), L2SP(weight=1.0), JacHess(share=0.1)],
+        [FreeLB(), SiFT(share=0.4)],
+        [SAM(), LNSR(share=0.4)],
+        [LabelSmoothing(), ALUM(share=0.4)],
+    ],
+    ids=lambda methods: "+".join(method.name for method in methods),
+)
+def test_measuring_leaves_the_gradient_as_it_is(methods):
+    gradients = []
+    for measured in (True, False):
+        with fixed_draws(), all_in_float64():
+            model = tiny_model("bert", dropout=0.1, dtype=torch.float64)
+            objective = Objective(*methods)
+            objective.bind(model, optimizer := still(model))
+            update(objective, model, optimizer, tiny_batch())
+            if not measured:
+                objective.strengths.due = lambda losses: set()
+            objective(model, tiny_batch()).backward()
+            assert bool(objective.strengths._sums) == measured
+            gradients.append([weight.grad for weight in model.parameters()])
+            objective.detach()
+    for one, other in zip(*gradients, strict=True):
+        assert (one is None) == (other is None)
+        if one is not None:
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", [(4,), (2, 2), (1, 3), (1, 1, 2)])
+def test_batches_of_an_update_are_measured_together(sizes):
+    with fixed_draws(), all_in_float64():
+        model = tiny_model("bert", dtype=torch.float64)
+        objective = Objective(LNSR(share=0.5, dropout="shared"), VAT(share=0.2))
+        objective.bind(model, optimizer := still(model))
+        whole, start = tiny_batch(), 0
+        for size in sizes:
+            part = {key: value[start : start + size] for key, value in whole.items()}
+            objective(model, part, row_share=size / 4).backward()
+            start += size
+        optimizer.step()
+        losses = parts(objective, model, whole)
+        for name in ("task", "lnsr", "vat"):
+            square = objective.strengths.squares[name]
+            assert square == pytest.approx(norm(losses[name], model) ** 2)
+        objective.detach()
+
+
 def test_norms_are_averaged_and_measured_now_and_then():
     strengths = Strengths({"lnsr": LNSR(share=0.5), "r3f": R3F(weight=7.0)})
-    weight = torch.nn.Parameter(torch.ones(4))
-    due = []
-    for step in range(3 * PERIOD):
-        if strengths.due("lnsr", step):
-            due.append(step)
-            strengths.measure("lnsr", (step + 1) * weight.sum(), [weight])
-        assert not strengths.due("lnsr", step)  # the other batches of an accumulated update
-    assert due == [*range(FIRST), PERIOD, 2 * PERIOD]
+    model = torch.nn.Linear(4, 1, bias=False)
+    looks = []
+    for step in range(1, 3 * PERIOD + 1):
+        losses = {"lnsr": step * model.weight.sum(), "r3f": model.weight.square().sum()}
+        if due := strengths.due(losses):
+            strengths.measure(model, sum(losses.values()), losses, due)
+            looks += [step] * ("lnsr" in due)
+            assert ("r3f" in due) == (step in (3, 51))
+        assert strengths.due(losses) == due  # the other batches of an accumulated update
+        strengths.finish(model)
+    assert looks == [1, 2, 4, 8, 16, PERIOD, 2 * PERIOD, 3 * PERIOD]
     expected = 0.0
-    for count, step in enumerate(due, start=1):
+    for count, step in enumerate(looks, start=1):
         rate = max(1 - DECAY, 1 / count)
-        expected = (1 - rate) * expected + rate * 4 * (step + 1) ** 2
+        expected = (1 - rate) * expected + rate * 4 * step**2
     assert strengths.squares["lnsr"] == pytest.approx(expected)
     assert strengths.weight("lnsr") == 0.0  # the task was not measured yet
-    strengths.measure("task", weight.sum(), [weight])
+    losses = {"task": model.weight.sum()}
+    strengths.measure(model, losses["task"], losses, strengths.due(losses))
+    strengths.finish(model)
     assert strengths.weight("lnsr") == pytest.approx(0.5 / (expected / 4) ** 0.5)
     assert strengths.weight("r3f") == 7.0
 
@@ -91,53 +168,39 @@ def test_norms_are_averaged_and_measured_now_and_then():
 def test_a_term_on_unlabeled_batches_follows_the_task_of_the_labeled_ones():
     model, batch = tiny_model("bert"), tiny_batch()
     unlabeled = {name: batch[name] for name in ("input_ids", "attention_mask")}
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    objective = Objective(VAT(share=0.2, batches="unlabeled")).bind(model, optimizer)
+    objective = Objective(VAT(share=0.2, batches="unlabeled"))
+    objective.bind(model, optimizer := still(model))
     task = norm(parts(objective, model, batch)["task"], model)
-    term = norm(parts(objective, model, unlabeled)["vat"], model)
-    assert term == pytest.approx(0.2 * task)
+    update(objective, model, optimizer, batch)
+    assert update(objective, model, optimizer, unlabeled)["vat/weight"] == 0
+    term = objective.strengths.squares["vat"] ** 0.5
+    found = update(objective, model, optimizer, unlabeled)["vat/weight"]
+    assert found.item() == pytest.approx(0.2 * task / term)
     objective.detach()
 
 
-def test_the_share_beside_a_method_that_replaces_the_task_loss():
-    model = tiny_model("bert")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    objective = Objective(LabelSmoothing(), LNSR(share=0.3)).bind(model, optimizer)
-    losses = parts(objective, model, tiny_batch())
-    ratio = norm(losses["lnsr"], model) / norm(losses["label_smoothing"], model)
-    assert ratio == pytest.approx(0.3)
-    objective.detach()
-    with pytest.raises(ValueError, match="which freelb replaces by one that it computes itself"):
-        Objective(FreeLB(), LNSR(share=0.3))
-
-
-def test_measuring_changes_nothing_but_the_weight():
-    weights = []
-    for measured in (True, False):
-        model = tiny_model("bert", dropout=0.2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        objective = Objective(LNSR(), R3F()).bind(model, optimizer)
-        if not measured:
-            objective.strengths.due = lambda name, step: False
-        torch.manual_seed(3)
-        for _ in range(4):
-            objective(model, tiny_batch()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        assert bool(objective.strengths.squares) == measured
-        weights.append([w.detach().clone() for w in model.parameters()])
+@pytest.mark.parametrize("replacing", [LabelSmoothing, FreeLB])
+def test_the_share_is_of_what_replaces_the_task_loss(replacing):
+    with fixed_draws(), all_in_float64():
+        model = tiny_model("bert", dtype=torch.float64)
+        objective = Objective(replacing(), LNSR(share=0.3))
+        objective.bind(model, optimizer := still(model))
+        alone = Objective(replacing())
+        update(objective, model, optimizer, tiny_batch())
+        square = objective.strengths.squares["task"]
         objective.detach()
-    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+        alone.bind(model, still(model))(model, tiny_batch()).backward()
+        gradients = [w.grad for w in model.parameters() if w.grad is not None]
+        assert square == pytest.approx(sum(g.square().sum().item() for g in gradients))
+        alone.detach()
 
 
 def test_a_resumed_run_goes_on_with_the_weight():
     model = tiny_model("bert")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     objective = Objective(LNSR(share=0.3)).bind(model, optimizer)
-    for _ in range(FIRST + 1):
-        objective(model, tiny_batch()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    for _ in range(5):
+        update(objective, model, optimizer, tiny_batch())
     state = objective.state_dict()
     objective(model, tiny_batch())
     expected = objective.terms
@@ -146,7 +209,7 @@ def test_a_resumed_run_goes_on_with_the_weight():
     other.load_state_dict(state)
     other.bind_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     other(model, tiny_batch())
-    assert other.terms["lnsr/weight"] == expected["lnsr/weight"]
+    assert other.terms["lnsr/weight"] == expected["lnsr/weight"] > 0
     torch.testing.assert_close(other.terms["loss/lnsr"], expected["loss/lnsr"])
     other.detach()
 
@@ -164,15 +227,30 @@ def test_a_share_that_is_not_told_of_updates_is_an_error():
 
 def test_a_term_of_next_to_nothing_is_told_once(caplog):
     model = tiny_model("bert")
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    objective = Objective(LNSR(weight=1e-9), R3F(weight=1e9)).bind(model, optimizer)
+    objective = Objective(LNSR(weight=1e-9), R3F(weight=1e9))
+    objective.bind(model, optimizer := still(model))
     with caplog.at_level(logging.WARNING):
         for _ in range(52):
-            objective(model, tiny_batch())
-            objective.step += 1
+            update(objective, model, optimizer, tiny_batch())
     told = [record.getMessage() for record in caplog.records]
     assert [text.split(" is ")[0] for text in told if "task gradient" in text] == ["lnsr"]
     objective.detach()
+
+
+def test_weight_and_share_take_each_others_place():
+    for name, cls in METHODS.items():
+        method = cls()
+        if method.share is not None:
+            assert method.settings().keys() & {"weight", "share"} == {"share"}
+            assert cls(weight=2.0).settings().keys() & {"weight", "share"} == {"weight"}, name
+            assert cls(weight=0.0).is_on is False
+        assert cls(**method.settings()) == method
+    assert L2SP(share=0.3).settings()["share"] == 0.3
+    assert "weight" not in L2SP(share=0.3).settings()
+    with pytest.raises(ValueError, match="both share=0.3 and weight=2.0"):
+        L2SP(share=0.3, weight=2.0)
+    with pytest.raises(ValueError, match="lnsr needs weight or share"):
+        LNSR(weight=None, share=None)
 
 
 def test_what_can_have_no_share_says_so():
@@ -180,12 +258,8 @@ def test_what_can_have_no_share_says_so():
         FreeLB(share=0.3)
     with pytest.raises(ValueError, match="cwgnc has no loss term"):
         CWGNC(share=0.3)
-    with pytest.raises(ValueError, match="both share=0.3 and weight=2.0"):
-        L2SP(share=0.3, weight=2.0)
     with pytest.raises(ValueError, match="greater than 0"):
         LNSR(share=0)
-    assert "share" not in LNSR().settings()
-    assert LNSR(share=0.3).settings()["share"] == 0.3
     model = tiny_model("bert")
     model.activation_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(ValueError, match="share=0.3 and reentrant checkpointing"):

@@ -33,8 +33,8 @@ from smoothtune.testing import (
 )
 
 REPRESENTATIVES = {
-    "perturbs": [lambda: LNSR(reduction="token_sum"), lambda: SMART(weight=5.0, mu=0)],
-    "finite differences": [lambda: JacHess(c=1.0, estimator="finite_difference")],
+    "perturbs": [lambda: LNSR(reduction="token_sum", weight=1.0), lambda: SMART(weight=5.0, mu=0)],
+    "finite differences": [lambda: JacHess(c=1.0, estimator="finite_difference", weight=1.0)],
     "differentiates twice": [lambda: Jacobian(weight=1.0, estimator="projected")],
     "substitutes weights": [lambda: Mixout(p=0.5)],
     "needs whole weights": [lambda: L2SP(beta=1.0)],
@@ -172,10 +172,10 @@ def test_kinds_of_every_method(name):
 @pytest.mark.parametrize(
     ("method", "expected"),
     [
-        (LNSR(noise="in_manifold"), {"perturbs", "needs whole weights"}),
-        (SMART(mu=0), {"perturbs"}),
+        (LNSR(noise="in_manifold", weight=1.0), {"perturbs", "needs whole weights"}),
+        (SMART(mu=0, weight=1.0), {"perturbs"}),
         (UEGR(attack="none", keep=1.0), {"changes dropout"}),
-        (JacHess(estimator="projected"), {"perturbs", "differentiates twice"}),
+        (JacHess(estimator="projected", weight=1.0), {"perturbs", "differentiates twice"}),
     ],
 )
 def test_fields_that_change_the_kind(method, expected):
@@ -231,7 +231,7 @@ def test_autocast_counts_on_the_device_that_is_looked_at():
 def test_everything_that_is_wrong_is_said_at_once_and_once():
     model = tiny_model("bert", dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="not supported:\n") as caught:
-        Objective(LNSR(), Mixout(), L2SP(), SMART()).attach(model)
+        Objective(LNSR(weight=1.0), Mixout(), L2SP(), SMART(weight=1.0)).attach(model)
     lines = str(caught.value).splitlines()[1:]
     assert [line.split(":")[0] for line in lines] == [
         "- lnsr with 16-bit weights",
@@ -244,7 +244,10 @@ def test_everything_that_is_wrong_is_said_at_once_and_once():
     ("method", "message"),
     [
         (L2SP(), "l2_sp with quantized weights: that is not verified"),
-        (Jacobian(), "jacobian with quantized weights: their kernels have no second derivative"),
+        (
+            Jacobian(weight=0.01),
+            "jacobian with quantized weights: their kernels have no second derivative",
+        ),
         (METHODS["plain"](), None),
     ],
 )
@@ -363,7 +366,7 @@ def test_models_that_cannot_be_perturbed_are_refused(model_type, message):
     model.config.model_type = model_type
     model.config.is_encoder_decoder = model_type == "t5"
     with pytest.raises(ValueError, match=message):
-        Objective(LNSR()).attach(model)
+        Objective(LNSR(weight=1.0)).attach(model)
     Objective(L2SP()).attach(model)
 
 

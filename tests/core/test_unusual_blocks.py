@@ -86,7 +86,7 @@ def batch():
 def test_states_that_cannot_be_reached_are_refused(kind, words):
     layer = "word" if kind in ("longformer", "canine") else 0
     with pytest.raises((ValueError, RuntimeError), match=words):
-        Objective(LNSR(layer=layer)).attach(model := model_of(kind))(model, batch())
+        Objective(LNSR(layer=layer, weight=1.0)).attach(model := model_of(kind))(model, batch())
 
 
 def test_embeddings_that_are_no_tensor_are_refused():
@@ -96,7 +96,7 @@ def test_embeddings_that_are_no_tensor_are_refused():
     with pytest.raises(
         ValueError, match="QuantEmbedding, give a tuple, not a tensor: use a weight"
     ):
-        Objective(JacHess(c=0.1)).attach(model_of("ibert"))
+        Objective(JacHess(c=0.1, weight=1.0)).attach(model_of("ibert"))
 
 
 def test_a_perturbation_of_other_tokens_is_refused():
@@ -121,14 +121,14 @@ def test_blocks_that_return_a_list_are_supported():
 def test_weights_that_change_in_evaluation_mode_are_refused():
     ids = {"input_ids": batch()["input_ids"], "labels": batch()["input_ids"]}
     with pytest.raises(RuntimeError, match=r"changes its weights in evaluation .*rescale_every=0"):
-        Objective(JacHess(c=0.1)).attach(model := model_of("rwkv"))(model, ids)
+        Objective(JacHess(c=0.1, weight=1.0)).attach(model := model_of("rwkv"))(model, ids)
 
 
 def test_predictions_under_other_names_are_refused():
     ids = tiny_batch()["input_ids"]
     inputs = {"input_ids": ids, "labels": ids, "next_sentence_label": batch()["labels"]}
     with pytest.raises(ValueError, match="prediction_logits, seq_relationship_logits, and no `log"):
-        Objective(R3F()).attach(model := model_of("bert"))(model, inputs)
+        Objective(R3F(weight=1.0)).attach(model := model_of("bert"))(model, inputs)
 
 
 def test_logits_of_other_positions_than_the_tokens_are_refused():
@@ -137,12 +137,12 @@ def test_logits_of_other_positions_than_the_tokens_are_refused():
     with pytest.raises(ValueError, match=r"has 11 positions for 6 tokens .*: use a weight-side"):
         Objective(L2SP()).attach(model := model_of("git"))(model, inputs)
     with pytest.raises(ValueError, match=r"has 11 positions for 6 tokens .*: use a weight-side"):
-        Objective(R3F()).attach(model := model_of("git"))(model, inputs, model_loss)
+        Objective(R3F(weight=1.0)).attach(model := model_of("git"))(model, inputs, model_loss)
 
 
 def test_positions_that_a_model_clamps_in_place_are_its_own():
     model, positions = model_of("rembert"), torch.tensor([0, 1, 2, 9])
     inputs = {name: tiny_batch()[name] for name in ("input_ids", "attention_mask")}
     inputs |= {"start_positions": positions, "end_positions": positions.clone()}
-    Objective(R3F()).attach(model)(model, inputs).backward()
+    Objective(R3F(weight=1.0)).attach(model)(model, inputs).backward()
     assert positions.tolist() == [0, 1, 2, 9]

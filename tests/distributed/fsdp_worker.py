@@ -13,7 +13,7 @@ from helpers.fsdp import SHARDED  # noqa: E402
 from helpers.training import FSDP_TESTED, collate, leave  # noqa: E402
 from smoothtune import METHODS, Objective
 from smoothtune.core.architecture import blocks  # noqa: E402
-from smoothtune.testing import fixed_draws  # noqa: E402
+from smoothtune.testing import fixed_draws, with_weight  # noqa: E402
 
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
@@ -25,7 +25,7 @@ for kind, (make, data) in SHARDED.items():
         for block in blocks(model):
             fully_shard(block)
         fully_shard(model)
-        objective = Objective(METHODS[name](**fields)).attach(model)
+        objective = Objective(with_weight(METHODS[name](**fields))).attach(model)
         half = collate([data[i] for i in range(count * rank, count * (rank + 1))])
         if kind == "language":  # half of the label tokens of the whole batch
             half["num_items_in_batch"] = torch.tensor(Texts.label_tokens(len(data)) / 2)

@@ -7,7 +7,7 @@ from helpers.fsdp import SHARDED
 from helpers.processes import on_two_processes
 from helpers.training import FSDP_TESTED, collate
 from smoothtune import LNSR, METHODS, Jacobian, Objective
-from smoothtune.testing import fixed_draws, tiny_model
+from smoothtune.testing import fixed_draws, tiny_model, with_weight
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def test_two_processes_equal_one(method, kind, on_two):
     found = torch.load(on_two / f"{kind}-{method}.pt", weights_only=True)
     make, data = SHARDED[kind]
     model = make()
-    objective = Objective(METHODS[method](**FSDP_TESTED[method])).attach(model)
+    objective = Objective(with_weight(METHODS[method](**FSDP_TESTED[method]))).attach(model)
     with fixed_draws():
         objective(model, collate([data[i] for i in range(len(data))])).backward()
     graded = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
@@ -43,7 +43,7 @@ def test_refuses_what_it_cannot_do(monkeypatch):
     model = tiny_model("bert")
     model.classifier.__class__ = Sharded
     with pytest.raises(ValueError, match="use DDP"):
-        Objective(Jacobian(estimator="projected")).attach(model)
+        Objective(Jacobian(estimator="projected", weight=0.01)).attach(model)
     with pytest.raises(ValueError, match="use DDP"):
-        Objective(LNSR(noise="in_manifold")).attach(model)
-    Objective(LNSR()).attach(model)
+        Objective(LNSR(noise="in_manifold", weight=1.0)).attach(model)
+    Objective(LNSR(weight=1.0)).attach(model)

@@ -6,7 +6,14 @@ from transformers import AutoModelForCausalLM
 from helpers.training import Rows, arguments
 from smoothtune import METHODS, SmoothTrainer
 from smoothtune.models.lora import LoraSettings, add_lora
-from smoothtune.testing import ARCHITECTURES, VOCABULARY, fixed_draws, tiny_batch, tiny_model
+from smoothtune.testing import (
+    ARCHITECTURES,
+    VOCABULARY,
+    fixed_draws,
+    tiny_batch,
+    tiny_model,
+    with_weight,
+)
 from smoothtune.testing.tiny import random_model
 
 LANGUAGE_MODELS = ["llama", "opt", "gpt2"]
@@ -101,7 +108,7 @@ def _weights_after(model, rows, output_dir, method, **changes):
             model=model,
             args=arguments(output_dir, **settings),
             train_dataset=rows,
-            regularizers=[METHODS[method](**LANGUAGE_TESTED[method])],
+            regularizers=[with_weight(METHODS[method](**LANGUAGE_TESTED[method]))],
         )
         trainer.train()
         trainer.objective.detach()

@@ -8,7 +8,7 @@ import torch
 from transformers import TrainingArguments
 
 from smoothtune import METHODS, SmoothTrainer
-from smoothtune.testing import VOCABULARY, fixed_draws, tiny_model
+from smoothtune.testing import VOCABULARY, fixed_draws, tiny_model, with_weight
 
 METHODS_TESTED = {  # name -> fields; fields that make the term big enough to matter
     "plain": {},
@@ -77,7 +77,7 @@ def weights_after(output_dir, method, architecture="bert", *, data=None, fields=
             model=model,
             args=arguments(output_dir, **changes),
             train_dataset=data or Rows(),
-            regularizers=[METHODS[method](**fields or METHODS_TESTED[method])],
+            regularizers=[with_weight(METHODS[method](**fields or METHODS_TESTED[method]))],
         )
         trainer.train()
         trainer.objective.detach()
@@ -97,7 +97,7 @@ def dual_weights_after(output_dir, method, **changes):
             args=arguments(output_dir, **settings | changes),
             train_dataset=Rows(16),
             unlabeled_dataset=Rows(16, seed=9),
-            regularizers=[METHODS[method](**METHODS_TESTED[method])],
+            regularizers=[with_weight(METHODS[method](**METHODS_TESTED[method]))],
         ).train()
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 

@@ -69,7 +69,7 @@ def test_without_labels_it_is_the_term_of_smart():
     data = tiny_batch()
     del data["labels"]
     values = []
-    for method in (ALICE(alpha=2), SMART(mu=0, lambda_s=2)):
+    for method in (ALICE(alpha=2), SMART(mu=0, lambda_s=2, weight=1.0)):
         model = tiny_model("bert")
         model.config.problem_type = "single_label_classification"
         with fixed_draws():

@@ -60,8 +60,8 @@ def totals(method, steps):
 
 
 def test_is_plain_before_the_ramp_and_smart_after_it():
-    plain, smart = (totals(m, 1)[0] for m in ([], [SMART(mu=0)]))
-    values = totals([ALUM(ramp_start=2, ramp_steps=2)], 5)
+    plain, smart = (totals(m, 1)[0] for m in ([], [SMART(mu=0, weight=1.0)]))
+    values = totals([ALUM(ramp_start=2, ramp_steps=2, weight=1.0)], 5)
     shares = [(value - plain[0]) / (smart[0] - plain[0]) for value, _ in values]
     torch.testing.assert_close(shares, [0.0, 0.0, 0.5, 1.0, 1.0])
     assert torch.equal(values[1][1], plain[1])
@@ -72,5 +72,5 @@ def test_takes_batches_without_labels():
     model, data = tiny_model("bert"), tiny_batch()
     model.config.problem_type = "single_label_classification"
     del data["labels"]
-    Objective(ALUM()).attach(model)(model, data).backward()
+    Objective(ALUM(weight=1.0)).attach(model)(model, data).backward()
     assert model.classifier.weight.grad.abs().max() > 0

@@ -81,7 +81,7 @@ def test_r3f_compares_the_distributions_over_choices(monkeypatch):
     model, batch = choice_model(), choice_batch()
     draws = torch.rand(4 * CHOICES, 6, 8, dtype=torch.float64)
     monkeypatch.setattr(rng, "uniform_like", lambda x: 2 * draws - 1)
-    method = R3F(noise="uniform", sigma=0.05)
+    method = R3F(noise="uniform", sigma=0.05, weight=1.0)
     objective = Objective(method).attach(model)
     objective(model, batch)
     clean = model(**batch)
@@ -104,7 +104,7 @@ def test_lnsr_is_the_mean_over_all_sequences():
     values = []
     with fixed.fixed_draws():
         for net, inputs in ((model, batch), (model.bert, flat)):
-            objective = Objective(LNSR(batches="both")).attach(net)
+            objective = Objective(LNSR(batches="both", weight=1.0)).attach(net)
             objective(net, inputs | {"unlabeled": True})
             values.append(objective.terms["loss/lnsr"])
             objective.detach()

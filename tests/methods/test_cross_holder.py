@@ -91,7 +91,7 @@ def test_sampled_pairs_are_different_classes():
     draws = torch.tensor([[1.0, 1.0], [-1.0, 1.0], [0.0, -1.0]])
     head = Head(torch.zeros(3, 1, 3), torch.ones(3, 1, dtype=torch.bool), False)
     with fed(draws):
-        ((i, j),), factor = CrossHolder(pairs="sampled")._pairs(head)
+        ((i, j),), factor = CrossHolder(pairs="sampled", weight=0.1)._pairs(head)
     assert (i.tolist(), j.tolist(), factor) == ([2, 0, 1], [1, 2, 0], 2 / 3)
 
 

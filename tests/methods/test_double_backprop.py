@@ -92,4 +92,4 @@ def test_needs_labels():
     model.config.problem_type = "single_label_classification"
     inputs.pop("labels")
     with pytest.raises(ValueError, match="no labels"):
-        Objective(DoubleBackprop()).attach(model)(model, inputs)
+        Objective(DoubleBackprop(weight=0.003)).attach(model)(model, inputs)

@@ -8,7 +8,7 @@ from helpers.heads import question_answering, regression, token_classification
 from helpers.training import Rows, arguments
 from smoothtune import L2SP, LNSR, METHODS, Objective, SmoothTrainer
 from smoothtune.config.run import load_config
-from smoothtune.testing import tiny_model
+from smoothtune.testing import tiny_model, with_weight
 
 NO_REGRESSION = {"label_smoothing"}
 SEEN = {"cwgnc": {"max_norm": 0.01}}  # fields without which a tiny model shows no effect
@@ -33,7 +33,7 @@ def two_updates(make, regularizers, dropout):
 
 def acts(name, make):
     """The terms of a method that is seen to move the weights elsewhere than the task loss alone."""
-    method = METHODS[name](**SEEN.get(name, {}))
+    method = with_weight(METHODS[name](**SEEN.get(name, {})))
     # what draws in every forward must differ by more than by other dropout masks
     dropout = 0.0 if method.draws_weights else DROPOUT
     weights, terms = two_updates(make, [method], dropout)
@@ -59,9 +59,9 @@ def test_acts_on_every_task(name, make):
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_in_the_trainer_composed_with_others(name, tmp_path):
     regularizers = (
-        [METHODS[name](), L2SP(), LNSR()]
+        [with_weight(METHODS[name]()), L2SP(), LNSR(weight=1.0)]
         if name not in ("l2_sp", "lnsr")
-        else [METHODS[name](), METHODS["r3f"]()]
+        else [with_weight(METHODS[name]()), with_weight(METHODS["r3f"]())]
     )
     trainer = SmoothTrainer(
         model=tiny_model("bert", dropout=0.1),
@@ -84,7 +84,7 @@ def test_in_the_trainer_composed_with_others(name, tmp_path):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_from_a_run_file_with_every_field_written_out(name, tmp_path):
-    settings = METHODS[name]().settings()
+    settings = with_weight(METHODS[name]()).settings()
     run = {"task": "rte", "output_dir": "out", "methods": {name: settings}}
     file = tmp_path / "run.yaml"
     file.write_text(yaml.safe_dump(run))

@@ -8,7 +8,7 @@ from helpers.conformance import Tiny, assert_conforms, batch, draws, fed, record
 from helpers.literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
 from smoothtune import METHODS, ForwardPass, FreeLB, Objective
 from smoothtune.core import rng
-from smoothtune.testing import tiny_batch, tiny_model
+from smoothtune.testing import tiny_batch, tiny_model, with_weight
 
 
 @pytest.mark.parametrize("norm", ["l2", "linf"])
@@ -138,7 +138,12 @@ def test_raises_the_loss_of_spans():
 def test_beside_methods_that_have_run_the_clean_pass(other):
     """Their terms are back-propagated after FreeLB's steps have been: the sum of both alone."""
     found = []
-    for methods in ([FreeLB(), METHODS[other]()], [FreeLB()], [METHODS[other]()], []):
+    for methods in (
+        [FreeLB(), with_weight(METHODS[other]())],
+        [FreeLB()],
+        [with_weight(METHODS[other]())],
+        [],
+    ):
         model = tiny_model("bert")
         torch.manual_seed(0)
         Objective(*methods).attach(model)(model, tiny_batch()).backward()

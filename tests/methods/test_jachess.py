@@ -75,7 +75,7 @@ def unlabeled(rows=slice(None), **settings):
 @pytest.mark.parametrize("architecture", MODELS)
 def test_equals_plain_loops(architecture):
     """Jacobian term of all layers, value and parameter gradient, exact rows."""
-    method = JacHess(c=3.0, smoothness=NORMS, hessian_weight=0.0, estimator="exact")
+    method = JacHess(c=3.0, smoothness=NORMS, hessian_weight=0.0, estimator="exact", weight=1.0)
     with all_in_float64():
         model = eager(architecture)
         value = Objective(method).attach(model)(model, unlabeled())
@@ -99,7 +99,9 @@ def test_hessian_gradient_equals_finite_differences(architecture):
 
     The slope of the loss along a random direction in theta, by autograd and by central differences.
     """
-    method = JacHess(c=1.0, smoothness=NORMS, hessian_weight=100.0, estimator="projected")
+    method = JacHess(
+        c=1.0, smoothness=NORMS, hessian_weight=100.0, estimator="projected", weight=1.0
+    )
     model, inputs = tiny_model(architecture), three_tokens()
     objective = Objective(method).attach(model)
     weights = list(model.parameters())
@@ -134,7 +136,7 @@ def test_hessian_gradient_equals_finite_differences(architecture):
     ["bert", "llama", *(pytest.param(x, marks=pytest.mark.slow) for x in ("deberta", "opt"))],
 )
 def test_exact_hessian_equals_plain_loops(architecture):
-    method = JacHess(c=1.0, smoothness=NORMS, hessian_weight=2.0, estimator="exact")
+    method = JacHess(c=1.0, smoothness=NORMS, hessian_weight=2.0, estimator="exact", weight=1.0)
     with all_in_float64():
         model, inputs = eager(architecture), three_tokens()
         value = Objective(method).attach(model)(model, inputs)
@@ -243,7 +245,7 @@ def test_layer_factors(factors, expected):
 def test_smoothness_is_measured_once_on_the_pretrained_model():
     """Close to the exact norms in evaluation mode, whatever the dropout; kept in the state."""
     model = tiny_model("bert", dropout=0.3)
-    method = JacHess(c=1.0)
+    method = JacHess(c=1.0, weight=1.0)
     objective = Objective(method).attach(model)
     assert "jachess/norms" not in objective.state_dict()
     objective(model, tiny_batch())
@@ -264,7 +266,10 @@ def test_learning_rate_is_c():
     model = tiny_model("bert")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     values = []
-    for method in (JacHess(smoothness=NORMS), JacHess(smoothness=NORMS, c=0.5)):
+    for method in (
+        JacHess(smoothness=NORMS, weight=1.0),
+        JacHess(smoothness=NORMS, c=0.5, weight=1.0),
+    ):
         objective = Objective(method).bind(model, optimizer)
         torch.manual_seed(0)
         values.append(objective(model, unlabeled()).item())
@@ -274,7 +279,7 @@ def test_learning_rate_is_c():
 
 def test_dual_mode_leaves_labeled_batches_alone():
     model = tiny_model("bert")
-    objective = Objective(JacHess(c=1.0, batches="unlabeled")).attach(model)
+    objective = Objective(JacHess(c=1.0, batches="unlabeled", weight=1.0)).attach(model)
     objective(model, tiny_batch())
     assert "loss/jachess" not in objective.terms
     value = objective(model, unlabeled())
@@ -286,7 +291,7 @@ def test_frozen_embeddings(estimator):
     """As under LoRA: the gradient reaches what is trained."""
     model = tiny_model("bert")
     model.get_input_embeddings().requires_grad_(False)
-    method = JacHess(c=1.0, estimator=estimator)
+    method = JacHess(c=1.0, estimator=estimator, weight=1.0)
     Objective(method).attach(model)(model, unlabeled()).backward()
     assert model.bert.encoder.layer[0].output.dense.weight.grad.abs().max() > 0
 
@@ -298,7 +303,7 @@ def test_question_answering_takes_random_tokens():
     values = set()
     for seed in range(4):
         torch.manual_seed(seed)
-        method = JacHess(c=1.0, smoothness=NORMS, hessian_weight=0.0, estimator="exact")
+        method = JacHess(c=1.0, smoothness=NORMS, hessian_weight=0.0, estimator="exact", weight=1.0)
         objective = Objective(method)
         objective.attach(model)
         objective.seed = seed
@@ -311,7 +316,7 @@ def test_question_answering_takes_random_tokens():
 
 def test_wrong_number_of_layers_is_named():
     with pytest.raises(ValueError, match="3 entries; this model has 2 layers"):
-        Objective(JacHess(smoothness=[1.0, 2.0, 3.0])).attach(tiny_model("bert"))
+        Objective(JacHess(smoothness=[1.0, 2.0, 3.0], weight=1.0)).attach(tiny_model("bert"))
 
 
 def test_an_optimizer_without_a_learning_rate_needs_c():
@@ -319,5 +324,5 @@ def test_an_optimizer_without_a_learning_rate_needs_c():
     optimizer = Adafactor(model.parameters())  # finds its own
     assert optimizer.param_groups[0]["lr"] is None
     with pytest.raises(ValueError, match="Adafactor has lr=None .*: give c"):
-        Objective(JacHess()).bind(model, optimizer)
-    Objective(JacHess(c=0.1)).bind(tiny_model("bert"), optimizer)
+        Objective(JacHess(weight=1.0)).bind(model, optimizer)
+    Objective(JacHess(c=0.1, weight=1.0)).bind(tiny_model("bert"), optimizer)

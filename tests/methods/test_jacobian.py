@@ -127,4 +127,4 @@ def test_question_answering_counts_real_tokens(padding):
 @pytest.mark.parametrize("n", [0, -2])
 def test_impossible_number_of_projections(n):
     with pytest.raises(ValueError, match=f"num_probes = {n}: give a number"):
-        Jacobian(num_probes=n)
+        Jacobian(num_probes=n, weight=0.01)

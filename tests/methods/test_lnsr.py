@@ -89,7 +89,7 @@ class TestClosedForms:
         squared = model.blocks[0].weight.square().sum().item()
         rho = 0.05 * model.embedding.weight[0].norm().item()
         for scale, expected in [("token", rho**2 * squared / 6), ("none", 0.05**2 * squared)]:
-            method = LNSR(reduction="sum", rescale_over=scale, dropout="off")
+            method = LNSR(reduction="sum", rescale_over=scale, dropout="off", weight=1.0)
             found, error = self.mean(model, method, 40000)
             assert abs(found - expected) < 4 * error
             assert error < 0.02 * expected
@@ -121,7 +121,9 @@ class TestClosedForms:
         else:
             rho = 0.5 * x.norm()
             expected = rho**2 * first / d + rho**4 / 4 * second / (d * (d + 2))
-        method = LNSR(reduction="sum", rescale_over=scale, noise_ratio=0.5, dropout="off")
+        method = LNSR(
+            reduction="sum", rescale_over=scale, noise_ratio=0.5, dropout="off", weight=1.0
+        )
         found, error = self.mean(model, method, 200000)
         assert abs(found - expected.item()) < 4 * error
         assert error < 0.01 * expected
@@ -206,7 +208,7 @@ class TestDropout:
         model = tiny_model("bert", dropout=0.3)
         zero = torch.zeros(4, 6, 8, dtype=torch.float64)
         for dropout, vanishes in [("shared", True), ("independent", False), ("off", None)]:
-            method = LNSR(dropout=dropout)
+            method = LNSR(dropout=dropout, weight=1.0)
             with fed(zero):
                 value = method.loss(ForwardPass(model, tiny_batch(), points=method.points())).item()
             if vanishes is not None:
@@ -214,14 +216,14 @@ class TestDropout:
 
     def test_no_dropout_in_evaluation(self):
         model = tiny_model("bert", dropout=0.3).eval()
-        method = LNSR(dropout="independent")
+        method = LNSR(dropout="independent", weight=1.0)
         with fed(torch.zeros(4, 6, 8, dtype=torch.float64)):
             assert method.loss(ForwardPass(model, tiny_batch(), points=method.points())).item() == 0
 
 
 def test_detach_clean_sends_gradient_through_the_noisy_pass_only():
     model, inputs = tiny_model("bert"), tiny_batch()
-    both, one = LNSR(), LNSR(detach_clean=True)
+    both, one = LNSR(weight=1.0), LNSR(detach_clean=True, weight=1.0)
     values, gradients = [], []
     for method in (both, one):
         with fixed_draws():
@@ -236,24 +238,24 @@ def test_detach_clean_sends_gradient_through_the_noisy_pass_only():
 def test_pooled_compares_the_token_the_head_reads():
     for architecture, positions in [("bert", [0, 0, 0, 0]), ("opt", [5, 3, 4, 2])]:
         model, inputs = tiny_model(architecture), tiny_batch()
-        method = LNSR(tokens="pooled", layer_weights=[0, 1])
+        method = LNSR(tokens="pooled", layer_weights=[0, 1], weight=1.0)
         with fixed_draws():
             run = ForwardPass(model, inputs, points=method.points())
             value = method.loss(run)
             noisy = run.at(method._noise.draw(run), 0)
         last, other = run.hidden_states[-1], noisy.hidden_states[-1]
-        rows = [(last[i, t] - other[i, t]).square().mean() for i, t in enumerate(positions)]
+        rows = [(last[i, t] - other[i, t]).square().sum() for i, t in enumerate(positions)]
         torch.testing.assert_close(value, torch.stack(rows).mean())
 
 
 def test_layer_weights_must_fit_the_model():
     with pytest.raises(ValueError, match="needs 1"):
-        LNSR(layer=1, layer_weights=[1, 1]).attach(tiny_model("bert"))
+        LNSR(layer=1, layer_weights=[1, 1], weight=1.0).attach(tiny_model("bert"))
 
 
 def test_in_manifold_noise_lives_at_the_word_embeddings():
     with pytest.raises(ValueError, match="word"):
-        LNSR(noise="in_manifold", layer=0)
+        LNSR(noise="in_manifold", layer=0, weight=1.0)
 
 
 class TestNoiseAblation:
@@ -297,7 +299,7 @@ class TestTrainingTexts:
             def on_step_end(self, *args, **kwargs):
                 seen.append(method._noise.neighbors.candidates.nonzero().flatten().tolist())
 
-        method, rows = LNSR(noise="in_manifold", k=3), Rows(4)
+        method, rows = LNSR(noise="in_manifold", k=3, weight=1.0), Rows(4)
         trainer = SmoothTrainer(
             model=tiny_model("bert"),
             args=arguments(tmp_path, per_device_train_batch_size=4),
@@ -318,7 +320,7 @@ class TestTrainingTexts:
         rows = Rows(8)
         for read in (False, True):
             caplog.clear()
-            method = LNSR(noise="in_manifold", k=3)
+            method = LNSR(noise="in_manifold", k=3, weight=1.0)
             if read:
                 method.read_training_rows(rows)
             model = tiny_model("bert")
@@ -330,7 +332,7 @@ class TestTrainingTexts:
 
     def test_a_resumed_run_has_the_neighbors_of_the_first(self):
         """Its model has moved, and nobody gave it the texts."""
-        first, again = (LNSR(noise="in_manifold", k=3) for _ in range(2))
+        first, again = (LNSR(noise="in_manifold", k=3, weight=1.0) for _ in range(2))
         first.read_training_rows(Rows(8))
         model = tiny_model("bert")
         first.attach(model)
@@ -348,7 +350,7 @@ class TestTrainingTexts:
 
     def test_tokenizers_name_the_special_tokens(self):
         tokenizer = make_tokenizer()
-        method = LNSR(noise="in_manifold", k=3)
+        method = LNSR(noise="in_manifold", k=3, weight=1.0)
         rows = [tokenizer("the cat sat on a mat . the dog [MASK] ran")]
         method.read_training_rows(rows, tokenizer)
         method.attach(tiny_model("bert"))
@@ -362,5 +364,5 @@ class TestTrainingTexts:
 
 
 def test_only_what_has_changed_counts_as_another_version():
-    assert LNSR().results_version == LNSR.version
-    assert LNSR(noise="in_manifold").results_version == LNSR.version + 1
+    assert LNSR(weight=1.0).results_version == LNSR.version
+    assert LNSR(noise="in_manifold", weight=1.0).results_version == LNSR.version + 1

@@ -119,7 +119,7 @@ def test_needs_a_trained_linear_layer():
 
 
 @pytest.mark.parametrize(
-    "methods", [lambda: (Mixout(), Mixout(p=0.5)), lambda: (Mixout(head=True), R4F())]
+    "methods", [lambda: (Mixout(), Mixout(p=0.5)), lambda: (Mixout(head=True), R4F(weight=1.0))]
 )
 def test_a_weight_takes_one_stand_in(methods):
     model = tiny_model("bert")
@@ -134,7 +134,7 @@ def test_a_weight_takes_one_stand_in(methods):
 
 def test_beside_r4f_the_body_is_mixed_and_the_head_normalized(tmp_path):
     model = tiny_model("bert", dtype=torch.float32)
-    objective = Objective(Mixout(), R4F()).attach(model)
+    objective = Objective(Mixout(), R4F(weight=1.0)).attach(model)
     model.save_pretrained(tmp_path)
     head = type(model).from_pretrained(tmp_path).classifier.weight
     assert torch.linalg.matrix_norm(head, 2).item() == pytest.approx(1, rel=1e-5)

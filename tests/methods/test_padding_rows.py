@@ -5,7 +5,7 @@ import torch
 
 from helpers.heads import question_answering, regression, token_classification
 from smoothtune import METHODS, Objective
-from smoothtune.testing import tiny_batch, tiny_model
+from smoothtune.testing import tiny_batch, tiny_model, with_weight
 
 FIELDS = {
     "smart": [{"compat": "mt-dnn"}, {"norm": "l2"}],
@@ -49,7 +49,7 @@ def finite_after_an_update(method, model, batch):
 @pytest.mark.parametrize(("name", "fields"), CASES, ids=str)
 def test_leaves_every_method_finite(name, fields, architecture):
     model, batch = tiny_model(architecture, dropout=0.1), tiny_batch()
-    finite_after_an_update(METHODS[name](**fields), model, batch)
+    finite_after_an_update(with_weight(METHODS[name](**fields)), model, batch)
 
 
 @pytest.mark.parametrize("make", [regression, question_answering, token_classification])
@@ -57,4 +57,4 @@ def test_leaves_every_method_finite(name, fields, architecture):
 def test_leaves_every_method_finite_on_other_tasks(name, make):
     if name == "label_smoothing" and make is regression:
         return  # refused
-    finite_after_an_update(METHODS[name](), *make(0.1))
+    finite_after_an_update(with_weight(METHODS[name]()), *make(0.1))

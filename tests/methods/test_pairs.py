@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smoothtune import METHODS, Objective
-from smoothtune.testing import tiny_batch, tiny_model
+from smoothtune.testing import tiny_batch, tiny_model, with_weight
 
 PAIRS = list(itertools.combinations_with_replacement(sorted(METHODS), 2))
 SAMPLE = set(random.Random(0).sample(PAIRS, 25))
@@ -41,9 +41,12 @@ def alone(*names):
     The last of two of a name has the draws that it has beside the first.
     """
     model, optimizer = setting()
-    methods = [METHODS[name](weight=float(i == len(names) - 1)) for i, name in enumerate(names)]
+    methods = [
+        with_weight(METHODS[name](weight=float(i == len(names) - 1)))
+        for i, name in enumerate(names)
+    ]
     if names:
-        methods[-1] = METHODS[names[-1]]()
+        methods[-1] = with_weight(METHODS[names[-1]]())
     objective = Objective(*methods).bind(model, optimizer)
     return gradients(objective, model)[0], dict(objective.terms)
 
@@ -67,7 +70,9 @@ def check(first, second):
     model, optimizer = setting()
     keys = list(model.state_dict())
     try:
-        objective = Objective(METHODS[first](), METHODS[second]()).bind(model, optimizer)
+        objective = Objective(with_weight(METHODS[first]()), with_weight(METHODS[second]())).bind(
+            model, optimizer
+        )
         found, total = gradients(objective, model)
     except ValueError as error:
         return str(error)

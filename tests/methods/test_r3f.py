@@ -18,7 +18,9 @@ def test_equals_fairseq(case, noise, sigma):
     model = Tiny()
     (draw,) = draws(case)
     with fed(draw if noise == "normal" else 2 * draw - 1):
-        mean = Objective(R3F(noise=noise, sigma=sigma, compat="fairseq"))(model, batch())
+        mean = Objective(R3F(noise=noise, sigma=sigma, compat="fairseq", weight=1.0))(
+            model, batch()
+        )
     loss = 3 * mean  # fairseq sums over the three examples
     loss.backward()
     assert_conforms(case, loss, model)
@@ -42,7 +44,7 @@ def test_is_the_symmetric_kl_of_the_paper(architecture):
     inputs = tiny_batch()
     with fixed_draws():
         run = ForwardPass(model, inputs)
-        term = R3F(noise="normal", sigma=0.1).loss(run)
+        term = R3F(noise="normal", sigma=0.1, weight=1.0).loss(run)
         z = run.at(None).zeros()
         with fixed_draws():
             from smoothtune.core import rng
@@ -66,7 +68,7 @@ def test_is_the_symmetric_kl_of_the_paper(architecture):
 
 def test_no_noise_no_penalty_without_dropout():
     model = tiny_model("bert", dropout=0.3).eval()
-    assert R3F(sigma=1e-300).loss(ForwardPass(model, tiny_batch())).item() == 0
+    assert R3F(sigma=1e-300, weight=1.0).loss(ForwardPass(model, tiny_batch())).item() == 0
 
 
 def test_small_noise_gives_the_fisher_quadratic_form():
@@ -84,7 +86,7 @@ def test_small_noise_gives_the_fisher_quadratic_form():
     )
     expected = (p * jz.square()).sum() - (p * jz).sum().square()
     with fed(z / 1e-4):
-        term = R3F(noise="normal", sigma=1e-4).loss(ForwardPass(model, inputs))
+        term = R3F(noise="normal", sigma=1e-4, weight=1.0).loss(ForwardPass(model, inputs))
     assert term.item() == pytest.approx(expected.item(), rel=1e-3)
 
 
@@ -94,7 +96,7 @@ def test_regression_uses_the_squared_difference_and_trains():
     z = 0.1 * torch.randn(4, 6, 8, dtype=torch.float64)
     with fed(z / 0.1):
         run = ForwardPass(model, inputs)
-        term = R3F(noise="normal", sigma=0.1).loss(run)
+        term = R3F(noise="normal", sigma=0.1, weight=1.0).loss(run)
     masked = z * inputs["attention_mask"][..., None]
     noisy = run.at(masked).logits
     assert term.item() == pytest.approx((run.logits - noisy).square().sum(1).mean().item())
@@ -105,7 +107,7 @@ def test_regression_uses_the_squared_difference_and_trains():
 def test_r4f_head_is_lipschitz_one_and_saved_as_such(tmp_path):
     model = tiny_model("roberta")
     before = {k: v.clone() for k, v in model.state_dict().items()}
-    objective = Objective(R4F()).attach(model)
+    objective = Objective(R4F(weight=1.0)).attach(model)
     x = torch.randn(64, 8, dtype=torch.float64)
     moved = model.classifier.out_proj(x) - model.classifier.out_proj(torch.zeros_like(x))
     assert (moved.norm(dim=1) <= x.norm(dim=1) + 1e-12).all()
@@ -121,4 +123,4 @@ def test_r4f_head_is_lipschitz_one_and_saved_as_such(tmp_path):
 def test_r4f_needs_a_head():
     model = tiny_model("bert").bert
     with pytest.raises(ValueError, match="use r3f"):
-        Objective(R4F()).attach(model)
+        Objective(R4F(weight=1.0)).attach(model)

@@ -68,14 +68,14 @@ def test_weights_come_back_bit_for_bit():
 def test_terms_of_other_methods_are_those_at_w():
     """Their graphs, made at w, are back-propagated after the weights were away."""
     found = []
-    for methods in ([SAM(rho=2.0)], [LNSR(reduction="token_sum")], []):
+    for methods in ([SAM(rho=2.0)], [LNSR(reduction="token_sum", weight=1.0)], []):
         model = tiny_model("bert")
         torch.manual_seed(0)
         Objective(*methods).attach(model)(model, tiny_batch()).backward()
         found.append(model.bert.encoder.layer[0].output.dense.weight.grad)
     model = tiny_model("bert")
     torch.manual_seed(0)
-    both = Objective(SAM(rho=2.0), LNSR(reduction="token_sum")).attach(model)
+    both = Objective(SAM(rho=2.0), LNSR(reduction="token_sum", weight=1.0)).attach(model)
     both(model, tiny_batch()).backward()
     sam, lnsr, plain = found
     torch.testing.assert_close(

@@ -74,7 +74,9 @@ def test_equals_its_equation(architecture, num_labels):
         task = (squared_error if num_labels == 1 else cross_entropy)(clean, data["labels"])
         return task + sum(terms) / 4
 
-    compare(Objective(SiFT(sigma=0.02, step_size=0.3, epsilon=0.1)), model, data, expected)
+    compare(
+        Objective(SiFT(sigma=0.02, step_size=0.3, epsilon=0.1, weight=1.0)), model, data, expected
+    )
 
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
@@ -92,7 +94,7 @@ def test_does_not_depend_on_the_size_of_the_embeddings():
             for table in ("word", "position", "token_type"):
                 getattr(model.bert.embeddings, f"{table}_embeddings").weight.mul_(factor)
         with fixed_draws():
-            values.append(Objective(SiFT()).attach(model)(model, tiny_batch()))
+            values.append(Objective(SiFT(weight=1.0)).attach(model)(model, tiny_batch()))
     torch.testing.assert_close(*values, rtol=1e-5, atol=0)
 
 
@@ -102,7 +104,7 @@ def test_does_not_depend_on_the_size_of_the_embeddings():
 def test_equals_released_code(case, step_size):
     model, (draw,) = Tiny(), draws(case)
     with fed(draw / 0.01):  # recorded with its deviation
-        term = SiFT(compat="deberta", step_size=step_size).loss(
+        term = SiFT(compat="deberta", step_size=step_size, weight=1.0).loss(
             ForwardPass(model, batch(), hidden_states=False)
         )
     term.backward()
@@ -111,7 +113,7 @@ def test_equals_released_code(case, step_size):
 
 def test_spans_take_the_mean_of_start_and_end():
     model, data = tiny_span_model(), span_batch(tiny_batch())
-    objective = Objective(SiFT()).attach(model)
+    objective = Objective(SiFT(weight=1.0)).attach(model)
     objective(model, data).backward()
     assert objective.terms["loss/sift"] > 0
     assert objective.terms["sift/cos_gradient"] > 0.3

@@ -61,7 +61,7 @@ def test_equals_its_equation(architecture, num_labels):
 @pytest.mark.parametrize("num_labels", [3, 1])
 def test_proximal_term_pulls_towards_the_teacher(num_labels):
     model, data = setting("bert", num_labels)
-    objective = Objective(SMART(lambda_s=0, mu=0.7)).attach(model)
+    objective = Objective(SMART(lambda_s=0, mu=0.7, weight=1.0)).attach(model)
     teacher = tiny_model("bert", num_labels=num_labels)
     with torch.no_grad():
         for weight in model.parameters():
@@ -82,7 +82,7 @@ def test_proximal_term_pulls_towards_the_teacher(num_labels):
 
 def test_proximal_term_vanishes_at_the_teacher():
     model = tiny_model("bert", dropout=0.2)
-    method = SMART(lambda_s=0)
+    method = SMART(lambda_s=0, weight=1.0)
     method.attach(model)
     term = method.loss(ForwardPass(model, tiny_batch(), hidden_states=False))
     assert term == 0
@@ -92,7 +92,7 @@ def test_proximal_term_vanishes_at_the_teacher():
 
 def test_teacher_is_the_moving_average():
     model = tiny_model("bert")
-    method = SMART(beta=0.8, late_beta=0.5, late_after=2)
+    method = SMART(beta=0.8, late_beta=0.5, late_after=2, weight=1.0)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     objective = Objective(method).bind(model, optimizer)
     weight = model.classifier.weight
@@ -110,7 +110,7 @@ def test_teacher_is_the_moving_average():
 def test_frozen_weights_are_not_copied():
     model = tiny_model("bert")
     table = model.get_input_embeddings().weight.requires_grad_(False)
-    method = SMART()
+    method = SMART(weight=1.0)
     method.attach(model)
     assert not any("word_embeddings" in name for name in method.state_dict())
     assert any(weight is table for weight in method._teacher.model.parameters())
@@ -129,7 +129,9 @@ def test_stays_in_the_ball_and_beats_noise(norm):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ForwardPass, "at", at)
-        objective = Objective(SMART(mu=0, norm=norm, units="absolute", epsilon=0.2, step_size=9.0))
+        objective = Objective(
+            SMART(mu=0, norm=norm, units="absolute", epsilon=0.2, step_size=9.0, weight=1.0)
+        )
         term = objective.attach(model)(model, data) - model(**data).loss
     delta = found["delta"]
     size = delta.abs().amax((1, 2)) if norm == "linf" else delta.flatten(1).norm(dim=1)
@@ -150,7 +152,7 @@ def test_stays_in_the_ball_and_beats_noise(norm):
 def test_spans_take_the_mean_of_start_and_end():
     model, data = tiny_span_model(), span_batch(tiny_batch())
     with fixed_draws():
-        objective = Objective(SMART(mu=0)).attach(model)
+        objective = Objective(SMART(mu=0, weight=1.0)).attach(model)
         objective(model, data).backward()
     assert objective.terms["loss/smart"] > 0
     assert objective.terms["smart/cos_gradient"] > 0.3
@@ -215,18 +217,18 @@ def test_criterion_of_the_released_code():
     values = {}
     for criterion in ("sym_kl", "js"):
         model, data = Tiny(), batch()
-        method = SMART(compat="mt-dnn", step_size=1.0, sigma=1e-3, criterion=criterion)
+        method = SMART(compat="mt-dnn", step_size=1.0, sigma=1e-3, criterion=criterion, weight=1.0)
         method.attach(model)
         with fed(*draws("smart_mtdnn_big_noise")):
             values[criterion] = method.loss(ForwardPass(model, data, hidden_states=False)).item()
     assert 0 < values["js"] < values["sym_kl"]
     with pytest.raises(ValueError, match="compat"):
-        SMART(criterion="js")
+        SMART(criterion="js", weight=1.0)
 
 
 def test_without_any_term_is_refused():
     with pytest.raises(ValueError, match="lambda_s or mu"):
-        SMART(lambda_s=0, mu=0)
+        SMART(lambda_s=0, mu=0, weight=1.0)
 
 
 def kl_div(a, b, target):
@@ -290,7 +292,12 @@ def test_criteria_equal_public_loops(inner, outer):
         expected = PUBLIC_OUTER[outer](clean, model(**data).logits)
 
     method = SMART(
-        compat="mt-dnn", step_size=50, sigma=1e-3, inner_criterion=inner, criterion=outer
+        compat="mt-dnn",
+        step_size=50,
+        sigma=1e-3,
+        inner_criterion=inner,
+        criterion=outer,
+        weight=1.0,
     )
     method.attach(model)
     with fed(noise / 1e-3):
@@ -321,7 +328,7 @@ def test_criteria_of_the_equation(criterion):
             terms.append(distance(clean[-1], predict(model, ids, bounded)))
         return cross_entropy(clean, data["labels"]) + sum(terms) / 4
 
-    method = SMART(mu=0, sigma=0.02, step_size=0.3, epsilon=0.1, criterion=criterion)
+    method = SMART(mu=0, sigma=0.02, step_size=0.3, epsilon=0.1, criterion=criterion, weight=1.0)
     compare(Objective(method), model, data, expected)
 
 
@@ -333,7 +340,7 @@ def test_released_criteria_need_compat():
 
 def test_proximal_term_vanishes_where_parts_are_in_evaluation_mode():
     model = tiny_model("bert", dropout=0.5)
-    method = SMART(lambda_s=0)
+    method = SMART(lambda_s=0, weight=1.0)
     method.attach(model)
     for part in (model.bert.encoder, model.dropout):
         model.train()

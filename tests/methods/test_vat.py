@@ -77,7 +77,7 @@ def test_iteration_finds_the_top_eigenvector_of_the_fisher_metric():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ForwardPass, "at", at)
-        method = VAT(units="absolute", epsilon=1e-3, xi=1e-4, num_steps=30)
+        method = VAT(units="absolute", epsilon=1e-3, xi=1e-4, num_steps=30, weight=1.0)
         value = method.loss(clean)
     p = clean.logits.softmax(-1)[0].detach()
     w = model.head.weight.detach()
@@ -92,7 +92,7 @@ def test_iteration_finds_the_top_eigenvector_of_the_fisher_metric():
 def test_the_target_is_constant_and_needs_no_label():
     model = LinearSoftmax()
     batch = {"input_ids": torch.tensor([[1], [2]]), "unlabeled": True}
-    Objective(VAT()).attach(model)(model, batch).backward()
+    Objective(VAT(weight=1.0)).attach(model)(model, batch).backward()
     assert model.head.weight.grad.abs().max() > 0
     torch.testing.assert_close(  # sum_c (q_c - p_c) = 0
         model.head.weight.grad.sum(0), torch.zeros(6).double(), rtol=0, atol=1e-9
@@ -112,13 +112,13 @@ def test_direction_survives_float32():
     with fixed_draws(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(ForwardPass, "at", at)
         for each in (model, exact):
-            Objective(VAT()).attach(each)(each, tiny_batch())
+            Objective(VAT(weight=1.0)).attach(each)(each, tiny_batch())
     assert torch.cosine_similarity(found[1], found[3], dim=0) > 0.999
 
 
 def test_spans_take_the_mean_of_start_and_end():
     model, data = tiny_span_model(), span_batch(tiny_batch())
-    objective = Objective(VAT()).attach(model)
+    objective = Objective(VAT(weight=1.0)).attach(model)
     objective(model, data).backward()
     assert objective.terms["loss/vat"] > 0
     torch.testing.assert_close(

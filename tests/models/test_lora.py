@@ -286,7 +286,7 @@ def test_methods_on_weights_act_on_adapters_and_head_alone(architecture):
     new = ["classifier.weight"] if architecture == "bert" else ["score.weight"]
     model = add_lora(model, LoraSettings(r=2), "text-classification", new, seed=0).double().train()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
-    methods = [Mixout(p=0.3), L2SP(), CWGNC(max_norm=0.05), UEGR(keep=0.5), LNSR()]
+    methods = [Mixout(p=0.3), L2SP(), CWGNC(max_norm=0.05), UEGR(keep=0.5), LNSR(weight=1.0)]
     objective = Objective(*methods).bind(model, optimizer)
     for _ in range(2):
         objective(model, tiny_batch()).backward()
@@ -305,7 +305,7 @@ def test_methods_on_weights_act_on_adapters_and_head_alone(architecture):
         assert torch.equal(weight, frozen[name]), name
 
 
-@pytest.mark.parametrize("method", [LNSR(), Jacobian()])
+@pytest.mark.parametrize("method", [LNSR(weight=1.0), Jacobian(weight=0.01)])
 def test_quantized_base_weights_are_refused(method):
     stand_in = type("Linear4bit", (torch.nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
     model = tiny_model("llama")

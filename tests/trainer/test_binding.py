@@ -90,7 +90,7 @@ def sdpa_model():
 def test_after_training_all_is_as_it_was(tmp_path, ends):
     trainer = trainer_of(tmp_path, sdpa_model())
     own, keys = dict(vars(trainer)), list(trainer.model.state_dict())
-    regularize(trainer, Jacobian(), JacHess(c=0.1), Mixout(p=0.5))
+    regularize(trainer, Jacobian(weight=0.01), JacHess(c=0.1, weight=1.0), Mixout(p=0.5))
     assert trainer.model.config._attn_implementation == "eager"
     if ends == "well":
         trainer.train()
@@ -166,7 +166,7 @@ def test_evaluation_between_two_calls_of_train_is_the_trainers_own(tmp_path):
         args=arguments(tmp_path),
         train_dataset=Rows(8),
         eval_dataset=Rows(8),
-        regularizers=[L2SP(beta=1e6), LNSR()],
+        regularizers=[L2SP(beta=1e6), LNSR(weight=1.0)],
     )
     trainer.train()
     after = trainer.evaluate()["eval_loss"]
@@ -184,4 +184,4 @@ def test_relative_steps_of_adafactor_are_refused_where_the_learning_rate_is_c(tm
     trainer = trainer_of(tmp_path)
     trainer.optimizer = Adafactor(trainer.model.parameters(), lr=None)
     with pytest.raises(ValueError, match="jachess takes the learning rate as c.*give c"):
-        regularize(trainer, JacHess())
+        regularize(trainer, JacHess(weight=1.0))

@@ -48,7 +48,7 @@ def trainer_in(folder: Path, methods=None, **changes) -> SmoothTrainer:
         model=tiny_model("bert", dropout=0.1),
         args=arguments(folder, **settings | changes),
         train_dataset=Rows(32),
-        regularizers=methods or [LNSR(), L2SP()],
+        regularizers=methods or [LNSR(weight=1.0), L2SP()],
     )
 
 
@@ -141,7 +141,7 @@ def test_checkpoints_without_a_manifest_are_taken_with_a_warning(copy: Path, fin
 @pytest.mark.parametrize(
     ("methods", "changes", "shown"),
     [
-        ([LNSR()], {}, "method l2_sp, here without it"),
+        ([LNSR(weight=1.0)], {}, "method l2_sp, here without it"),
         ([LNSR(weight=2.0), L2SP()], {}, "lnsr.weight 1.0, here 2.0"),
         (None, {"seed": 1}, "seed 42, here 1"),
         (None, {"learning_rate": 0.5}, "learning_rate 0.01, here 0.5"),

@@ -8,7 +8,7 @@ from datasets import Dataset
 from helpers.literal import added, gradient
 from helpers.tiny_folder import WORDS, tiny_bert
 from smoothtune import LNSR, METHODS, R3F, Jacobian, Objective, regularize
-from smoothtune.testing import fixed_draws
+from smoothtune.testing import fixed_draws, with_weight
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, stacked
 
 pytest.importorskip(
@@ -107,9 +107,9 @@ def test_every_method_trains_and_logs_its_terms(name, folder, tmp_path):
     before = [p.detach().clone() for p in trainer.model.parameters()]
     if METHODS[name].clips_gradients:
         trainer.args.max_grad_norm = 0
-    regularize(trainer, METHODS[name]()).train()
+    regularize(trainer, with_weight(METHODS[name]())).train()
     logs = trainer.state.log_history[0]
-    assert (f"loss/{name}" in logs) == METHODS[name]().has_loss
+    assert (f"loss/{name}" in logs) == with_weight(METHODS[name]()).has_loss
     assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
     moved = zip(before, trainer.model.parameters(), strict=True)
     assert any(not torch.equal(old, new) for old, new in moved)
@@ -121,7 +121,7 @@ def test_divergence_is_the_squared_distance_of_the_embeddings(folder, tmp_path):
     model = trainer.model.eval()
     task = EmbeddingLoss(trainer, batch_of(trainer))
     texts = {key: value for key, value in task.batch.items() if key != "labels"}
-    objective = Objective(R3F(noise="normal", sigma=0.1)).attach(model)
+    objective = Objective(R3F(noise="normal", sigma=0.1, weight=1.0)).attach(model)
     with fixed_draws():
         objective(model, task.batch, task)
         noise = 0.1 * fixed(texts)
@@ -144,7 +144,7 @@ def fixed(texts):
 def test_hidden_states_are_those_of_the_transformer(folder, tmp_path):
     trainer = trainer_of(folder, tmp_path)
     task = EmbeddingLoss(trainer, batch_of(trainer))
-    objective = Objective(LNSR(noise="in_manifold", k=3)).attach(trainer.model)
+    objective = Objective(LNSR(noise="in_manifold", k=3, weight=1.0)).attach(trainer.model)
     objective(trainer.model, task.batch, task).backward()
     assert objective.terms["loss/lnsr"] > 0
     assert trainer.model.transformers_model.embeddings.word_embeddings.weight.grad.any()
@@ -153,7 +153,7 @@ def test_hidden_states_are_those_of_the_transformer(folder, tmp_path):
 def test_second_derivatives_switch_attention_and_back(folder, tmp_path):
     trainer = trainer_of(folder, tmp_path)
     config = trainer.model.transformers_model.config
-    objective = Objective(Jacobian()).attach(trainer.model)
+    objective = Objective(Jacobian(weight=0.01)).attach(trainer.model)
     assert config._attn_implementation == "eager"
     objective.detach()
     assert config._attn_implementation == "sdpa"
@@ -177,7 +177,7 @@ def test_accumulation_gives_the_mean_of_the_batches(folder, tmp_path):
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
         with fixed_draws():
-            regularize(trainer, R3F(noise="normal", sigma=0.1)).train()
+            regularize(trainer, R3F(noise="normal", sigma=0.1, weight=1.0)).train()
         weights.append([p.detach().clone() for p in trainer.model.parameters()])
     for whole, parts in zip(*weights, strict=True):
         torch.testing.assert_close(whole, parts, rtol=0, atol=1e-7)
@@ -188,7 +188,7 @@ def test_losses_that_run_the_model_in_parts_are_refused(folder, tmp_path):
     trainer = trainer_of(folder, tmp_path, model=model)
     trainer.loss = losses.CachedMultipleNegativesRankingLoss(model, mini_batch_size=2)
     with pytest.raises(ValueError, match="exactly once for every column"):
-        regularize(trainer, LNSR()).train()
+        regularize(trainer, LNSR(weight=1.0)).train()
     assert trainer.loss.model is model
 
 
@@ -204,13 +204,13 @@ def test_losses_that_run_the_model_in_parts_are_refused(folder, tmp_path):
 )
 def test_what_has_no_meaning_is_refused(name, fields, remedy, folder):
     with pytest.raises(ValueError, match=f"{name} compares class scores, .*: {remedy}"):
-        Objective(METHODS[name](**fields)).attach(embedder(folder))
+        Objective(with_weight(METHODS[name](**fields))).attach(embedder(folder))
 
 
 @pytest.mark.parametrize("name", NO_HEAD)
 def test_methods_about_the_head_say_so(name, folder):
     with pytest.raises(ValueError, match=NO_HEAD[name]):
-        Objective(METHODS[name]()).attach(embedder(folder))
+        Objective(with_weight(METHODS[name]())).attach(embedder(folder))
 
 
 def test_columns_are_padded_to_one_length():
@@ -237,7 +237,7 @@ def test_cross_encoders_are_refused(tmp_path, folder):
         "CrossEncoderTrainer: its losses.*for scores.*problem_type='multi_label_classification'"
     )
     with pytest.raises(ValueError, match=advice):
-        regularize(trainer, LNSR())
+        regularize(trainer, LNSR(weight=1.0))
 
 
 def test_what_replaces_a_cross_encoder_has_its_loss(folder):
@@ -256,7 +256,7 @@ def test_what_replaces_a_cross_encoder_has_its_loss(folder):
 
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     batch = dict(tokenizer(*columns, padding=True, return_tensors="pt"))
-    objective = Objective(LNSR()).attach(model)
+    objective = Objective(LNSR(weight=1.0)).attach(model)
     objective(model, batch | {"labels": scores[:, None]})
     torch.testing.assert_close(objective.terms["loss/task"], expected.detach())
     assert objective.terms["loss/lnsr"] > 0
@@ -275,4 +275,4 @@ def test_a_loss_that_one_forward_does_not_give_is_refused(folder, tmp_path):
     trainer = trainer_of(folder, tmp_path)
     trainer.loss = Decayed(trainer.model)
     with pytest.raises(ValueError, match="Decayed is .* in its trainer and .* from one forward"):
-        regularize(trainer, R3F()).train()
+        regularize(trainer, R3F(weight=1.0)).train()

@@ -24,10 +24,13 @@ def test_ratio_is_the_median_of_the_rounds():
     ("method", "passes"),
     [
         (CWGNC(), 1),  # edits gradients, no pass of its own
-        (LNSR(), 2),  # clean and noisy
+        (LNSR(weight=1.0), 2),  # clean and noisy
         (FreeLB(num_steps=3), 3),  # a step each, no clean pass
-        (SMART(mu=0, num_steps=2), 4),  # clean, two steps of the search, its result
-        (JacHess(c=1.0, smoothness=[1.0, 1.0]), 4),  # clean, three for forward differences
+        (SMART(mu=0, num_steps=2, weight=1.0), 4),  # clean, two steps of the search, its result
+        (
+            JacHess(c=1.0, smoothness=[1.0, 1.0], weight=1.0),
+            4,
+        ),  # clean, three for forward differences
     ],
     ids=lambda x: getattr(x, "name", ""),
 )
@@ -56,7 +59,7 @@ def test_measuring_changes_nothing():
     batches = random_batches(model, 3, 4, 6)
     torch.manual_seed(1)
     state = torch.get_rng_state()
-    cost = measure_step_cost(model, [LNSR(), Mixout()], batches)
+    cost = measure_step_cost(model, [LNSR(weight=1.0), Mixout()], batches)
     assert len(cost.plain) == len(cost.methods) == 3
     assert torch.equal(torch.get_rng_state(), state)
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
@@ -66,7 +69,7 @@ def test_measuring_changes_nothing():
 def test_memory_of_a_second_pass_is_seen():
     model = tiny_model("bert", dtype=torch.float32)
     batches = random_batches(model, 2, 512, 30)
-    cost = measure_step_cost(model, [LNSR()], batches, memory=True)
+    cost = measure_step_cost(model, [LNSR(weight=1.0)], batches, memory=True)
     assert cost.methods_memory > 1.3 * cost.plain_memory
 
 

@@ -89,7 +89,7 @@ def test_unequal_labels_equal_one_big_batch(tmp_path, cls, smoothing):
     data, settings = LabeledTokens(), {"label_smoothing_factor": smoothing}
     whole, parts = (
         moved(
-            tmp_path, token_model(cls), data=data, methods=[LNSR(reduction="token_sum")],
+            tmp_path, token_model(cls), data=data, methods=[LNSR(weight=1.0)],
             **settings, **cut,
         )
         for cut in ({}, {"per_device_train_batch_size": 3, "gradient_accumulation_steps": 4})
@@ -217,7 +217,7 @@ def test_a_loss_that_takes_no_count_is_evaluated_too(tmp_path):
         eval_dataset=Rows(10),
         data_collator=plain_collate,
     )
-    assert regularize(trainer, LNSR()).evaluate()["eval_loss"] > 0
+    assert regularize(trainer, LNSR(weight=1.0)).evaluate()["eval_loss"] > 0
 
 
 # --- losses without the usual labels -------------------------------------------------------------
@@ -258,7 +258,7 @@ def test_labels_of_another_name(tmp_path, cut):
     batch = renamed([Rows(10)[i] for i in range(10)])
     del batch["example_id"]
     expected = model(**batch)["loss"].item()
-    regularize(trainer, R3F(sigma=0.1)).train()
+    regularize(trainer, R3F(sigma=0.1, weight=1.0)).train()
     logs = trainer.state.log_history[0]
     assert logs["loss/task"] == pytest.approx(expected, rel=1e-5)
     assert "loss/r3f" in logs
@@ -284,7 +284,7 @@ def test_a_loss_without_labels_is_the_task_loss(tmp_path):
         train_dataset=Rows(10),
         data_collator=unlabeled_collate,
     )
-    regularize(trainer, LNSR()).train()
+    regularize(trainer, LNSR(weight=1.0)).train()
     assert trainer.state.log_history[0]["loss/task"] > 5
 
 
@@ -297,7 +297,7 @@ def test_a_stock_loss_without_the_declared_labels_has_no_task_loss(tmp_path):
         train_dataset=Rows(10),
         data_collator=unlabeled_collate,
     )
-    regularize(trainer, LNSR()).train()
+    regularize(trainer, LNSR(weight=1.0)).train()
     logs = trainer.state.log_history[0]
     assert "loss/task" not in logs
     assert logs["loss/lnsr"] > 0
@@ -366,6 +366,9 @@ def test_what_is_no_method_is_refused(tmp_path, given, error, message):
 def test_lists_and_single_methods_are_accepted(tmp_path):
     args = arguments(tmp_path)
     trainer = Trainer(model=tiny_model("bert"), args=args)
-    assert set(regularize(trainer, [LNSR(), L2SP()]).objective.regularizers) == {"lnsr", "l2_sp"}
-    single = SmoothTrainer(model=tiny_model("bert"), args=args, regularizers=LNSR())
+    assert set(regularize(trainer, [LNSR(weight=1.0), L2SP()]).objective.regularizers) == {
+        "lnsr",
+        "l2_sp",
+    }
+    single = SmoothTrainer(model=tiny_model("bert"), args=args, regularizers=LNSR(weight=1.0))
     assert set(single.objective.regularizers) == {"lnsr"}

@@ -116,7 +116,7 @@ def test_an_existing_trainer_keeps_its_own_loss(tmp_path):
             data_collator=plain_collator,
         )
 
-    plain, ours = trainer(), regularize(trainer(), LNSR(), L2SP())
+    plain, ours = trainer(), regularize(trainer(), LNSR(weight=1.0), L2SP())
     expected = plain.compute_loss(plain.model, plain_collator([Rows()[i] for i in range(32)]))
     ours.train()
     logs = ours.state.log_history[0]
@@ -168,7 +168,7 @@ def test_logged_terms_are_means_since_the_last_log(tmp_path):
             gradient_accumulation_steps=2,
         ),
         train_dataset=Rows(),
-        regularizers=[R3F(sigma=0.1)],
+        regularizers=[R3F(sigma=0.1, weight=1.0)],
     )
     seen = []
     binding = next(c for c in trainer.callback_handler.callbacks if hasattr(c, "objective"))
@@ -198,9 +198,15 @@ def test_evaluation_is_not_regularized(tmp_path):
 @pytest.mark.parametrize(
     ("methods", "rows"),
     [
-        (lambda: [LNSR(), L2SP(alpha=1.0), Mixout(p=0.5), R3F(sigma=0.1)], 64),
-        (lambda: [LNSR(), L2SP(alpha=1.0), Mixout(p=0.5), R3F(sigma=0.1)], 24),
-        (lambda: [R4F(sigma=0.1)], 64),
+        (
+            lambda: [LNSR(weight=1.0), L2SP(alpha=1.0), Mixout(p=0.5), R3F(sigma=0.1, weight=1.0)],
+            64,
+        ),
+        (
+            lambda: [LNSR(weight=1.0), L2SP(alpha=1.0), Mixout(p=0.5), R3F(sigma=0.1, weight=1.0)],
+            24,
+        ),
+        (lambda: [R4F(sigma=0.1, weight=1.0)], 64),
     ],
     ids=["within an epoch", "between epochs", "r4f"],
 )
@@ -247,7 +253,7 @@ def test_a_checkpoint_without_method_state_is_refused(tmp_path):
         model=tiny_model("bert"), args=args, train_dataset=Rows(), data_collator=plain_collator
     ).train()
     ours = SmoothTrainer(
-        model=tiny_model("bert"), args=args, train_dataset=Rows(), regularizers=[LNSR()]
+        model=tiny_model("bert"), args=args, train_dataset=Rows(), regularizers=[LNSR(weight=1.0)]
     )
     with pytest.raises(CheckpointError, match="smoothtune.safetensors is missing"):
         ours.train(resume_from_checkpoint=True)
@@ -258,7 +264,7 @@ def test_training_stops_in_the_step_that_is_not_finite(tmp_path):
     trainer = SmoothTrainer(
         model=tiny_model("bert"),
         train_dataset=data,
-        regularizers=[LNSR()],
+        regularizers=[LNSR(weight=1.0)],
         args=arguments(tmp_path, max_steps=5, per_device_train_batch_size=4),
     )
     poison = data.ids[9, 0].item()  # in the third batch, and in none before
@@ -293,15 +299,15 @@ def test_an_optimizer_made_by_the_user_is_hooked_once(tmp_path):
     ("changes", "methods", "message"),
     [
         ({"max_grad_norm": 1.0}, [CWGNC()], "set max_grad_norm=0"),
-        ({"torch_compile": True}, [LNSR()], "torch_compile=False"),
+        ({"torch_compile": True}, [LNSR(weight=1.0)], "torch_compile=False"),
         ({"optim": "galore_adamw_layerwise"}, [CWGNC()], "during the backward pass"),
-        ({"auto_find_batch_size": True}, [LNSR()], "turn it off"),
+        ({"auto_find_batch_size": True}, [LNSR(weight=1.0)], "turn it off"),
         (
             {
                 "activation_checkpointing": True,
                 "activation_checkpointing_kwargs": {"use_reentrant": True},
             },
-            [LNSR()],
+            [LNSR(weight=1.0)],
             "use_reentrant",
         ),
     ],
@@ -319,12 +325,12 @@ def test_what_is_not_verified_is_refused_with_what_to_change(tmp_path, changes, 
 def test_16_bit_weights_are_refused_where_they_swallow_perturbations(tmp_path):
     model = tiny_model("bert", dtype=torch.bfloat16)
     with pytest.raises(ValueError, match="bf16=True"):
-        SmoothTrainer(model=model, args=arguments(tmp_path), regularizers=[R3F()])
+        SmoothTrainer(model=model, args=arguments(tmp_path), regularizers=[R3F(weight=1.0)])
     SmoothTrainer(model=model, args=arguments(tmp_path), regularizers=[L2SP()])
 
 
 def test_regularizing_twice_is_refused(tmp_path):
     args = arguments(tmp_path)
-    trainer = SmoothTrainer(model=tiny_model("bert"), args=args, regularizers=[LNSR()])
+    trainer = SmoothTrainer(model=tiny_model("bert"), args=args, regularizers=[LNSR(weight=1.0)])
     with pytest.raises(ValueError, match="one call"):
-        regularize(trainer, LNSR())
+        regularize(trainer, LNSR(weight=1.0))

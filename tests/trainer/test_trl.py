@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from helpers.tiny_folder import tiny_tokenizer
 from smoothtune import L2SP, LNSR, METHODS, R3F, UEGR, regularize
-from smoothtune.testing import all_in_float64, fixed_draws
+from smoothtune.testing import all_in_float64, fixed_draws, with_weight
 from smoothtune.trainer.trl import sft_problems, unpacked
 
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'smoothtune[trl]'")
@@ -81,7 +81,11 @@ def sft_trainer(output_dir, *, model=None, peft_config=None, **changes):
 
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"cross_holder", "double_backprop"}))
 def test_every_method_logs_its_terms(name, tmp_path):
-    trainer = regularize(sft_trainer(tmp_path), METHODS[name](), *([R3F()] * (name == "plain")))
+    trainer = regularize(
+        sft_trainer(tmp_path),
+        with_weight(METHODS[name]()),
+        *([R3F(weight=1.0)] * (name == "plain")),
+    )
     trainer.train()
     logs = trainer.state.log_history[0]
     terms = {key for key in logs if key.startswith("loss/")}
@@ -94,7 +98,11 @@ def test_every_method_logs_its_terms(name, tmp_path):
 def first_terms(tmp_path, **settings):
     """Logged terms of one update over all conversations."""
     trainer = sft_trainer(tmp_path, model=tiny_llama(torch.float64), **settings)
-    methods = [LNSR(**STEEP), R3F(noise="normal", sigma=0.3), METHODS["smart"](mu=0.0)]
+    methods = [
+        LNSR(**STEEP),
+        R3F(noise="normal", sigma=0.3, weight=1.0),
+        with_weight(METHODS["smart"](mu=0.0)),
+    ]
     regularize(trainer, *methods)
     with fixed_draws(), all_in_float64():
         trainer.train()
@@ -123,7 +131,7 @@ def test_task_loss_is_that_of_an_sft_trainer_without_methods(tmp_path):
 
 
 def test_only_completions_are_labels(tmp_path):
-    trainer = regularize(sft_trainer(tmp_path), R3F())
+    trainer = regularize(sft_trainer(tmp_path), R3F(weight=1.0))
     batch = next(iter(trainer.get_train_dataloader()))
     given = trainer.compute_loss.__self__.task.prepare(batch, None).batch
     prompts = given["attention_mask"].sum() - (given["labels"] != -100).sum()
@@ -150,7 +158,7 @@ def test_evaluation_is_trls_own(tmp_path):
     trainer = sft_trainer(tmp_path)
     trainer.eval_dataset = trainer.train_dataset
     expected = trainer.evaluate()
-    found = regularize(trainer, LNSR()).evaluate()
+    found = regularize(trainer, LNSR(weight=1.0)).evaluate()
     for name in ("eval_loss", "eval_mean_token_accuracy"):
         assert found[name] == pytest.approx(expected[name])
 
@@ -164,7 +172,7 @@ def test_evaluation_is_trls_own(tmp_path):
 )
 def test_what_is_not_verified_is_refused(settings, message, tmp_path):
     with pytest.raises(ValueError, match=message):
-        regularize(sft_trainer(tmp_path, **settings), LNSR())
+        regularize(sft_trainer(tmp_path, **settings), LNSR(weight=1.0))
 
 
 def test_checkpointing_is_refused_where_methods_change_dropout(tmp_path):

@@ -62,7 +62,7 @@ def test_dual_mode_trains_on_both_and_takes_labels_of_none(tmp_path):
         model=tiny_model("bert"),
         args=arguments(tmp_path, max_steps=6, per_device_train_batch_size=4, logging_steps=1),
         train_dataset=Rows(16),
-        regularizers=[JacHess(c=0.01, smoothness=[1.0, 1.0], batches="unlabeled")],
+        regularizers=[JacHess(c=0.01, smoothness=[1.0, 1.0], batches="unlabeled", weight=1.0)],
         unlabeled_dataset=Poisoned(40, seed=9),
     )
     trainer.train()
@@ -85,7 +85,7 @@ def test_resuming_within_an_epoch_goes_on_where_it_stopped(tmp_path):
             model=tiny_model("bert", dropout=0.1),
             args=args,
             train_dataset=Rows(16),
-            regularizers=[JacHess(c=0.01)],
+            regularizers=[JacHess(c=0.01, weight=1.0)],
             unlabeled_dataset=Rows(40, seed=9),
         )
 
@@ -108,7 +108,7 @@ def dual(tmp_path, method, *, alternate="step", **changes):
     )
 
 
-@pytest.mark.parametrize("method", [LNSR(batches="labeled"), CWGNC(), Plain()])
+@pytest.mark.parametrize("method", [LNSR(batches="labeled", weight=1.0), CWGNC(), Plain()])
 def test_unlabeled_data_that_no_method_uses_are_refused(tmp_path, method):
     with pytest.raises(ValueError, match="no method has a term on unlabeled batches"):
         dual(tmp_path, method)
@@ -119,13 +119,13 @@ def test_unlabeled_data_that_no_method_uses_are_refused(tmp_path, method):
     [("epoch", 4, True), ("epoch", 5, False), ("step", 1, True), ("step", 2, False)],
 )
 def test_an_end_before_any_unlabeled_batch_is_said(tmp_path, caplog, alternate, max_steps, warns):
-    trainer = dual(tmp_path, JacHess(c=0.01), alternate=alternate, max_steps=max_steps)
+    trainer = dual(tmp_path, JacHess(c=0.01, weight=1.0), alternate=alternate, max_steps=max_steps)
     trainer.get_train_dataloader()
     assert ("ends before any unlabeled batch" in caplog.text) == warns
 
 
 def test_unlabeled_batches_are_marked(tmp_path):
-    loader = dual(tmp_path, JacHess(c=0.01)).get_train_dataloader()
+    loader = dual(tmp_path, JacHess(c=0.01, weight=1.0)).get_train_dataloader()
     marks = [batch.get("unlabeled", False) for batch in loader]
     assert marks == [False, True] * 4
 
@@ -143,7 +143,7 @@ def test_a_loss_of_the_users_own_is_not_asked_for_unlabeled_batches(tmp_path):
         model=tiny_model("bert"),
         args=arguments(tmp_path, max_steps=4, per_device_train_batch_size=4),
         train_dataset=Rows(16),
-        regularizers=[LNSR()],
+        regularizers=[LNSR(weight=1.0)],
         unlabeled_dataset=Rows(40, seed=9),
     )
     trainer.train()
@@ -158,7 +158,7 @@ def test_data_without_length_or_rows_is_refused(tmp_path, unlabeled, message):
         model=tiny_model("bert"),
         args=arguments(tmp_path),
         train_dataset=Rows(),
-        regularizers=[JacHess()],
+        regularizers=[JacHess(weight=1.0)],
         unlabeled_dataset=unlabeled,
     )
     with pytest.raises(ValueError, match=message):

@@ -38,7 +38,7 @@ def test_row_share_in_a_plain_loop_gives_the_gradient_of_all_rows():
     batch, gradients = tiny_batch(), []
     for cuts in ([slice(0, 4)], [slice(0, 3), slice(3, 4)]):
         model = tiny_model("bert")
-        objective = Objective(LNSR(reduction="token_sum"), L2SP(beta=1.0)).attach(model)
+        objective = Objective(LNSR(reduction="token_sum", weight=1.0), L2SP(beta=1.0)).attach(model)
         with fixed_draws():
             for rows in cuts:
                 part = {name: x[rows] for name, x in batch.items()}

@@ -43,6 +43,9 @@ def with_present_names(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, di
     for name, fields in methods.items():
         former = METHODS[name].former_names() if name in METHODS else {}
         later = plain_data(METHODS[name]().settings()) if name in METHODS else {}
+        for one, other in (("weight", "share"), ("share", "weight")):
+            if one in fields:
+                later.pop(other, None)
         found[name] = later | {former.get(field, field): value for field, value in fields.items()}
     return found
 

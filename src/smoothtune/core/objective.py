@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any, Self
 
 import torch
@@ -39,7 +39,7 @@ from smoothtune.core.optimizer_hooks import (
 from smoothtune.core.precision import autocast_dtype, in_float32
 from smoothtune.core.reach import FullReach
 from smoothtune.core.regularizer import Regularizer, entries_under
-from smoothtune.core.strength import Strengths
+from smoothtune.core.strength import TASK, Strengths
 from smoothtune.core.support import NO_NORMS, check, environments, is_compiled
 from smoothtune.errors import NonFiniteLoss
 
@@ -66,18 +66,12 @@ class Objective:
         Raises:
             ValueError: two methods both want to replace the task loss.
         """
-        replacing = [r.name for r in regularizers if r.replaces_task_loss and r.weight]
+        replacing = [r.name for r in regularizers if r.replaces_task_loss and r.is_on]
         if len(replacing) > 1:
             raise ValueError(
                 f"{' and '.join(replacing)} each replace the task loss: use one of them"
             )
-        storing = [r.name for r in regularizers if r.stores_gradient and r.weight]
-        if storing and any(r.share for r in regularizers):
-            raise ValueError(
-                f"share is measured beside the gradient of the task loss, which {storing[0]} "
-                "replaces by one that it computes itself: give a weight"
-            )
-        self.regularizers = {name: r for name, r in _named(regularizers) if r.weight}
+        self.regularizers = {name: r for name, r in _named(regularizers) if r.is_on}
         self.terms: dict[str, Tensor] = {}
         self.step = self.calls = 0
         self.seed = torch.initial_seed()
@@ -208,28 +202,35 @@ class Objective:
             compute_loss = causal_lm_loss if next_token else model_loss
         self._check_task_loss(model, batch, compute_loss, labeled)
         clean = self._clean_pass(model, batch, compute_loss, labeled)
-        with self._precision(model, clean.device, labeled):
+        dtype = autocast_dtype(model, clean.device)
+        exact = dtype is None or self._needs_float32(dtype, labeled)
+        with in_float32(model, clean.device) if dtype and exact else nullcontext():
             losses = dict(self._losses(clean))
             replaced = any(self.regularizers[name].replaces_task_loss for name in losses)
             if labeled and not replaced:
                 loss = clean.run().loss
                 assert loss is not None
-                losses["task"] = loss
-            losses = self.strengths.weighed(bare, losses, self.step, measure=self._measurable)
+                losses[TASK] = loss
         if clean.end is not None:  # the global generators continue as in plain training
             rng.set_state(clean.device, clean.end)
         if not losses:
             raise ValueError("the batch has no labels and no method gives a loss without them")
-        losses = {name: row_share * loss for name, loss in losses.items()}
-        total = torch.stack([losses[name] for name in sorted(losses)]).sum()
-        self._record(total, losses)
+        losses = {name: row_share * losses[name] for name in sorted(losses)}
+        weighed = {name: self.strengths.factor(name) * loss for name, loss in losses.items()}
+        total = torch.stack(list(weighed.values())).sum()
+        self._record(total, weighed)
         if not math.isfinite(total.item()):
-            raise self._non_finite(bare, losses, example_ids)
+            raise self._non_finite(bare, weighed, example_ids)
+        measurable = self._measurable and (exact or dtype != torch.float16)
+        due = self.strengths.due(losses) if measurable and total.requires_grad else None
+        if due:
+            total = self.strengths.measure(bare, total, losses, due)
         return self._reach.complete(model, total, labeled)
 
     def before_step(self) -> None:
         """Let the methods edit the gradients; just before an update."""
         self._reach.forget()
+        self.strengths.finish(self.model)
         device = next(self.model.parameters()).device
         for name, regularizer in self.regularizers.items():
             with rng.stream(device, self.seed, f"{name}/gradients", self.step, every_process=True):
@@ -320,18 +321,17 @@ class Objective:
             shared_masks=self._shared_masks(model, device_of(batch)),
         )
 
-    def _precision(
-        self, model: nn.Module, device: torch.device, labeled: bool
-    ) -> AbstractContextManager[None]:
-        """float32 where autocast would round away what a method of this update compares.
+    def _needs_float32(self, dtype: torch.dtype, labeled: bool) -> bool:
+        """Whether autocast would round away what a method of this update compares or measures.
 
         The clean pass, task loss included, is then float32 too: a method compares with it.
         """
-        dtype = autocast_dtype(model, device)
         half = dtype == torch.float16
-        acting = (r for r in self.regularizers.values() if self._acts(r, labeled))
-        needed = dtype and any(r.needs_float32 or (half and r.runs_model) for r in acting)
-        return in_float32(model, device) if needed else nullcontext()
+        return any(
+            r.needs_float32 or (half and (r.runs_model or r.share is not None))
+            for r in self.regularizers.values()
+            if self._acts(r, labeled)
+        )
 
     def _acts(self, regularizer: Regularizer, labeled: bool) -> bool:
         """Whether a method gives a loss in this update."""

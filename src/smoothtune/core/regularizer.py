@@ -84,8 +84,8 @@ class Regularizer:
     """Fields that `smoothtune tune` searches, with what it may try; None: `share` where the method
     adds a term to the task loss, else nothing."""
 
-    weight: NonNegative = 1.0
-    """Factor of the loss term; 0 turns the method off."""
+    weight: NonNegative | None = 1.0
+    """Factor of the loss term, in place of share; 0 turns the method off."""
     share: Positive | None = None
     """In place of weight: the term's gradient is this share of the task's, 0.3 say, measured and
     followed as training goes on."""
@@ -96,32 +96,39 @@ class Regularizer:
 
     @model_validator(mode="before")
     @classmethod
-    def _refuse_former_names(cls, values: Any) -> Any:
+    def _read(cls, values: Any) -> Any:
+        """Refuse former names; a weight that is given takes the place of share, and vice versa."""
         given = values.kwargs or {} if isinstance(values, ArgsKwargs) else values
         former = cls.former_names()
         if found := [former_name(old, former[old]) for old in former if old in given]:
             raise ValueError("; ".join(found))
-        return values
+        for one, other in (("weight", "share"), ("share", "weight")):
+            if given.get(one) is not None and other not in given:
+                given = {**given, other: None}
+        return given if not isinstance(values, ArgsKwargs) else ArgsKwargs(values.args, given)
 
     def __post_init__(self):
-        if not self.has_loss and (self.weight not in (0, 1) or self.every != 1):
-            raise ValueError(
-                f"{self.name} has no loss term, so weight is 1 (on) or 0 (off) and every is 1"
-            )
-        if self.share is not None:
-            self._check_share()
-        self.diagnostics: dict[str, Tensor] = {}
-
-    def _check_share(self) -> None:
-        if not self.has_loss or self.replaces_task_loss:
-            reason = "replaces the task loss" if self.has_loss else "has no loss term"
-            raise ValueError(f"{self.name} {reason}, so it can have no share beside it")
-        default = type(self).__dataclass_fields__["weight"].default
-        if self.weight not in (0, getattr(default, "default", default)):
+        if self.weight is None and self.share is None:
+            raise ValueError(f"{self.name} needs weight or share")
+        if self.weight is not None and self.share is not None:
             raise ValueError(
                 f"{self.name} has both share={self.share} and weight={self.weight}: give one, as "
                 "share sets the weight"
             )
+        if not self.has_loss and (self.weight not in (0, 1) or self.every != 1):
+            raise ValueError(
+                f"{self.name} has no loss term, so weight is 1 (on) or 0 (off) and every is 1"
+            )
+        if self.share is not None and self.replaces_task_loss:
+            raise ValueError(
+                f"{self.name} replaces the task loss, so it can have no share beside it"
+            )
+        self.diagnostics: dict[str, Tensor] = {}
+
+    @property
+    def is_on(self) -> bool:
+        """Whether it does anything."""
+        return self.weight != 0
 
     @classmethod
     def search_space(cls) -> Mapping[str, Between]:
@@ -222,8 +229,7 @@ class Regularizer:
         """Restore what `state_dict` returned."""
 
     def settings(self) -> dict[str, Any]:
-        """Every field with its value, as YAML and `result.json` carry it; share if it is given."""
+        """Every field with its value, as YAML and `result.json` carry it; weight or share."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
-        if self.share is None:
-            del values["share"]
+        del values["weight" if self.weight is None else "share"]
         return values

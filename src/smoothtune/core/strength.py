@@ -3,9 +3,11 @@
 A fixed weight is right for one model, one reduction and one data set. A *share* is right for all:
 the weight is then share * ||grad task|| / ||grad term||, with norms that are averaged over updates.
 
-Norms cost a backward pass of their own, so few updates are measured: of a term with a share the
-first `FIRST` and then every `PERIOD`-th, of others the two in `LOOKS`, to tell a term that changes
-nothing. With accumulation the first batch of an update stands for all.
+Norms need a backward pass for each loss in place of one for their sum, so few updates are measured:
+the 1st, 2nd, 4th, 8th ... in which a loss is there, and from `PERIOD` on every `PERIOD`-th; of a
+task and terms with fixed weights the two in `LOOKS`, to tell a term that changes nothing. The
+gradients are those of whole updates, over all batches and processes. A weight holds for a whole
+update and follows from those before it, so a term begins in the second update in which it is there.
 """
 
 from __future__ import annotations
@@ -19,13 +21,16 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.stored_gradient import with_gradient
 
-FIRST, PERIOD = 8, 64
+PERIOD = 32
 LOOKS = (2, 50)
 DECAY = 0.9
 NEXT_TO_NOTHING = 0.01
 
 TASK = "task"
+
+Gradients = list[Tensor | None]
 
 logger = logging.getLogger(__name__)
 
@@ -44,90 +49,94 @@ class Strengths:
             for name, r in regularizers.items()
             if r.has_loss and not r.replaces_task_loss
         }
-        self.measurable = not any(r.stores_gradient for r in regularizers.values())
         self.squares: dict[str, float] = {}
         self.seen: dict[str, int] = {}  # updates in which it was there
         self.measured: dict[str, int] = {}
-        self._update: dict[str, int] = {}  # in which it was seen last
+        self._due: dict[str, bool] = {}  # what this update has, and whether it is measured
+        self._sums: dict[str, Gradients] = {}  # over its batches
         self._told: set[str] = set()
 
-    def weighed(
-        self, model: nn.Module, losses: dict[str, Tensor], step: int, *, measure: bool
-    ) -> dict[str, Tensor]:
-        """Terms times their weights, after looking at their gradients where that is due.
+    def factor(self, name: str) -> float:
+        """By which a loss is multiplied; 1 for the task's."""
+        return self.weight(name) * self.regularizers[name].every if name != TASK else 1.0
 
-        Args:
-            model: unwrapped.
-            losses: () terms without weights by method, and the task loss.
-            step: number of updates seen.
-            measure: whether gradients can be taken before the backward pass.
-        """
-        if measure and self.measurable:
-            self._look(model, losses, step)
-        return {
-            name: loss if name == TASK else self.weight(name) * self.regularizers[name].every * loss
-            for name, loss in losses.items()
-        }
-
-    def _look(self, model: nn.Module, losses: dict[str, Tensor], step: int) -> None:
-        terms = {name: loss for name, loss in losses.items() if name in self.shares}
-        for name, loss in losses.items():
-            if name not in self.shares:  # the task's own, or what replaces it
-                terms[TASK] = loss
-        weights = [weight for weight in model.parameters() if weight.requires_grad]
-        for name, loss in terms.items():
-            if loss.requires_grad and self.due(name, step):
-                self.measure(name, loss, weights)
-        for name in terms:
-            self.warn(name)
-
-    def due(self, name: str, step: int) -> bool:
-        """Whether to measure a term, or the task, in this update; at most once in an update."""
-        if self._update.get(name) == step:
-            return False
-        self._update[name] = step
-        count = self.seen.get(name, 0)
-        self.seen[name] = count + 1
-        if self._follows(name):
-            return count < FIRST or count % PERIOD == 0
-        return bool(self.shares) and count in LOOKS
-
-    def _follows(self, name: str) -> bool:
-        if name == TASK:
-            return any(share is not None for share in self.shares.values())
-        return self.shares.get(name) is not None
-
-    def measure(self, name: str, value: Tensor, weights: Iterable[nn.Parameter]) -> None:
-        """Add the gradient of a value to the average of its name.
-
-        Args:
-            name: of a term, without its weight, or "task".
-            value: () with graph, which stays.
-            weights: all that is trained.
-        """
-        square = squared_norm(value, list(weights))
-        count = self.measured[name] = self.measured.get(name, 0) + 1
-        rate = max(1 - DECAY, 1 / count)
-        before = self.squares.get(name, 0.0)
-        self.squares[name] = before + rate * (square - before)
+    def weight(self, name: str) -> float:
+        """The weight of a term: fixed, or what its share asks for, 0 before that is known."""
+        share = self.shares.get(name)
+        if share is None:
+            weight = self.regularizers[name].weight
+            assert weight is not None  # a method has the one or the other
+            return weight
+        ratio = self.ratio(name)
+        return share / ratio if ratio else 0.0
 
     def ratio(self, name: str) -> float | None:
         """||grad term|| / ||grad task||; None before both were measured."""
         term, task = self.squares.get(name), self.squares.get(TASK)
         return None if term is None or not task else math.sqrt(term / task)
 
-    def weight(self, name: str) -> float:
-        """The weight of a term: fixed, or what its share asks for, 0 before that is known."""
-        share = self.shares.get(name)
-        if share is None:
-            return self.regularizers[name].weight
-        ratio = self.ratio(name)
-        return share / ratio if ratio else 0.0
+    def due(self, names: Iterable[str]) -> set[str]:
+        """Which losses of a batch are measured in this update, as in its other batches."""
+        for name in names:
+            if self._quantity(name) not in self._due:
+                self._due[self._quantity(name)] = self._count(self._quantity(name))
+        return {name for name in names if self._due[self._quantity(name)]}
 
-    def warn(self, name: str) -> None:
+    def _quantity(self, name: str) -> str:
+        return name if name in self.shares else TASK  # its own, or what replaces it
+
+    def _count(self, name: str) -> bool:
+        count = self.seen[name] = self.seen.get(name, 0) + 1
+        shares = self.shares.values() if name == TASK else [self.shares[name]]
+        if any(share is not None for share in shares):
+            return count & (count - 1) == 0 if count < PERIOD else count % PERIOD == 0
+        return bool(self.shares) and count - 1 in LOOKS
+
+    def measure(
+        self, model: nn.Module, total: Tensor, losses: Mapping[str, Tensor], due: set[str]
+    ) -> Tensor:
+        """Differentiate the losses of a batch one by one.
+
+        Args:
+            model: unwrapped.
+            total: () the sum of all losses times their factors.
+            losses: () without factors, by name of the method or "task"; their graphs are used up.
+            due: those to be measured.
+
+        Returns:
+            () the total; its backward, once, gives the gradient that has been computed.
+        """
+        weights = _trained(model)
+        each = [name for name in losses if name in due]
+        rest = [self.factor(name) * loss for name, loss in losses.items() if name not in due]
+        parts = [(self._quantity(name), losses[name], self.factor(name)) for name in each]
+        if rest:
+            parts.append(("", torch.stack(rest).sum(), 1.0))
+        parts = [part for part in parts if part[1].requires_grad]
+        gradient: Gradients = [None] * len(weights)
+        for left, (name, loss, factor) in enumerate(parts, 1 - len(parts)):
+            found = torch.autograd.grad(loss, weights, retain_graph=left < 0, allow_unused=True)
+            gradient = _sum(gradient, found, factor)
+            if name:
+                self._sums[name] = _sum(self._sums.get(name, [None] * len(weights)), found)
+        return with_gradient(total.detach(), gradient, weights)
+
+    def finish(self, model: nn.Module) -> None:
+        """Before an update of the unwrapped model: take up what was measured in it."""
+        for name in sorted(self._sums):
+            square = squared_norm(self._sums.pop(name), _trained(model))
+            if math.isfinite(square):
+                count = self.measured[name] = self.measured.get(name, 0) + 1
+                before = self.squares.get(name, 0.0)
+                self.squares[name] = before + max(1 - DECAY, 1 / count) * (square - before)
+        self._due.clear()
+        for name in self.shares:
+            self._warn(name)
+
+    def _warn(self, name: str) -> None:
         """Say once that a term with a fixed weight changes next to nothing."""
         ratio = self.ratio(name)
-        if name == TASK or ratio is None or name in self._told or self.shares[name] is not None:
+        if ratio is None or name in self._told or self.shares[name] is not None:
             return
         found = self.weight(name) * ratio
         if found < NEXT_TO_NOTHING:
@@ -162,13 +171,27 @@ class Strengths:
                 getattr(self, kind)[name] = int(value)
 
 
-def squared_norm(value: Tensor, weights: list[nn.Parameter]) -> float:
-    """Squared l2 norm of the gradient of a value, averaged over processes; its graph stays."""
-    found = torch.autograd.grad(value, weights, retain_graph=True, allow_unused=True)
+def _sum(total: Gradients, found: Iterable[Tensor | None], factor: float = 1.0) -> Gradients:
+    """A sum of gradients and a factor times others, None where neither is."""
+    pairs = zip(total, found, strict=True)
+    return [
+        old if new is None else factor * new if old is None else old + factor * new
+        for old, new in pairs
+    ]
+
+
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [weight for weight in model.parameters() if weight.requires_grad]
+
+
+def squared_norm(gradients: Gradients, weights: list[nn.Parameter]) -> float:
+    """Squared l2 norm of the gradients of weights, averaged over processes."""
     if dist.is_available() and dist.is_initialized():
-        pairs = zip(found, weights, strict=True)
+        pairs = zip(gradients, weights, strict=True)
         flat = torch.cat([(torch.zeros_like(w) if g is None else g).flatten() for g, w in pairs])
         dist.all_reduce(flat)
         return (flat / dist.get_world_size()).float().square().sum().item()
-    norms = torch._foreach_norm([gradient.float() for gradient in found if gradient is not None])
+    norms = torch._foreach_norm(
+        [gradient.float() for gradient in gradients if gradient is not None]
+    )
     return torch.stack(norms).square().sum().item() if norms else 0.0

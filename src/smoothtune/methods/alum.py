@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.functional.divergences import divergence, symmetric_kl, symmetric_kl_detached
 from smoothtune.methods.adversarial_base import AdversarialSearch
 
@@ -57,6 +57,10 @@ class ALUM(AdversarialSearch):
     version: ClassVar[int] = 2
     compares_passes: ClassVar[bool] = True
 
+    weight: NonNegative | None = None
+    """alpha, in place of share. Paper: 1."""
+    share: Positive | None = 0.3
+    """The term's gradient, as a share of the task's."""
     ramp_start: NonNegativeInt = 0
     """Updates of plain training before the term comes in. Paper: not stated."""
     ramp_steps: NonNegativeInt = 0

@@ -38,7 +38,7 @@ from smoothtune.core.architecture import is_embedding_model
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, heads
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.core.support import no_class_scores
 from smoothtune.functional.adversarial import Units
 from smoothtune.functional.derivative_norms import Estimate, gradient, squared_norm
@@ -95,8 +95,10 @@ class CrossHolder(DerivativePenalty):
     claims: ClassVar[tuple[Quantity, ...]] = ("logit Jacobian", "logit Hessian")
     renamed: ClassVar[Mapping[str, str]] = {"scale": "units"}
 
-    weight: NonNegative = 0.1
-    """Factor of Omega. Paper: not stated."""
+    weight: NonNegative | None = None
+    """Factor of Omega, in place of share. Paper: not stated."""
+    share: Positive | None = 0.3
+    """The term's gradient, as a share of the task's."""
     gamma: NonNegative = 1.0
     """Weight of the Hessian against the gradient. Paper: not stated."""
     units: Units = "relative"

@@ -24,7 +24,7 @@ from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Regularizer
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
 from smoothtune.core.support import ONE_SEQUENCE
 from smoothtune.functional.derivative_norms import gradient, squared_norm
 
@@ -37,8 +37,10 @@ class DoubleBackprop(Regularizer):
     claims: ClassVar[tuple[Quantity, ...]] = ("loss gradient",)
     differentiates: ClassVar[bool] = True
 
-    weight: NonNegative = 0.003
-    """Factor of the term. Paper: other data and scales; not stated for language models."""
+    weight: NonNegative | None = None
+    """Factor of the term, in place of share. Not stated for language models."""
+    share: Positive | None = 0.3
+    """The term's gradient, as a share of the task's."""
 
     @property
     def derivative_order(self) -> int:

@@ -30,7 +30,8 @@ from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Between, NonNegative, Positive
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive
+from smoothtune.core.stored_gradient import AccumulatedLoss
 from smoothtune.functional.adversarial import (
     Norm,
     given,
@@ -39,7 +40,6 @@ from smoothtune.functional.adversarial import (
     task_loss,
     uniform_start,
 )
-from smoothtune.functional.stored_gradient import AccumulatedLoss
 from smoothtune.methods.adversarial_base import Adversarial
 
 # step_size, init_size, epsilon

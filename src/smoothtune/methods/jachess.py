@@ -87,10 +87,15 @@ class JacHess(DerivativePenalty):
     claims: ClassVar[tuple[Quantity, ...]] = ("layer Jacobian", "layer Hessian")
     uses_hidden_states: ClassVar[bool] = True
 
+    weight: NonNegative | None = None
+    """Factor of the term, whose size is c, in place of share. Paper: 1."""
+    share: Positive | None = 0.3
+    """The term's gradient, as a share of the task's."""
     factors: Factors = "normalized"
     """g: lambda_l from the pre-trained smoothness. Paper: base smoothness best, inverse hurts."""
     c: Positive | None = None
-    """Sum of the lambda_l. Paper: the learning rate (the default; 2e-5 without an optimizer)."""
+    """Sum of the lambda_l, beside a weight (a share sets their size). Paper: the learning rate (the
+    default; 2e-5 without an optimizer)."""
     smoothness: list[Positive] | None = None
     """n_l of the pre-trained model, one for each layer. Default: measured on the first batch."""
     power: Literal[1, 2] = 1
@@ -156,12 +161,12 @@ class JacHess(DerivativePenalty):
         self._norms = None if self.smoothness is None else torch.tensor(self.smoothness)
 
     def bind_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        """Take the learning rate as c.
+        """Take the learning rate as c, which matters beside a weight.
 
         Raises:
             ValueError: the optimizer has none to take.
         """
-        if self.c is not None:
+        if self.c is not None or self.share is not None:
             return
         rates: list[Any] = [g.get("initial_lr", g.get("lr")) for g in optimizer.param_groups]
         if None in rates:

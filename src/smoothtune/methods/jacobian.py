@@ -23,7 +23,7 @@ from torch import Tensor
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import prediction_mean
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.functional.derivative_norms import Probe
 from smoothtune.functional.input_derivatives import InputDerivatives, scores
 from smoothtune.methods.derivative_base import DerivativePenalty
@@ -37,8 +37,10 @@ class Jacobian(DerivativePenalty):
     claims: ClassVar[tuple[Quantity, ...]] = ("logit Jacobian",)
     renamed: ClassVar[Mapping[str, str]] = {"n": "num_probes"}
 
-    weight: NonNegative = 0.01
-    """lambda_JR. Code: 0.01."""
+    weight: NonNegative | None = None
+    """lambda_JR, in place of share. Code: 0.01."""
+    share: Positive | None = 0.3
+    """The term's gradient, as a share of the task's."""
     num_probes: int = 1
     """n_proj: random projections; -1 computes the norm exactly. Paper and code: 1."""
     probe: Probe = "sphere"

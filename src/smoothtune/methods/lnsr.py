@@ -12,11 +12,12 @@ Equation: total = L(f(x), y) + R with
                   k nearest neighbors in the word-embedding space           (TNNLS III-B.2)
 
 Departures: no official code is public; what the papers leave open is RECONSTRUCTED here.
-    * What the squared norm runs over is not stated. `reduction="mean"` averages over features and
-      real tokens; "token_sum" sums over features, "sum" over both. Look at `loss/lnsr` beside
-      `loss/task`: on MiniLM with few examples the mean is a hundredth of it and changes little,
-      `weight` 10 to 40 did not help either, and the sum kept the model from learning
-      (benchmarks/results/held-out.md).
+    * The squared norm is a sum over features (TNNLS Table I). Whether it also runs over tokens is
+      not stated: `reduction="token_sum"` takes their mean, "sum" their sum, "mean" a mean over
+      features and tokens. The gradient of the term depends on that by a factor of some thousands:
+      with lambda = 1, on MiniLM, the mean has about 1 % of the task's gradient and changes nothing,
+      and the sum kept the model from learning (benchmarks/results/held-out.md). So the strength is
+      a `share` of the task's gradient, which no reduction changes; `weight` is lambda.
     * The rescaling is done for every token; `rescale_over="sequence"` does it for every example.
     * The papers disagree about the layer: standard noise enters at the input of the first block
       (after position embeddings and LayerNorm), in-manifold noise at the word embeddings.
@@ -48,7 +49,7 @@ from smoothtune.core.architecture import blocks
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.predictions import masked_mean
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.methods.noise_base import NoisyEmbeddings
 
 
@@ -62,11 +63,16 @@ class LNSR(NoisyEmbeddings):
     compares_passes: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {"reduce": "reduction"}
 
+    weight: NonNegative | None = None
+    """lambda for all layers, in place of share. NAACL: 1."""
+    share: Positive | None = 0.3
+    """The term's gradient, as a share of the task's."""
     layer_weights: list[NonNegative] | None = None
     """lambda_r for the outputs of blocks b..L-1 (0-based). NAACL: all 1 (the default); TNNLS
     searches 0.2-1."""
-    reduction: Literal["mean", "token_sum", "sum"] = "mean"
-    """What the squared norm does over features and tokens. Paper: not stated."""
+    reduction: Literal["mean", "token_sum", "sum"] = "token_sum"
+    """The squared norm sums over features; "token_sum": mean over tokens, "sum": sum over them,
+    "mean": mean over both. Paper: TNNLS Table I defines the norm; tokens are not stated."""
     tokens: Literal["all", "pooled"] = "all"
     """Compare all real tokens, or the one the head reads. Paper: not stated."""
     detach_clean: bool = False

@@ -33,7 +33,7 @@ from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.predictions import heads
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
 from smoothtune.functional.divergences import divergence
 from smoothtune.functional.noise import relative_norm
 from smoothtune.functional.parametrizations import (
@@ -50,6 +50,10 @@ class NoisyPrediction(Regularizer):
 
     compares_passes: ClassVar[bool] = True
 
+    weight: NonNegative | None = None
+    """lambda, in place of share. fairseq: 1."""
+    share: Positive | None = 0.3
+    """The term's gradient, as a share of the task's."""
     noise: Literal["normal", "uniform"] = "uniform"
     """Distribution of z. fairseq's RTE recipe: uniform."""
     sigma: Positive = 1e-5

@@ -37,7 +37,7 @@ from smoothtune.core import rng
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Point, token_std
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
 from smoothtune.core.support import no_compat
 from smoothtune.functional.adversarial import Ascent, Inner, Norm, Per, diagnostics, given
 from smoothtune.functional.divergences import check_released, divergence, symmetric_kl
@@ -69,6 +69,10 @@ class SiFT(Regularizer):
 
     renamed: ClassVar[Mapping[str, str]] = {"eta": "step_size"}
 
+    weight: NonNegative | None = None
+    """Factor of R, in place of share. Released recipes: 5."""
+    share: Positive | None = 0.3
+    """The term's gradient, as a share of the task's."""
     sigma: Positive | None = None
     """sigma, deviation of the first noise. Released code: 0.01; default 0.01."""
     step_size: Positive | None = None

@@ -48,7 +48,7 @@ from torch import Tensor, nn
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import heads
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Probability
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Probability
 from smoothtune.core.support import no_compat
 from smoothtune.functional.divergences import (
     Divergence,
@@ -141,6 +141,10 @@ class SMART(AdversarialSearch):
     version: ClassVar[int] = 2
     compares_passes: ClassVar[bool] = True
 
+    weight: NonNegative | None = None
+    """Factor of lambda_s R_s + mu D, in place of share. Paper: 1."""
+    share: Positive | None = 0.3
+    """The term's gradient, as a share of the task's."""
     lambda_s: NonNegative = 1.0
     """lambda_s, strength of the adversarial term. Paper: 1, 3 or 5; 0 leaves it out."""
     mu: NonNegative | None = None

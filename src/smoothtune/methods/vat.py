@@ -27,7 +27,7 @@ from torch import Tensor
 from smoothtune.core import rng
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Positive
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.functional.adversarial import ascend, normalize, unit
 from smoothtune.functional.divergences import divergence, kl
 from smoothtune.methods.adversarial_base import Adversarial
@@ -44,6 +44,10 @@ class VAT(Adversarial):
     version: ClassVar[int] = 2
     compares_passes: ClassVar[bool] = True
 
+    weight: NonNegative | None = None
+    """Factor of the term, in place of share. Paper: 1."""
+    share: Positive | None = 0.3
+    """The term's gradient, as a share of the task's."""
     epsilon: Positive | None = None
     """epsilon, l2 norm of r. Released code: 8; default 0.02 (relative), 8 (absolute)."""
     xi: Positive = 0.01

@@ -21,6 +21,7 @@ from smoothtune.testing.contract import off_at_weight_zero as off_at_weight_zero
 from smoothtune.testing.contract import reaches_parameters as reaches_parameters
 from smoothtune.testing.contract import resumes as resumes
 from smoothtune.testing.contract import survives_checkpointing as survives_checkpointing
+from smoothtune.testing.contract import with_weight as with_weight
 from smoothtune.testing.fixed import all_in_float64 as all_in_float64
 from smoothtune.testing.fixed import fixed_draws as fixed_draws
 from smoothtune.testing.fixed import frozen_perturbations as frozen_perturbations

@@ -23,6 +23,14 @@ MakeModel = Callable[..., nn.Module]
 MakeBatch = Callable[..., dict[str, Tensor]]
 
 
+def with_weight(method: Regularizer) -> Regularizer:
+    """The method with weight 1 in place of a share, which is off in the first update."""
+    if method.share is None:
+        return method
+    settings = {key: value for key, value in method.settings().items() if key != "share"}
+    return type(method)(**settings, weight=1.0)
+
+
 def reaches_parameters(
     make: MakeMethod,
     architecture: str,
@@ -32,13 +40,13 @@ def reaches_parameters(
 ) -> None:
     """The gradient is finite, and a loss term has its part in it."""
     gradients = []
-    for regularizers in [(), (make(),)]:
+    for regularizers in [(), (with_weight(make()),)]:
         model = make_model(architecture, dropout=0.2)
         torch.manual_seed(3)
         gradients.append(_gradient(Objective(*regularizers), model, make_batch(), raw=True))
         assert torch.isfinite(gradients[-1]).all()
         assert gradients[-1].any()
-    assert not make().has_loss or not torch.equal(*gradients)
+    assert not with_weight(make()).has_loss or not torch.equal(*gradients)
 
 
 def off_at_weight_zero(
@@ -49,7 +57,7 @@ def off_at_weight_zero(
     make_batch: MakeBatch = tiny_batch,
 ) -> None:
     """Weight 0 is plain fine-tuning bit for bit, dropout and later draws included."""
-    method = make()
+    method = with_weight(make())
     settings = method.settings() | {"weight": 0.0, "every": 1}
     results = []
     for regularizers in [(), (type(method)(**settings),)]:
@@ -74,7 +82,7 @@ def leaves_ambient_draws(
     """
     after = []
     for acts in (False, True):
-        model, method = make_model(architecture, dropout=0.2), make()
+        model, method = make_model(architecture, dropout=0.2), with_weight(make())
         objective = Objective(method)
         if acts or method.draws_weights:
             objective.attach(model)
@@ -98,7 +106,7 @@ def ignores_padding(
         with fixed_draws(left=left), all_in_float64():
             values = [
                 _gradient(
-                    Objective(make()),
+                    Objective(with_weight(make())),
                     make_model(architecture),
                     make_batch(padding=padding, left=left),
                 )
@@ -119,17 +127,17 @@ def is_mean_over_examples(
     What a method measures on its first batch is measured once, on the whole one. A method that
     climbs the loss of a whole batch is refused there.
     """
-    if make().climbs_in_weights:
+    if with_weight(make()).climbs_in_weights:
         assert {"DDP", "FSDP2"} <= set(REFUSED["climbs in weights"])
         return
     with fixed_draws(), all_in_float64():
         model = make_model(architecture)
-        objective = Objective(make()).attach(model)
+        objective = Objective(with_weight(make())).attach(model)
         objective(model, make_batch())
         state = objective.state_dict()
         whole, first, second = (
             _gradient(
-                Objective(make()),
+                Objective(with_weight(make())),
                 make_model(architecture),
                 make_batch(rows=rows),
                 raw=True,
@@ -149,7 +157,7 @@ def has_right_gradient(
 ) -> None:
     """The parameter gradient equals central finite differences in float64."""
     model = make_model(architecture)
-    objective = Objective(make()).attach(model)
+    objective = Objective(with_weight(make())).attach(model)
     batch = make_batch()
     recorded: list[Any] = []
     weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
@@ -185,7 +193,7 @@ def leaves_no_trace(
     """`loss` touches no gradient and no mode; `detach` leaves modules, hooks and keys as found."""
     model = make_model(architecture, dropout=0.1)
     before = _fingerprint(model)
-    objective = Objective(make()).attach(model)
+    objective = Objective(with_weight(make())).attach(model)
     attached = _fingerprint(model)
     with all_in_float64():
         predictions = _predict(model, make_batch())
@@ -244,7 +252,7 @@ def survives_checkpointing(
             model.activation_checkpointing_enable()  # type: ignore[operator]
         torch.manual_seed(7)
         try:
-            gradients.append(_gradient(Objective(make()), model, make_batch()))
+            gradients.append(_gradient(Objective(with_weight(make())), model, make_batch()))
         except ValueError as error:
             if not checkpointing or "activation checkpointing" not in str(error):
                 raise

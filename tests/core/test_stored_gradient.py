@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoothtune.functional.stored_gradient import AccumulatedLoss
+from smoothtune.core.stored_gradient import AccumulatedLoss
 
 
 def weights(*values):

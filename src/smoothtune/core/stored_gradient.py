@@ -32,6 +32,20 @@ class _StoredGradient(torch.autograd.Function):
         return (None, None, *gradients)
 
 
+def with_gradient(
+    value: Tensor, gradients: Sequence[Tensor | None], weights: Sequence[Tensor]
+) -> Tensor:
+    """() the value; its backward, once, returns gradients that are known, None where there is none.
+
+    >>> w, v = torch.ones(2, requires_grad=True), torch.ones(2, requires_grad=True)
+    >>> (3 * with_gradient(torch.tensor(5.0), [torch.tensor([1.0, 2.0]), None], [w, v])).backward()
+    >>> w.grad, v.grad
+    (tensor([3., 6.]), None)
+    """
+    reached = [(g, w) for g, w in zip(gradients, weights, strict=True) if g is not None]
+    return _StoredGradient.apply(value, [g for g, _ in reached], *(w for _, w in reached))
+
+
 class AccumulatedLoss:
     """A sum of losses, each differentiated as soon as it is added.
 
@@ -78,4 +92,4 @@ class AccumulatedLoss:
     def total(self) -> Tensor:
         """() the sum of the losses; its backward, once, returns the stored gradients."""
         assert self.value is not None
-        return _StoredGradient.apply(self.value, list(self.gradients), *self.weights)
+        return with_gradient(self.value, self.gradients, self.weights)
