@@ -45,7 +45,9 @@ def test_fields():
         None,
     ]
     assert fields["mask"].description == "One draw per input neuron (released code) or per weight."
-    assert fields["weight"].description == "Factor of the loss term; 0 turns the method off."
+    assert fields["weight"].description == (
+        "Factor of the loss term, in place of share; 0 turns the method off."
+    )
 
 
 @pytest.mark.parametrize(

@@ -194,11 +194,13 @@ def test_default_agrees_with_exact(architecture):
     settings = {"c": 1.0, "smoothness": NORMS}
     model = tiny_model(architecture)
     with all_in_float64(), torch.no_grad():
-        objective = Objective(JacHess(**settings)).attach(model)
+        objective = Objective(JacHess(**settings, weight=1.0)).attach(model)
         values = torch.stack([objective(model, many) for _ in range(16)])
         objective.detach()
     with all_in_float64():
-        exact = Objective(JacHess(**settings, estimator="exact")).attach(model)(model, inputs)
+        exact = Objective(JacHess(**settings, weight=1.0, estimator="exact")).attach(model)(
+            model, inputs
+        )
     error = values.std() / len(values) ** 0.5
     assert abs(values.mean() - exact) < 3 * error + 1e-3 * exact
     assert error < 0.1 * exact

@@ -17,7 +17,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing:FutureWarning"),  # TRL's own
     pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning"),
 ]
-STEEP = {"noise_ratio": 0.5, "reduction": "token_sum"}
+STEEP = {"noise_ratio": 0.5, "weight": 1.0}
 
 
 def tokenizer():

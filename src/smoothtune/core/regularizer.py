@@ -102,6 +102,8 @@ class Regularizer:
         former = cls.former_names()
         if found := [former_name(old, former[old]) for old in former if old in given]:
             raise ValueError("; ".join(found))
+        if given.get("compat") and not given.keys() & {"weight", "share"}:
+            given = {**given, "weight": 1.0}  # released code knows no shares
         for one, other in (("weight", "share"), ("share", "weight")):
             if given.get(one) is not None and other not in given:
                 given = {**given, other: None}
