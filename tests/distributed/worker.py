@@ -31,7 +31,7 @@ RUNS = [  # name, function, methods, size of a batch, batches of an update
     ("language", language_weights_after, LANGUAGE_TESTED, 2, 2),
     ("lora", lora_weights_after, LANGUAGE_TESTED, 2, 2),
     ("unequal", unequal, UNEQUAL_TESTED, 6, 1),
-    ("share", partial(weights_after, max_steps=2, fields={"share": 0.5}), ["lnsr"], 16, 1),
+    ("share", partial(weights_after, max_steps=4, fields={"share": 0.5}), ["lnsr"], 16, 1),
     ("dual", dual_weights_after, ["lnsr"], 4, 1),
 ]
 for name, after, methods, size, accumulation in RUNS:

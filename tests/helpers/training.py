@@ -77,7 +77,11 @@ def weights_after(output_dir, method, architecture="bert", *, data=None, fields=
             model=model,
             args=arguments(output_dir, **changes),
             train_dataset=data or Rows(),
-            regularizers=[with_weight(METHODS[method](**fields or METHODS_TESTED[method]))],
+            regularizers=[
+                METHODS[method](**fields)
+                if fields
+                else with_weight(METHODS[method](**METHODS_TESTED[method]))
+            ],
         )
         trainer.train()
         trainer.objective.detach()

@@ -30,7 +30,7 @@ from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive
+from smoothtune.core.regularizer import STRICT, Between, NonNegative, Positive
 from smoothtune.core.stored_gradient import AccumulatedLoss
 from smoothtune.functional.adversarial import (
     Norm,

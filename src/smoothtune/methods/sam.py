@@ -29,7 +29,7 @@ from torch import Tensor
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
 from smoothtune.core.stored_gradient import AccumulatedLoss
 from smoothtune.functional import divergences
 from smoothtune.functional.adversarial import task_loss
