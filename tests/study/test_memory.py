@@ -20,6 +20,7 @@ from smoothtune.study.config import load_study
 from smoothtune.study.plan import Plan
 from smoothtune.study.pool import Ended
 from smoothtune.study.records import Records
+from smoothtune.study.status import Live
 
 STUDY = "methods: [plain, lnsr]\nmore_epochs: null\nseeds: [0, 1]\n"
 
@@ -128,7 +129,7 @@ def test_other_cells_go_on_and_no_cell_is_tried_for_ever(write, tmp_path: Path) 
     cells, pool = cells_of(write, tmp_path), Pool(tmp_path)
     with open("/dev/null", "w") as nothing:
         console = Console(file=nothing)
-        run._execute(cells, cells, pool, Records(tmp_path), console, NoSignals())
+        run.execute(cells, pool, Live(console, cells, Records(tmp_path)), NoSignals())
     assert pool.started == {
         ("plain", 0): 1,
         ("plain", 1): 1,
