@@ -92,8 +92,9 @@ def test_no_secret_of_the_environment_is_in_a_run(
         assert b"s3cr3t" not in path.read_bytes(), path
 
 
-def test_every_test_that_is_named_exists() -> None:
-    text = (ROOT / "SECURITY.md").read_text()
+@pytest.mark.parametrize("page", ["SECURITY.md", "docs/reliability.md"])
+def test_every_test_that_is_named_exists(page: str) -> None:
+    text = (ROOT / page).read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text)
     assert len(named) > 15
     for file, test in named:

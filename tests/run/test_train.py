@@ -123,6 +123,9 @@ def test_folder_loads_without_smoothtune(settings: dict) -> None:
     )
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.split()[-1] in ("fine", "poor")
+    suffixes = {path.suffix for path in Path(config.output_dir).iterdir()}
+    assert suffixes == {".safetensors", ".json", ".md"}  # no pickle, no code
+    assert "auto_map" not in (Path(config.output_dir) / "config.json").read_text()
 
 
 def test_it_learns(settings: dict) -> None:
