@@ -213,6 +213,40 @@ def test_evaluation_rows_are_never_read(data: Path, inputs: Path, tmp_path: Path
         assert not trained & scored
 
 
+def test_trials_read_their_parts_and_leave_nothing(inputs: Path, tmp_path: Path, made_up) -> None:
+    """What says how to read the file, and where results go, is for the final run."""
+    (tmp_path / "data").mkdir()
+    write_data(tmp_path / "data", evaluation_seed=0)
+    for name in ("train", "validation"):
+        file = tmp_path / "data" / f"{name}.csv"
+        file.write_text(file.read_text().replace(",", ";"), encoding="cp1252")
+    configs: list[RunConfig] = []
+
+    def keep(config: RunConfig) -> float:
+        configs.append(config)
+        return lnsr_is_better(config)
+
+    made_up(keep)
+    told = {"sep": ";", "encoding": "cp1252", "push_to_hub": True, "report_to": ["tensorboard"]}
+    fields = told | {"save_strategy": "epoch", "max_eval_samples": 9, "max_train_samples": 40}
+    run_tune(asked(tmp_path / "data", inputs, tmp_path / "out", **fields), console=quiet())
+    for config in configs:
+        assert (config.sep, config.encoding, config.report_to) == (None, None, None)
+        assert (config.push_to_hub, config.save_strategy, config.eval_strategy) == (
+            False,
+            "no",
+            "no",
+        )
+        assert (config.max_train_samples, config.max_eval_samples) == (None, None)
+        train, held_out = (
+            pq.read_table(Path(config.data) / f"{name}.parquet").num_rows
+            for name in ("train", "validation")
+        )
+        assert train + held_out == 40
+    best = load_config(tmp_path / "out" / "best.yaml")
+    assert {name: getattr(best, name) for name in fields} == fields
+
+
 def test_a_second_call_trains_nothing(data: Path, inputs: Path, tmp_path: Path, made_up) -> None:
     made_up(lnsr_is_better)
     first = run_tune(asked(data, inputs, tmp_path / "out"), console=quiet())
@@ -291,6 +325,8 @@ def test_nothing_that_is_written_names_folders_of_this_machine(
         ({"num_train_epochs": 3.0}, (), "num_train_epochs: is searched: give epochs"),
         ({"max_steps": 10}, (), "does not go with a search over epochs"),
         ({"unlabeled": "x"}, (), "does not work with a search yet"),
+        ({"early_stopping_patience": 2}, (), "by the rows that a trial is scored on"),
+        ({"load_best_model_at_end": True}, (), "by the rows that a trial is scored on"),
         ({"budget": 1}, (), "greater than or equal to 2"),
         ({"folds": 6}, (), "6 disjoint parts of 0.2"),
         ({"learning_rates": "1e-3,1e-5"}, (), "the lowest and the highest"),

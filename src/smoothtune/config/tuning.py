@@ -14,6 +14,7 @@ from smoothtune.config.draft import Draft
 from smoothtune.config.fields import SEARCH, Count, Fields
 from smoothtune.config.names import (
     AUTO,
+    BEST,
     check_combinations,
     check_names,
     check_task,
@@ -29,7 +30,13 @@ updates."""
 SEARCHED = ("methods", "learning_rate", "num_train_epochs", "max_steps")
 """Fields of a run that a search sets itself."""
 UNLABELED = ("unlabeled", "max_unlabeled_samples", "alternate")
-NOT_OFFERED = {*SEARCHED, *UNLABELED, "cost_steps"}
+CHECKPOINT = (
+    *BEST,
+    "metric_for_best_model",
+    "greater_is_better",
+    "early_stopping_threshold",
+)
+NOT_OFFERED = {*SEARCHED, *UNLABELED, *CHECKPOINT, "cost_steps"}
 """Fields of a run that `smoothtune tune` has no option for."""
 
 
@@ -184,6 +191,12 @@ def _tune(draft: Draft, found: Mapping[str, Any]) -> Tune:
     for name in UNLABELED:
         if name in draft.values:
             draft.report((name,), "does not work with a search yet; leave it out")
+    for name in BEST:
+        if draft.values.get(name):
+            message = (
+                "would choose a checkpoint by the rows that a trial is scored on; leave it out"
+            )
+            draft.report((name,), message)
     chosen = "methods" in draft.values
     if not chosen:
         draft.values["methods"] = list(DEFAULT_METHODS)

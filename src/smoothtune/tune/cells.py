@@ -14,6 +14,7 @@ import numpy as np
 from rich.console import Console
 
 from smoothtune.config.run import RunConfig
+from smoothtune.config.run_fields import OUTPUT_FIELDS
 from smoothtune.config.tuning import Tune
 from smoothtune.console import progress_bar, say
 from smoothtune.run.signals import Signals
@@ -28,6 +29,8 @@ from smoothtune.tune.space import Setting
 from smoothtune.tune.split import TrainingRows, parts_of, write_split
 
 PARTS = "parts"
+SET_HERE = ("data", "sep", "encoding", "max_train_samples", "max_eval_samples", "save_strategy")
+"""Fields of a run that its trials have otherwise: they read the parts, and leave nothing."""
 SECONDS_BETWEEN_LINES = 10.0
 
 
@@ -128,17 +131,14 @@ class Trainings:
         run, task = self.tune.run, self.tune.run.task
         source, content = self._part(fresh)
         config = RunConfig.model_validate(
-            run.model_dump()
+            run.model_dump(exclude={*OUTPUT_FIELDS, *SET_HERE})
             | setting.changes()
             | {
                 "data": str(source),
                 "output_dir": "unset",
                 "seed": fresh.seed,
-                "max_train_samples": None,
-                "max_eval_samples": None,
                 "cost_steps": 0,
                 "eval_strategy": "no",
-                "save_strategy": "no",
             }
         )
         known = cell_identity(config, Extras(), Fingerprints(content, self.weights))
