@@ -92,6 +92,21 @@ def test_curve_of_tokens(linear_predictor, rows):
     assert right["input_ids"] == rows["input_ids"]
 
 
+def test_tokens_are_corrupted_until_ten_points_are_lost(linear_predictor, rows):
+    predictor = linear_predictor([rotation(0)], batch_size=2, seed=3)
+    labels = predictor.predict(rows).argmax(1)
+    right = rows.remove_columns("labels").add_column("labels", labels.tolist())
+    rates = {"rates": (0.0, 1e-3), "further": (2e-3, 1.0, 1.0)}
+    curve = token_corruption_curve(predictor, right, vocab_size=14, num_samples=5, **rates)
+    (points,) = curve.series.values()
+    assert [point.x for point in points] == [0, 1e-3, 2e-3, 1.0]
+    assert points[-2].y == 1 > 0.9 >= points[-1].y
+    assert curve.numbers["area"] == 1
+    assert 2e-3 < curve.numbers["loses 10 points at"] < 1
+    whole = token_corruption_curve(predictor, right, vocab_size=14, rates=(0.0, 1e-3))
+    assert whole.numbers == {"area": 1, "clean": 1}
+
+
 @pytest.mark.parametrize("damage", ["typos", "dropped words", "swapped words"])
 def test_curves_of_text(linear_predictor, damage):
     from datasets import Dataset

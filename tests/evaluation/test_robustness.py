@@ -30,6 +30,22 @@ def test_without_noise_it_is_the_metric_and_noise_moves_it(linear_predictor, row
     assert curve.numbers["area"] == pytest.approx(expected)
 
 
+def test_noise_grows_until_ten_points_are_lost(linear_predictor, rows):
+    predictor = linear_predictor([rotation(0)], batch_size=2)
+    labels = predictor.predict(rows).argmax(1)
+    right = rows.remove_columns("labels").add_column("labels", labels.tolist())
+    short = noise_curve(predictor, right, levels=(0.0, 1e-6))
+    long = noise_curve(predictor, right, levels=(0.0, 1e-6), further=(1e-5, 5.0, 50.0, 500.0))
+    (points,) = long.series.values()
+    assert [point.x for point in points] == [0, 1e-6, 1e-5, 5.0]
+    assert min(point.y for point in points[:-1]) == 1 > 0.9 >= points[-1].y
+    lost = long.numbers.pop("loses 10 points at")
+    assert lost == pytest.approx(1e-5 + 0.1 / (1 - points[-1].y) * (5.0 - 1e-5))
+    assert long.numbers == short.numbers  # the area is that of the common levels
+    (alone,) = noise_curve(predictor, right, levels=(0.0, 5.0)).series.values()
+    assert alone[-1] == points[-1]  # the same draws
+
+
 @pytest.mark.parametrize(("kind", "tolerance"), [("standard", 0.03), ("in_manifold", 1e-6)])
 def test_noise_is_as_large_as_the_embeddings(linear_predictor, rows, kind, tolerance):
     predictor = linear_predictor([rotation(0)], batch_size=5)

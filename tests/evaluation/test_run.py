@@ -38,6 +38,7 @@ CURVES = {
     "calibration": ["reliability"],
     "robustness": ["gaussian", "in_manifold", "fgm", "pgd"],
     "corruption": ["tokens", "typos", "dropped_words", "swapped_words"],
+    "substitution": ["words"],
     "smoothness": ["jacobian", "hessian", "attenuation", "spectrum"],
     "drift": ["cosine", "distance", "cka"],
     "effect": ["noise_sensitivity", "jacobian", "hessian"],

@@ -78,7 +78,7 @@ def test_every_part_is_there_or_says_why_not(tuned, tmp_path) -> None:
     robust = parts["robustness"]["curves"]
     assert list(robust) == ["gaussian", "in_manifold", "fgm", "pgd"]
     assert robust["fgm"]["numbers"]["clean"] == pytest.approx(accuracy)
-    for name in ("corruption", "smoothness", "drift"):
+    for name in ("corruption", "substitution", "smoothness", "drift"):
         assert parts[name]["skipped"].startswith("not for multiple-choice: ")
     assert "temperature" in parts["calibration"]["numbers"]
     effect = parts["effect"]["numbers"]

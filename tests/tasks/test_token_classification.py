@@ -66,7 +66,7 @@ def test_every_part_is_there_or_says_why_not(tuned, tmp_path) -> None:
     for name, value in tuned[1]["metrics"].items():
         assert parts["metrics"]["numbers"]["metrics"][name]["value"] == pytest.approx(value)
     assert list(parts["robustness"]["curves"]) == ["gaussian", "in_manifold", "fgm", "pgd"]
-    for name in ("calibration", "corruption"):
+    for name in ("calibration", "corruption", "substitution"):
         assert parts[name]["skipped"].startswith("not for token-classification: ")
     effect = parts["effect"]["numbers"]
     assert "many tags" in effect["not measured"].pop("calibration error")

@@ -40,6 +40,8 @@ class Options(Settings):
     """Distance of weights and representations to the pre-trained model."""
     effect: Annotated[bool, PARTS] = False
     """What methods are about: worst perturbation, noise, dropout, derivatives, sharpness."""
+    substitution: Annotated[bool, PARTS] = False
+    """Scores under adversarial word substitutions; about 50 forward passes for a row."""
 
 
 @options_from(Options, but=["model", "parts", "ood", "data_seed"])

@@ -24,7 +24,9 @@ from smoothtune.config.fields import (
 )
 from smoothtune.errors import Problem, unknown
 
-PartName = Literal["calibration", "robustness", "corruption", "smoothness", "drift", "effect"]
+PartName = Literal[
+    "calibration", "robustness", "corruption", "substitution", "smoothness", "drift", "effect"
+]
 """The optional parts; the task's metrics are always computed."""
 
 

@@ -16,9 +16,11 @@ from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.columns import TEXTS
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.report.curves import Curve, mean_and_range, metric_curve
+from smoothtune.report.curves import LOST, ROUNDING, Curve, CurvePoint, mean_and_range, metric_curve
 
 RATES = (0.0, 0.05, 0.1, 0.2)
+FURTHER_RATES = (0.3, 0.5, 0.7, 1.0)
+"""Rates that follow until the metric has lost 10 points."""
 TextDamage = Callable[[str, float, np.random.Generator], str]
 
 
@@ -131,6 +133,7 @@ def token_corruption_curve(
     *,
     vocab_size: int,
     rates: Sequence[float] = RATES,
+    further: Sequence[float] = (),
     num_samples: int = 3,
 ) -> Curve:
     """Main metric against the share of tokens that became random ones.
@@ -140,10 +143,12 @@ def token_corruption_curve(
         rows: tokenized examples with labels, without padding.
         vocab_size: rows of the model's embedding matrix.
         rates: shares, 0 to 1, rising from 0.
+        further: larger ones, each measured while the metric has not lost 10 points (0.1).
         num_samples: samples for every rate above 0.
 
     Returns:
-        Mean over the samples, with the least and greatest, and the `area` under it.
+        Mean over the samples, with the least and greatest, the `area` under it over `rates`, and
+        the share at which 10 points are lost.
     """
     special = set(predictor.tokenizer.all_special_ids)
     ordinary = ordinary_tokens(predictor.tokenizer, vocab_size)
@@ -155,7 +160,7 @@ def token_corruption_curve(
         ]
         return rows.remove_columns("input_ids").add_column("input_ids", ids)
 
-    return _curve(predictor, rows, "random tokens", damaged, rates, num_samples)
+    return _curve(predictor, rows, "random tokens", damaged, rates, num_samples, further)
 
 
 def text_corruption_curve(
@@ -200,15 +205,20 @@ def _curve(
     damaged: Callable[[float, np.random.Generator], Dataset],
     rates: Sequence[float],
     num_samples: int,
+    further: Sequence[float] = (),
 ) -> Curve:
     passes = sum(num_samples if rate else 1 for rate in rates)
     predictor.progress.start(name, passes * predictor.num_batches(rows))
-    points = []
-    for rate in rates:
+    points: list[CurvePoint] = []
+    for rate in (*rates, *further):
+        if rate in further and points[-1].y <= points[0].y - LOST + ROUNDING:
+            break
         scores = []
         for sample in range(num_samples if rate else 1):
             changed = damaged(rate, np.random.default_rng([predictor.seed, sample]))
             scores.append(predictor.main_metric(predictor.predict(changed), changed))
         points.append(mean_and_range(rate, scores))
     metric, band = predictor.task.metrics[0], f"range of {num_samples} samples"
-    return metric_curve(metric, f"with {name}", f"{name} (share)", name, points, band)
+    return metric_curve(
+        metric, f"with {name}", f"{name} (share)", name, points, band, num_common=len(rates)
+    )

@@ -15,6 +15,7 @@ from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import ModelError
 from smoothtune.evaluation.calibration import answer_calibration, calibration_report
 from smoothtune.evaluation.corruption import (
+    FURTHER_RATES,
     TEXT_DAMAGE,
     text_corruption_curve,
     token_corruption_curve,
@@ -23,8 +24,9 @@ from smoothtune.evaluation.drift import representation_drift, weight_drift
 from smoothtune.evaluation.effect import measure, weight_distance
 from smoothtune.evaluation.intervals import scores_with_intervals
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.evaluation.robustness import attack_curve, noise_curve
+from smoothtune.evaluation.robustness import FURTHER_NOISE, attack_curve, noise_curve
 from smoothtune.evaluation.smoothness import derivative_norms, noise_attenuation, noise_spectrum
+from smoothtune.evaluation.substitution import substitution_curve
 from smoothtune.evaluation.transfer import (
     other_rows,
     split_for_further,
@@ -37,6 +39,8 @@ from smoothtune.tasks.prepare import Prepared
 
 MAX_ATTACKED = 128
 """Rows for what costs many passes: PGD, and derivatives."""
+MAX_EFFECT = 64
+"""Rows for the quantities that methods are about, which cost about 50 passes."""
 NO_BASE = "the pre-trained model is not known; name it with --base-model"
 
 
@@ -155,8 +159,8 @@ def robustness(subject: Subject) -> PartResult:
     """Noise and attacks on the embeddings."""
     predictor, rows, few = subject.predictor, subject.rows(), subject.rows(MAX_ATTACKED)
     curves = {
-        "gaussian": noise_curve(predictor, rows, "standard"),
-        "in_manifold": noise_curve(predictor, rows, "in_manifold"),
+        "gaussian": noise_curve(predictor, rows, "standard", further=FURTHER_NOISE),
+        "in_manifold": noise_curve(predictor, rows, "in_manifold", further=FURTHER_NOISE),
         "fgm": attack_curve(predictor, rows, "fgm"),
         "pgd": attack_curve(predictor, few, "pgd"),
     }
@@ -169,13 +173,23 @@ def corruption(subject: Subject) -> PartResult:
     predictor, rows = subject.predictor, subject.rows()
     texts = subject.texts.select(subject.sample(), keep_in_memory=True)
     length = subject.prepared.report.max_seq_length
-    curves = {"tokens": token_corruption_curve(predictor, rows, vocab_size=subject.vocab_size)} | {
+    tokens = token_corruption_curve(
+        predictor, rows, vocab_size=subject.vocab_size, further=FURTHER_RATES
+    )
+    curves = {"tokens": tokens} | {
         damage.replace(" ", "_"): text_corruption_curve(
             predictor, texts, damage, max_seq_length=length
         )
         for damage in TEXT_DAMAGE
     }
     return PartResult({"rows": len(rows)}, curves)
+
+
+def substitution(subject: Subject) -> PartResult:
+    """Adversarial word substitutions."""
+    rows = subject.rows(MAX_ATTACKED)
+    curve = substitution_curve(subject.predictor, rows, vocab_size=subject.vocab_size)
+    return PartResult({"rows": len(rows)}, {"words": curve})
 
 
 def smoothness(subject: Subject) -> PartResult:
@@ -206,7 +220,7 @@ def drift(subject: Subject) -> PartResult:
 
 def effect(subject: Subject) -> PartResult:
     """The quantities that methods are about."""
-    rows = subject.rows(MAX_ATTACKED)
+    rows = subject.rows(MAX_EFFECT)
     found = measure(subject.predictor, rows)
     if subject.pretrained is None:
         found.missing["weight distance"] = NO_BASE
@@ -280,4 +294,5 @@ PART_FUNCTIONS = {
     "smoothness": smoothness,
     "drift": drift,
     "effect": effect,
+    "substitution": substitution,
 }

@@ -24,6 +24,7 @@ SECTIONS = {
     "smoothness": "Smoothness",
     "drift": "Drift from the pre-trained model",
     "effect": "What methods are about",
+    "substitution": "Adversarial word substitutions",
 }
 
 

@@ -22,10 +22,12 @@ from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.adversarial import Ascent, normalize, task_loss, unit
 from smoothtune.functional.adversarial import gradient_at as loss_gradient
 from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian, number_of_neighbors
-from smoothtune.report.curves import Curve, CurvePoint, mean_and_range, metric_curve
+from smoothtune.report.curves import LOST, ROUNDING, Curve, CurvePoint, mean_and_range, metric_curve
 
 NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
 ATTACKS = (0.0, 0.01, 0.02, 0.05, 0.1)
+FURTHER_NOISE = (1.5, 2.0, 3.0, 5.0, 10.0)
+"""Levels that follow until the metric has lost 10 points."""
 PGD_STEP = 2.5  # of epsilon / steps, so that the ball's surface can be reached and left again
 
 NOISE_LABEL = "noise relative to the embeddings, ||delta|| / ||x||"
@@ -38,6 +40,7 @@ def noise_curve(
     kind: NoiseKind = "standard",
     *,
     levels: Sequence[float] = NOISE,
+    further: Sequence[float] = (),
     num_samples: int = 3,
     k: int = 10,
 ) -> Curve:
@@ -48,34 +51,54 @@ def noise_curve(
         rows: tokenized examples with labels.
         kind: "standard": Gaussian; "in_manifold": in the span of the nearest neighbors.
         levels: sizes relative to the embeddings, rising from 0.
+        further: larger ones, each measured while the metric has not lost 10 points (0.1).
         num_samples: samples for every level above 0.
         k: neighbors of in-manifold noise; fewer where the vocabulary has not so many words.
 
     Returns:
-        Mean over the samples, with the least and greatest, and the `area` under it.
+        Mean over the samples, with the least and greatest, the `area` under it over `levels`, and
+        the noise at which 10 points are lost.
     """
     k = number_of_neighbors(predictor.model, k)
     noise = EmbeddingNoise(kind, 1.0, "word", k, True, "token")
     noise.attach(predictor.model)
     title = {"standard": "Gaussian noise", "in_manifold": "in-manifold noise"}[kind]
+    points = _noisy(predictor, rows, noise, levels, num_samples, title)
+    for level in further:
+        if points[-1].y <= points[0].y - LOST + ROUNDING:
+            break
+        points += _noisy(predictor, rows, noise, [level], num_samples, f"{title} of {level:g}")
+    noise.detach()
+    metric, band = predictor.task.metrics[0], f"range of {num_samples} samples"
+    return metric_curve(
+        metric, f"under {title}", NOISE_LABEL, title, points, band, num_common=len(levels)
+    )
+
+
+def _noisy(
+    predictor: Predictor,
+    rows: Dataset,
+    noise: EmbeddingNoise,
+    levels: Sequence[float],
+    num_samples: int,
+    title: str,
+) -> list[CurvePoint]:
+    """The metric at each level; every call draws the same samples."""
     predictor.progress.start(title, predictor.num_batches(rows))
     predictions = np.tile(predictor.blank(rows), (len(levels), num_samples, 1, 1))
     with torch.no_grad(), evaluating(predictor.model):
         for number, (chosen, batch) in enumerate(predictor.batches(rows)):
             clean = predictor.clean(batch, hidden_states=False)
             for sample in range(num_samples):
-                with predictor.random_stream(f"robustness/{kind}", batch, sample, number):
+                with predictor.random_stream(f"robustness/{noise.kind}", batch, sample, number):
                     delta = sample_noise(clean, noise)
                 for index, level in enumerate(levels):
                     run = clean.at(level * delta, dropout="off") if level else clean.run()
                     predictor.fill(predictions[index, sample], run, rows, chosen)
-    noise.detach()
-    points = [
+    return [
         mean_and_range(level, [predictor.main_metric(each, rows) for each in samples])
         for level, samples in zip(levels, predictions, strict=True)
     ]
-    metric, band = predictor.task.metrics[0], f"range of {num_samples} samples"
-    return metric_curve(metric, f"under {title}", NOISE_LABEL, title, points, band)
 
 
 def sample_noise(clean: ForwardPass, noise: EmbeddingNoise) -> Tensor:

@@ -7,6 +7,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,10 @@ FORMULA = tuple("=+-@＝＋－＠")
 """What begins a formula; spreadsheets read the wide forms alike."""
 NUMBER = re.compile(r"-\d+(\.\d+)?([eE][+-]?\d+)?")
 """A text that is a negative number, and no formula."""
+
+
+LOST, LOSES = 0.1, "loses 10 points at"
+ROUNDING = 1e-9  # 0.9 - 0.1 is not 0.8 in floating point
 
 
 class CurvePoint(NamedTuple):
@@ -85,7 +90,13 @@ def csv_cell(value: object) -> object:
 
 
 def metric_curve(
-    metric: str, title: str, x_label: str, line: str, points: list[CurvePoint], band: str = ""
+    metric: str,
+    title: str,
+    x_label: str,
+    line: str,
+    points: list[CurvePoint],
+    band: str = "",
+    num_common: int | None = None,
 ) -> Curve:
     """A metric against the strength of a disturbance, with the area under it.
 
@@ -96,8 +107,15 @@ def metric_curve(
         line: name of the line.
         points: its points.
         band: what their `low` and `high` are.
+        num_common: points that all models have, over which the area is taken; None: all.
+
+    Returns:
+        The curve; `numbers` hold `area`, `clean` and, where the metric falls so far, `loses 10
+        points at`, the strength that costs 0.1, between points by a straight line.
     """
-    numbers = {"area": area(points), "clean": points[0].y}
+    numbers = {"area": area(points[:num_common]), "clean": points[0].y}
+    lost = crossing(points, points[0].y - LOST)
+    numbers |= {} if lost is None else {LOSES: lost}
     label = metric_label(metric)
     return Curve(f"{metric} {title}", x_label, label, {line: points}, band, numbers=numbers)
 
@@ -120,6 +138,21 @@ def area(points: Sequence[CurvePoint]) -> float:
     """
     x, y = [point.x for point in points], [point.y for point in points]
     return float(np.trapezoid(y, x) / (x[-1] - x[0]))
+
+
+def crossing(points: Sequence[CurvePoint], y: float) -> float | None:
+    """Where a line first comes down to a height; None if it stays above.
+
+    >>> crossing([CurvePoint(0, 1), CurvePoint(1, 0.9), CurvePoint(3, 0.5)], 0.8)
+    1.5
+    >>> crossing([CurvePoint(0, 1), CurvePoint(1, 0.9)], 0.8)
+    """
+    for before, after in pairwise(points):
+        if after.y <= y + ROUNDING:
+            fall = before.y - after.y
+            share = min(max((before.y - y) / fall, 0.0), 1.0) if fall else 0.0
+            return float(before.x + share * (after.x - before.x))
+    return None
 
 
 def mean_and_range(x: float, samples: Sequence[float]) -> CurvePoint:

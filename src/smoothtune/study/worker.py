@@ -23,7 +23,7 @@ from smoothtune.errors import NonFiniteLoss, OutOfMemory, Stopped
 from smoothtune.evaluation.calibration import reliability
 from smoothtune.evaluation.parts import PART_FUNCTIONS, Subject
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.evaluation.robustness import noise_curve
+from smoothtune.evaluation.robustness import FURTHER_NOISE, noise_curve
 from smoothtune.evaluation.run import evaluate_part
 from smoothtune.methods.find import find_method
 from smoothtune.run.train import Trained, fit
@@ -139,7 +139,9 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
     subject = _subject(trained, cell)
     if extras.noise_curve:
         rows = subject.rows(NOISE_ROWS)
-        curve = noise_curve(subject.predictor, rows, num_samples=1)  # every seed draws anew
+        curve = noise_curve(  # every seed draws anew
+            subject.predictor, rows, num_samples=1, further=FURTHER_NOISE
+        )
         found["noise"] = curve.numbers | {
             f"{point.x:g}": point.y for points in curve.series.values() for point in points
         }

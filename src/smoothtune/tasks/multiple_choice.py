@@ -37,6 +37,7 @@ class MultipleChoice(SingleLabelTask):
     input_columns = ("contexts", "choices")
     unsupported_parts = {
         "corruption": "only defined for examples of one or two texts",
+        "substitution": "only defined for examples of one or two texts",
         "smoothness": "only defined for one sequence per example, and an example has several",
         "drift": "only defined for one sequence per example, and an example has several",
     }

@@ -46,6 +46,7 @@ class TokenClassification(Task):
     unsupported_parts = {
         "calibration": "a sentence has many tags, and entities have no single probability",
         "corruption": "corrupted words may no longer have their tags",
+        "substitution": "exchanged words may no longer have their tags",
     }
 
     text_columns: tuple[str, ...] = ("tokens",)

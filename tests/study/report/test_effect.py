@@ -15,12 +15,17 @@ from smoothtune.cli import app
 from smoothtune.study.records import STUDY, Records, digest
 from smoothtune.study.report.effect import (
     ALL,
+    NOISE,
+    ROBUSTNESS,
+    WORDS,
     claims_of,
     compare_effects,
+    compare_robustness,
     effect_rows,
     effect_sentences,
     effect_table,
     paired_t_interval,
+    robustness_of,
 )
 from smoothtune.study.report.effect_page import write_effects
 
@@ -118,6 +123,43 @@ def test_a_change_that_holm_does_not_leave_is_called_so() -> None:
     found = {i["method"]: i for i in compare_effects(many)}["sam"]
     assert found["p_holm"] > 0.05
     assert found["verdict"] == "moves it, not after Holm"
+
+
+def test_robustness_is_compared_for_every_method() -> None:
+    runs = study(["lnsr", "reinit"])
+    bears = {"plain": np.array([1.0, 1.2, 0.8, 1.1, 0.9]), "lnsr": None, "reinit": None}
+    bears["lnsr"] = bears["plain"] + [2.0, 2.1, 1.9, 2.0, 2.05]
+    bears["reinit"] = bears["plain"] + [0.3, -0.3, 0.2, -0.2, 0.01]
+    for method, found in runs:
+        seed = found["result"]["config"]["seed"]
+        line = {"Gaussian noise": [[0, 0.9, None, None], [10, 0.7, None, None]]}
+        numbers = {"area": 0.8, "loses 10 points at": bears[method][seed]}
+        curve = {"series": line, "numbers": numbers}
+        found["extras"]["parts"]["robustness"] = {"numbers": {}, "curves": {"gaussian": curve}}
+        words = {"series": {"words": [[0, 0.9], [3, 0.4 + 0.001 * seed]]}, "numbers": {}}
+        found["extras"]["parts"]["substitution"] = {"numbers": {}, "curves": {"words": words}}
+    rows = effect_rows(runs)
+    compared = [i for i in compare_robustness(rows) if i["condition"] != ALL]
+    noise = {i["method"]: i for i in compared if i["quantity"] == NOISE}
+    for method in ("lnsr", "reinit"):
+        expected = stats.ttest_rel(bears[method], bears["plain"]).pvalue
+        assert noise[method]["p"] == pytest.approx(expected)
+    assert noise["lnsr"]["verdict"] == "more robust"
+    assert noise["lnsr"]["difference"]["value"] == pytest.approx(2.01)
+    assert noise["reinit"]["verdict"] == "no effect seen"
+    plain = [i["plain"] for i in compared if i["quantity"] == WORDS]
+    assert plain == pytest.approx([0.402] * 4)
+    assert [claim for row in rows for claim in row["claims"] if claim in ROBUSTNESS] == []
+
+
+def test_what_never_costs_ten_points_bears_all_that_was_tried() -> None:
+    line = {"series": {"x": [[0, 0.9], [10, 0.85]]}, "numbers": {"area": 0.8}}
+    parts = {"robustness": {"curves": {"gaussian": line}}}
+    assert robustness_of({"parts": parts}) == {NOISE: 10}
+    noise = {"area": 0.8, "clean": 0.9, "0": 0.9, "0.5": 0.89, "1.5": 0.7}
+    assert robustness_of({"noise": noise}) == {NOISE: 1.5}
+    assert robustness_of({"noise": noise | {"loses 10 points at": 1.2}}) == {NOISE: 1.2}
+    assert robustness_of({}) == {}
 
 
 def test_only_seeds_that_both_have_count() -> None:

@@ -322,6 +322,7 @@ def test_every_part_is_there_or_says_why_not(evaluated) -> None:
         "calibration": ["reliability"],
         "robustness": ["gaussian", "in_manifold", "fgm", "pgd"],
         "corruption": [],
+        "substitution": [],
         "smoothness": ["attenuation", "spectrum"],
         "drift": ["cosine", "distance", "cka"],
         "effect": ["noise_sensitivity"],

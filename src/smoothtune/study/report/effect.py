@@ -1,5 +1,8 @@
 """Does each method move the quantity it is about? From the part `effect` of a study's runs.
 
+Beside these stand, for every method, what the parts `robustness` (or `noise_curve`), `corruption`
+and `substitution` say where a study has them: more of these is better.
+
 A method and plain fine-tuning are compared on the seeds that both have, quantity by quantity, by a
 paired t-test with the interval of the same test. Over several conditions the differences are taken
 relative to plain's mean on each, because units and sizes differ, and averaged for every seed. A
@@ -8,7 +11,7 @@ method names its quantities itself (`claims`); of each, less is what its paper c
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import OutputError
 from smoothtune.files import read_json
 from smoothtune.methods import METHODS
+from smoothtune.report.curves import LOSES
 from smoothtune.report.page import DASH, Sentence, Table, number, with_interval
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import STUDY, Records
@@ -28,6 +32,15 @@ from smoothtune.study.report.statistics import holm, p_values
 LEVEL = 0.05
 POINTS, TOLERATED = 100, 0.5  # a difference of 0.01 of score is a point; points that may be lost
 ALL = "all conditions"
+NOISE, TOKENS = "noise that costs 10 points", "random tokens that cost 10 points"
+WORDS = "score under word substitutions"
+ROBUSTNESS = {
+    NOISE: "Gaussian noise on the word embeddings relative to their norm",
+    TOKENS: "share of tokens that are random ones",
+    WORDS: "main metric when an attack has tried to exchange the three worst words",
+}
+"""What is compared for every method, by name; more is better."""
+MORE, LESS = "more robust", "less robust"
 MOVES, WEAKLY = "moves it", "moves it, not after Holm"
 NOTHING, WRONG, FEW = "no effect seen", "moves it the wrong way", "too few seeds"
 
@@ -78,11 +91,38 @@ def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[s
                 "seed": config["seed"],
                 "score": result["metrics"][result["headline"]],
                 "train_seconds": result["cost"]["train_seconds"],
-                "values": numbers["quantities"],
+                "values": numbers["quantities"] | robustness_of(record["extras"]),
                 "missing": numbers["not measured"],
             }
         )
     return rows
+
+
+def robustness_of(extras: Mapping[str, Any]) -> dict[str, float]:
+    """How much a run bears; a metric that never falls bears all that was tried.
+
+    Args:
+        extras: of the record of a run.
+    """
+    parts, found = extras.get("parts") or {}, {}
+
+    def curve(part: str, name: str) -> Mapping[str, Any] | None:
+        return parts.get(part, {}).get("curves", {}).get(name)
+
+    for name, measured in (
+        (NOISE, curve("robustness", "gaussian")),
+        (TOKENS, curve("corruption", "tokens")),
+    ):
+        if measured is not None:
+            (points,) = measured["series"].values()
+            found[name] = measured["numbers"].get(LOSES, points[-1][0])
+    if NOISE not in found and (noise := extras.get("noise")):
+        levels = [float(level) for level in noise if level[0].isdigit()]
+        found[NOISE] = noise.get(LOSES, max(levels))
+    if (measured := curve("substitution", "words")) is not None:
+        (points,) = measured["series"].values()
+        found[WORDS] = points[-1][1]
+    return found
 
 
 def claims_of(methods: Iterable[str], recorded: Mapping[str, Sequence[str]]) -> list[str]:
@@ -108,26 +148,45 @@ def compare_effects(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         A dictionary for every condition, method and quantity it is about. p-values are corrected
         after Holm over those of a condition.
     """
+    asked = list(dict.fromkeys((row["method"], claim) for row in rows for claim in row["claims"]))
+    return _by_condition(rows, asked, _verdict)
+
+
+def compare_robustness(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every method but plain in what `ROBUSTNESS` names, as `compare_effects`."""
+    methods = dict.fromkeys(row["method"] for row in rows if row["method"] != PLAIN)
+    asked = [(method, name) for name in ROBUSTNESS for method in methods]
+    return _by_condition(rows, asked, _robust_verdict)
+
+
+def _by_condition(
+    rows: Sequence[Mapping[str, Any]],
+    asked: Sequence[tuple[str, str]],
+    judge: Callable[[float, float | None, float | None, int], str],
+) -> list[dict[str, Any]]:
     by_condition: dict[Condition, list[Mapping[str, Any]]] = {}
     for row in rows:
         by_condition.setdefault(condition_of(row), []).append(row)
-    asked = list(dict.fromkeys((row["method"], claim) for row in rows for claim in row["claims"]))
     compared: list[dict[str, Any]] = []
     for condition, group in by_condition.items():
         found = [_compared([group], method, claim) for method, claim in asked]
-        compared += _corrected(condition_title(condition), found)
+        compared += _corrected(condition_title(condition), found, judge)
     if len(by_condition) > 1:
         groups = list(by_condition.values())
-        compared += _corrected(ALL, [_compared(groups, *each) for each in asked])
+        compared += _corrected(ALL, [_compared(groups, *each) for each in asked], judge)
     return compared
 
 
-def _corrected(title: str, found: Sequence[dict[str, Any] | None]) -> list[dict[str, Any]]:
+def _corrected(
+    title: str,
+    found: Sequence[dict[str, Any] | None],
+    judge: Callable[[float, float | None, float | None, int], str],
+) -> list[dict[str, Any]]:
     """Add condition, p-values after Holm, and verdicts."""
     known = [item for item in found if item is not None]
     for item, p in zip(known, holm([item["p"] for item in known]), strict=True):
         item |= {"condition": title, "p_holm": p}
-        item["verdict"] = _verdict(item["change"]["value"], item["p"], p, len(item["seeds"]))
+        item["verdict"] = judge(item["change"]["value"], item["p"], p, len(item["seeds"]))
     return known
 
 
@@ -139,6 +198,14 @@ def _verdict(change: float, p: float | None, p_holm: float | None, seeds: int) -
     if change > 0:
         return WRONG
     return MOVES if p_holm < LEVEL else WEAKLY
+
+
+def _robust_verdict(change: float, p: float | None, p_holm: float | None, seeds: int) -> str:
+    if seeds < 2:
+        return FEW
+    if p_holm is None or p_holm >= LEVEL:
+        return NOTHING
+    return MORE if change > 0 else LESS
 
 
 def _compared(
@@ -209,7 +276,8 @@ def effect_table(compared: Sequence[Mapping[str, Any]]) -> Table:
 def quantity_table(compared: Sequence[Mapping[str, Any]]) -> Table:
     """What the quantities of a table are."""
     shown = {item["quantity"] for item in compared}
-    meanings = [[name, text] for name, text in QUANTITIES.items() if name in shown]
+    known = {**QUANTITIES, **ROBUSTNESS}
+    meanings = [[name, text] for name, text in known.items() if name in shown]
     return Table(["quantity", "what is measured"], meanings)
 
 

@@ -15,6 +15,7 @@ from smoothtune.report.curves import csv_text
 from smoothtune.report.page import Sentence, render
 from smoothtune.study.report.effect import (
     compare_effects,
+    compare_robustness,
     effect_sentences,
     effect_table,
     quantity_table,
@@ -39,7 +40,7 @@ def write_effects(folder: Path, console: Console) -> list[dict[str, Any]]:
         console: gets the table.
 
     Returns:
-        What was compared, of `compare_effects`.
+        What was compared, of `compare_effects` and `compare_robustness`.
 
     Raises:
         OutputError: there is no study, or none of its runs measured the part `effect`.
@@ -47,6 +48,7 @@ def write_effects(folder: Path, console: Console) -> list[dict[str, Any]]:
     rows = rows_of_study(folder)
     compared = compare_effects(rows)
     said = effect_sentences(compared, rows)
+    compared = [*compared, *compare_robustness(rows)]
     write_effect_files(folder, compared, said)
     _show(compared, said, console)
     say(console, f"{folder / 'effect.csv'} and {folder / 'effect.md'} are written")

@@ -33,6 +33,7 @@ from smoothtune.study.report.comparison import (
 )
 from smoothtune.study.report.effect import (
     compare_effects,
+    compare_robustness,
     effect_rows,
     effect_sentences,
     effect_table,
@@ -77,6 +78,7 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
     measured = effect_rows((label, record) for label, record in read if record)
     compared = compare_effects(measured)
     said = effect_sentences(compared, measured)
+    compared = [*compared, *compare_robustness(measured)]
     content: dict[str, Any] = {
         "name": study.name,
         "title": study.config.title or study.name,

@@ -50,6 +50,7 @@ class QuestionAnswering(Task):
     default_max_seq_length = 384
     unsupported_parts = {
         "corruption": "corrupting the context moves or destroys the answers",
+        "substitution": "exchanged words may be those of the answer",
     }
 
     text_columns: tuple[str, ...] = ("question", "context")

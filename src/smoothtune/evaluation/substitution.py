@@ -1,0 +1,202 @@
+"""Adversarial word substitutions: the main metric when the k worst words are exchanged.
+
+A greedy black-box attack: words are ranked by how much the loss rises when one is masked; one after
+another is exchanged for the neighbor in the model's own word embeddings that raises the loss most,
+until the prediction is wrong or k words were tried; a word that no neighbor makes worse stays. Only
+words of one token are exchanged, for such words. Meaning and grammar are not checked, so a flip may
+be right: compare models, not with 1.
+
+Reference: the ranking and the greedy order are those of Jin, Jin, Zhou, Szolovits: Is BERT Really
+Robust?, AAAI 2020, whose synonyms and checks need models of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from datasets import Dataset
+from scipy.special import log_softmax
+from transformers import PreTrainedTokenizerBase
+
+from smoothtune.core.architecture import embedding_table
+from smoothtune.evaluation.predictor import Predictor
+from smoothtune.functional.neighbors import nearest
+from smoothtune.report.curves import Curve, CurvePoint, metric_curve
+
+MAX_WORDS, NUM_NEIGHBORS, MAX_RANKED = 3, 8, 32
+"""Words that may be exchanged, neighbors tried for each, words ranked: at most 1 + 32 + 3 * 8
+queries for an example."""
+CONTINUES, BEGINS = "##", ("Ġ", "▁")  # marks of WordPiece; of byte-level BPE and SentencePiece
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """Which tokens are words."""
+
+    words: np.ndarray
+    """(V,) tokens that can be a whole word: letters only, and no special token."""
+    parts: np.ndarray
+    """(V,) tokens that go on with the word before them."""
+
+
+def vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Vocabulary:
+    """Sort the tokens that the model has embeddings for.
+
+    Args:
+        tokenizer: of the model.
+        vocab_size: rows of its embedding matrix.
+    """
+    names = {i: name for name, i in tokenizer.get_vocab().items() if i < vocab_size}
+    special = set(tokenizer.all_special_ids)
+    marked = [mark for mark in BEGINS if any(name.startswith(mark) for name in names.values())]
+    words, parts = (np.zeros(vocab_size, dtype=bool) for _ in range(2))
+    for i, name in names.items():
+        if i in special:
+            continue
+        begins = name.startswith(tuple(marked)) if marked else not name.startswith(CONTINUES)
+        text = name[1:] if marked and begins else name
+        words[i] = begins and text.isalpha()
+        parts[i] = text.isalnum() if marked and not begins else name.startswith(CONTINUES)
+    return Vocabulary(words, parts)
+
+
+def places(ids: Sequence[int], known: Vocabulary) -> list[int]:
+    """Positions of words of one token."""
+    found = np.append(known.parts[list(ids)], False)[1:]
+    return np.flatnonzero(known.words[list(ids)] & ~found).tolist()
+
+
+def substitution_curve(
+    predictor: Predictor,
+    rows: Dataset,
+    *,
+    vocab_size: int,
+    max_words: int = MAX_WORDS,
+    num_neighbors: int = NUM_NEIGHBORS,
+    max_ranked: int = MAX_RANKED,
+) -> Curve:
+    """Main metric against the number of words that the attack has tried to exchange.
+
+    Args:
+        predictor: a model for classification or regression of texts.
+        rows: tokenized examples with labels, without padding.
+        vocab_size: rows of the model's embedding matrix.
+        max_words: most words to try.
+        num_neighbors: words tried in the place of one; fewer in a smaller vocabulary.
+        max_ranked: words that are ranked, drawn at random where an example has more.
+
+    Returns:
+        The metric, the `area` under it, and `queries`, forward passes for an example.
+    """
+    attack = _Attack(predictor, rows, vocabulary(predictor.tokenizer, vocab_size), num_neighbors)
+    order = attack.ranking(max_ranked)
+    scores = [predictor.main_metric(attack.predictions, rows)]
+    for step in range(max_words):
+        attack.exchange([ranked[step] if step < len(ranked) else None for ranked in order], step)
+        scores.append(predictor.main_metric(attack.predictions, rows))
+    points = [CurvePoint(number, score) for number, score in enumerate(scores)]
+    metric, title = predictor.task.metrics[0], "with adversarial words"
+    curve = metric_curve(metric, title, "words tried", "word substitutions", points)
+    curve.numbers["queries"] = attack.queries / len(rows)
+    return curve
+
+
+class _Attack:
+    """Texts as they are exchanged, with the predictions and losses of the model."""
+
+    def __init__(
+        self, predictor: Predictor, rows: Dataset, known: Vocabulary, num_neighbors: int
+    ) -> None:
+        self.predictor, self.rows, self.known = predictor, rows, known
+        self.ids = [list(row) for row in rows["input_ids"][:]]
+        self.labels, self.queries = np.asarray(rows["labels"][:]), 0
+        everyone = np.arange(len(rows))
+        self.predictions, self.losses = self._query("texts as they are", everyone, self.ids)
+        self.neighbors = self._neighbors(num_neighbors)
+
+    def _neighbors(self, count: int) -> dict[int, list[int]]:
+        """Words in the place of each word of the texts."""
+        table = embedding_table(self.predictor.model).detach().float()
+        candidates = torch.from_numpy(self.known.words).to(table.device)
+        count = min(count, int(candidates.sum()) - 1)
+        words = sorted({ids[place] for ids in self.ids for place in places(ids, self.known)})
+        if not words or count < 1:
+            return {}
+        chosen = torch.tensor(words, device=table.device)
+        found = nearest(chosen, table, count, candidates=candidates, metric="cosine")
+        return dict(zip(words, found.tolist(), strict=True))
+
+    def _query(
+        self, title: str, owners: np.ndarray, texts: list[list[int]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """(M, W) predictions for texts, and (M,) their losses by the labels of `owners`."""
+        rows = self.rows.select(owners, keep_in_memory=True).remove_columns("input_ids")
+        rows = rows.add_column("input_ids", texts)
+        self.predictor.progress.start(title, self.predictor.num_batches(rows))
+        self.queries += len(rows)
+        predictions = self.predictor.predict(rows)
+        return predictions, self._loss(predictions, self.labels[owners])
+
+    def _loss(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        if self.predictor.task.regression:
+            return (predictions[:, 0] - labels) ** 2
+        return -log_softmax(predictions, axis=1)[np.arange(len(labels)), labels]
+
+    def _standing(self) -> np.ndarray:
+        """(N,) examples to attack: those that are right; all scores of a regression."""
+        if self.predictor.task.regression:
+            return np.ones(len(self.rows), dtype=bool)
+        return self.predictions.argmax(1) == self.labels
+
+    def ranking(self, most: int) -> list[list[int]]:
+        """Positions of every example's words, the one first that raises the loss most if masked."""
+        tokenizer, standing = self.predictor.tokenizer, self._standing()
+        names = (tokenizer.mask_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id)
+        mask = next(i for i in (*names, tokenizer.pad_token_id) if i is not None)
+        found: list[list[int]] = []
+        for row, ids in enumerate(self.ids):
+            draw = np.random.default_rng([self.predictor.seed, row])
+            here = places(ids, self.known) if standing[row] and self.neighbors else []
+            found.append(sorted(draw.permutation(here)[:most].tolist()))
+        owners = [row for row, here in enumerate(found) for _ in here]
+        texts = [
+            [*self.ids[row][:place], mask, *self.ids[row][place + 1 :]]
+            for row, here in enumerate(found)
+            for place in here
+        ]
+        if not owners:
+            return found
+        _, losses = self._query("importance of words", np.array(owners), texts)
+        rises = iter(losses)
+        return [
+            [place for _, place in sorted((-next(rises), place) for place in here)]
+            for here in found
+        ]
+
+    def exchange(self, chosen: Sequence[int | None], step: int) -> None:
+        """Exchange one word of every example that stands, where that raises the loss.
+
+        Args:
+            chosen: its position in every example; None: no word is left.
+            step: number of the words exchanged before.
+        """
+        standing = self._standing()
+        owners, texts = [], []
+        for row, place in enumerate(chosen):
+            if place is None or not standing[row]:
+                continue
+            ids = self.ids[row]
+            for other in self.neighbors[ids[place]]:
+                owners.append(row)
+                texts.append([*ids[:place], other, *ids[place + 1 :]])
+        if not owners:
+            return
+        title = f"word {step + 1}"
+        predictions, losses = self._query(title, np.array(owners), texts)
+        for index, row in enumerate(owners):
+            if losses[index] > self.losses[row]:
+                self.losses[row], self.ids[row] = losses[index], texts[index]
+                self.predictions[row] = predictions[index]
