@@ -276,7 +276,7 @@ def effect_table(compared: Sequence[Mapping[str, Any]]) -> Table:
 def quantity_table(compared: Sequence[Mapping[str, Any]]) -> Table:
     """What the quantities of a table are."""
     shown = {item["quantity"] for item in compared}
-    known = {**QUANTITIES, **ROBUSTNESS}
+    known: dict[str, str] = {**QUANTITIES, **ROBUSTNESS}
     meanings = [[name, text] for name, text in known.items() if name in shown]
     return Table(["quantity", "what is measured"], meanings)
 
