@@ -11,10 +11,13 @@ from helpers.study_files import finished, inputs, write  # noqa: F401
 from smoothtune.config.evaluation import Settings
 from smoothtune.config.prediction import Prediction
 from smoothtune.config.run import RunConfig
+from smoothtune.data.sources import load_rows
+from smoothtune.data.tokenizing import Encoder, encoded_rows
 from smoothtune.errors import OutputError
 from smoothtune.evaluation import run as evaluation
 from smoothtune.evaluation.predict import predict
 from smoothtune.evaluation.report import write_report
+from smoothtune.models.load import load_base
 from smoothtune.run.output import STAGING, publish
 from smoothtune.run.train import Trained, fit, train, writing
 from smoothtune.study.config import load_study
@@ -133,6 +136,18 @@ def test_a_report(old: Path, tmp_path: Path, name: str) -> None:
     with pytest.raises(OutputError, match=f"{name} {FULL}"), no_room(100):
         write_report([old / "evaluation"], tmp_path / name, overwrite=True)
     assert content(tmp_path) == before
+
+
+def test_the_cache_of_datasets(inputs: Path, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
+    full = "the cache folder of datasets, cannot be written: File too large; make room, or set HF_"
+    with pytest.raises(OutputError, match=full), no_room(100):
+        load_rows(str(inputs / "data" / "train.csv"))
+    rows = load_rows(str(inputs / "data" / "train.csv"))
+    encoder = Encoder(lambda batch: {"length": [len(t) for t in batch["text"]]}, "x", 1)
+    tokenizer = load_base(str(inputs / "model")).tokenizer
+    with pytest.raises(OutputError, match=full), no_room(100):
+        encoded_rows(rows, encoder, tokenizer, str(tmp_path))
+    assert len(encoded_rows(rows, encoder, tokenizer, str(tmp_path))) == 24
 
 
 def test_a_study(write, tmp_path: Path) -> None:  # noqa: F811

@@ -16,6 +16,7 @@ from datasets import Dataset, Features, Value, load_dataset
 from datasets.features.features import require_decoding
 
 from smoothtune.console import progress_bars
+from smoothtune.data.cache import not_cached
 from smoothtune.data.csv_format import check_encoding, check_header, csv_options, separator_hint
 from smoothtune.errors import DataError
 
@@ -149,6 +150,8 @@ def only_data_errors(what: str, hint: str = "") -> Iterator[None]:
     except StopIteration as error:
         raise DataError(f"{what}: it has no rows") from error
     except Exception as error:  # a parser that is fed damage raises anything
+        if full := not_cached(error):
+            raise full from error
         reason = _reason(error)
         raise DataError(f"{what}: {reason}{hint * ('ParserError' in reason)}") from error
 

@@ -15,6 +15,7 @@ from datasets.fingerprint import Hasher
 from transformers import PreTrainedTokenizerBase
 
 from smoothtune.console import progress_bars
+from smoothtune.data.cache import cache_with_room
 from smoothtune.data.columns import TEXTS
 from smoothtune.errors import DataError
 
@@ -63,7 +64,7 @@ def encoded_rows(
     # datasets adds the number of the process, and allows 64 characters
     key = hashlib.sha256(state.encode()).hexdigest()[:40]
     cached = len(examples) >= encoder.min_cached
-    with progress_bars(shown=cached):
+    with progress_bars(shown=cached), cache_with_room():
         rows = examples.map(
             encoder.encode,
             batched=True,

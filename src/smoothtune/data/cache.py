@@ -1,0 +1,42 @@
+"""The cache folder of `datasets`, into which files are read and large data sets tokenized."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import datasets
+
+from smoothtune.errors import OutputError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+
+
+def not_cached(error: BaseException) -> OutputError | None:
+    """What to say if a cause of an error is that the cache cannot be written; else None."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.errno in FULL:
+            return OutputError(
+                f"{datasets.config.HF_DATASETS_CACHE}, the cache folder of datasets, cannot be "
+                f"written: {cause.strerror}; make room, or set HF_DATASETS_CACHE to a folder with "
+                "room, and run the same command again"
+            )
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+@contextmanager
+def cache_with_room() -> Iterator[None]:
+    """Say of a cache that cannot be written what to do.
+
+    Raises:
+        OutputError: it is full, or may not be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        if told := not_cached(error):
+            raise told from error
+        raise
