@@ -276,8 +276,8 @@ def effect_table(compared: Sequence[Mapping[str, Any]]) -> Table:
 def quantity_table(compared: Sequence[Mapping[str, Any]]) -> Table:
     """What the quantities of a table are."""
     shown = {item["quantity"] for item in compared}
-    known: dict[str, str] = {**QUANTITIES, **ROBUSTNESS}
-    meanings = [[name, text] for name, text in known.items() if name in shown]
+    known = [*QUANTITIES.items(), *ROBUSTNESS.items()]
+    meanings = [[name, text] for name, text in known if name in shown]
     return Table(["quantity", "what is measured"], meanings)
 
 
