@@ -6,11 +6,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from smoothtune.cli.options import options_from, repeatable
 from smoothtune.cli.output import (
+    FAILED,
     JSON,
     USAGE,
+    command_line,
     echo,
     errors_as_exit_codes,
     fail,
@@ -42,6 +45,20 @@ def train(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Any field; wins over the file."),
     ] = None,
+    compare: Annotated[
+        list[str] | None,
+        repeatable(
+            "NAME[:FIELD=VALUE,...]",
+            "Train this as well, and plain, each with --seeds, and show the comparison.",
+            METHOD,
+        ),
+    ] = None,
+    seeds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Number of seeds of --compare.  [default: 3]", rich_help_panel=METHOD.title
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check all but the weights, show the steps; run none.")
     ] = False,
@@ -56,6 +73,13 @@ def train(
             fail("name the run file once, as an argument or with --config", USAGE)
         given = (file or config, set_ or (), options, method or ())
         console = output_console(as_json=as_json)
+        if seeds is not None and not compare:
+            fail("--seeds needs --compare, such as --compare plain", USAGE)
+        if compare:
+            content = _compared(load_config(*given), compare, seeds or 3, console, dry_run=dry_run)
+            if as_json:
+                print_json(content)
+            return
         if search := load_auto(*given):
             from smoothtune.tune.auto import tune_and_train
 
@@ -81,3 +105,24 @@ def train(
     echo(f"{run.output_dir} is a model folder; result.json and README.md are in it", err=as_json)
     if as_json:
         print_json(result)
+
+
+def _compared(
+    run: RunConfig, others: list[str], seeds: int, console: Console, *, dry_run: bool
+) -> dict[str, Any]:
+    """Train a run's methods and others as a study; returns the content of its results.json."""
+    from smoothtune.study.compare import comparison_study, write_comparison
+    from smoothtune.study.config import load_study
+
+    if dry_run:
+        content = comparison_study(run, others, seeds)
+        console.print_json(data=content)
+        return content
+    file = write_comparison(run, others, seeds)
+    from smoothtune.study.run import failed_runs, run_study
+
+    again = ["smoothtune", "study", str(file), "--output-dir", run.output_dir]
+    content = run_study(load_study(file), run.output_dir, console=console, command=again)
+    if failed := failed_runs(content):
+        fail(f"{failed}; the same command tries them again:\n{command_line()}", FAILED)
+    return content

@@ -1,0 +1,73 @@
+"""A run with its methods beside others, over several seeds: written as a study file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from smoothtune.config.draft import Draft
+from smoothtune.config.run import RunConfig
+from smoothtune.errors import ConfigError, OutputError, Problem
+from smoothtune.files import write_atomic
+from smoothtune.study.entries import RUN_FIELDS
+
+NOTE = "# Written by smoothtune train --compare; the same runs: smoothtune study FILE\n"
+
+
+def comparison_study(run: RunConfig, others: Sequence[str], seeds: int) -> dict[str, Any]:
+    """The content of a study file that compares a run's methods with others.
+
+    Args:
+        run: its methods are compared, all its other fields are shared; its seed is the first one.
+        others: ``NAME[:FIELD=VALUE,...]`` of the methods to compare with; plain is always there.
+        seeds: number of seeds.
+
+    Raises:
+        ConfigError: there is nothing to compare.
+    """
+    defaults = {name: field.default for name, field in RunConfig.model_fields.items()}
+    fields = run.model_dump(mode="json", include=set(RUN_FIELDS))
+    changed = {name: value for name, value in fields.items() if value != defaults[name]}
+    draft = Draft()
+    entries: list[Any] = [draft.parse_method(spec, f"--compare {spec}") for spec in others]
+    draft.stop_at_problems()
+    own = [{"name": name, **values} for name, values in run.methods.items()]
+    if list(run.methods) != ["plain"]:
+        entries.append({"label": "+".join(run.methods), "methods": own})
+    named = [entry for entry in entries if entry.get("name") != "plain"]
+    if not named:
+        message = "compares plain with plain; name a method with --method"
+        raise ConfigError([Problem("--compare", "", message)])
+    return {
+        "title": f"{run.task}: {', '.join(entry.get('label') or entry['name'] for entry in named)}",
+        "seeds": list(range(run.seed, run.seed + seeds)),
+        "more_epochs": None,
+        "methods": ["plain", *named],
+        **changed,
+        "task": run.task,
+    }
+
+
+def write_comparison(run: RunConfig, others: Sequence[str], seeds: int) -> Path:
+    """Write the study file of `comparison_study` beside the output folder.
+
+    Raises:
+        ConfigError: there is nothing to compare.
+        OutputError: the file exists with another content.
+    """
+    text = NOTE + yaml.safe_dump(
+        comparison_study(run, others, seeds), sort_keys=False, allow_unicode=True
+    )
+    file = Path(f"{run.output_dir.rstrip(os.sep)}.study.yaml")
+    if file.exists() and file.read_text("utf-8") != text and not run.overwrite_output_dir:
+        raise OutputError(
+            f"{file} holds another comparison; choose another output_dir, or replace the file with "
+            "--overwrite-output-dir"
+        )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(file, text)
+    return file

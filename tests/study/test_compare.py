@@ -1,0 +1,69 @@
+"""`train --compare`: a study of one run's methods beside others."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from smoothtune.cli import app
+from smoothtune.config.run import load_config
+from smoothtune.errors import ConfigError, OutputError
+from smoothtune.study.compare import comparison_study, write_comparison
+from smoothtune.study.config import load_study
+
+
+@pytest.fixture
+def options(inputs: Path, tmp_path: Path) -> dict:
+    return {
+        "task": "quality",
+        "text_columns": ["text"],
+        "data": str(inputs / "data"),
+        "model": str(inputs / "model"),
+        "output_dir": str(tmp_path / "out"),
+        "max_steps": 2,
+        "learning_rate": 1e-2,
+        "seed": 5,
+    }
+
+
+def test_the_file_describes_the_same_runs(options: dict, tmp_path: Path) -> None:
+    run = load_config(options=options, methods=["lnsr:layer_weights=[1,2]", "l2_sp"])
+    file = write_comparison(run, ["plain", "mixout:p=0.7"], 2)
+    assert file == tmp_path / "out.study.yaml"
+    study = load_study(file)
+    assert [entry.label for entry in study.entries] == ["plain", "mixout p=0.7", "lnsr+l2_sp"]
+    assert study.config.seeds == [5, 6]
+    found = {entry.label: study.runs[0, e, 0] for e, entry in enumerate(study.entries)}
+    assert found["lnsr+l2_sp"].methods == run.methods
+    assert found["mixout p=0.7"].methods["mixout"]["p"] == 0.7
+    for each in found.values():
+        assert (each.max_steps, each.learning_rate, each.seed) == (2, 1e-2, 5)
+        assert (each.data, each.model, each.text_columns) == (run.data, run.model, ["text"])
+    assert write_comparison(run, ["plain", "mixout:p=0.7"], 2) == file
+    with pytest.raises(OutputError, match="holds another comparison"):
+        write_comparison(run, ["plain"], 2)
+
+
+def test_plain_alone_is_no_comparison(options: dict) -> None:
+    with pytest.raises(ConfigError, match="compares plain with plain"):
+        comparison_study(load_config(options=options), ["plain"], 3)
+
+
+@pytest.mark.slow
+def test_train_compare(options: dict, tmp_path: Path) -> None:
+    arguments = ["train", "--method", "l2_sp", "--compare", "plain", "--seeds", "2", "--json"]
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-").removesuffix("s" if name == "text_columns" else "")
+        arguments += [flag, value[0] if isinstance(value, list) else str(value)]
+    found = CliRunner().invoke(app, arguments)
+    assert found.exit_code == 0, found.output
+    content = json.loads(found.stdout)
+    runs = [(row["method"], row["seed"]) for row in content["rows"]]
+    assert sorted(runs) == [("l2_sp", 5), ("l2_sp", 6), ("plain", 5), ("plain", 6)]
+    assert "l2_sp" in found.stderr
+    assert (tmp_path / "out" / "report.html").exists()
+    alone = CliRunner().invoke(
+        app, ["train", "--seeds", "2", *arguments[arguments.index("--task") :]]
+    )
+    assert "--seeds needs --compare" in alone.stderr
