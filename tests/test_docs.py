@@ -138,11 +138,7 @@ def test_what_benchmarks_import_exists(script):
             assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
 
-<<<<<<< HEAD
 METHOD = re.compile(r"methods\.md#(\w+)\)|--method (\w+)|smoothtune methods (\w+)$", re.M)
-=======
-METHOD = re.compile(r"methods\.md#(\w+)\b(?!-)|--method (\w+)|smoothtune methods (\w+)$", re.M)
->>>>>>> 80351ad (Types; links to headings of the methods' page are no methods)
 
 
 def test_named_methods_exist():
