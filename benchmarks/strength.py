@@ -1,20 +1,24 @@
-"""How a term's strength should be set: norms of term and task over a training, under four rules.
+"""How a term's strength should be set: norms of term and task over a training, under several rules.
 
-    python benchmarks/strength.py --data DIR [--methods NAME ...]
+    python benchmarks/strength.py --data DIR [--methods NAME ...] [--seeds N ...]
 
 DIR is a folder of Parquet data sets with `uci_sentiment_labelled`. MiniLM is trained on 400 rows of
-Amazon reviews in it (none of the reported studies uses that task or these seeds), 3 epochs of 50
-updates. The norms of both gradients are measured in every update. The weight of the term follows
-from those updates that a rule looks at:
+Amazon reviews in it (no reported study uses that task or these seeds), 3 epochs of 50 updates. The
+norms of both gradients are measured in every update. A rule looks at some updates and sets the
+weight of those after them to share * ||task|| / ||term||, by averages over the last looks, ten or
+so:
 
-* weight: the method's default weight;
-* follow: share * ||task|| / ||term||, moving averages of the squares over updates 1 to 8 and
-  every 64th after;
-* keep: the same, of updates 1 to 8 only;
-* mean: means of the squares over all that were looked at, which are updates 1, 2, 4, 8 and so on.
+* weight: none, the weight that was the default;
+* first 8: root mean squares over updates 1 to 8;
+* 8 + 64: the same, and every 64th after;
+* 2^n + 32: root mean squares over updates 1, 2, 4, 8, 16 and every 32nd;
+* 2^n + 16: root mean squares over updates 1, 2, 4, 8 and every 16th;
+* geometric: the same updates as the last, geometric means;
+* all: root mean squares over all updates.
 
-Written are the realized share in each quarter of the training (median) and the largest one. Runs
-that are done are kept. Result: benchmarks/results/strength.json and .md
+Written are the realized share in each quarter of the training (median), its root mean square
+weighed by the task's gradient, and the largest one. Runs that are done are kept. Result:
+benchmarks/results/strength.json and .md
 """
 
 import argparse
@@ -38,7 +42,7 @@ METHODS = {  # with the weight that was the default
     "vat": 1.0,
     "alum": 1.0,
 }
-RULES = ("weight", "follow", "keep", "mean")
+RULES = ("weight", "first 8", "8 + 64", "2^n + 32", "2^n + 16", "geometric", "all")
 SETTINGS = {
     "task": "reviews",
     "text_columns": ["sentence"],
@@ -54,26 +58,27 @@ SETTINGS = {
     "cost_steps": 0,
 }
 SHARE = 0.3
-FIRST, PERIOD, DECAY = 8, 64, 0.9
+DECAY = 0.9
 
 
-def looks(rule, count):
-    """Whether a rule looks at an update."""
-    if rule == "follow":
-        return count < FIRST or count % PERIOD == 0
-    if rule == "keep":
-        return count < FIRST
-    return (count + 1) & count == 0  # 1, 2, 4, 8 ...
+def looks(rule, update):
+    """Whether a rule looks at an update, from 1."""
+    if rule in ("first 8", "8 + 64"):
+        return update <= 8 or (rule == "8 + 64" and update % 64 == 1)
+    period = 32 if rule == "2^n + 32" else 16
+    due = update & (update - 1) == 0 if update < period else update % period == 0
+    return rule == "all" or due
 
 
-def average(rule, squares):
-    """The rule's average of the squared norms, a list of all updates until now."""
-    seen = [square for count, square in enumerate(squares) if looks(rule, count)]
+def average(rule, norms):
+    """The rule's average of the norms of the updates until now."""
+    geometric = rule == "geometric"
+    seen = [norm for update, norm in enumerate(norms, 1) if looks(rule, update)]
     found = 0.0
-    for count, square in enumerate(seen, 1):
-        rate = 1 / count if rule == "mean" else max(1 - DECAY, 1 / count)
-        found += rate * (square - found)
-    return found
+    for count, norm in enumerate(seen, 1):
+        value = math.log(norm) if geometric else norm**2
+        found += max(1 - DECAY, 1 / count) * (value - found)
+    return math.exp(found) if geometric else math.sqrt(found)
 
 
 def traced(name, seed, data, folder):
@@ -87,14 +92,16 @@ def traced(name, seed, data, folder):
     norms = {strength.TASK: [], name: []}
 
     class Traced(strength.Strengths):
-        def due(self, of, step):
-            fresh = self._update.get(of) != step
-            self._update[of] = step
-            return fresh
+        def _count(self, of):
+            return True  # look at every update
 
-        def measure(self, of, value, parameters):
-            norms[of].append(strength.squared_norm(value, list(parameters)))
-            self.squares[of] = average("keep", norms[of])
+        def finish(self, model):
+            trained = [weight for weight in model.parameters() if weight.requires_grad]
+            for of in self._sums:
+                norms[of].append(strength.squared_norm(self._sums[of], trained) ** 0.5)
+                self.squares[of] = average("first 8", norms[of]) ** 2
+            self._sums.clear()
+            self._due.clear()
 
     objective.Strengths = Traced
     options = SETTINGS | {
@@ -110,51 +117,52 @@ def traced(name, seed, data, folder):
         "score": result["metrics"][result["headline"]],
         "nll": result["metrics"].get("nll"),
         "train_score": result["train_metrics"][result["headline"]],
-        "term": [float(f"{math.sqrt(x):.4g}") for x in norms[name]],
-        "task": [float(f"{math.sqrt(x):.4g}") for x in norms[strength.TASK]],
+        "term": [float(f"{norm:.4g}") for norm in norms[name]],
+        "task": [float(f"{norm:.4g}") for norm in norms[strength.TASK]],
     }
 
 
 def realized(row, rule):
-    """The share in every update, had the weight followed a rule."""
-    squares = {key: [norm**2 for norm in row[key]] for key in ("term", "task")}
+    """The share in every update but the first, had the weight followed a rule."""
     shares = []
-    for at, (term, task) in enumerate(zip(row["term"], row["task"], strict=True), 1):
-        if rule == "weight":
-            weight = METHODS[row["method"]]
-        else:
-            ratio = average(rule, squares["task"][:at]) / average(rule, squares["term"][:at])
-            weight = SHARE * math.sqrt(ratio)
-        shares.append(weight * term / task)
+    for at in range(1, len(row["term"])):
+        weight = METHODS[row["method"]]
+        if rule != "weight":
+            weight = SHARE * average(rule, row["task"][:at]) / average(rule, row["term"][:at])
+        shares.append(weight * row["term"][at] / row["task"][at])
     return shares
+
+
+def overall(row, rule):
+    """||weight * term|| / ||task||, both over the whole training."""
+    tasks = row["task"][1:]
+    terms = [share * task for share, task in zip(realized(row, rule), tasks, strict=True)]
+    return math.hypot(*terms) / math.hypot(*tasks)
 
 
 def table(content):
     """Markdown."""
     lines = ["# Strength of terms over a training", "", f"`{content['command']}`", ""]
     lines += [
-        "Share of the task's gradient: median of each quarter of the updates, and the largest "
-        f"after update {FIRST}; asked for: {SHARE}. The training was that of `keep`; the other rules are "
-        "reckoned on its norms.",
+        f"Realized share of the task's gradient; asked for: {SHARE}. The training was that of "
+        "`first 8`; the other rules are reckoned on its norms.",
         "",
-        "| method | rule | seeds | looks | quarter 1 | 2 | 3 | 4 | largest |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "| method | rule | seeds | looks | quarter 1 | 2 | 3 | 4 | overall | largest |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]
     for name in dict.fromkeys(row["method"] for row in content["rows"]):
         for rule in RULES:
             rows = [row for row in content["rows"] if row["method"] == name]
             found = [realized(row, rule) for row in rows]
             quarter = len(found[0]) // 4
-            medians = [
-                statistics.mean(
-                    statistics.median(x[q * quarter : (q + 1) * quarter]) for x in found
-                )
-                for q in range(4)
-            ]
-            count = 0 if rule == "weight" else sum(looks(rule, at) for at in range(len(found[0])))
-            largest = max(max(shares[FIRST:]) for shares in found)
-            cells = [f"{share:.2g}" for share in [*medians, largest]]
-            lines.append(f"| {name} | {rule} | {len(rows)} | {count} | {' | '.join(cells)} |")
+            parts = [slice(q * quarter, (q + 1) * quarter) for q in range(4)]
+            shares = [statistics.mean(statistics.median(x[p]) for x in found) for p in parts]
+            shares.append(statistics.mean(overall(row, rule) for row in rows))
+            shares.append(max(max(shares) for shares in found))
+            updates = range(1, len(rows[0]["term"]) + 1)
+            count = 0 if rule == "weight" else sum(looks(rule, update) for update in updates)
+            cells = " | ".join(f"{share:.2g}" for share in shares)
+            lines.append(f"| {name} | {rule} | {len(rows)} | {count} | {cells} |")
     return "\n".join(lines) + "\n"
 
 

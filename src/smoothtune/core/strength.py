@@ -4,8 +4,9 @@ A fixed weight is right for one model, one reduction and one data set. A *share*
 the weight is then share * ||grad task|| / ||grad term||, with norms that are averaged over updates.
 
 Norms need a backward pass for each loss in place of one for their sum, so few updates are measured:
-the 1st, 2nd, 4th, 8th ... in which a loss is there, and from `PERIOD` on every `PERIOD`-th; of a
-task and terms with fixed weights the two in `LOOKS`, to tell a term that changes nothing. The
+the 1st, 2nd, 4th and 8th in which a loss is there, every 16th and after 128 every 32nd; of a task and
+terms with fixed weights the two in `LOOKS`, to tell a term that changes nothing. Terms on predictions
+may grow fifty-fold in the first hundred updates, as the head does, and looking rarely lets them. The
 gradients are those of whole updates, over all batches and processes. A weight holds for a whole
 update and follows from those before it, so a term begins in the second update in which it is there.
 """
@@ -23,7 +24,8 @@ from torch import Tensor, nn
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.stored_gradient import with_gradient
 
-PERIOD = 32
+PERIOD = 16
+LATE, LATE_PERIOD = 128, 32
 LOOKS = (2, 50)
 DECAY = 0.9
 NEXT_TO_NOTHING = 0.01
@@ -89,7 +91,9 @@ class Strengths:
         count = self.seen[name] = self.seen.get(name, 0) + 1
         shares = self.shares.values() if name == TASK else [self.shares[name]]
         if any(share is not None for share in shares):
-            return count & (count - 1) == 0 if count < PERIOD else count % PERIOD == 0
+            if count < PERIOD:
+                return count & (count - 1) == 0
+            return count % (PERIOD if count <= LATE else LATE_PERIOD) == 0
         return bool(self.shares) and count - 1 in LOOKS
 
     def measure(
