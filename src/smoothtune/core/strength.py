@@ -4,11 +4,11 @@ A fixed weight is right for one model, one reduction and one data set. A *share*
 the weight is then share * ||grad task|| / ||grad term||, with norms that are averaged over updates.
 
 Norms need a backward pass for each loss in place of one for their sum, so few updates are measured:
-the 1st, 2nd, 4th and 8th in which a loss is there, every 16th and after 128 every 32nd; of a task and
-terms with fixed weights the two in `LOOKS`, to tell a term that changes nothing. Terms on predictions
-may grow fifty-fold in the first hundred updates, as the head does, and looking rarely lets them. The
-gradients are those of whole updates, over all batches and processes. A weight holds for a whole
-update and follows from those before it, so a term begins in the second update in which it is there.
+the 1st, 2nd, 4th and 8th in which a loss is there, every 16th and after 128 every 32nd; of a task
+and terms with fixed weights the two in `LOOKS`, to tell a term that changes nothing. Terms on
+predictions may grow fifty-fold in the first hundred updates, as the head does: looking less often
+lets them. The gradients are those of whole updates, over all batches and processes. A weight holds
+for a whole update and follows from those before it, so a term begins in its second update.
 """
 
 from __future__ import annotations
