@@ -1,13 +1,18 @@
 """How far the pick of `smoothtune tune` is from the best of all settings.
 
-    python benchmarks/tune_regret.py --data DIR --folder OUT [--seeds 100]
+    python benchmarks/tune_regret.py study
+    python benchmarks/tune_regret.py grid --data DIR --folder OUT [--jobs 2 --job 0]
 
-DIR is a folder of Parquet data sets with `tweets_hate_speech_detection` and
-`uci_sentiment_labelled`. The model is the first two blocks of MiniLM. Every setting of a grid is
-trained once for every fold, and scored on the fold's held-out rows and on rows that no search sees.
-Searches are then simulated on the recorded scores, which takes no training: they see the held-out
-scores and are judged by the others. Runs in OUT that are done are not repeated. Writes
-benchmarks/results/tune-regret.json and .md.
+Searches are simulated on recorded scores, which takes no training. `study` has those of the study
+in results/few-sample: fourteen ways to train on three tasks, five seeds each. A search sees some of
+the seeds, fresh runs are others, and what is picked is judged by the mean of all.
+
+`grid` trains first: methods x strengths x learning rates on three tasks, every setting once for
+every fold, scored on the fold's held-out rows and on rows that no search sees. DIR is a folder of
+Parquet data sets with `cola`, `mrpc` and `uci_sentiment_labelled`. Runs in OUT that are done are
+not repeated; there are 189. A search sees the held-out scores and is judged by the others.
+
+They write benchmarks/results/tune-regret-study and tune-regret-grid, as .json and .md.
 """
 
 import argparse
@@ -19,28 +24,30 @@ import statistics
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 RESULTS = Path(__file__).parent / "results"
-ROWS, TEST_ROWS, PARTS, BLOCKS = 200, 300, 4, 2
-RATES = (2e-4, 6e-4, 1.8e-3)
+STUDY = Path(__file__).parents[1] / "results" / "few-sample"
+ROWS, TEST_ROWS, PARTS = 300, 400, 5
+RATES = (5e-5, 1.5e-4, 4.5e-4)
 VALUES = {
     "plain": {},
     "lnsr": {"share": (0.05, 0.3, 1.8)},
-    "mixout": {"p": (0.1, 0.4, 0.7)},
+    "r3f": {"share": (0.05, 0.3, 1.8)},
 }
 TASKS = {
-    "yelp": ("uci_sentiment_labelled/yelp", "sentence"),
-    "amazon": ("uci_sentiment_labelled/amazon", "sentence"),
-    "hate": ("tweets_hate_speech_detection/train", "tweet"),
+    "yelp": {"task": "yelp", "text_columns": ["sentence"]},
+    "cola": {"task": "cola"},
+    "mrpc": {"task": "mrpc"},
 }
 FIXED = {
-    "text_columns": ["text"],
-    "num_train_epochs": 2.0,
+    "model": "minilm",
+    "num_train_epochs": 3.0,
     "per_device_train_batch_size": 16,
     "per_device_eval_batch_size": 64,
-    "max_seq_length": 32,
+    "max_seq_length": 48,
     "eval_strategy": "no",
     "cost_steps": 0,
     "output_dir": "unset",
@@ -48,31 +55,13 @@ FIXED = {
 
 
 def tables(data, task):
-    """Training rows, and rows that no search sees; as many of each class."""
-    place, column = TASKS[task]
-    rows = pq.read_table(data / f"{place}.parquet", columns=[column, "label"]).to_pylist()
-    classes = [[row for row in rows if row["label"] == label] for label in (0, 1)]
-    mixed = [row for pair in zip(*classes, strict=False) for row in pair][: ROWS + TEST_ROWS]
-    table = pa.table({"text": [r[column] for r in mixed], "label": [r["label"] for r in mixed]})
-    return table.slice(0, ROWS), table.slice(ROWS)
-
-
-def write_model(folder):
-    """The first blocks of MiniLM, a model folder of its own."""
-    from transformers import AutoModel, AutoTokenizer
-
-    from smoothtune.models.load import load_base
-
-    if (folder / "model").exists():
-        return
-    source = load_base("minilm").source
-    model = AutoModel.from_pretrained(source)
-    model.encoder.layer = model.encoder.layer[:BLOCKS]
-    model.config.num_hidden_layers = BLOCKS
-    partial = folder / "model.partial"
-    model.save_pretrained(partial)
-    AutoTokenizer.from_pretrained(source).save_pretrained(partial)
-    partial.rename(folder / "model")
+    """Training rows, and rows that no search sees."""
+    if task == "yelp":
+        table = pq.read_table(data / "uci_sentiment_labelled" / "yelp.parquet")
+        table = table.select(["sentence", "label"])
+        return table.slice(0, ROWS), table.slice(ROWS, TEST_ROWS)
+    train = pq.read_table(data / task / "train.parquet").slice(0, ROWS)
+    return train, pq.read_table(data / task / "validation.parquet").slice(0, TEST_ROWS)
 
 
 def write_folds(data, folder, folds):
@@ -119,8 +108,7 @@ def run_cell(folder, task, fold, point):
     method, name, value, rate = point
     source = folder / "data" / f"{task}-{fold}"
     fields = {name: value} if name else {}
-    options = FIXED | {"task": task, "data": str(source), "model": str(folder / "model")}
-    options |= {"learning_rate": rate, "seed": 42}
+    options = FIXED | TASKS[task] | {"data": str(source), "learning_rate": rate, "seed": 42}
     config = load_config(options=options | {"methods": {method: fields}})
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as work, open(os.devnull, "w") as nothing:
@@ -177,10 +165,9 @@ def nearest(setting):
     """The setting of the grid that a suggestion stands for: nearest on the scale of each field."""
     fields = VALUES[setting.method]
     name = next(iter(fields), None)
-    scale = (lambda x: x) if name == "p" else math.log
     value = None
     if name:
-        value = min(fields[name], key=lambda v: abs(scale(v) - scale(setting.fields[name])))
+        value = min(fields[name], key=lambda v: abs(math.log(v / setting.fields[name])))
     rate = min(RATES, key=lambda r: abs(math.log(r / setting.learning_rate)))
     return setting.method, name, value, rate
 
@@ -193,8 +180,8 @@ def simulated(table, folds, budget, seed, sampler):
     rates = (RATES[0], RATES[-1])
     others = {name: {} for name in VALUES if name != PLAIN}
     arms = [
-        Arm(PLAIN, Space({PLAIN: {}}, rates, (2.0,)), budget - budget // 2, seed, sampler),
-        Arm("methods", Space(others, rates, (2.0,)), budget // 2, seed, sampler),
+        Arm(PLAIN, Space({PLAIN: {}}, rates, (3.0,)), budget - budget // 2, seed, sampler),
+        Arm("methods", Space(others, rates, (3.0,)), budget // 2, seed, sampler),
     ]
 
     def run(work):
@@ -231,20 +218,18 @@ def regrets(table, folds, budgets, seeds):
     }
 
 
-def markdown(found, arguments):
-    """The table."""
+def markdown_grid(found, arguments):
+    """The table of the grid."""
     lines = [
-        "# Regret of simulated searches",
+        "# Regret of simulated searches on a grid",
         "",
-        f"`python benchmarks/tune_regret.py --data DIR --folder OUT --folds {arguments.folds}"
-        f" --seeds {arguments.seeds}`",
+        "`python benchmarks/tune_regret.py grid --data DIR --folder OUT`",
         "",
-        f"The first {BLOCKS} blocks of MiniLM, {ROWS} training rows, {len(list(points()))}",
-        f"settings of {', '.join(VALUES)}, each trained on {arguments.folds} of {PARTS} folds. A",
-        f"search sees scores on {ROWS // PARTS} held-out rows of a fold, and is judged by accuracy",
-        f"on {TEST_ROWS} other rows. Regret: how many points (0.01) the pick is below the best of",
-        f"the grid, mean over {arguments.seeds} searches. Whole grid: the regret of the pick among",
-        "all settings of the grid, which is what the noise of the held-out rows costs.",
+        f"MiniLM, {ROWS} training rows, {len(list(points()))} settings of {', '.join(VALUES)},",
+        f"each trained on {arguments.folds} folds. A search sees {ROWS // PARTS} held-out",
+        f"rows of a fold and is judged by {TEST_ROWS} other rows. Regret: points (0.01) below the",
+        f"best of the grid, mean over {arguments.seeds} searches. Whole grid: the regret of the",
+        "setting that is best on the held-out rows, which is what their noise costs.",
     ]
     for task, numbers in found.items():
         lines += [
@@ -264,12 +249,126 @@ def markdown(found, arguments):
     return "\n".join(lines) + "\n"
 
 
+# --- the recorded study --------------------------------------------------------------------------
+
+SEEN = 2
+"""Seeds that a search sees, as folds; the other three are its fresh runs."""
+
+
+class Ways:
+    """Ways to train, by name, in the place of the settings of an arm."""
+
+    def __init__(self, names):
+        self.methods = names
+
+    def starts(self):
+        """Each way once, as a search begins with each method."""
+        return [{"method": name} for name in self.methods]
+
+    def suggest(self, trial):
+        """One of them."""
+        from smoothtune.tune.space import Setting
+
+        name = trial.suggest_categorical("method", list(self.methods))
+        return Setting(name, {}, 1e-4, 3.0)
+
+
+def decided(scores, budget, draw):
+    """What a search of the ways picks, and what is used after the fresh runs.
+
+    Args:
+        scores: (5,) of every way, by seed.
+        budget: trials of the methods.
+        draw: which seeds the search sees, in which order it tries the ways.
+    """
+    from smoothtune.tune.confirm import compare
+    from smoothtune.tune.search import Arm, Outcome, search
+
+    seeds = draw.permutation(5)
+    names = [name for name in scores if name != "plain"]
+    ways = Ways(list(draw.permutation(names)))
+    arm = Arm("methods", ways, budget, int(draw.integers(2**31)))
+
+    def run(work):
+        return [Outcome(scores[trial.setting.method][seeds[fold]]) for trial, fold in work]
+
+    search([arm], folds=SEEN, round_size=4, run=run)
+    pick, fresh = arm.best().setting.method, seeds[SEEN:]
+    found = compare(*([scores[name][seed] for seed in fresh] for name in ("plain", pick)), 5)
+    return pick, (pick if found.better else "plain")
+
+
+def study_regrets(seeds, budgets):
+    """Regret in points of the pick and of the decision, by task and budget."""
+    rows = json.loads((STUDY / "results.json").read_text(encoding="utf-8"))["rows"]
+    found = {}
+    for task in dict.fromkeys(row["task"] for row in rows):
+        scores = {}
+        for row in rows:
+            if row["task"] == task and row["method"] != "plain_more_epochs":
+                scores.setdefault(row["method"], {})[row["seed"]] = row["score"]
+        means = {name: statistics.mean(by_seed.values()) for name, by_seed in scores.items()}
+        best = max(means, key=means.get)
+        searches = []
+        for budget in budgets:
+            ends = [decided(scores, budget, np.random.default_rng(seed)) for seed in range(seeds)]
+            regret = {
+                name: 100 * statistics.mean(means[best] - means[end[place]] for end in ends)
+                for place, name in enumerate(("pick", "decision"))
+            }
+            used = sum(end[1] != "plain" for end in ends)
+            searches.append({"budget": budget, **regret, "used": used})
+        plain = 100 * (means[best] - means["plain"])
+        found[task] = {"best": best, "score": means[best], "plain": plain, "searches": searches}
+    return found
+
+
+def markdown_study(found, seeds):
+    """The table of the study."""
+    lines = [
+        "# Regret of simulated searches on the recorded study",
+        "",
+        "`python benchmarks/tune_regret.py study`",
+        "",
+        "Scores of the study in results/few-sample: fourteen ways to fine-tune MiniLM, five seeds",
+        f"each, at one learning rate. A search among them sees {SEEN} of the seeds, drawn anew in",
+        "each simulated search; the others are its fresh runs. Regret: points (0.01) below the",
+        "way with the best mean of all seeds. Pick: the best in the search. Decision: the pick if",
+        f"the fresh runs show it to be better than plain, else plain. Mean over {seeds} searches;",
+        "used: searches that did not end with plain.",
+    ]
+    for task, numbers in found.items():
+        lines += [
+            "",
+            f"## {task}",
+            "",
+            f"Best: {numbers['best']}, {numbers['score']:.4f}. Always plain: regret "
+            f"{numbers['plain']:.2f}.",
+            "",
+            "| trials | regret of the pick | of the decision | used |",
+            "|---|---|---|---|",
+        ]
+        lines += [
+            f"| {row['budget']} | {row['pick']:.2f} | {row['decision']:.2f} | "
+            f"{row['used']} of {seeds} |"
+            for row in numbers["searches"]
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def write(name, found, text):
+    """Write the numbers and the table."""
+    (RESULTS / f"{name}.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    (RESULTS / f"{name}.md").write_text(text, encoding="utf-8")
+
+
 def main():
-    """Run the grid, then simulate."""
+    """Run the grid, if asked for, and simulate."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--folder", type=Path, required=True)
-    parser.add_argument("--folds", type=int, default=1)
+    parser.add_argument("what", choices=["study", "grid"])
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--folder", type=Path)
+    parser.add_argument("--folds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--budgets", type=int, nargs="+", default=[10, 30, 60])
     parser.add_argument(
@@ -277,15 +376,19 @@ def main():
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes that share the grid")
     args = parser.parse_args()
+    if args.what == "study":
+        found = study_regrets(args.seeds, [budget // 2 for budget in args.budgets])
+        write("tune-regret-study", found, markdown_study(found, args.seeds))
+        return
     if args.job == 0:
         write_folds(args.data, args.folder, args.folds)
-        write_model(args.folder)
     run_grid(args.folder, args.folds, args.job, args.jobs)
-    tables = recorded(args.folder, args.folds)
-    found = {t: regrets(table, args.folds, args.budgets, args.seeds) for t, table in tables.items()}
-    if len(found) == len(TASKS):
-        (RESULTS / "tune-regret.json").write_text(json.dumps(found, indent=2) + "\n", "utf-8")
-        (RESULTS / "tune-regret.md").write_text(markdown(found, args), "utf-8")
+    known = recorded(args.folder, args.folds)
+    if len(known) == len(TASKS):
+        found = {
+            t: regrets(table, args.folds, args.budgets, args.seeds) for t, table in known.items()
+        }
+        write("tune-regret-grid", found, markdown_grid(found, args))
 
 
 if __name__ == "__main__":

@@ -8,9 +8,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from datasets import Dataset
+from rich.console import Console
 
+from helpers.tiny_tasks import choice_data, squad_data, tag_data
+from smoothtune.config.run import load_config
 from smoothtune.errors import DataError
-from smoothtune.tune.split import TrainingRows, parts_of, write_split
+from smoothtune.run.inputs import read_inputs
+from smoothtune.tune.split import TrainingRows, parts_of, training_rows, write_split
 
 TEXTS = [f"text {number}" for number in range(53)]
 
@@ -77,3 +81,31 @@ def test_too_few_rows(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="8 training rows are too few"):
         write_split(rows_of(TEXTS[:8], ["a", "b"] * 4), parts, 0, tmp_path)
     assert json.dumps([path.name for path in tmp_path.iterdir()]) == "[]"
+
+
+TYPES = {
+    "token-classification": (tag_data, {}),
+    "question-answering": (squad_data, {"max_seq_length": 24, "doc_stride": 4}),
+    "multiple-choice": (choice_data, {"text_columns": ["context"], "choice_columns": ["endings"]}),
+}
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_parts_of_every_type_of_task_can_be_trained_on(
+    kind: str, inputs: Path, tmp_path: Path
+) -> None:
+    make, fields = TYPES[kind]
+    data = make(tmp_path / "data")
+    common = {"task": "own", "task_type": kind, "data": str(data), "output_dir": "unset"}
+    config = load_config(options=common | {"model": str(inputs / "model")} | fields)
+    training = training_rows(config)
+    lines = (data / "train.jsonl").read_text().splitlines()
+    assert len(training.texts) == len(lines)
+    write_split(training, parts_of(training.texts, training.labels, 4, 0), 1, tmp_path / "part")
+    part = config.model_copy(update={"data": str(tmp_path / "part")})
+    prepared = read_inputs(part, Console(quiet=True)).prepared
+    rows = [
+        len(np.unique(split["example_id"][:])) for split in (prepared.train, prepared.validation)
+    ]
+    assert sum(rows) == len(lines)
+    assert rows[1] >= 4

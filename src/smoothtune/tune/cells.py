@@ -65,21 +65,25 @@ class Progress:
         if not again:
             self.new += 1
             self._advance(1)
+            self._tell()
 
     def _advance(self, count: int) -> None:
         self.done += count
         self.expected = max(self.expected, self.done)
         self.bar.update(self.row, completed=self.done, total=self.expected)
 
-    def refresh(self) -> None:
-        """Say how far it is, now and then, where there is no bar."""
+    def _tell(self) -> None:
+        """Say how far it is, where there is no bar, ten seconds after it was said last."""
         now = time.monotonic()
-        if self.console.is_terminal or not self.new or now - self.told < SECONDS_BETWEEN_LINES:
+        if self.console.is_terminal or now - self.told < SECONDS_BETWEEN_LINES:
             return
         self.told = now
         left = (now - self.began) / self.new * (self.expected - self.done)
         about = timedelta(seconds=round(left))
         say(self.console, f"{self.done} of about {self.expected} trainings, about {about} left")
+
+    def refresh(self) -> None:
+        """The bar draws itself."""
 
     def state(self) -> str:
         """How far it is."""

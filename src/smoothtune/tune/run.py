@@ -66,11 +66,11 @@ def run_tune(
     if ray is None and not dry_run:
         start_server()  # imports while this process measures
     if dry_run:
-        _priced(tune, jobs, console)
+        _priced(tune, jobs, ray, console)
         return {}
     with _claimed(folder), Signals() as signals:
         shutil.rmtree(folder / WORK, ignore_errors=True)
-        tune, misfits = _priced(tune, jobs, console)
+        tune, misfits = _priced(tune, jobs, ray, console)
         write_json(folder / STARTED, {"command": [portable(part) for part in command]})
         with Progress(console, expected_trainings(tune)) as progress:
             trainings = Trainings(
@@ -94,7 +94,9 @@ def _weight_bytes(tune: Tune) -> int:
     return 4 * num_parameters(tune.run.model)
 
 
-def _priced(tune: Tune, jobs: int | None, console: Console) -> tuple[Tune, dict[str, str]]:
+def _priced(
+    tune: Tune, jobs: int | None, ray: str | None, console: Console
+) -> tuple[Tune, dict[str, str]]:
     """Say the price; methods of our own list that do not fit the model are left out.
 
     Raises:
@@ -107,7 +109,7 @@ def _priced(tune: Tune, jobs: int | None, console: Console) -> tuple[Tune, dict[
     for name, why in misfits.items():
         say(console, f"{name} is left out: {why}")
     tune = replace(tune, methods=without(tune, misfits))
-    at_once = jobs or default_jobs(_weight_bytes(tune))
+    at_once = jobs or (None if ray else default_jobs(_weight_bytes(tune)))
     tell(tune, times, len(training_rows(tune.run).texts), at_once, console)
     return tune, misfits
 
