@@ -167,7 +167,10 @@ def test_only_seeds_that_both_have_count() -> None:
     for item in compare_effects(effect_rows(runs)):
         assert item["seeds"] == [0, 1, 3, 4]
     alone = [r for r in study() if r[1]["result"]["config"]["seed"] == 0]
-    assert {i["verdict"] for i in compare_effects(effect_rows(alone))} == {"too few seeds"}
+    compared = compare_effects(effect_rows(alone))
+    assert {item["verdict"] for item in compared} == {"too few seeds"}
+    (said, *_) = effect_sentences(compared, effect_rows(alone))
+    assert said.text.startswith("too few seeds: 3 of 3: lnsr (noise sensitivity), ")
     missing = [r for r in study() if r[0] != "plain"]
     assert compare_effects(effect_rows(missing)) == []
 

@@ -316,7 +316,8 @@ def effect_sentences(
     """Which methods move their quantity, which do not, and which lose score."""
     shown = [item for item in compared if item["condition"] == ALL] or list(compared)
     found: list[Sentence] = []
-    for verdict, good in ((MOVES, True), (WEAKLY, True), (NOTHING, False), (WRONG, False)):
+    kinds = ((MOVES, True), (WEAKLY, True), (NOTHING, False), (WRONG, False), (FEW, False))
+    for verdict, good in kinds:
         here = [f"{i['method']} ({i['quantity']})" for i in shown if i["verdict"] == verdict]
         if here:
             text = f"{verdict}: {len(here)} of {len(shown)}: {', '.join(here)}."
