@@ -68,20 +68,24 @@ def trained(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Trained: 
     return fit(run_of(inputs, folder), folder, resumable=False, console=SILENT)
 
 
-def save(trained: Trained, folder: Path, room: int) -> None:
-    with writing(folder), no_room(room):
-        trained.save(folder / STAGING)
-        publish(folder, trained.result, keep_checkpoints=False)
+def save(trained: Trained, folder: Path, room: int, room_for_result: int) -> None:
+    with writing(folder):
+        with no_room(room):
+            trained.save(folder / STAGING)
+        with no_room(room_for_result):
+            publish(folder, trained.result, keep_checkpoints=False)
 
 
 def test_a_model_folder(trained: Trained, old: Path) -> None:
-    """Whichever file is the first that does not fit."""
+    """Whichever file is the first that does not fit; ``result.json`` is the last."""
     before = content(old / "model")
     sizes = sorted({len(raw) for raw in before.values()})
     assert len(sizes) > 5
-    for size in [0, *(size - 1 for size in sizes)]:
+    much = 2 * sizes[-1]
+    rooms = [(min(size - 1, sizes[-1] // 2), much) for size in (1, *sizes)]
+    for room, room_for_result in [*rooms, (much, 0), (much, 100)]:
         with pytest.raises(OutputError, match=r"the model cannot be written to .*; make room"):
-            save(trained, old / "model", min(size, sizes[-1] // 2))
+            save(trained, old / "model", room, room_for_result)
         assert content(old / "model") == before
         assert not (old / "model" / STAGING).exists()
 
