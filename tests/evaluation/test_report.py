@@ -13,9 +13,10 @@ from typer.testing import CliRunner, Result
 from smoothtune.cli import app
 from smoothtune.errors import OutputError
 from smoothtune.evaluation import Curve, CurvePoint, draw
-from smoothtune.evaluation.compare import Difference, load_runs, paired_differences
+from smoothtune.evaluation.compare import Difference, Run, load_runs, paired_differences
 from smoothtune.evaluation.findings import comparison, sentences
 from smoothtune.evaluation.intervals import Interval
+from smoothtune.evaluation.report import summary_table
 
 HOSTILE = "<script>alert(1)</script>\"'&|`$x^$ javascript:"
 
@@ -201,6 +202,12 @@ def test_words_follow_the_numbers(evaluated: Path, tmp_path: Path) -> None:
         gaussian[name] = [[x, 0.9 if x < 0.3 else 0.9 - loss, None, None] for x, *_ in points]
         said = [s for s in sentences(run) if f"Gaussian noise at 0.3 (-{loss:.3f})" in s.text]
         assert [s.verdict for s in said] == [verdict]
+
+
+def test_nothing_left_out_is_no_line() -> None:
+    numbers = {"rows": 3, "not_measured": {}, "all_rows": {"ece": 0.1}}
+    run = Run("run", Path(), {"parts": {"effect": {"numbers": numbers, "curves": {}}}})
+    assert summary_table([run], "effect").rows == [["rows", "3"], ["all rows: ece", "0.1"]]
 
 
 def test_plots_escape_names_and_do_not_read_them_as_formulas() -> None:

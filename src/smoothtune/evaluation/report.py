@@ -150,8 +150,10 @@ def _flat(numbers: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in numbers.items():
         title = name.replace("_", " ")
-        nested = value.items() if isinstance(value, dict) else ()
-        flat |= {f"{title}: {key}": inner for key, inner in nested} or {title: value}
+        if isinstance(value, dict):
+            flat |= {f"{title}: {key}": inner for key, inner in value.items()}
+        else:
+            flat[title] = value
     return flat
 
 
