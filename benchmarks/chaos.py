@@ -11,7 +11,7 @@ on with it (or start again, before the first) to the weights of an undisturbed r
 forked from a process that has imported everything. The figures are in results/chaos.json and
 chaos.md::
 
-    python benchmarks/chaos.py --minutes 10
+    python benchmarks/chaos.py --minutes 10 [--only kills --seed 1]
 """
 
 from __future__ import annotations
@@ -313,9 +313,11 @@ def table(found: dict[str, Any]) -> str:
         "| experiment | deaths | runs | checkpoints lost | resumes failed | wrong weights |",
         "|---|---|---|---|---|---|",
     ]
-    for name, counts in found["experiments"].items():
-        cells = (counts[key] for key in ("deaths", "runs", "lost", "failed", "wrong"))
-        lines.append(f"| {name} | " + " | ".join(map(str, cells)) + " |")
+    keys = ("deaths", "runs", "lost", "failed", "wrong")
+    experiments = found["experiments"]
+    total = {key: sum(counts[key] for counts in experiments.values()) for key in keys}
+    for name, counts in [*sorted(experiments.items()), ("all", total)]:
+        lines.append(f"| {name} | " + " | ".join(str(counts[key]) for key in keys) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -332,13 +334,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         work = Path(name)
         make_inputs(work / "inputs")
-        for experiment in ("points, one kept", "points, two kept", "kills"):
+        for experiment in ("points, one kept", "points, two kept", f"kills, seed {options.seed}"):
             if options.only and not experiment.startswith(options.only):
                 continue
             folder = work / experiment
             folder.mkdir()
             deadline = time.monotonic() + 60 * options.minutes
-            if experiment == "kills":
+            if experiment.startswith("kills"):
                 counts = kills(work / "inputs", folder, 5, deadline, options.seed)
             else:
                 counts = points(folder, deadline, 1 if "one" in experiment else 2)
