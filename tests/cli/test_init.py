@@ -7,6 +7,7 @@ import pytest
 from datasets import Dataset
 from typer.testing import CliRunner, Result
 
+from helpers.tiny_folder import tiny_bert
 from smoothtune.cli import app
 from smoothtune.config.run import load_config
 from smoothtune.config.task import configured_task
@@ -40,6 +41,32 @@ def test_file_of_an_office_program(tmp_path: Path) -> None:
     assert "exists" in again.stderr
     replaced = call("init", file, "--to", to, "--overwrite", "--json")
     assert json.loads(replaced.stdout)["fields"]["sep"] == ";"
+
+
+def test_new_files_are_read_as_those_of_the_training(tmp_path: Path) -> None:
+    """A model of a semicolon file in cp1252 predicts another one; what differs is given."""
+    model = tiny_bert(tmp_path / "model")
+    rows = [f"{text};{label}" for text, label in [("good café", "Pos"), ("bad film", "neg ")] * 6]
+    rows.append("good plot;pos")
+    (tmp_path / "train.csv").write_bytes("\n".join(["text;label", *rows, ""]).encode("cp1252"))
+    run = tmp_path / "run.yaml"
+    assert call("init", tmp_path / "train.csv", "--to", run).exit_code == 0
+    options = ("--model", model, "--output-dir", tmp_path / "out", "--max-steps", 1)
+    trained = call("train", run, *options)
+    assert trained.exit_code == 0, trained.output
+    (tmp_path / "new.csv").write_bytes("text;nr\nbad café;1\n".encode("cp1252"))
+    found = call(
+        "predict", tmp_path / "out", "--data", tmp_path / "new.csv", "--to", tmp_path / "p.csv"
+    )
+    assert found.exit_code == 0, found.output
+    assert (tmp_path / "p.csv").read_text("utf-8").splitlines()[0].startswith("text,nr,prediction")
+    (tmp_path / "utf8.csv").write_text("text,nr\nbad café,1\n", "utf-8")
+    arguments = ("predict", tmp_path / "out", "--data", tmp_path / "utf8.csv")
+    refused = call(*arguments, "--to", tmp_path / "q.csv")
+    assert refused.exit_code == 3
+    assert "give encoding: utf-8" in refused.stderr
+    form = ("--encoding", "utf-8", "--sep", ",")
+    assert call(*arguments, *form, "--to", tmp_path / "q.csv").exit_code == 0
 
 
 def test_blank_labels_are_told(tmp_path: Path) -> None:

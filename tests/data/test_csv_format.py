@@ -42,7 +42,11 @@ def test_separator_and_encoding_are_read_as_given(tmp_path: Path) -> None:
         ),
         (ROWS.encode(), {}, r'columns seem to be separated by \';\': give sep: ";"'),
         (ROWS.replace(";", "\t").encode(), {}, r'separated by \'\\t\' \(a tab\): give sep: "\\t"'),
-        (ROWS.encode(), {"sep": ";", "encoding": "cp1252"}, r"is UTF-8.*'Das CafÃ©.*leave enc"),
+        (
+            ROWS.encode(),
+            {"sep": ";", "encoding": "cp1252"},
+            r"is UTF-8.*'Das CafÃ©.*give encoding: utf-8",
+        ),
         (b"text,label\na, b,pos\n", {}, r"the first row has 3 columns and the header 2; a text"),
         (b"text,label\na,pos\na, b,pos\n", {}, r"ParserError: .* line 3.*must stand in double quo"),
         (b"", {}, "cannot be read as csv: .*No columns to parse from file$"),

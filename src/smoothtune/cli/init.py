@@ -108,8 +108,8 @@ def _first_csv(path: Path) -> Path | None:
 
 def _about_labels(rows: Any, found: Guess) -> tuple[dict[str, Any], list[str]]:
     """Fields that the labels call for, and what they look like."""
+    from smoothtune.data.label_names import class_names
     from smoothtune.errors import DataError
-    from smoothtune.tasks.labels import class_names
 
     if found.label_column is None or not found.text_columns:
         missing = "label_column" if found.text_columns else "text_columns"

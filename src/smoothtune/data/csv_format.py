@@ -66,7 +66,7 @@ def check_encoding(file: Path, encoding: str | None) -> None:
         first = next(place for place, byte in enumerate(raw) if byte > 127)
         raise DataError(
             f"{file}: is UTF-8, {_around(raw, first, 'utf-8')}, and would be read as "
-            f"{_around(raw, first, wanted)} with encoding: {encoding}; leave encoding out"
+            f"{_around(raw, first, wanted)} with encoding: {encoding}; give encoding: utf-8"
         )
 
 

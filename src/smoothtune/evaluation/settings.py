@@ -27,10 +27,10 @@ ABOUT_TASK = (
     "choice_columns",
     "task_type",
     "merge_labels",
+    "sep",
+    "encoding",
 )
-"""Fields taken from a training run on the same task."""
-ABOUT_FILES = ("sep", "encoding")
-"""Fields taken from a training run on the same data."""
+"""Fields taken from a training run on the same task; its new files have the form of the old."""
 FROM_TRAINING = ("task", "max_seq_length", *SpanFields.model_fields)
 """Fields taken from any training run."""
 
@@ -103,8 +103,7 @@ def _from_training(
 ) -> dict[str, Any]:
     """Fields of a training run that are not set; those about the task only if it is the same."""
     same_task = settings.task in (None, run.get("task"))
-    same_data = same_task and settings.data in (None, run.get("data"))
-    taken = FROM_TRAINING + ABOUT_TASK * same_task + ABOUT_FILES * same_data + more
+    taken = FROM_TRAINING + ABOUT_TASK * same_task + more
     return {name: run.get(name) for name in taken if getattr(settings, name) is None}
 
 

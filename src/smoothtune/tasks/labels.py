@@ -2,122 +2,17 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from datasets import ClassLabel, Dataset, Value
+from datasets import ClassLabel, Dataset
 
 from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems
+from smoothtune.data.label_names import ALL_IGNORED, MERGE, MISSING, is_missing, spelled_alike
 from smoothtune.errors import DataError, ModelError
 
 LARGEST_SCORE = float(np.finfo(np.float32).max)
-_ALL_IGNORED = f"every label is {IGNORE_INDEX}, the index that the loss ignores: nothing to learn"
-
-
-MISSING = "a missing label; fill it in, or drop the row"
-MERGE = "merge_labels: true, or spell it so"
-_DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+(,\d+)?\s*")
-
-
-def class_names(
-    dataset: Dataset, column: str, where: str, *, merge: bool | None = None
-) -> tuple[str, ...]:
-    """Names of the classes in a label column.
-
-    Text (or the hub's ClassLabel) and booleans are classes; integers are classes that must be
-    numbered 0, 1, ...; real numbers are regression.
-
-    Args:
-        dataset: the raw train split.
-        column: its label column.
-        where: source and split, for the error.
-        merge: whether texts that differ in blanks or case only are one class, under their most
-            frequent spelling; None: an error.
-
-    Returns:
-        The names, in the order of the class ids; none for regression.
-
-    Raises:
-        DataError: the values have no usable type, there is only one class, integer labels do not
-            count from 0 without gaps, or texts differ in blanks or case only.
-    """
-    where = f"{where}, column {column!r}"
-    names = _class_names(dataset, column, where, merge)
-    if len(names) == 1:
-        raise DataError(
-            f"{where}: every label is {names[0]!r}; classification needs at least two classes"
-        )
-    return names
-
-
-def _class_names(dataset: Dataset, column: str, where: str, merge: bool | None) -> tuple[str, ...]:
-    feature = dataset.features[column]
-    if isinstance(feature, ClassLabel):
-        return tuple(feature.names)
-    unusable = f"{where}: is of type {feature}; labels are text, integers or real numbers"
-    if not isinstance(feature, Value):
-        raise DataError(unusable)
-    counts = Counter(value for value in dataset[column][:] if not _is_missing(value))
-    values = set(counts)
-    kinds = {type(value) for value in values}
-    if not kinds:
-        raise DataError(f"{where}: has no label in any row")
-    if kinds == {bool}:
-        return ("False", "True")
-    if kinds == {str}:
-        return _text_classes(counts, where, merge)
-    if kinds == {float}:
-        return ()
-    if kinds != {int}:
-        raise DataError(unusable)
-    if values == {IGNORE_INDEX}:
-        raise DataError(f"{where}: {_ALL_IGNORED}")
-    if values != set(range(len(values))):
-        shown = ", ".join(map(str, sorted(values)[:10]))
-        raise DataError(
-            f"{where}: integer labels must count 0, 1, 2, ... without gaps, found {shown}; "
-            "renumber them, or store them as text if they name classes, as real numbers for "
-            "regression"
-        )
-    return tuple(map(str, range(len(values))))
-
-
-def _text_classes(counts: Mapping[str, int], where: str, merge: bool | None) -> tuple[str, ...]:
-    """Names of classes that are texts, see `class_names`."""
-    if any("," in text for text in counts) and all(map(_DECIMAL_COMMA.fullmatch, counts)):
-        shown = next(text for text in counts if "," in text)
-        raise DataError(
-            f"{where}: {shown!r} is text; write scores with a decimal point, as "
-            f"{shown.strip().replace(',', '.')}"
-        )
-    spellings: dict[str, list[str]] = {}
-    for text in sorted(counts, key=lambda text: (-counts[text], text)):
-        spellings.setdefault(spelled_alike(text), []).append(text)
-    if merge:
-        return tuple(sorted(texts[0].strip() for texts in spellings.values()))
-    alike = [texts for texts in spellings.values() if len(texts) > 1]
-    if alike and merge is None:
-        shown = "; ".join(
-            ", ".join(f"{text!r} ({counts[text]} rows)" for text in texts) for texts in alike[:10]
-        )
-        raise DataError(
-            f"{where}: labels differ in blanks or case only: {shown}. Give merge_labels: true to "
-            "make each of these one class, or false if they are different ones"
-        )
-    return tuple(sorted(counts))
-
-
-def spelled_alike(text: str) -> str:
-    """What labels that differ in blanks, case or Unicode's form only have in common."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
-
-
-def _is_missing(value: object) -> bool:
-    return value is None or (isinstance(value, str) and not value.strip())
 
 
 def tag_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
@@ -208,11 +103,11 @@ def _stored_names(feature: Any, names: Iterable[str]) -> dict[int, str]:
 
 def _all_ignored(column: str, values: Sequence[Any]) -> list[str]:
     ignored = all(value == IGNORE_INDEX for value in values)
-    return [f"column {column!r}: {_ALL_IGNORED}"] if ignored else []
+    return [f"column {column!r}: {ALL_IGNORED}"] if ignored else []
 
 
 def _score_problem(value: object) -> str:
-    if _is_missing(value):
+    if is_missing(value):
         return f"is {MISSING}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         return f"is of type {type(value).__name__}, but the label must be a number"
@@ -221,7 +116,7 @@ def _score_problem(value: object) -> str:
 
 def _class_problem(value: object, ids: Mapping[str, int]) -> str:
     labels = ", ".join(f"{index} {name!r}" for name, index in list(ids.items())[:20])
-    if _is_missing(value):
+    if is_missing(value):
         return f"is {MISSING}"
     if isinstance(value, str):
         if value in ids:

@@ -11,11 +11,11 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 
 from smoothtune.data.collator import Collator
 from smoothtune.data.columns import TEXTS, select_texts
+from smoothtune.data.label_names import class_names
 from smoothtune.data.tokenizing import Encoder, text_encoder
 from smoothtune.tasks.base import Collate
 from smoothtune.tasks.labels import (
     class_ids,
-    class_names,
     label_head,
     matched_outputs,
     output_names,
