@@ -109,3 +109,16 @@ def test_parts_of_every_type_of_task_can_be_trained_on(
     ]
     assert sum(rows) == len(lines)
     assert rows[1] >= 4
+
+
+def test_other_labels_are_other_rows(inputs: Path, tmp_path: Path) -> None:
+    """What was trained on the former ones is not taken for them."""
+    data = tag_data(tmp_path / "data")
+    common = {"task": "own", "task_type": "token-classification", "output_dir": "unset"}
+    options = common | {"data": str(data), "model": str(inputs / "model")}
+    before = training_rows(load_config(options=options)).fingerprint
+    assert training_rows(load_config(options=options)).fingerprint == before
+    rows = [json.loads(line) for line in (data / "train.jsonl").read_text().splitlines()]
+    rows[3]["tags"] = ["O"] * len(rows[3]["tags"])
+    (data / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert training_rows(load_config(options=options)).fingerprint != before

@@ -67,7 +67,8 @@ def training_rows(config: RunConfig) -> TrainingRows:
     if prepared.task.task_type == "text-classification":
         values = rows[task.label_column][:]
         labels = [float(v) for v in values] if prepared.task.regression else list(map(str, values))
-    content = json.dumps([texts, labels]).encode()
+    used = [column for column in prepared.task.columns if column in rows.column_names]
+    content = json.dumps([[column, rows[column][:]] for column in used], default=str).encode()
     return TrainingRows(rows, texts, labels, hashlib.sha256(content).hexdigest())
 
 
