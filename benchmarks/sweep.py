@@ -72,7 +72,7 @@ def read(file):
     return records
 
 
-def write(records):
+def write(records, command):
     """The committed result: every outcome once, and by its number the checks that had it."""
     from smoothtune.files import versions
 
@@ -86,7 +86,7 @@ def write(records):
             row.setdefault("results", {}).setdefault(str(outcomes.index(found)), []).append(check)
         rows.append(row)
     content = {
-        "command": "python benchmarks/sweep.py --write",
+        "command": command,
         "versions": versions(),
         "outcomes": outcomes,
     }
@@ -141,7 +141,8 @@ def main():
         wrong = {k: v for k, v in found.get("results", {}).items() if v.startswith("wrong")}
         print(name, found.get("seconds"), found.get("left out", ""), wrong or "", flush=True)
     if arguments.write:
-        write(read(arguments.file))
+        command = f"python benchmarks/sweep.py --methods {arguments.methods} --write"
+        write(read(arguments.file), command)
 
 
 if __name__ == "__main__":

@@ -267,7 +267,7 @@ def test_l2_sp_pulls_the_language_model_head_towards_its_pre_trained_values():
 
 def test_only_label_tokens_reach_the_head():
     model, batch = tiny_language_model("opt"), language_batch()
-    seen, objective = [], Objective(METHODS["r3f"]())
+    seen, objective = [], Objective(METHODS["r3f"](weight=1.0))
     objective(model, batch)  # the first call compares one row with the model's own loss
     handle = model.lm_head.register_forward_hook(lambda m, args, out: seen.append(out.shape))
     objective(model, batch)
@@ -280,7 +280,11 @@ def test_texts_without_a_label_token_add_nothing(without):
     model = tiny_language_model("gpt2")
     batch = language_batch()
     batch["labels"][without] = -100
-    objective = Objective(METHODS["r3f"](noise="normal", sigma=0.1), METHODS["jacobian"]())
+    methods = (
+        METHODS["r3f"](noise="normal", sigma=0.1, weight=1.0),
+        METHODS["jacobian"](weight=0.01),
+    )
+    objective = Objective(*methods)
     total = objective.attach(model)(model, batch)
     total.backward()
     objective.detach()
@@ -293,7 +297,7 @@ def test_unlabeled_texts_are_compared_after_every_real_token():
     mask = batch["attention_mask"]
     unlabeled = {"input_ids": batch["input_ids"], "attention_mask": mask}
     assert target_mask(unlabeled).sum() == (mask.sum(1) - 1).sum()
-    objective = Objective(METHODS["vat"]()).attach(model)
+    objective = Objective(METHODS["vat"](weight=1.0)).attach(model)
     objective(model, unlabeled)
     assert set(objective.terms) >= {"loss/vat"}
     assert "loss/task" not in objective.terms
@@ -305,7 +309,7 @@ def test_chunks_change_nothing(monkeypatch):
     for chunk in (2**24, 3 * 40):  # the second: three tokens of forty logits
         monkeypatch.setattr(causal_lm, "CHUNK", chunk)
         with fixed_draws():
-            objective = Objective(METHODS["r3f"](noise="normal", sigma=0.1))
+            objective = Objective(METHODS["r3f"](noise="normal", sigma=0.1, weight=1.0))
             results.append(gradient(objective(model, batch), [model]))
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-15)
 

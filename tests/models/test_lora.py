@@ -161,8 +161,8 @@ def test_merged_model_is_a_plain_one_with_the_same_outputs(adapter, folder, tmp_
 @pytest.mark.parametrize(
     ("model", "changes"),
     [
-        ("bert", {"methods": {"r3f": {}}}),
-        ("bert", {"lora": {"target_modules": "all-linear"}, "methods": {"lnsr": {}}}),
+        ("bert", {"methods": {"r3f": {"share": 0.1}}}),
+        ("bert", {"lora": {"target_modules": "all-linear"}, "methods": {"lnsr": {"share": 0.01}}}),
         ("llama", {"methods": {"jacobian": {}, "mixout": {"p": 0.3}}}),
         ("opt", {"methods": {"uegr": {"keep": 1.0}}, "lora": {"alpha": 32.0}}),
         ("llama", {"methods": {"cwgnc": {}}, "gradient_checkpointing": True}),

@@ -130,7 +130,7 @@ def test_folder_loads_without_smoothtune(settings: dict) -> None:
 
 def test_it_learns(settings: dict) -> None:
     result = quiet_train(
-        RunConfig(**settings | {"num_train_epochs": 20.0, "methods": {"lnsr": {}}})
+        RunConfig(**settings | {"num_train_epochs": 20.0, "methods": {"lnsr": {"share": 0.01}}})
     )
     assert result["metrics"]["accuracy"] > 0.9
 

@@ -232,6 +232,9 @@ class ForwardPass:
         """(B, T, D) values at a point before the perturbation, without graph.
 
         Before `run` this runs the model up to the point, with the dropout masks of the run to come.
+
+        Raises:
+            RuntimeError: they are no values of the batch's tokens.
         """
         if point not in self._values:
             bare = unwrap(self.model)
@@ -246,7 +249,14 @@ class ForwardPass:
             value = taps[point].value
             assert value is not None
             self._values[point] = value
-        return self._values[point]
+        found, tokens = self._values[point], self.input_ids.shape
+        if found.shape[:-1] != tokens:
+            instead = WEIGHT_SIDE if point == "word" else INSTEAD
+            raise RuntimeError(
+                f"the activation at point {point!r} has shape {tuple(found.shape)}, which does not "
+                f"fit a batch of {tuple(tokens)} tokens: {instead}"
+            )
+        return found
 
     def _fixed_start(self) -> rng.State:
         """Generator state in which the forward begins; if not set, the current one from now on."""

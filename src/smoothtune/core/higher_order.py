@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import functools
 import logging
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothtune.core.architecture import transformer
 
@@ -33,6 +35,11 @@ class CompositeLayerNorm(nn.LayerNorm):
         if self.bias is not None:
             normed = normed + self.bias
         return normed if torch.is_autocast_enabled(input.device.type) else normed.to(input.dtype)
+
+
+def differentiable_attention(order: int) -> AbstractContextManager[None]:
+    """Where modules call torch's fused attention themselves: a kernel with second derivatives."""
+    return sdpa_kernel(SDPBackend.MATH) if order >= 2 else nullcontext()
 
 
 class HigherDerivatives:

@@ -31,6 +31,7 @@ from smoothtune.core.forward import (
     device_of,
     model_loss,
 )
+from smoothtune.core.higher_order import differentiable_attention
 from smoothtune.core.optimizer_hooks import (
     OptimizerHooks,
     UpdateWatch,
@@ -204,7 +205,11 @@ class Objective:
         clean = self._clean_pass(model, batch, compute_loss, labeled)
         dtype = autocast_dtype(model, clean.device)
         exact = dtype is None or self._needs_float32(dtype, labeled)
-        with in_float32(model, clean.device) if dtype and exact else nullcontext():
+        order = max((r.derivative_order for r in self.regularizers.values()), default=1)
+        with (
+            in_float32(model, clean.device) if dtype and exact else nullcontext(),
+            differentiable_attention(order),
+        ):
             losses = dict(self._losses(clean))
             replaced = any(self.regularizers[name].replaces_task_loss for name in losses)
             if labeled and not replaced:

@@ -94,6 +94,12 @@ class LabelSmoothing(Regularizer):
                 "label_smoothing needs one class number per prediction: regression and multi-label "
                 "classification have none. Leave it out"
             )
+        if labels.numel() != head.mask.numel():
+            raise ValueError(
+                f"label_smoothing needs one class number per prediction: labels of shape "
+                f"{tuple(labels.shape)} do not fit predictions of shape {tuple(head.mask.shape)}. "
+                "Leave it out"
+            )
         labels = labels.view(head.mask.shape)
         classes = head.logits.shape[-1]
         counted = head.mask & (labels >= 0) & (labels < classes)
