@@ -3,8 +3,9 @@
 import pytest
 import torch
 from torch import nn
+from transformers import LongformerConfig, LongformerForSequenceClassification
 
-from smoothtune import ForwardPass
+from smoothtune import SMART, ForwardPass, HyPe, Noise, Objective
 from smoothtune.core.architecture import blocks
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
 
@@ -246,3 +247,19 @@ def test_a_clean_pass_that_never_runs_ends_where_its_twin_ended(dropout):
         assert clean.end is None
     else:
         assert torch.equal(clean.end[0], expected)
+
+
+@pytest.mark.parametrize("method", [SMART(weight=1.0), HyPe(), Noise()], ids=lambda m: m.name)
+def test_a_model_that_lengthens_its_input_is_refused(method):
+    """Longformer pads to its window, so its activations are no values of the batch's tokens."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = LongformerConfig(
+        **sizes, vocab_size=40, intermediate_size=8, attention_window=[8], num_labels=3
+    )
+    model = LongformerForSequenceClassification(config).double().train()
+    objective = Objective(method).attach(model)
+    with pytest.raises(
+        RuntimeError, match=r"\(4, 8, 8\).* does not fit a batch of \(4, 6\) tokens"
+    ):
+        objective(model, tiny_batch())
+    objective.detach()

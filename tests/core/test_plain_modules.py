@@ -116,3 +116,19 @@ def test_a_second_embedding_must_be_told_from_the_words():
     model.positions = torch.nn.Embedding(8, 16)
     model.get_input_embeddings = lambda: model.words
     Objective(with_weight(METHODS["r3f"]())).attach(model)(model, next(EXAMPLE.batches(1)))
+
+
+def test_second_derivatives_of_attention_that_a_module_calls_itself():
+    class Direct(type(model_and_batch("TextCNN")[0])):
+        def forward(self, *args, **kwargs):
+            found = super().forward(*args, **kwargs)
+            x = found["logits"][None, None]
+            attended = torch.nn.functional.scaled_dot_product_attention(x, x, x)[0, 0]
+            return found | {"logits": attended}
+
+    torch.manual_seed(0)
+    model, batch = Direct().double().train(), model_and_batch("TextCNN")[1]
+    objective = Objective(METHODS["jacobian"](num_probes=-1, weight=1.0)).attach(model)
+    objective(model, batch).backward()
+    assert all(weight.grad is None or weight.grad.isfinite().all() for weight in model.parameters())
+    objective.detach()

@@ -2,7 +2,12 @@
 
 import pytest
 import torch
-from transformers import BertConfig, BertForTokenClassification
+from transformers import (
+    BertConfig,
+    BertForTokenClassification,
+    ElectraConfig,
+    ElectraForPreTraining,
+)
 
 from helpers.literal import MODELS, gradient, probabilities, span_batch, tiny_span_model
 from smoothtune import LabelSmoothing, Objective
@@ -74,3 +79,15 @@ def test_token_classification_means_over_tokens_then_examples():
 def test_regression_is_refused():
     with pytest.raises(ValueError, match="regression"):
         Objective(LabelSmoothing())(tiny_model("bert", num_labels=1), tiny_batch(num_labels=1))
+
+
+def test_labels_of_another_shape_are_refused():
+    """One score and one label for every token, which is neither a class nor a number of the row."""
+    sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = ElectraConfig(**sizes, vocab_size=40, intermediate_size=8, embedding_size=8)
+    model = ElectraForPreTraining(config).double()
+    batch = tiny_batch()
+    objective = Objective(LabelSmoothing()).attach(model)
+    with pytest.raises(ValueError, match=r"labels of shape \(4, 6\) do not fit"):
+        objective(model, batch | {"labels": batch["attention_mask"].clone()})
+    objective.detach()
