@@ -60,8 +60,6 @@ class Regularizer:
     uses_hidden_states: ClassVar[bool] = False
     replaces_task_loss: ClassVar[bool] = False
     """Its loss takes the place of the task loss."""
-    stores_gradient: ClassVar[bool] = False
-    """Its loss carries a gradient that is computed already, and is back-propagated once."""
     clips_gradients: ClassVar[bool] = False
     """It clips gradients itself: the loop's own clipping must be off."""
     compares_passes: ClassVar[bool] = False
