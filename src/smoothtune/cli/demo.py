@@ -19,7 +19,7 @@ from smoothtune.data.demo_sentences import LABEL_NOISE, Row, sentiment
 from smoothtune.functional.noise import gaussian
 from smoothtune.run.train import train
 
-METHODS: dict[str, dict[str, Any]] = {"plain": {}, "lnsr": {}}
+METHODS: dict[str, dict[str, Any]] = {"plain": {}, "lnsr": {"weight": 1.0, "reduction": "mean"}}
 NOISE_RATIO = 0.3
 """Norm of the noise relative to that of each word embedding."""
 
