@@ -264,3 +264,50 @@ def test_what_can_have_no_share_says_so():
     model.activation_checkpointing_enable({"use_reentrant": True})
     with pytest.raises(ValueError, match="share=0.3 and reentrant checkpointing"):
         Objective(L2SP(share=0.3)).attach(model)
+
+
+def test_a_gradient_of_nothing_is_no_measurement():
+    """L2-SP begins where its term and gradient are 0."""
+    model = tiny_model("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = Objective(L2SP(share=0.3, beta=0.0)).bind(model, optimizer)
+    update(objective, model, optimizer, tiny_batch())
+    assert objective.strengths.measured == {"task": 1}
+    losses = parts(objective, model, tiny_batch())
+    update(objective, model, optimizer, tiny_batch())
+    square = objective.strengths.squares["l2_sp"]
+    assert square == pytest.approx(norm(losses["l2_sp"], model) ** 2, rel=0.5)
+    assert objective.strengths.weight("l2_sp") > 0
+    objective.detach()
+
+
+def test_in_float16_the_task_is_measured_where_no_term_acts():
+    model, batch = tiny_model("bert", dtype=torch.float32), tiny_batch()
+    unlabeled = {name: batch[name] for name in ("input_ids", "attention_mask")}
+    objective = Objective(VAT(share=0.2, batches="unlabeled"))
+    objective.bind(model, optimizer := still(model))
+    for _ in range(2):
+        for each in (batch, unlabeled):
+            with torch.autocast("cpu", torch.float16):
+                loss = objective(model, each)
+            loss.backward()
+            optimizer.step()
+    assert objective.strengths.measured == {"task": 2, "vat": 2}
+    assert objective.terms["vat/weight"] > 0
+    objective.detach()
+
+
+def test_a_ramp_needs_a_weight():
+    with pytest.raises(ValueError, match="undo its rise: give a weight"):
+        ALUM(ramp_steps=10)
+    assert ALUM(ramp_steps=10, weight=1.0).share is None
+
+
+def test_a_compiled_model_is_measured():
+    model = torch.compile(tiny_model("bert"), backend="aot_eager")
+    objective = Objective(L2SP(share=0.3))
+    objective.bind(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(3):
+        terms = update(objective, model, optimizer, tiny_batch())
+    assert terms["l2_sp/weight"] > 0
+    objective.detach()

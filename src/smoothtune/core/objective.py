@@ -332,11 +332,11 @@ class Objective:
         The clean pass, task loss included, is then float32 too: a method compares with it.
         """
         half = dtype == torch.float16
-        return any(
-            r.needs_float32 or (half and (r.runs_model or r.share is not None))
-            for r in self.regularizers.values()
-            if self._acts(r, labeled)
-        )
+        methods = self.regularizers.values()
+        if half and any(r.share is not None for r in methods):
+            return True  # also where the task alone is measured
+        acting = (r for r in methods if self._acts(r, labeled))
+        return any(r.needs_float32 or (half and r.runs_model) for r in acting)
 
     def _acts(self, regularizer: Regularizer, labeled: bool) -> bool:
         """Whether a method gives a loss in this update."""

@@ -129,7 +129,7 @@ class Strengths:
         """Before an update of the unwrapped model: take up what was measured in it."""
         for name in sorted(self._sums):
             square = squared_norm(self._sums.pop(name), _trained(model))
-            if math.isfinite(square):
+            if square and math.isfinite(square):  # L2-SP's first gradient is 0
                 count = self.measured[name] = self.measured.get(name, 0) + 1
                 before = self.squares.get(name, 0.0)
                 self.squares[name] = before + max(1 - DECAY, 1 / count) * (square - before)

@@ -64,12 +64,17 @@ class ALUM(AdversarialSearch):
     ramp_start: NonNegativeInt = 0
     """Updates of plain training before the term comes in. Paper: not stated."""
     ramp_steps: NonNegativeInt = 0
-    """Updates over which the weight then rises linearly. Paper: not stated."""
+    """Updates over which the weight, not a share, then rises linearly. Paper: not stated."""
     detach_targets: bool = False
     """Targets of both KLs are constants. Released code: yes. Regression is left as it is."""
 
     def __post_init__(self):
         super().__post_init__()
+        if self.share is not None and self.ramp_steps:
+            raise ValueError(
+                "alum with ramp_steps: a share would follow the term and undo its rise: give a "
+                "weight, such as weight=1"
+            )
         self._updates = 0
 
     def attach(self, model: nn.Module) -> None:
