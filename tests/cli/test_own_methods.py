@@ -10,7 +10,6 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune import catalog
 from smoothtune.cli import app
 from smoothtune.config.run import load_config
@@ -43,14 +42,6 @@ OWN = "their_methods:SmallLogits"
 
 def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    tiny_bert(folder / "model")
-    tiny_data(folder / "data")
-    return folder
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import smoothtune
-from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune import METHODS
 from smoothtune.cli import _with_dashes, app
 from smoothtune.methods.describe import describe
@@ -20,14 +19,6 @@ MAIN = [sys.executable, "-m", "smoothtune"]
 
 def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    tiny_bert(folder / "model")
-    tiny_data(folder / "data")
-    return folder
 
 
 @pytest.fixture

@@ -7,20 +7,11 @@ import pytest
 import yaml
 from typer.testing import CliRunner, Result
 
-from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.cli import app
 
 
 def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    tiny_bert(folder / "model")
-    tiny_data(folder / "data")
-    return folder
 
 
 @pytest.fixture

@@ -11,20 +11,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 from transformers import TrainerState
 
-from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.config.run import RunConfig, load_config
 from smoothtune.errors import ConfigError, OutputError
 from smoothtune.run import train as train_module
 from smoothtune.run.callbacks import EarlyStopping
 from smoothtune.run.train import train
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    tiny_bert(folder / "model")
-    tiny_data(folder / "data")
-    return folder
 
 
 @pytest.fixture

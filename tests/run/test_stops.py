@@ -14,7 +14,6 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutOfMemory, OutputError, Stopped
 from smoothtune.files import read_json
@@ -24,14 +23,6 @@ from smoothtune.run.output import newest_checkpoint
 from smoothtune.run.train import train
 from smoothtune.run.trainer import RunTrainer
 from smoothtune.trainer import checkpoints
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    tiny_bert(folder / "model")
-    tiny_data(folder / "data")
-    return folder
 
 
 def config_in(inputs: Path, folder: Path, **changes) -> RunConfig:

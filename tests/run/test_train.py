@@ -12,7 +12,6 @@ from filelock import FileLock
 from rich.console import Console
 from safetensors.torch import load_file
 
-from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune import METHODS, NonFiniteLoss
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, DataError, OutputError, Stopped
@@ -30,14 +29,6 @@ AutoModel.from_pretrained(sys.argv[1])
 AutoModelForSequenceClassification.from_pretrained(sys.argv[1])
 print(pipeline("text-classification", model=sys.argv[1])("a good film")[0]["label"])
 """
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("inputs")
-    tiny_bert(folder / "model")
-    tiny_data(folder / "data")
-    return folder
 
 
 @pytest.fixture
