@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 
 from smoothtune import (
     ALUM,
@@ -262,7 +263,9 @@ def test_what_can_have_no_share_says_so():
         LNSR(share=0)
     model = tiny_model("bert")
     model.activation_checkpointing_enable({"use_reentrant": True})
-    with pytest.raises(ValueError, match="share=0.3 and reentrant checkpointing"):
+    with pytest.raises(
+        ValueError, match="l2_sp with reentrant checkpointing: a share .* give a weight"
+    ):
         Objective(L2SP(share=0.3)).attach(model)
 
 
@@ -311,3 +314,58 @@ def test_a_compiled_model_is_measured():
         terms = update(objective, model, optimizer, tiny_batch())
     assert terms["l2_sp/weight"] > 0
     objective.detach()
+
+
+def checkpointed(model):
+    model.activation_checkpointing_enable({"use_reentrant": False})
+    return model
+
+
+def adapted(model):
+    return get_peft_model(model, LoraConfig(target_modules="all-linear", r=2))
+
+
+@pytest.mark.parametrize("method", [LNSR(share=0.3), VAT(share=0.3), JacHess(share=0.3)])
+@pytest.mark.parametrize("change", [checkpointed, adapted])
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_norms_are_those_of_the_backward_pass(method, change):
+    """With recomputed blocks, and with adapters alone."""
+    found = []
+    for name in ("task", method.name):
+        with fixed_draws(), all_in_float64():
+            model = change(tiny_model("bert"))
+            objective = Objective(method)
+            objective.bind(model, optimizer := still(model))
+            factor = objective.strengths.factor
+            objective.strengths.factor = lambda of, name=name: float(of == name)
+            if found:
+                objective.strengths.due = lambda losses: set()
+            objective(model, tiny_batch()).backward()
+            gradients = [w.grad for w in model.parameters() if w.grad is not None]
+            square = sum(gradient.square().sum().item() for gradient in gradients)
+            objective.strengths.factor = factor
+            optimizer.step()
+            found.append((square, dict(objective.strengths.squares)))
+            objective.detach()
+    (task, squares), (term, _) = found
+    assert squares == pytest.approx({"task": task, method.name: term})
+
+
+@pytest.mark.parametrize("method", [LNSR, VAT, JacHess, L2SP])
+def test_in_bfloat16_weights_are_those_of_float32(method):
+    found = []
+    for bf16 in (False, True):
+        model = tiny_model("bert", dtype=torch.float32)
+        objective = Objective(method(share=0.3))
+        with fixed_draws():
+            objective.bind(model, optimizer := still(model))
+            for weight in model.parameters():
+                weight.data += 0.01
+            for _ in range(2):
+                with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+                    loss = objective(model, tiny_batch())
+                loss.backward()
+                optimizer.step()
+        found.append(objective.terms[f"{method.name}/weight"].item())
+        objective.detach()
+    assert found[1] == pytest.approx(found[0], rel=0.02)

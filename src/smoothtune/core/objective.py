@@ -229,7 +229,8 @@ class Objective:
         measurable = self._measurable and (exact or dtype != torch.float16)
         due = self.strengths.due(losses) if measurable and total.requires_grad else None
         if due:
-            total = self.strengths.measure(bare, total, losses, due)
+            with torch.autocast(clean.device.type, enabled=False):  # as in any backward pass
+                total = self.strengths.measure(bare, total, losses, due)
         return self._reach.complete(model, total, labeled)
 
     def before_step(self) -> None:

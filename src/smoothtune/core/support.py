@@ -26,6 +26,7 @@ Kind = Literal[
     "edits updates",
     "changes dropout",
     "climbs in weights",
+    "has a share",
 ]
 Environment = Literal[
     "bf16 autocast",
@@ -49,6 +50,10 @@ FULL_BATCH = "it needs the gradient of the full batch: use one process and no ac
 _NON_REENTRANT = (
     'reentrant checkpointing has no inner gradients: set activation_checkpointing_kwargs={"use_'
     'reentrant": False}'
+)
+
+_NO_NORM = (
+    "a share of the task's gradient cannot be measured there: give a weight, such as weight=1"
 )
 
 REFUSED: dict[Kind, dict[Environment, str]] = {
@@ -89,10 +94,15 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "DDP": FULL_BATCH,
         "FSDP2": FULL_BATCH,
     },
+    "has a share": {
+        "reentrant checkpointing": f"{_NO_NORM}, or set "
+        'activation_checkpointing_kwargs={"use_reentrant": False}',
+        "FSDP2": _NO_NORM,
+    },
 }
 
-NO_NORMS: set[Environment] = {"reentrant checkpointing", "FSDP2"}
-"""Where a term has no gradient norm of its own before the backward pass."""
+NO_NORMS: set[Environment] = set(REFUSED["has a share"])
+"""Where a loss has no gradient norm of its own before the backward pass."""
 
 ONE_PREDICTION = "needs exactly one prediction per example, and a causal language model has many"
 CLASS_SCORES = "compares class scores, and an embedding model has none"
@@ -127,6 +137,7 @@ def kinds(regularizer: Regularizer) -> set[Kind]:
         "edits updates": cls.before_step is not Regularizer.before_step,
         "changes dropout": regularizer.changes_dropout,
         "climbs in weights": regularizer.climbs_in_weights,
+        "has a share": regularizer.share is not None,
     }
     return {kind for kind, applies in told.items() if applies}
 
@@ -201,13 +212,6 @@ def check(
     bare = unwrap(model)
     reasons = {name: r.refuses(bare) for name, r in regularizers.items()}
     found += [f"{name} {reason}" for name, reason in reasons.items() if reason]
-    if without := sorted(where & NO_NORMS):
-        found += [
-            f"{name} with share={r.share} and {without[0]}: the norm of a term's gradient cannot "
-            "be measured there: give it a weight"
-            for name, r in regularizers.items()
-            if r.share is not None
-        ]
     if is_quantized(bare):
         found += [
             f"{name} with quantized weights: {_why_not(r)}"
