@@ -20,6 +20,8 @@ class Table:
 
     head: list[str]
     rows: list[list[str]]
+    bold: frozenset[tuple[int, int]] = frozenset()
+    """Cells that stand out, by row and column."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,148 @@
+"""Tables of methods and tasks, and tables as LaTeX."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy.stats import rankdata
+
+from smoothtune.errors import printable
+from smoothtune.report.page import DASH, Table
+
+LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
+    "–": "--",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+}
+POINTS = 100
+"""A difference of 0.01 of score is one point."""
+
+
+def latex_text(text: str) -> str:
+    r"""Text without any meaning to LaTeX; hyphens before numbers become minus signs.
+
+    >>> print(latex_text("lnsr_x: -0.5 & 3 %"))
+    lnsr\_x: $-$0.5 \& 3 \%
+    """
+    escaped = "".join(LATEX.get(letter, letter) for letter in printable(text))
+    return re.sub(r"(?<![\w)}-])-(?=\d)", "$-$", escaped)
+
+
+def latex_table(table: Table, *, caption: str = "", label: str = "") -> str:
+    r"""A table for a paper, in the style of booktabs.
+
+    Args:
+        table: its first column is set to the left, the others to the right; `bold` cells are bold.
+        caption: above the table; without caption and label there is only the tabular.
+        label: for ``\ref``.
+
+    Returns:
+        LaTeX that needs ``\usepackage{booktabs}``.
+    """
+    rows = [
+        [
+            latex_text(cell) if (y, x) not in table.bold else rf"\textbf{{{latex_text(cell)}}}"
+            for x, cell in enumerate(row)
+        ]
+        for y, row in enumerate(table.rows)
+    ]
+    head = [latex_text(cell) for cell in table.head]
+    body = [" & ".join(row) + r" \\" for row in [head, *rows]]
+    lines = [
+        rf"\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}",
+        *(r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule"),
+        r"\end{tabular}",
+    ]
+    if caption or label:
+        named = [rf"\caption{{{latex_text(caption)}}}", rf"\label{{{label}}}"]
+        lines = [r"\begin{table}", r"\centering", *named, *lines, r"\end{table}"]
+    return "\n".join(["% needs \\usepackage{booktabs}", *lines, ""])
+
+
+def score_grid(
+    scores: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    columns: Mapping[str, str],
+    *,
+    corner: str = "method",
+) -> Table:
+    """Methods x tasks in points, with the average over the tasks and the mean rank.
+
+    Args:
+        scores: by method and task `mean` and `sd` (0 to 1, sd None for one seed), as of
+            `smoothtune.study.report.statistics.summary`; a task without finished runs is missing.
+        columns: title of each task.
+        corner: head of the first column.
+
+    Returns:
+        Means with the standard deviation; the best of a column is bold. Average and rank (1 is
+        best, ties share their mean rank) are there for more than one task, of the methods that have
+        all of them.
+    """
+    rows = [
+        [name, *(_mean_and_sd(found.get(task)) for task in columns)]
+        for name, found in scores.items()
+    ]
+    means = {
+        task: {name: found[task]["mean"] for name, found in scores.items() if task in found}
+        for task in columns
+    }
+    places = {name: number for number, name in enumerate(scores)}
+    bold = {(places[name], x) for x, task in enumerate(columns, 1) for name in _most(means[task])}
+    if len(columns) < 2:
+        return Table([corner, *columns.values()], rows, frozenset(bold))
+    average, rank = averages_and_ranks(means)
+    for row in rows:
+        row += [
+            f"{POINTS * average[row[0]]:.1f}" if row[0] in average else DASH,
+            f"{rank[row[0]]:.1f}" if row[0] in rank else DASH,
+        ]
+    last = len(columns) + 1
+    bold |= {(places[name], last) for name in _most(average)}
+    bold |= {(places[name], last + 1) for name in _most({n: -value for n, value in rank.items()})}
+    return Table([corner, *columns.values(), "average", "mean rank"], rows, frozenset(bold))
+
+
+def averages_and_ranks(
+    means: Mapping[str, Mapping[str, float]],
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Mean score and mean rank over tasks, of the methods that have all tasks.
+
+    Args:
+        means: score by task and method; more is better.
+
+    >>> averages_and_ranks({"one": {"a": 0.5, "b": 0.7}, "two": {"a": 0.9, "b": 0.9, "c": 1.0}})
+    ({'a': 0.7, 'b': 0.8}, {'a': 1.75, 'b': 1.25})
+    """
+    by_task = list(means.values())
+    names = [name for name in by_task[0] if all(name in found for found in by_task)]
+    if not names:
+        return {}, {}
+    table = np.array([[found[name] for name in names] for found in by_task])
+    ranks = rankdata(-table, axis=1)
+    return (
+        dict(zip(names, table.mean(0).round(12).tolist(), strict=True)),
+        dict(zip(names, ranks.mean(0).tolist(), strict=True)),
+    )
+
+
+def _most(values: Mapping[str, float]) -> Sequence[str]:
+    """Whose value is the greatest."""
+    return [name for name, value in values.items() if value == max(values.values())]
+
+
+def _mean_and_sd(score: Mapping[str, Any] | None) -> str:
+    if score is None:
+        return DASH
+    mean = f"{POINTS * score['mean']:.1f}"
+    return mean if score["sd"] is None else f"{mean} ± {POINTS * score['sd']:.1f}"
