@@ -1,4 +1,4 @@
-"""Write what is taken from the code: docs/methods.md, the tables of docs/support.md, catalog.json.
+"""Write what is taken from the code: docs/methods/, tables of docs/support.md, catalog.json.
 
 Run by `make docs`.
 """
@@ -9,37 +9,16 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
-from smoothtune.catalog import CATALOG, FieldDescription, MethodDescription
-from smoothtune.core.quantities import QUANTITIES
+import method_pages
+from tables import escaped, table
+
+from smoothtune.catalog import CATALOG
 from smoothtune.core.support import ENVIRONMENTS, KINDS, REFUSED
 from smoothtune.methods import METHODS
-from smoothtune.methods.describe import catalog_of_methods, describe
+from smoothtune.methods.describe import catalog_of_methods
 from smoothtune.tasks.presets import TASK_CLASSES, TASKS
 
 DOCS = Path(__file__).parent.parent / "docs"
-METHODS_PAGE = """\
-# Methods
-
-Written by `make docs` from the methods' own files: change those, not this page. `smoothtune methods
-NAME` shows the same in a terminal. Which of them to try: [Choosing a method](choosing.md).
-
-x is the input, f(x) the prediction, L the task loss, y the label. RECONSTRUCTED marks what paper
-and code leave open and we filled in.
-
-{overview}
-## Fields of every method
-
-{shared}
-A method without a loss term takes 1 and 0 for `weight`, on and off. Where a method has a default of
-its own, the field is listed again.
-
-## What methods are about
-
-Less of these is what the papers claim. [`smoothtune effect`](study.md#does-it-do-what-it-says)
-compares them with plain fine-tuning:
-
-{quantities}
-{sections}"""
 TABLE = re.compile(r"(?<=<!-- table -->\n\n).*?(?=\n<!-- end of table -->)", re.S)
 SWEEP = re.compile(r"(?<=<!-- sweep -->\n\n).*?(?=\n<!-- end of sweep -->)", re.S)
 ADVICE = re.compile(r": use |: give the batch|, so its hidden states|\. Give |: turn that off")
@@ -50,10 +29,10 @@ MODEL_CHECKS = ("task loss", "weight 0", "halves", "causality", "perturbation", 
 def pages() -> dict[Path, str]:
     """Every page that holds text from the code, as the code now has it."""
     support = DOCS / "support.md"
-    table, sweep = support_table(), sweep_tables()
+    table, sweep = supporttable(), sweep_tables()
     text = TABLE.sub(lambda _: table, support.read_text("utf-8"))
     return {
-        DOCS / "methods.md": methods_page(),
+        **method_pages.pages(),
         support: SWEEP.sub(lambda _: sweep, text),
         DOCS.parent / "src" / "smoothtune" / CATALOG: catalog(),
     }
@@ -78,64 +57,7 @@ def _line(name: str, content: object) -> str:
     return f"{json.dumps(name)}: {json.dumps(content, ensure_ascii=False)}"
 
 
-def methods_page() -> str:
-    """docs/methods.md: all methods in one table, then one section each."""
-    found = [describe(name) for name in METHODS]
-    shared = describe("plain").fields
-    return METHODS_PAGE.format(
-        overview=_table(
-            ["name", "method", "in one sentence"],
-            [[f"[`{m.name}`](#{m.name})", _plain(m.title), _plain(m.summary)] for m in found],
-        ),
-        shared=_fields(shared),
-        quantities=_table(
-            ["quantity", "what is measured", "methods"],
-            [[name, _plain(text), _about(name)] for name, text in QUANTITIES.items()],
-        ),
-        sections="\n".join(_section(method, shared) for method in found),
-    )
-
-
-def _about(quantity: str) -> str:
-    return ", ".join(f"`{name}`" for name, cls in METHODS.items() if quantity in cls.claims)
-
-
-def _section(method: MethodDescription, shared: list[FieldDescription]) -> str:
-    own = [field for field in method.fields if field not in shared]
-    arxiv = r"[arXiv \1](https://arxiv.org/abs/\1)"
-    parts = [
-        f"## {method.name}",
-        f"**{_plain(method.title)}.** {_plain(method.summary)}",
-        "Reference: " + re.sub(r"arXiv (\d{4}\.\d{4,5})", arxiv, _plain(method.reference)),
-        f"```text\n{method.equation}\n```",
-        f"Is to lower: {', '.join(method.claims) or 'nothing that is measured'}.",
-        _fields(own).rstrip() if own else "No fields of its own.",
-        re.sub(r"\s+\* ", "\n\n* ", f"Departures: {_plain(method.departures)}", count=1),
-    ]
-    return "\n\n".join(parts) + "\n"
-
-
-def _fields(fields: list[FieldDescription]) -> str:
-    return _table(
-        ["field", "type", "default", "meaning"],
-        [[f"`{f.name}`", f"`{f.type}`", f"`{f.default!r}`", _plain(f.description)] for f in fields],
-    )
-
-
-def _table(titles: list[str], rows: list[list[str]]) -> str:
-    lines = [titles, ["---"] * len(titles)]
-    lines += [[cell.replace("|", r"\|") for cell in row] for row in rows]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _plain(text: str) -> str:
-    """The text with what Markdown would eat escaped; code in backticks and bullets stay."""
-    parts = re.split(r"(`[^`]*`)", text)
-    parts[::2] = [re.sub(r"(?<!^)(?<!\n)[*]|[~<\[\]]|\b_|_\b", r"\\\g<0>", p) for p in parts[::2]]
-    return "".join(parts)
-
-
-def support_table() -> str:
+def supporttable() -> str:
     """The table as Markdown: "yes", or the number of the reason below it."""
     reasons = list(dict.fromkeys(r for row in REFUSED.values() for r in row.values()))
     lines = ["| | " + " | ".join(ENVIRONMENTS) + " |", "|---" * (len(ENVIRONMENTS) + 1) + "|"]
@@ -172,12 +94,12 @@ def sweep_tables() -> str:
     every = sum(_methods_of(row) >= set(METHODS) for row in content["classes"])
     reasons = ", ".join(f"{reason} {count}" for reason, count in left_out.most_common())
     return (
-        _table(
+        table(
             ["head", *titles],
             [[name, *(str(count[title]) for title in titles)] for name, count in rows],
         )
         + f"\nLeft out: {reasons}. All {len(METHODS)} methods were tried on {every} classes.\n\n"
-        + _table(["refused because", "methods", "model types"], list(_refusals(content)))
+        + table(["refused because", "methods", "model types"], list(_refusals(content)))
     )
 
 
@@ -221,7 +143,7 @@ def _refusals(content: dict) -> Iterator[list[str]]:
         listed = sorted(types[reason])
         more = f" and {len(listed) - 12} more" if len(listed) > 12 else ""
         yield [
-            _plain(reason),
+            escaped(reason),
             ", ".join(sorted(methods[reason])),
             ", ".join(listed[:12]) + more,
         ]
@@ -229,5 +151,6 @@ def _refusals(content: dict) -> Iterator[list[str]]:
 
 if __name__ == "__main__":
     for page, text in pages().items():
+        page.parent.mkdir(exist_ok=True)
         page.write_text(text, "utf-8")
         print(page.relative_to(DOCS.parent))

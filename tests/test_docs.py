@@ -3,19 +3,22 @@
 import ast
 import importlib
 import re
-import runpy
 import subprocess
 from pathlib import Path
 
+import docs
+import method_pages
 import pytest
 import torch
 from transformers import Trainer, TrainingArguments
 
+from smoothtune import METHODS
 from smoothtune.testing import tiny_model
 
 ROOT = Path(__file__).parent.parent
-CODE_PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+CODE_PAGES = [ROOT / "README.md", *DOCS]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "recipes").glob("*.md")), *DOCS]
 
 PYTHON_BLOCK = re.compile(r"^(<!-- no-run -->\n+)?```python\n(.*?)^```$", re.M | re.S)
 YAML_BLOCK = re.compile(r"^```yaml\n(.*?)^```$", re.M | re.S)
@@ -36,6 +39,10 @@ FORBIDDEN = [
     r"\b[i]ssue #?\d{1,2}\b",
 ]
 MAY_NAME_THE_DATA_FOLDER = ".ci/run"
+
+
+def page_name(page):
+    return str(page.relative_to(ROOT))
 
 
 class Rows(torch.utils.data.Dataset):
@@ -82,7 +89,7 @@ def block_line(page, block):
 
 # The Trainer's own data loader asks for pinned memory, which a machine without a GPU does not have.
 @pytest.mark.filterwarnings("ignore:.*pin_memory:UserWarning")
-@pytest.mark.parametrize("page", CODE_PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", CODE_PAGES, ids=page_name)
 def test_python_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names = {"__name__": "documentation"}
@@ -117,7 +124,7 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=page_name)
 def test_relative_links_resolve(page):
     broken = []
     for target in LINK.findall(FENCED.sub("", page.read_text("utf-8"))):
@@ -138,36 +145,39 @@ def test_what_benchmarks_import_exists(script):
             assert [name.name for name in node.names if not hasattr(module, name.name)] == []
 
 
-METHOD = re.compile(r"methods\.md#(\w+)\)|--method (\w+)|smoothtune methods (\w+)$", re.M)
+METHOD = re.compile(r"methods/([a-z]\w*)\.md\)|--method (\w+)|smoothtune methods (\w+)$", re.M)
 
 
 def test_named_methods_exist():
-    from smoothtune import METHODS
-
     text = "\n".join(page.read_text("utf-8") for page in PAGES)
     named = {name for match in METHOD.findall(text) for name in match if name}
     assert {"lnsr", "mixout"} <= named
     assert named - {"NAME", "auto", "my_package"} <= set(METHODS)
 
 
-@pytest.fixture(scope="module")
-def docs_script():
-    return runpy.run_path(str(ROOT / "scripts" / "docs.py"))
-
-
-def test_pages_made_from_the_code_are_up_to_date(docs_script):
-    pages = docs_script["pages"]()
-    assert [page.name for page in pages] == ["methods.md", "support.md", "catalog.json"]
+def test_pages_made_from_the_code_are_up_to_date():
+    pages = docs.pages()
+    names = {str(page.relative_to(ROOT)) for page in pages}
+    assert {"docs/methods/README.md", "docs/methods/lnsr.svg", "docs/support.md"} <= names
     for page, text in pages.items():
         assert page.read_text("utf-8") == text, f"{page.name} is stale: run `make docs`"
 
 
-def test_method_sections_show_equation_and_own_fields(docs_script):
-    section = docs_script["methods_page"]().split("\n## l2_sp\n")[1].split("\n## ")[0]
-    assert "```text\ntotal = L(f(x), y) + alpha/2 ||w_S - w_S^0||^2" in section
-    assert "| `alpha` | `number >= 0` | `0.01` | Pull towards" in section
-    assert "[arXiv 1802.01483](https://arxiv.org/abs/1802.01483)" in section
-    assert "`every`" not in section
+def test_no_page_of_a_method_that_is_gone():
+    found = {page.stem for page in (ROOT / "docs" / "methods").iterdir()}
+    assert found == {*METHODS, "README"}
+
+
+def test_a_methods_page_shows_equation_own_fields_cost_and_evidence():
+    page = method_pages.page("l2_sp")
+    assert "```math\n\\mathrm{total} = L(f(x), y) + \\frac{\\alpha}{2} \\|w_S - w_S^0\\|^2" in page
+    assert "$`w_S`$: weights that were pre-trained" in page
+    assert "| `alpha` | `number >= 0` | `0.01` | Pull towards" in page
+    assert "[arXiv 1802.01483](https://arxiv.org/abs/1802.01483)" in page
+    assert "| `every`" not in page
+    assert "| `l2_sp` | 1.01 | 1.01 to 1.07 | 105 |" in page  # benchmarks/results/cost-...md
+    assert "| -0.2 (-0.6 to +0.2) | 1 |" in page  # the report of the study, SST-2
+    assert "To search first: `alpha`, `beta`." in page
 
 
 def repository_files():

@@ -42,6 +42,9 @@ class MethodDescription:
     summary: str
     reference: str
     equation: str
+    """As one writes it on a keyboard."""
+    latex: str
+    """The same as Markdown with LaTeX: `$...$` in the text, `$$...$$` on lines of its own."""
     departures: str
     claims: list[str]
     """Quantities it is about, see `smoothtune.core.quantities`."""

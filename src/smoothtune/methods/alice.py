@@ -1,13 +1,14 @@
-"""ALICE: adversarial training with the true label and with the model's own prediction.
+r"""ALICE: adversarial training with the true label and with the model's own prediction.
 
 Reference: Pereira, Liu, Cheng, Asahara, Kobayashi: Adversarial Training for Commonsense Inference,
     RepL4NLP 2020 (arXiv 2005.08156), known from its abstract. Code by others:
     archinetai/vat-pytorch.
 
-Equation: total = L(f(x), y) + weight * (R_gold + alpha R_virtual)
-    R_gold    = max_{||delta|| <= epsilon} L(f(x + delta), y),
-    R_virtual = max_{||delta|| <= epsilon} l_v(f(x + delta), f(x)),   each with a search of its own,
-    l_v: symmetric KL, squared error for regression.
+Equation:
+    $$total = L(f(x), y) + weight \cdot (R_{gold} + \alpha R_{virtual})$$
+    $$R_{gold} = \max_{\|\delta\| \le \epsilon} L(f(x + \delta), y)$$
+    $$R_{virtual} = \max_{\|\delta\| \le \epsilon} l_v(f(x + \delta), f(x))$$
+    each with a search of its own; $l_v$: symmetric KL, squared error for regression.
 
 Departures:
     * The sum with the task loss, alpha, and the search, which is SMART's, are RECONSTRUCTED. Sizes

@@ -1,11 +1,12 @@
-"""ALUM: adversarial training for large neural language models.
+r"""ALUM: adversarial training for large neural language models.
 
 Reference: Liu, Cheng, He, Chen, Wang, Poon, Gao: Adversarial Training for Large Neural Language
     Models, 2020 (arXiv 2004.08994). Code: namisan/mt-dnn, branch v0.2, alum/.
 
-Equation: total = L(f(x), y) + weight * max_{||delta|| <= epsilon} l_v(f(x + delta), f(x))
-    l_v: symmetric KL, squared error for regression; the search is SMART's, without its proximal
-    term; a curriculum trains without the second term first. The paper calls weight alpha: 1 in
+Equation:
+    $$total = L(f(x), y) + weight \cdot \max_{\|\delta\| \le \epsilon} l_v(f(x + \delta), f(x))$$
+    $l_v$: symmetric KL, squared error for regression; the search is SMART's, without its proximal
+    term; a curriculum trains without the second term first. The paper calls weight $\alpha$: 1 in
     fine-tuning, 10 in pre-training.
 
 Departures:

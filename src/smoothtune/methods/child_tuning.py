@@ -1,13 +1,14 @@
-"""Child-Tuning: update a part of the network only.
+r"""Child-Tuning: update a part of the network only.
 
 Reference: Xu, Luo, Zhang, Tan, Chang, Huang, Huang: Raise a Child in Large Language Model: Towards
     Effective and Generalizable Fine-tuning, EMNLP 2021 (arXiv 2109.05687).
     Code: alibaba/AliceMind, ChildTuning.
 
-Equation: w <- w - lr * optimizer(g o M)
-    F: M ~ Bernoulli(p) / p, drawn anew in every update;
-    D: M = 1 for the fraction p of the weights with the largest empirical Fisher information
-       sum_j g_j^2 of the pre-trained model, fixed; no factor 1 / p.
+Equation:
+    $$w \gets w - lr \cdot optimizer(g \odot M)$$
+    F: $M \sim Bernoulli(p) / p$, drawn anew in every update;
+    D: $M = 1$ for the fraction $p$ of the weights with the largest empirical Fisher information
+    $\sum_j g_j^2$ of the pre-trained model, fixed; no factor $1 / p$.
 
 Departures:
     * D: the code spends one epoch before training on the Fisher information. Here the first

@@ -1,14 +1,17 @@
-"""Cross-Hoelder regularization: penalizes input gradients and Hessians of score differences.
+r"""Cross-Hoelder regularization: penalizes input gradients and Hessians of score differences.
 
 Reference: Mustafa, Vandermeulen, Kloft: Input Hessian Regularization of Neural Networks, 2020
     (arXiv 2009.06571), after Hein, Andriushchenko: Formal Guarantees on the Robustness of a
     Classifier against Adversarial Manipulation, NeurIPS 2017 (Cross-Lipschitz regularization).
 
-Equation (RECONSTRUCTED): total = L(f(x), y) + weight * Omega
-    Omega = 1/K^2 sum_{i,j} [ ||grad(f_i - f_j)||^2 + gamma ||hess(f_i - f_j)||^2 ],  K classes;
-    a single score (regression) stands for itself: Omega = ||grad f||^2 + gamma ||hess f||^2.
-    norm="op": operator norm of the Hessian, ||H v|| after a power iteration with v detached;
-    norm="fro": Frobenius norm, estimated by random probes.
+Equation (RECONSTRUCTED):
+    $$total = L(f(x), y) + weight \cdot \Omega$$
+    $$\Omega = \frac{1}{K^2} \sum_{i,j} [ \|\nabla d_{ij}\|^2 + \gamma \|\nabla^2 d_{ij}\|^2 ],
+    \quad d_{ij} = f_i - f_j$$
+    $K$ classes; a single score (regression) stands for itself:
+    $$\Omega = \|\nabla f\|^2 + \gamma \|\nabla^2 f\|^2$$
+    `norm="op"`: operator norm of the Hessian, $\|H v\|$ after a power iteration with $v$ detached;
+    `norm="fro"`: Frobenius norm, estimated by random probes.
 
 Departures:
     * Only the abstract of the paper and a sentence of the JacHess paper are known, and no code is

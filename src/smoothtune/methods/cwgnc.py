@@ -1,10 +1,12 @@
-"""CWGNC: component-wise gradient norm clipping.
+r"""CWGNC: component-wise gradient norm clipping.
 
 Reference: Yang, Ma: Improving Stability of Fine-Tuning Pretrained Language Models via
     Component-Wise Gradient Norm Clipping, EMNLP 2022 (arXiv 2210.10325).
     Code: yangalan123/FineTuningStability.
 
-Equation: for every component i, g_i <- g_i min(1, c / ||g_i||_2).
+Equation:
+    for every component $i$
+    $$g_i \gets g_i \min(1, c / \|g_i\|_2)$$
 
 Departures:
     * A component is a named parameter tensor, as in the code; so query, key and value are clipped

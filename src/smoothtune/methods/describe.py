@@ -1,4 +1,4 @@
-"""What `smoothtune methods` and docs/methods.md show, from the docstrings and fields of methods."""
+"""What `smoothtune methods` and docs/methods/ show, from the docstrings and fields of methods."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pydantic import TypeAdapter
 from smoothtune.catalog import FieldDescription, MethodDescription
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.methods import METHODS
+from smoothtune.methods.equation import latex, plain
 
 _SAID_ELSEWHERE = ("title", "description", "default", "additionalProperties", "required")
 _NAMED = ("properties", "$defs")
@@ -63,7 +64,8 @@ def describe(cls: type[Regularizer] | str) -> MethodDescription:
         title=title,
         summary=" ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split()),
         reference=sections.get("Reference", ""),
-        equation=sections.get("Equation", ""),
+        equation=plain(sections.get("Equation", "")),
+        latex=latex(sections.get("Equation", "")),
         departures=sections.get("Departures", ""),
         claims=list(cls.claims),
         fields=[

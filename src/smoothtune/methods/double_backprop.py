@@ -1,9 +1,11 @@
-"""Double backpropagation: small derivatives of the loss.
+r"""Double backpropagation: small derivatives of the loss.
 
 Reference: Drucker, LeCun: Improving Generalization Performance Using Double Backpropagation,
     IEEE Transactions on Neural Networks 3 (1992) 991-997.
 
-Equation: total = L(f(x), y) + weight * 1/2 ||dL/dx||^2, L the loss of one example.
+Equation:
+    $$total = L(f(x), y) + weight \cdot \frac{1}{2} \|\frac{\partial L}{\partial x}\|^2$$
+    $L$ the loss of one example.
 
 Departures:
     * x are the word embeddings, the only continuous input a language model has.

@@ -1,10 +1,12 @@
-"""FGM: fast gradient method, adversarial training in one step.
+r"""FGM: fast gradient method, adversarial training in one step.
 
 Reference: Miyato, Dai, Goodfellow: Adversarial Training Methods for Semi-Supervised Text
     Classification, ICLR 2017 (arXiv 1605.07725).
 
-Equation: total = L(f(x), y) + weight * L(f(x + r), y),   r = epsilon g / ||g||_2,
-    g = grad_x L(f(x), y), over all tokens of an example.
+Equation:
+    $$total = L(f(x), y) + weight \cdot L(f(x + r), y)$$
+    $$r = \epsilon g / \|g\|_2, \quad g = \nabla_x L(f(x), y)$$
+    over all tokens of an example.
 
 Departures:
     * The paper normalizes the embeddings; here epsilon is relative to ||x|| instead, and

@@ -1,11 +1,15 @@
-"""FreeLB: free large-batch adversarial training.
+r"""FreeLB: free large-batch adversarial training.
 
 Reference: Zhu, Cheng, Gan, Sun, Goldstein, Liu: FreeLB: Enhanced Adversarial Training for Natural
     Language Understanding, ICLR 2020 (arXiv 1909.11764). Code: zhuchen03/FreeLB.
 
-Equation: total = 1/K sum_{t<K} L(f(x + delta_t), y)   in place of L(f(x), y),
-    delta_0 ~ U(-1, 1) init_size / sqrt(N D) (l2; N real tokens) or U(-1, 1) init_size (linf),
-    delta_{t+1} = Project(delta_t + step_size g_t / ||g_t||), g_t = grad_delta L(f(x + delta_t), y).
+Equation:
+    $$total = \frac{1}{K} \sum_{t<K} L(f(x + \delta_t), y)$$
+    in place of $L(f(x), y)$, from
+    $$\delta_0 \sim U(-1, 1) \cdot init\_size / \sqrt{N D}$$
+    (l2; $N$ real tokens) or $U(-1, 1) \cdot init\_size$ (linf), by
+    $$\delta_{t+1} = Project(\delta_t + step\_size \cdot g_t / \|g_t\|)$$
+    $$g_t = \nabla_\delta L(f(x + \delta_t), y)$$
 
 Departures:
     * Sizes are relative to the embeddings and RECONSTRUCTED, as the paper's were tuned for each

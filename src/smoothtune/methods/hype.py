@@ -1,10 +1,12 @@
-"""HyPe: noise on the hidden state that enters every block.
+r"""HyPe: noise on the hidden state that enters every block.
 
 Reference: Yuan, Yuan, Tan, Huang, Huang: HyPe: Better Pre-trained Language Model Fine-tuning with
     Hidden Representation Perturbation, ACL 2023 (arXiv 2212.08853). Code: Yuanhy1997/HyPe.
 
-Equation: total = L(f(x), y) where block b computes f_b(h_b + z_b),
-    z_b ~ N(0, sigma^2 I) or U(-sigma, sigma).
+Equation:
+    $$total = L(f(x), y)$$
+    where block $b$ computes $f_b(h_b + z_b)$,
+    $z_b \sim N(0, \sigma^2 I)$ or $U(-\sigma, \sigma)$.
 
 Departures:
     * The released uniform noise is U(0, sigma), whose mean is not zero: `compat="official"`.

@@ -1,14 +1,20 @@
-"""Jacobian and Hessian regularization of every layer.
+r"""Jacobian and Hessian regularization of every layer.
 
 Reference: Jukic, Snajder: From Robustness to Improved Generalization and Calibration in Pre-trained
     Language Models, TACL 13 (2025) 264-280 (arXiv 2404.00758). Code: josipjukic/jachess.
 
-Equation: total = L(f(x), y) + sum_l lambda_l (||J_l||_F^2 + sum_{i in S_l} ||H_{l,i}||_F^2)  (eq 4)
-    J_l = dz_l/dx, H_{l,i} = d^2 z_{l,i}/dx^2, z_l the state of the pooled token after layer l,
-    x the word embeddings of the whole sequence, S_l output dimensions drawn at random;
-    lambda = c g(n), n_l = ||J_l|| of the pre-trained model, c the learning rate   (eq 5)
-    normalized: lambda_l = c (1/n_l) / sum_k 1/n_k        inverse: c n_l / sum_k n_k
-    softmax:    lambda = c softmax(-n / (temperature max n))    uniform: c / L    logits: f(x) alone
+Equation:
+    $$total = L(f(x), y) + \sum_l \lambda_l (\|J_l\|_F^2 + \sum_{i \in S_l} \|H_{l,i}\|_F^2)$$
+    $$J_l = \frac{\partial z_l}{\partial x}, \quad H_{l,i} = \frac{\partial^2 z_{l,i}}{\partial x^2}
+    \quad \text{(eq. 4)}$$
+    $z_l$ the state of the pooled token after layer $l$, $x$ the word embeddings of the whole
+    sequence, $S_l$ output dimensions drawn at random; the weights are
+    $$\lambda = c \cdot g(n), \quad n_l = \|J_l\| \quad \text{(eq. 5)}$$
+    with $n_l$ of the pre-trained model and $c$ the learning rate.
+    normalized: $\lambda_l = c \frac{1/n_l}{\sum_k 1/n_k}$;
+    inverse: $\lambda_l = c \frac{n_l}{\sum_k n_k}$;
+    softmax: $\lambda = c \cdot softmax(-n / (temperature \cdot \max n))$;
+    uniform: $\lambda_l = c / L$; logits: $f(x)$ alone.
 
 Departures:
     * The Hessian term of the code is a constant (it has no graph); here it has a gradient.

@@ -1,10 +1,13 @@
-"""Jacobian regularization of the predictions.
+r"""Jacobian regularization of the predictions.
 
 Reference: Hoffman, Roberts, Yaida: Robust Learning with Jacobian Regularization, 2019
     (arXiv 1908.02729). Code: facebookresearch/jacobian_regularizer.
 
-Equation: total = L(f(x), y) + weight * 1/2 ||J||_F^2,  J = d logits / d x,
-    ||J||_F^2 = C E ||v^T J||^2 with v uniform on the unit sphere in R^C, C logits.
+Equation:
+    $$total = L(f(x), y) + weight \cdot \frac{1}{2} \|J\|_F^2,
+    \quad J = \frac{\partial f}{\partial x}$$
+    $$\|J\|_F^2 = C \cdot E_v \|v^T J\|^2$$
+    $f$ the $C$ logits, $v$ uniform on the unit sphere in $R^C$.
 
 Departures:
     * x are the word embeddings, the only continuous input a language model has.

@@ -1,10 +1,12 @@
-"""L2-SP: weight decay towards the starting point.
+r"""L2-SP: weight decay towards the starting point.
 
 Reference: Li, Grandvalet, Davoine: Explicit Inductive Bias for Transfer Learning with Convolutional
     Networks, ICML 2018 (arXiv 1802.01483).
 
-Equation: total = L(f(x), y) + alpha/2 ||w_S - w_S^0||^2 + beta/2 ||w_N||^2
-    w_S: weights that were pre-trained, w_S^0 their values before fine-tuning, w_N: the new head.
+Equation:
+    $$total = L(f(x), y) + \frac{\alpha}{2} \|w_S - w_S^0\|^2 + \frac{\beta}{2} \|w_N\|^2$$
+    $w_S$: weights that were pre-trained, $w_S^0$ their values before fine-tuning, $w_N$: the new
+    head.
 
 Departures:
     * alpha and beta of the LNSR papers' L2-SP rows are not stated; the defaults are RECONSTRUCTED.

@@ -1,9 +1,10 @@
-"""Label smoothing: cross entropy against softened labels.
+r"""Label smoothing: cross entropy against softened labels.
 
 Reference: Szegedy, Vanhoucke, Ioffe, Shlens, Wojna: Rethinking the Inception Architecture for
     Computer Vision, CVPR 2016 (arXiv 1512.00567), section 7.
 
-Equation: total = -sum_c q_c log p_c,  q_c = (1 - s) [c = y] + s / C.
+Equation:
+    $$total = -\sum_c q_c \log p_c, \quad q_c = (1 - s) [c = y] + s / C$$
 
 Departures:
     * transformers has `label_smoothing_factor`. It works in the Trainer alone, replaces the loss

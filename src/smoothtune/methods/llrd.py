@@ -1,11 +1,13 @@
-"""Layer-wise learning-rate decay.
+r"""Layer-wise learning-rate decay.
 
 Reference: Howard, Ruder: Universal Language Model Fine-tuning for Text Classification, ACL 2018
     (arXiv 1801.06146); as in Zhang et al.: Revisiting Few-sample BERT Fine-tuning, ICLR 2021
     (arXiv 2006.05987). Code: asappresearch/revisit-bert-finetuning.
 
-Equation: lr_l = lr * xi^(L - l)
-    l = 0..L-1: block l; l = -1: embeddings; l = L: all above the blocks (pooler, final norm, head).
+Equation:
+    $$lr_l = lr \cdot \xi^{L - l}$$
+    $l = 0, \ldots, L-1$: block $l$; $l = -1$: embeddings; $l = L$: all above the blocks (pooler,
+    final norm, head).
 
 Departures:
     * Howard and Ruder use xi = 1 / 2.6 with an LSTM; 0.9 to 0.95 is usual for BERT.

@@ -1,15 +1,17 @@
-"""Layer-wise noise stability regularization.
+r"""Layer-wise noise stability regularization.
 
 Reference: Hua, Li, Dou, Xu, Luo: Noise Stability Regularization for Improving BERT Fine-tuning,
     NAACL 2021 (arXiv 2107.04835), and Improving Pre-trained Language Model Fine-tuning with Noise
     Stability Regularization, IEEE TNNLS 2023 (arXiv 2206.05658).
 
-Equation: total = L(f(x), y) + R with
-    R = E_eps sum_{r=b..L} lambda_r ||f^{b,r}(x^b + eps) - f^{b,r}(x^b)||^2   (TNNLS eq. 11)
-    where x^b is the input of layer b and f^{b,r} maps it to the output of layer r.
-    standard:     eps ~ N(0, I), rescaled to ||eps|| = 0.05 ||x||            (TNNLS III-E.1)
-    in_manifold:  eps = sum_j eps_j d_j, d_j the Gram-Schmidt basis of the differences to the
-                  k nearest neighbors in the word-embedding space           (TNNLS III-B.2)
+Equation:
+    $$total = L(f(x), y) + R$$
+    $$R = E_\epsilon \sum_{r=b}^{L} \lambda_r \|f^{b,r}(x^b + \epsilon) - f^{b,r}(x^b)\|^2$$
+    (TNNLS eq. 11), where $x^b$ is the input of layer $b$ and $f^{b,r}$ maps it to the output of
+    layer $r$.
+    standard (TNNLS III-E.1): $\epsilon \sim N(0, I)$, rescaled to $\|\epsilon\| = 0.05 \|x\|$;
+    in_manifold (TNNLS III-B.2): $\epsilon = \sum_j \epsilon_j d_j$, $d_j$ the Gram-Schmidt basis of
+    the differences to the $k$ nearest neighbors in the word-embedding space.
 
 Departures: no official code is public; what the papers leave open is RECONSTRUCTED here.
     * The squared norm is a sum over features (TNNLS Table I). Whether it also runs over tokens is

@@ -1,11 +1,14 @@
-"""Mixout: dropout towards the pre-trained weights.
+r"""Mixout: dropout towards the pre-trained weights.
 
 Reference: Lee, Cho, Kang: Mixout: Effective Regularization to Finetune Large-scale Pretrained
     Language Models, ICLR 2020 (arXiv 1909.11299). Code: bloodwass/mixout.
 
-Equation: in every training forward each linear layer uses
-    W~ = [(1 - M) o W_0 + M o W - p W_0] / (1 - p) = W_0 + M o (W - W_0) / (1 - p),
-    M ~ Bernoulli(1 - p), W_0 the pre-trained weight; E W~ = W. p = 1 gives W_0.
+Equation:
+    in every training forward each linear layer uses
+    $$\tilde{W} = \frac{(1 - M) \odot W_0 + M \odot W - p W_0}{1 - p}$$
+    $$= W_0 + \frac{M \odot (W - W_0)}{1 - p}$$
+    $M \sim Bernoulli(1 - p)$, $W_0$ the pre-trained weight; $E \tilde{W} = W$.
+    $p = 1$ gives $W_0$.
 
 Departures:
     * The mask is drawn once per input neuron and shared by all outputs, as in the code and the

@@ -1,11 +1,12 @@
-"""NEFTune: uniform noise on the word embeddings.
+r"""NEFTune: uniform noise on the word embeddings.
 
 Reference: Jain, Chiang, Wen, Kirchenbauer, Chu, Somepalli, Bartoldson, Kailkhura, Schwarzschild,
     Saha, Goldblum, Geiping, Goldstein: NEFTune: Noisy Embeddings Improve Instruction Finetuning,
     ICLR 2024 (arXiv 2310.05914). Code: neelsjain/NEFTune.
 
-Equation: total = L(f(x + z), y),  z = alpha / sqrt(T D) * U(-1, 1)
-    T: number of tokens of the example, D: width of the embeddings.
+Equation:
+    $$total = L(f(x + z), y), \quad z = \frac{\alpha}{\sqrt{T D}} U(-1, 1)$$
+    $T$: number of tokens of the example, $D$: width of the embeddings.
 
 Departures:
     * T is the true length, as in the authors' experiments. transformers

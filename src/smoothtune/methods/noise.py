@@ -1,9 +1,11 @@
-"""Fine-tuning on noisy embeddings: the ablation FT+Gaussian / FT+In-manifold of the LNSR papers.
+r"""Fine-tuning on noisy embeddings: the ablation FT+Gaussian / FT+In-manifold of the LNSR papers.
 
 Reference: Hua et al.: Improving Pre-trained Language Model Fine-tuning with Noise Stability
     Regularization, IEEE TNNLS 2023 (arXiv 2206.05658), rows "FT+Gaussian" and "FT+In-manifold".
 
-Equation: total = L(f(x + eps), y), with the noise eps of LNSR and without its regularizer R.
+Equation:
+    $$total = L(f(x + \epsilon), y)$$
+    with the noise $\epsilon$ of LNSR and without its regularizer $R$.
 
 Departures:
     * The paper does not say where the noise of these rows enters; here it is where LNSR's does.

@@ -1,11 +1,14 @@
-"""PGD: adversarial training with projected gradient descent.
+r"""PGD: adversarial training with projected gradient descent.
 
 Reference: Madry, Makelov, Schmidt, Tsipras, Vladu: Towards Deep Learning Models Resistant to
     Adversarial Attacks, ICLR 2018 (arXiv 1706.06083).
 
-Equation: total = max_{||delta|| <= epsilon} L(f(x + delta), y)   in place of L(f(x), y),
-    delta <- Project(delta + step_size d), d = g / ||g||_2 (l2) or sign(g) (linf),
-    g = grad_delta L(f(x + delta), y), from a random delta_0 in the ball.
+Equation:
+    $$total = \max_{\|\delta\| \le \epsilon} L(f(x + \delta), y)$$
+    in place of $L(f(x), y)$, by
+    $$\delta \gets Project(\delta + step\_size \cdot d)$$
+    $$g = \nabla_\delta L(f(x + \delta), y)$$
+    $d = g / \|g\|_2$ (l2) or $sign(g)$ (linf), from a random $\delta_0$ in the ball.
 
 Departures:
     * The input is the word embedding, with norms over all real tokens of an example.

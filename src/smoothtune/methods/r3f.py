@@ -1,10 +1,12 @@
-"""R3F and R4F: robust representations through regularized fine-tuning.
+r"""R3F and R4F: robust representations through regularized fine-tuning.
 
 Reference: Aghajanyan, Shrivastava, Gupta, Goyal, Zettlemoyer, Gupta: Better Fine-Tuning by Reducing
     Representational Collapse, ICLR 2021 (arXiv 2008.03156). Code: fairseq, examples/rxf.
 
-Equation: total = L(f(x), y) + weight * (KL(p || p~) + KL(p~ || p)),  p~ = f(x + z),
-    z ~ N(0, sigma^2 I) or U(-sigma, sigma).
+Equation:
+    $$total = L(f(x), y) + weight \cdot (KL(p \,\|\, \tilde{p}) + KL(\tilde{p} \,\|\, p))$$
+    $$\tilde{p} = f(x + z)$$
+    $z \sim N(0, \sigma^2 I)$ or $z \sim U(-\sigma, \sigma)$.
     R4F: the same with the head Lipschitz-1, here by spectral normalization of its linear layers.
 
 Departures:

@@ -1,11 +1,14 @@
-"""R-Drop: two dropout passes must agree.
+r"""R-Drop: two dropout passes must agree.
 
 Reference: Liang, Wu, Li, Wang, Meng, Qin, Chen, Zhang, Liu: R-Drop: Regularized Dropout for Neural
     Networks, NeurIPS 2021 (arXiv 2106.14448). Code: dropreg/R-Drop.
 
-Equation: total = 1/2 (L_1 + L_2) + alpha * 1/2 (KL(p_1 || p_2) + KL(p_2 || p_1))
-    L_i, p_i: task loss and prediction under two independent draws of the dropout masks.
-    Regression: total = 1/2 (L_1 + L_2) + alpha * (f_1 - f_2)^2.
+Equation:
+    $$total = \frac{1}{2} (L_1 + L_2)
+    + \alpha \cdot \frac{1}{2} (KL(p_1 \,\|\, p_2) + KL(p_2 \,\|\, p_1))$$
+    $L_i$, $p_i$: task loss and prediction under two independent draws of the dropout masks.
+    Regression:
+    $$total = \frac{1}{2} (L_1 + L_2) + \alpha (f_1 - f_2)^2$$
 
 Departures:
     * The two task losses are averaged, so that a step is as long as a plain one, as in the README;

@@ -1,10 +1,12 @@
-"""Re-initialization of the top blocks.
+r"""Re-initialization of the top blocks.
 
 Reference: Zhang, Wu, Katiyar, Weinberger, Artzi: Revisiting Few-sample BERT Fine-tuning, ICLR 2021
     (arXiv 2006.05987). Code: asappresearch/revisit-bert-finetuning.
 
-Equation: the last N blocks and the pooler start from the model's random initialization
-    (BERT: weights N(0, initializer_range^2), LayerNorm 1 and 0, biases 0), not from pre-training.
+Equation:
+    the last $N$ blocks and the pooler start from the model's random initialization
+    (BERT: weights $N(0, initializer\_range^2)$, LayerNorm 1 and 0, biases 0), not from
+    pre-training.
 
 Departures:
     * The model's own initialization is used, so that it fits every architecture.

@@ -1,11 +1,13 @@
-"""SAM: sharpness-aware minimization.
+r"""SAM: sharpness-aware minimization.
 
 Reference: Foret, Kleiner, Mobahi, Neyshabur: Sharpness-Aware Minimization for Efficiently Improving
     Generalization, ICLR 2021 (arXiv 2010.01412); adaptive: Kwon et al., ASAM, ICML 2021
     (arXiv 2102.11600). Code: davda54/sam.
 
-Equation: the update uses the gradient of L at w + e,   e = rho g / ||g||_2,   g = grad_w L(w),
-    over all trained weights; adaptive: e = rho w^2 g / || |w| g ||_2.
+Equation:
+    the update uses the gradient of $L$ at $w + e$,
+    $$e = \rho g / \|g\|_2, \quad g = \nabla_w L(w)$$
+    over all trained weights; adaptive: $e = \rho w^2 g / \| |w| g \|_2$.
 
 Departures:
     * It is no optimizer but a loss whose gradient is that at w + e, so it works with any optimizer.

@@ -1,13 +1,15 @@
-"""SiFT: scale-invariant fine-tuning.
+r"""SiFT: scale-invariant fine-tuning.
 
 Reference: He, Liu, Gao, Chen: DeBERTa: Decoding-enhanced BERT with Disentangled Attention,
     ICLR 2021 (arXiv 2006.03654), section on SiFT. Code: microsoft/DeBERTa, DeBERTa/sift.
 
-Equation: total = L(f(x), y) + weight * R,
-    R = max_{||delta|| <= epsilon} l(f(n(x) + delta), f(x)),
-    n(x) = (x - mean(x)) / std(x) for every token, the input of the embeddings' LayerNorm before its
-    own weights; l: symmetric KL, squared error for regression. Released recipes have weight 5
-    (MNLI) and 3 (extra small models).
+Equation:
+    $$total = L(f(x), y) + weight \cdot R$$
+    $$R = \max_{\|\delta\| \le \epsilon} l(f(n(x) + \delta), f(x))$$
+    $$n(x) = (x - mean(x)) / std(x)$$
+    for every token, the input of the embeddings' LayerNorm before its own weights;
+    $l$: symmetric KL, squared error for regression. Released recipes have weight 5 (MNLI) and 3
+    (extra small models).
 
 Departures:
     * Step and radius are RECONSTRUCTED in units of the normalized embedding, whose rms is 1. The

@@ -1,14 +1,17 @@
-"""SMART: smoothness-inducing adversarial regularization and Bregman proximal point optimization.
+r"""SMART: smoothness-inducing adversarial regularization and Bregman proximal point optimization.
 
 Reference: Jiang, He, Chen, Liu, Gao, Zhao: SMART: Robust and Efficient Fine-Tuning for Pre-trained
     Natural Language Models through Principled Regularized Optimization, ACL 2020
     (arXiv 1911.03437). Code: namisan/mt-dnn.
 
-Equation: total = L(f(x), y) + weight * (lambda_s R_s + mu D)
-    R_s = E max_{||delta|| <= epsilon} l_s(f(x + delta), f(x)),    D = E l_s(f(x), f~(x)),
-    l_s: symmetric KL, squared error for regression;
-    delta <- Project(delta + eta g / ||g||), g = grad_delta l_s, from delta ~ N(0, sigma^2 I);
-    the teacher f~ has the weights w~ <- beta w~ + (1 - beta) w, updated after every step.
+Equation:
+    $$total = L(f(x), y) + weight \cdot (\lambda_s R_s + \mu D)$$
+    $$R_s = E \max_{\|\delta\| \le \epsilon} l_s(f(x + \delta), f(x))$$
+    $$D = E \, l_s(f(x), \tilde{f}(x))$$
+    $l_s$: symmetric KL, squared error for regression; from $\delta \sim N(0, \sigma^2 I)$
+    $$\delta \gets Project(\delta + \eta g / \|g\|), \quad g = \nabla_\delta l_s$$
+    the teacher $\tilde{f}$ has the weights $\tilde{w} \gets \beta \tilde{w} + (1 - \beta) w$,
+    updated after every step.
 
 Departures:
     * With the paper's sigma = epsilon = 1e-5 the term is next to nothing (6e-6 on a tuned MiniLM,

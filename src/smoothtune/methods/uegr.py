@@ -1,15 +1,19 @@
-"""UEGR: unified ensemble and gradient regularization (reconstruction).
+r"""UEGR: unified ensemble and gradient regularization (reconstruction).
 
 Reference: UEGR (arXiv 2503.16550), known from its summary only: neither full text nor code was
     available. What the summary says is kept; the rest is RECONSTRUCTED.
 
-Equation: total = gamma * L_adv + alpha * L_JS + beta * L(f(x), y), with K sub-models of the
-    adversarial sample x + delta, P_k = f(x + delta; dropout rate p_k), M = 1/K sum_k P_k:
-    L_adv = 1/K sum_k L(P_k, y),   L_JS = 1/K sum_k KL(P_k || M) = H(M) - 1/K sum_k H(P_k)
-    (regression: mean squared deviation of the K scores from their mean);
-    delta = epsilon * g / ||g||_2 per example, g = dL/dx (FGM), or projected steps (PGD).
-    Then only the fraction rho of the weights with the largest saliency |w dL/dw| is updated, or
-    each with probability p_i, by 1/p_i as much.
+Equation:
+    $$total = \gamma L_{adv} + \alpha L_{JS} + \beta L(f(x), y)$$
+    $$L_{adv} = \frac{1}{K} \sum_k L(P_k, y)$$
+    $$L_{JS} = \frac{1}{K} \sum_k KL(P_k \,\|\, M) = H(M) - \frac{1}{K} \sum_k H(P_k)$$
+    with $K$ sub-models $P_k = f(x + \delta)$ of the adversarial sample, each at a dropout rate
+    $p_k$ of its own, and their mean $M = \frac{1}{K} \sum_k P_k$ (regression: mean squared
+    deviation of the $K$ scores from their mean); per example
+    $$\delta = \epsilon g / \|g\|_2, \quad g = \nabla_x L$$
+    (FGM), or projected steps (PGD). Then only the fraction $\rho$ of the weights with the largest
+    saliency $|w \, \partial L / \partial w|$ is updated, or each with probability $p_i$, by
+    $1/p_i$ as much.
 
 Departures: all of the following is RECONSTRUCTED.
     * The attack, its norm, size and layer; number, range and combination of dropout rates; how they

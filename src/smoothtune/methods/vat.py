@@ -1,12 +1,16 @@
-"""VAT: virtual adversarial training.
+r"""VAT: virtual adversarial training.
 
 Reference: Miyato, Maeda, Koyama, Ishii: Virtual Adversarial Training: A Regularization Method for
     Supervised and Semi-Supervised Learning, IEEE TPAMI 2018 (arXiv 1704.03976).
     Code: takerum/vat_tf.
 
-Equation: total = L(f(x), y) + weight * E KL(p || p(.|x + r)),   p = p(.|x) without gradient,
-    r = epsilon d, d <- g / ||g||_2, g = grad_d KL(p || p(.|x + xi d)), from d ~ N(0, I) / ||.||_2:
-    power iteration on the Hessian of the KL at 0. Squared error for regression.
+Equation:
+    $$total = L(f(x), y) + weight \cdot E \, KL(p \,\|\, p(. | x + r))$$
+    $p = p(. | x)$ without gradient;
+    $$r = \epsilon d, \quad d \gets g / \|g\|_2$$
+    $$g = \nabla_d KL(p \,\|\, p(. | x + \xi d))$$
+    from $d \sim N(0, I)$, of length 1: power iteration on the Hessian of the KL at 0. Squared error
+    for regression.
 
 Departures:
     * The input is the word embedding, with norms over all real tokens of an example.

@@ -1,0 +1,144 @@
+"""What committed results say of a method: benchmarks/results/ and results/."""
+
+import csv
+import json
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from tables import escaped, table
+
+from smoothtune.methods import METHODS
+
+ROOT = Path(__file__).parent.parent
+COST = "benchmarks/results/cost-minilm-16x128"
+STUDY = "results/few-sample"
+EFFECT = "results/strength/effect"
+MEASURES = {"ece": "ECE", "brier": "Brier"}
+
+
+@cache
+def _json(path: str) -> Any:
+    return json.loads((ROOT / path).read_text("utf-8"))
+
+
+def cost(name: str) -> str:
+    """Time and memory of a step, as benchmarks/cost.py measured them."""
+    content = _json(f"{COST}.json")
+    rows = [row for row in content["rows"] if row["method"].split(":")[0] == name]
+    how = f"`smoothtune cost --method {name} --model MODEL` measures it for your model."
+    if not rows:
+        return f"Not measured here. {how}"
+    cells = [
+        [
+            f"`{row['method']}`",
+            f"{row['ratio']:.2f}",
+            f"{row['ratio_range'][0]:.2f} to {row['ratio_range'][1]:.2f}",
+            str(row.get("extra_memory_mib", "")),
+        ]
+        for row in rows
+    ]
+    titles = ["method", "time of a step, x plain", "range", "extra peak memory, MiB"]
+    return (
+        f"MiniLM, 16 x 128 tokens, one CPU thread ([all methods](../../{COST}.md)):\n\n"
+        f"{table(titles, cells)}\n{how}"
+    )
+
+
+def evidence(name: str) -> str:
+    """Every committed comparison with plain fine-tuning that a method is part of."""
+    parts = [*_study(name), *_effect(name)]
+    return "\n\n".join(parts) or (
+        "None: no committed study has this method. [What it brings](../evidence.md) says which "
+        "have been compared; `smoothtune tune` and `smoothtune study` compare it on your data."
+    )
+
+
+def _study(name: str) -> Iterator[str]:
+    content = _json(f"{STUDY}/results.json")
+    rows = [row for row in content["methods"] if name in (row["configured"] or {})]
+    if name == "plain" or not rows:
+        return
+    titles = ["condition", "methods", "score minus plain, points", "p, Holm"]
+    titles += [f"{measure} minus plain (p, Holm)" for measure in MEASURES.values()] + [
+        "time, x plain"
+    ]
+    yield (
+        f"[{escaped(content['title'])}](../../{STUDY}/report.md). In brackets after a difference: "
+        f"95 % bootstrap interval over {len(content['seeds'])} seeds; p: {content['test']}, after "
+        "Holm's correction over the methods of a condition.\n\n"
+        + table(titles, [_row(row) for row in rows])
+    ).rstrip()
+    yield _settings(name, rows)
+
+
+def _row(row: dict[str, Any]) -> list[str]:
+    against = row["against_plain"]
+    low, high = (100 * x for x in against["difference"]["interval"])
+    cells = [
+        f"{row['task']}, {row['model']}, {row['max_train_samples']} examples",
+        escaped(row["method"]),
+        f"{100 * against['difference']['value']:+.1f} ({low:+.1f} to {high:+.1f})",
+        f"{against['p_holm']:.2g}",
+    ]
+    for measure in MEASURES:
+        found = against["secondary"].get(measure)
+        cells.append(
+            f"{found['difference']['value']:+.3f} ({found['p_holm']:.2g})" if found else "–"
+        )
+    return [*cells, f"{against['cost_ratio']:.2f}"]
+
+
+def _settings(name: str, rows: list[dict[str, Any]]) -> str:
+    """How the fields of those runs differ from the defaults of today."""
+    said = {}
+    for row in rows:
+        now = vars(METHODS[name]())
+        then = row["configured"][name]
+        said[row["method"]] = [
+            f"`{field}={value!r}`"
+            for field, value in then.items()
+            if _plain(now.get(field)) != value
+        ]
+    texts = [
+        f"{escaped(label)} ran with {', '.join(fields) or 'the defaults of today'}"
+        for label, fields in said.items()
+    ]
+    return "Fields that differ from today's defaults: " + "; ".join(texts) + "."
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _effect(name: str) -> Iterator[str]:
+    with (ROOT / f"{EFFECT}.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["method"].split()[0] == name]
+    if not rows:
+        return
+    titles = [
+        "condition",
+        "method, share",
+        "quantity",
+        "seeds",
+        "change",
+        "score, points",
+        "verdict",
+    ]
+    cells = [
+        [
+            row["condition"],
+            escaped(row["method"]),
+            row["quantity"],
+            row["seeds"],
+            f"{100 * float(row['change']):+.0f} %",
+            f"{100 * float(row['score_difference']):+.1f}",
+            row["verdict"],
+        ]
+        for row in rows
+    ]
+    yield (
+        f"Does it move what it is about? [A study of shares](../../{EFFECT}.md), against plain:\n\n"
+        + table(titles, cells).rstrip()
+    )
