@@ -17,14 +17,16 @@ so:
 * all: root mean squares over all updates.
 
 Written are the realized share in each quarter of the training (median), its root mean square
-weighed by the task's gradient, and the largest one. Runs that are done are kept. Result:
-benchmarks/results/strength.json and .md
+weighed by the task's gradient, and the largest one; and what a look costs: median processor time of
+eleven updates with one, against eleven without, alternating, batches of 16 x 32 tokens. Runs that
+are done are kept. Result: benchmarks/results/strength.json and .md
 """
 
 import argparse
 import json
 import math
 import statistics
+import time
 from pathlib import Path
 
 import torch
@@ -122,6 +124,37 @@ def traced(name, seed, data, folder):
     }
 
 
+def cost_of_a_look(name):
+    """Seconds of processor time of an update without and with a look at all losses."""
+    from transformers import AutoModelForSequenceClassification
+
+    from smoothtune import METHODS as CLASSES
+    from smoothtune import Objective
+    from smoothtune.memory import keep_freed_memory
+    from smoothtune.models.load import minilm_folder
+    from smoothtune.trainer.step_cost import random_batches
+
+    keep_freed_memory()
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(minilm_folder(), num_labels=2)
+    optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-6, fused=True)
+    objective = Objective(CLASSES[name](share=SHARE)).bind(model, optimizer)
+    batches, seconds = random_batches(model, 4, 16, 32), {False: [], True: []}
+    for update in range(26):
+        look = update % 2 == 1
+        objective.strengths._count = lambda of, look=look: look
+        start = time.process_time()
+        objective(model, batches[update % 4]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        if update >= 4:
+            seconds[look].append(time.process_time() - start)
+    objective.detach()
+    return {"method": name, "without": statistics.median(seconds[False])} | {
+        "with": statistics.median(seconds[True])
+    }
+
+
 def realized(row, rule):
     """The share in every update but the first, had the weight followed a rule."""
     shares = []
@@ -163,6 +196,10 @@ def table(content):
             count = 0 if rule == "weight" else sum(looks(rule, update) for update in updates)
             cells = " | ".join(f"{share:.2g}" for share in shares)
             lines.append(f"| {name} | {rule} | {len(rows)} | {count} | {cells} |")
+    lines += ["", "| method | update without a look, s | with one | more |", "|---|---|---|---|"]
+    for row in content["looks"]:
+        more = row["with"] / row["without"] - 1
+        lines.append(f"| {row['method']} | {row['without']:.3f} | {row['with']:.3f} | {more:.0%} |")
     return "\n".join(lines) + "\n"
 
 
@@ -179,9 +216,12 @@ def main():
     args = parser.parse_args()
     torch.set_num_threads(1)
     file = RESULTS / "strength.json"
-    content = json.loads(file.read_text()) if file.exists() else {"rows": []}
+    content = json.loads(file.read_text()) if file.exists() else {"rows": [], "looks": []}
     content["command"] = "python benchmarks/strength.py --data DIR"
     content["versions"] = versions()
+    for name in args.methods:
+        if not any(row["method"] == name for row in content["looks"]):
+            content["looks"].append(cost_of_a_look(name))
     for seed in args.seeds:
         for name in args.methods:
             if any((row["method"], row["seed"]) == (name, seed) for row in content["rows"]):

@@ -19,6 +19,7 @@ from smoothtune import (
     FreeLB,
     JacHess,
     LabelSmoothing,
+    Mixout,
     Objective,
     SiFT,
 )
@@ -300,10 +301,39 @@ def test_in_float16_the_task_is_measured_where_no_term_acts():
     objective.detach()
 
 
-def test_a_ramp_needs_a_weight():
-    with pytest.raises(ValueError, match="undo its rise: give a weight"):
-        ALUM(ramp_steps=10)
-    assert ALUM(ramp_steps=10, weight=1.0).share is None
+def test_a_share_rises_over_a_ramp():
+    model, batch = tiny_model("bert"), tiny_batch()
+    objective = Objective(L2SP(share=0.4, ramp_start=0.2, ramp_steps=0.4))
+    objective.bind(model, still(model), num_training_steps=10)
+    with torch.no_grad():
+        model.classifier.weight.add_(0.1)
+    optimizer, weights = objective.optimizer, []
+    for _ in range(8):
+        terms = update(objective, model, optimizer, batch)
+        weights.append(terms.get("l2_sp/weight", torch.zeros(())).item())
+    # two updates without, the third measures, then 2/4, 3/4 and all of it
+    assert weights[:3] == [0, 0, 0]
+    rise = [weight / weights[-1] for weight in weights[3:]]
+    assert rise == pytest.approx([0.5, 0.75, 1, 1, 1], rel=1e-3)
+    objective.detach()
+
+
+def test_a_fraction_of_a_run_needs_its_length():
+    objective = Objective(VAT(weight=1.0, ramp_steps=0.1))
+    model = tiny_model("bert")
+    objective.bind(model, still(model))
+    with pytest.raises(ValueError, match="vat has a field of 0.1.*num_training_steps to bind"):
+        objective(model, tiny_batch())
+    objective.expect(20)
+    objective(model, tiny_batch())
+    assert VAT(ramp_steps=2.0).updates(2.0) == 2
+    objective.detach()
+
+
+def test_what_adds_no_term_has_no_ramp():
+    for method in (FreeLB, Mixout):
+        with pytest.raises(ValueError, match="adds no term to the task loss, so ramp_start"):
+            method(ramp_steps=3)
 
 
 def test_a_compiled_model_is_measured():

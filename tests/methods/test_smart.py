@@ -107,6 +107,21 @@ def test_teacher_is_the_moving_average():
     torch.testing.assert_close(method.state_dict()["classifier.weight"], expected)
 
 
+@pytest.mark.parametrize(("length", "expected"), [(20, 0.999), (None, 0.99)])
+def test_the_late_momentum_comes_after_a_tenth_of_the_run(length, expected, caplog):
+    model = tiny_model("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    method = SMART(weight=1.0)
+    objective = Objective(method).bind(model, optimizer, length)
+    for _ in range(3):
+        before = method.state_dict()["classifier.weight"].clone()
+        objective(model, tiny_batch()).backward()
+        optimizer.step()
+    now, weight = method.state_dict()["classifier.weight"], model.classifier.weight.detach()
+    torch.testing.assert_close(now, expected * before + (1 - expected) * weight)
+    assert ("so smart's teacher keeps beta=0.99" in caplog.text) == (length is None)
+
+
 def test_frozen_weights_are_not_copied():
     model = tiny_model("bert")
     table = model.get_input_embeddings().weight.requires_grad_(False)

@@ -23,6 +23,7 @@ def test_ratio_is_the_median_of_the_rounds():
 @pytest.mark.parametrize(
     ("method", "passes"),
     [
+        (LNSR(weight=1.0, ramp_start=0.5), 2),  # as after its ramp
         (CWGNC(), 1),  # edits gradients, no pass of its own
         (LNSR(weight=1.0), 2),  # clean and noisy
         (FreeLB(num_steps=3), 3),  # a step each, no clean pass

@@ -179,6 +179,18 @@ def test_logged_terms_are_means_since_the_last_log(tmp_path):
     assert logged == pytest.approx([sum(seen[:4]) / 4, sum(seen[4:]) / 4], rel=1e-5)
 
 
+def test_a_ramp_may_be_a_fraction_of_the_run(tmp_path):
+    trainer = SmoothTrainer(
+        model=tiny_model("bert"),
+        args=arguments(tmp_path, max_steps=8, logging_steps=1, per_device_train_batch_size=4),
+        train_dataset=Rows(),
+        regularizers=[L2SP(share=0.3, ramp_start=0.5, ramp_steps=0.25)],
+    )
+    trainer.train()
+    logs = {e["step"]: e for e in trainer.state.log_history if "loss/task" in e}
+    assert [step for step in logs if "loss/l2_sp" in logs[step]] == [5, 6, 7, 8]
+
+
 def test_evaluation_is_not_regularized(tmp_path):
     trainer = SmoothTrainer(
         model=tiny_model("bert"),

@@ -132,14 +132,31 @@ class Objective:
         self._watch.bound = self._hooks
         return self
 
-    def bind(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Self:
-        """`attach` and `bind_optimizer`: all that a plain loop needs."""
+    def bind(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        num_training_steps: int | None = None,
+    ) -> Self:
+        """`attach` and `bind_optimizer`: all that a plain loop needs.
+
+        Args:
+            model: as for `attach`.
+            optimizer: as for `bind_optimizer`.
+            num_training_steps: updates of the run, for fields that are a fraction of it.
+        """
         self.attach(model)
+        self.expect(num_training_steps)
         try:
             return self.bind_optimizer(optimizer)
         except BaseException:
             self.detach()
             raise
+
+    def expect(self, num_training_steps: int | None) -> None:
+        """Tell the methods how many updates the run has."""
+        for regularizer in self.regularizers.values():
+            regularizer.num_training_steps = num_training_steps
 
     def unbind_optimizer(self) -> None:
         """Act no longer on the updates of the optimizer, so that another one may be bound."""
@@ -244,7 +261,7 @@ class Objective:
 
     def after_step(self) -> None:
         """Let the methods read or correct the new weights; just after an update."""
-        self.step += 1
+        self.step = self.strengths.step = self.step + 1
         for regularizer in self.regularizers.values():
             regularizer.after_step(self.model)
 
@@ -275,6 +292,7 @@ class Objective:
                 f"{sorted(self.regularizers)}: resume with the methods of the interrupted run"
             )
         self.seed, self.step, self.calls = (int(state[key]) for key in ("seed", "step", "calls"))
+        self.strengths.step = self.step
         self.strengths.load_state_dict(entries_under("strength.", state))
         told = PROBLEM_TYPES[int(state.get("problem_type", 0))]
         if self._attachment is not None and told and problem_type(self.model) is None:
@@ -342,8 +360,9 @@ class Objective:
     def _acts(self, regularizer: Regularizer, labeled: bool) -> bool:
         """Whether a method gives a loss in this update."""
         batches = ("labeled" if labeled else "unlabeled", "both")
-        due = self.step % regularizer.every == 0
-        return regularizer.has_loss and due and regularizer.batches in batches
+        if not regularizer.has_loss or regularizer.batches not in batches:
+            return False
+        return self.step % regularizer.every == 0 and regularizer.ramp(self.step) > 0
 
     def _shared_masks(self, model: nn.Module, device: torch.device) -> SharedMasks | None:
         """None on accelerators, where drawing a mask costs less than looking it up."""

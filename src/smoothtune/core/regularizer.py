@@ -91,6 +91,10 @@ class Regularizer:
     """Apply the loss term in every k-th update, k times as strong: same expected gradient."""
     batches: Literal["labeled", "unlabeled", "both"] = "both"
     """Batches the loss term is taken on; a batch without labels has no task loss."""
+    ramp_start: NonNegative = 0.0
+    """Updates before the loss term comes in; below 1, a fraction of the run."""
+    ramp_steps: NonNegative = 0.0
+    """Updates over which weight or share then rises linearly; below 1, a fraction of the run."""
 
     @model_validator(mode="before")
     @classmethod
@@ -115,6 +119,11 @@ class Regularizer:
                 f"{self.name} has both share={self.share} and weight={self.weight}: give one, as "
                 "share sets the weight"
             )
+        ramps = self.ramp_start or self.ramp_steps
+        if ramps and (self.replaces_task_loss or not self.has_loss):
+            raise ValueError(
+                f"{self.name} adds no term to the task loss, so ramp_start and ramp_steps are 0"
+            )
         if not self.has_loss and (self.weight not in (0, 1) or self.every != 1):
             raise ValueError(
                 f"{self.name} has no loss term, so weight is 1 (on) or 0 (off) and every is 1"
@@ -124,11 +133,38 @@ class Regularizer:
                 f"{self.name} replaces the task loss, so it can have no share beside it"
             )
         self.diagnostics: dict[str, Tensor] = {}
+        self.num_training_steps: int | None = None  # of the run, where it is known
 
     @property
     def is_on(self) -> bool:
         """Whether it does anything."""
         return self.weight != 0
+
+    def updates(self, duration: float) -> int:
+        """A duration in updates.
+
+        Args:
+            duration: a number of updates, or a fraction of the run.
+
+        Raises:
+            ValueError: it is a fraction, and the length of the run is not known.
+        """
+        if not 0 < duration < 1:
+            return round(duration)
+        if self.num_training_steps is None:
+            raise ValueError(
+                f"{self.name} has a field of {duration}, a fraction of a run whose length is not "
+                "known: give a number of updates, or num_training_steps to bind"
+            )
+        return round(duration * self.num_training_steps)
+
+    def ramp(self, step: int) -> float:
+        """Part of the weight or share that holds in the update after `step` others."""
+        start = self.updates(self.ramp_start)
+        if step < start:
+            return 0.0
+        rise = self.updates(self.ramp_steps)
+        return min(1.0, (step - start + 1) / rise) if rise else 1.0
 
     @classmethod
     def search_space(cls) -> Mapping[str, Between]:

@@ -42,6 +42,9 @@ class Strengths:
 
     Args:
         regularizers: methods by name; those with a loss beside the task's are looked at.
+
+    Attributes:
+        step: number of updates seen.
     """
 
     def __init__(self, regularizers: dict[str, Regularizer]):
@@ -51,6 +54,7 @@ class Strengths:
             for name, r in regularizers.items()
             if r.has_loss and not r.replaces_task_loss
         }
+        self.step = 0
         self.squares: dict[str, float] = {}
         self.seen: dict[str, int] = {}  # updates in which it was there
         self.measured: dict[str, int] = {}
@@ -64,13 +68,12 @@ class Strengths:
 
     def weight(self, name: str) -> float:
         """The weight of a term: fixed, or what its share asks for, 0 before that is known."""
-        share = self.shares.get(name)
+        share, method = self.shares.get(name), self.regularizers[name]
         if share is None:
-            weight = self.regularizers[name].weight
-            assert weight is not None  # a method has the one or the other
-            return weight
+            assert method.weight is not None  # a method has the one or the other
+            return method.ramp(self.step) * method.weight
         ratio = self.ratio(name)
-        return share / ratio if ratio else 0.0
+        return method.ramp(self.step) * share / ratio if ratio else 0.0
 
     def ratio(self, name: str) -> float | None:
         """||grad term|| / ||grad task||; None before both were measured."""

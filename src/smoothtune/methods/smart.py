@@ -33,18 +33,17 @@ Departures:
           CreAT          the same again, guard 1e-5; but the first noise stays in the embeddings
                          when the second is added, which no field here does
     * The released code perturbs the input of block 0 (`layer=0`).
-    * No released code has D. The teacher is a moving average that starts at the first weights;
-      which late beta holds from when is a field in updates, as the length of a run is not known.
+    * No released code has D. The teacher is a moving average that starts at the first weights.
     * Dropout masks of all passes are shared, so that R_s and D measure smoothness only; the
       released code draws new ones. The paper does not say.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import ClassVar, Literal
 
 import torch
-from pydantic import NonNegativeInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
@@ -64,6 +63,8 @@ from smoothtune.functional.divergences import (
 )
 from smoothtune.functional.ema_teacher import Teacher
 from smoothtune.methods.adversarial_base import AdversarialSearch
+
+logger = logging.getLogger(__name__)
 
 Criterion = Literal["sym_kl", "kl", "stable_kl", "js", "mse"]
 
@@ -156,8 +157,9 @@ class SMART(AdversarialSearch):
     """beta, momentum of the teacher. Paper: 0.99 in the first 10 % of the updates."""
     late_beta: Probability = 0.999
     """beta after `late_after` updates. Paper: 0.999."""
-    late_after: NonNegativeInt | None = None
-    """Updates after which `late_beta` holds; None: never. Paper: 10 % of all updates."""
+    late_after: NonNegative | None = 0.1
+    """Updates after which `late_beta` holds, below 1 a fraction of the run; None: never. Paper:
+    0.1, which a run of unknown length leaves out."""
     compat: Literal["mt-dnn"] | None = None
     """"mt-dnn": number and gradient of the released code; sizes 1e-5, 1e-5 and guard 1e-6."""
     inner_criterion: Criterion | None = None
@@ -243,8 +245,20 @@ class SMART(AdversarialSearch):
         """w~ <- beta w~ + (1 - beta) w."""
         self._updates += 1
         if self._teacher is not None:
-            late = self.late_after is not None and self._updates > self.late_after
-            self._teacher.update(self.late_beta if late else self.beta)
+            self._teacher.update(self.late_beta if self._is_late() else self.beta)
+
+    def _is_late(self) -> bool:
+        if self.late_after is None:
+            return False
+        if self.late_after < 1 and self.num_training_steps is None:
+            if self._updates == 1:
+                logger.warning(
+                    "the length of the run is not known, so smart's teacher keeps beta=%s: give "
+                    "num_training_steps to bind",
+                    self.beta,
+                )
+            return False
+        return self._updates > self.updates(self.late_after)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The teacher's weights and the number of updates."""

@@ -18,6 +18,9 @@ from smoothtune.memory import PeakMemory
 
 Batch = Mapping[str, Tensor]
 
+STEPS = 10_000
+"""Updates of the run that fields which are a fraction of it are told of."""
+
 
 @dataclass
 class StepCost:
@@ -99,7 +102,9 @@ class _Stepper:
         self.model = copy.deepcopy(model).train()
         trainable = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(trainable, lr=1e-6, fused=True)
-        self.objective = Objective(*regularizers).bind(self.model, self.optimizer)
+        for regularizer in regularizers:
+            regularizer.ramp_start = regularizer.ramp_steps = 0  # the steps after them count
+        self.objective = Objective(*regularizers).bind(self.model, self.optimizer, STEPS)
         self.seconds: list[float] = []
 
     def peak(self, batch: Batch) -> int:

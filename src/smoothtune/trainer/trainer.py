@@ -332,6 +332,7 @@ class _Binding(TrainerCallback):
         """Bind the optimizer that is really used; load the methods' state, after the model's."""
         assert self.trainer.optimizer is not None
         self._use(self.trainer.optimizer)
+        self.objective.expect(state.max_steps)
         if self.resume_from is None:
             return
         try:
