@@ -10,7 +10,7 @@ from smoothtune.testing import ARCHITECTURES, CLAUSES
 VARIANTS = {
     "smart": [{"norm": "l2", "per": "token", "num_steps": 2, "mu": 0}, {"compat": "mt-dnn"}],
     "alum": [{"detach_targets": True, "units": "absolute", "epsilon": 0.1}],
-    "sift": [{"norm": "l2", "num_steps": 2}],
+    "sift": [{"norm": "l2", "num_steps": 2}, {"place": "output"}],
     "freelb": [{"norm": "linf", "num_steps": 2}],
     "pgd": [{"norm": "linf"}],
     "lnsr": [{"noise": "in_manifold", "k": 5}, {"layer": 1, "reduction": "token_sum"}],

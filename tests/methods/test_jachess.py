@@ -328,3 +328,27 @@ def test_an_optimizer_without_a_learning_rate_needs_c():
     with pytest.raises(ValueError, match="Adafactor has lr=None .*: give c"):
         Objective(JacHess(weight=1.0)).bind(model, optimizer)
     Objective(JacHess(c=0.1, weight=1.0)).bind(tiny_model("bert"), optimizer)
+
+
+def test_the_plain_sum_over_a_subset_grows_with_its_size():
+    """Eq 4 sums over S_l; a mean over it would have the same expectation for every size."""
+    model = tiny_model("bert")
+    means = {}
+    for dims in (2, 8):
+        for how in ("mean", "subset", "sum"):
+            method = JacHess(
+                weight=1.0,
+                c=1.0,
+                smoothness=NORMS,
+                estimator="exact",
+                hessian_dims=dims,
+                hessian_reduction=how,
+            )
+            with all_in_float64():
+                Objective(method).attach(model)(model, tiny_batch())
+            means[dims, how] = float(method.diagnostics["hessian"])
+    per_dimension = means[2, "sum"] / 8  # the tiny model has 8 dimensions
+    assert means[2, "mean"] == pytest.approx(per_dimension)
+    assert means[8, "mean"] == pytest.approx(per_dimension)
+    assert means[2, "subset"] == pytest.approx(2 * per_dimension)
+    assert means[8, "subset"] == pytest.approx(8 * per_dimension)

@@ -111,6 +111,41 @@ def test_equals_released_code(case, step_size):
     assert_conforms(case, term, model)
 
 
+def test_the_place_of_the_report_is_the_output_of_the_norm():
+    model, data = setting("bert", 3)
+
+    def predict_at_output(ids, delta):
+        """(C,) logits with x + rms(x) * delta at the input of the first block."""
+
+        def disturb(module, args, kwargs):
+            rms = args[0].detach().square().mean(-1, keepdim=True).sqrt()
+            return (args[0] + rms * delta, *args[1:]), kwargs
+
+        block = model.bert.encoder.layer[0]
+        handle = block.register_forward_pre_hook(disturb, with_kwargs=True)
+        try:
+            return model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0]
+        finally:
+            handle.remove()
+
+    def expected(model):
+        terms, clean = [], []
+        for ids, _ in rows(data):
+            delta = 0.02 * rng.normal_like(torch.zeros(1, ids.shape[1], 8).double())
+            target = predict_at_output(ids, torch.zeros_like(delta))
+            delta.requires_grad_()
+            g = slope(distance(target.detach(), predict_at_output(ids, delta)), delta)
+            found = (delta + 0.3 * g / g.abs().amax(-1, keepdim=True)).clamp(-0.1, 0.1).detach()
+            clean.append(target)
+            terms.append(distance(target, predict_at_output(ids, found)))
+        return cross_entropy(clean, data["labels"]) + sum(terms) / 4
+
+    method = SiFT(sigma=0.02, step_size=0.3, epsilon=0.1, weight=1.0, place="output")
+    compare(Objective(method), model, data, expected)
+    with pytest.raises(ValueError, match="place: normalized"):
+        SiFT(compat="deberta", place="output")
+
+
 def test_spans_take_the_mean_of_start_and_end():
     model, data = tiny_span_model(), span_batch(tiny_batch())
     objective = Objective(SiFT(weight=1.0)).attach(model)

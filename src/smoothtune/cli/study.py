@@ -20,6 +20,38 @@ from smoothtune.cli.output import (
     show_rows,
 )
 
+SEEDS = Annotated[str | None, typer.Option(metavar="LIST", help="Only these seeds: 0,1,2.")]
+METHODS = Annotated[
+    str | None, typer.Option(metavar="LIST", help="Only these labels, and plain: lnsr,smart.")
+]
+TASKS = Annotated[str | None, typer.Option(metavar="LIST", help="Only these tasks: rte,cola.")]
+MODELS = Annotated[str | None, typer.Option(metavar="LIST", help="Only these of its models.")]
+MAX_TRAIN = Annotated[int | None, typer.Option(min=1, help="Training rows, at most.")]
+MAX_EVAL = Annotated[int | None, typer.Option(min=1, help="Validation rows, at most.")]
+MAX_STEPS = Annotated[int | None, typer.Option(min=1, help="Updates of every run.")]
+JOBS = Annotated[
+    int | None, typer.Option(min=1, help="Runs at once; default: by cores and memory.")
+]
+
+
+def numbers(text: str | None, option: str) -> list[int] | None:
+    """The numbers of a list in an option."""
+    if text is None:
+        return None
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        fail(f"{option} {text}: write whole numbers with commas between them: 0,1,2", USAGE)
+
+
+def chosen(**lists: str | None) -> dict[str, list[str]]:
+    """The names in each list that is given."""
+    return {
+        what: [name.strip() for name in text.split(",")]
+        for what, text in lists.items()
+        if text is not None
+    }
+
 
 def study(
     file: Annotated[
@@ -34,9 +66,14 @@ def study(
     scale: Annotated[
         str | None, typer.Option(help="Size of a recipe: paper, small or smoke.")
     ] = None,
-    jobs: Annotated[
-        int | None, typer.Option(min=1, help="Runs at once; default: by cores and memory.")
-    ] = None,
+    seeds: SEEDS = None,
+    methods: METHODS = None,
+    tasks: TASKS = None,
+    models: MODELS = None,
+    max_train_samples: MAX_TRAIN = None,
+    max_eval_samples: MAX_EVAL = None,
+    max_steps: MAX_STEPS = None,
+    jobs: JOBS = None,
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster, or auto.")
     ] = None,
@@ -76,12 +113,20 @@ def study(
         from smoothtune.study.files import study_file
 
         path = study_file(file)
-        read_study(path, scale=scale, options={"data": data})
+        options = {
+            "data": data,
+            "seeds": numbers(seeds, "--seeds"),
+            "max_train_samples": max_train_samples,
+            "max_eval_samples": max_eval_samples,
+            "max_steps": max_steps,
+        }
+        only = chosen(methods=methods, tasks=tasks, models=models)
+        read_study(path, scale=scale, options=options, only=only)
         if not (dry_run or report) and ray is None:
             from smoothtune.study.pool import start_server
 
             start_server()  # imports while this process reads the study
-        plan = load_study(path, scale=scale, options={"data": data})
+        plan = load_study(path, scale=scale, options=options, only=only)
         if dry_run:
             from smoothtune.study.status import show_forecast
 

@@ -47,6 +47,9 @@ class OtherData:
     """What separates the columns of its CSV files; unset: a comma, or a tab in TSV."""
     encoding: str | None = None
     """Encoding of its CSV files; unset: UTF-8."""
+    preset: str | None = None
+    """A task of this name, as adv_sst2, gives columns and splits; unset: the task's own. In the
+    place of `source` such a name also gives the data, from the hub."""
 
     @field_validator("text_columns", mode="before")
     @classmethod

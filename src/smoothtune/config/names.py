@@ -125,6 +125,9 @@ def check_combinations(draft: Draft) -> None:
         draft.report(("unlabeled",), "needs a method that works without labels")
     if values.get("merge_adapter") and values.get("lora") is None:
         draft.report(("merge_adapter",), "needs lora")
+    if values.get("from_scratch") and values.get("lora") is not None:
+        message = "trains all weights, as there are none to adapt: leave lora out"
+        draft.report(("from_scratch",), message)
     watched = [name for name in BEST if values.get(name)]
     strategy = values.get("eval_strategy", "epoch")
     for name in watched:

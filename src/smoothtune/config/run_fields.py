@@ -34,6 +34,8 @@ LATER = (
     "greater_is_better",
     "early_stopping_patience",
     "early_stopping_threshold",
+    "bias_correction",
+    "from_scratch",
 )
 """Fields that runs recorded before them lack; unset they leave a run what it was."""
 OUTPUT_FIELDS = (
@@ -71,6 +73,8 @@ class RunFields(SpanFields, DataFields):
     lora: Annotated[LoraSettings | None, MODEL] = None
     """Train low-rank adapters and the head alone: r, alpha, dropout, target_modules,
     modules_to_save."""
+    from_scratch: Annotated[bool, MODEL] = False
+    """Take the model's architecture and tokenizer alone, with random weights, drawn with `seed`."""
     regression_bias: Annotated[Literal["mean", "zero"], MODEL] = "mean"
     """Initial bias of a new regression head: the mean of the training scores, or 0 as in
     transformers, which needs many updates to reach the mean."""
@@ -108,6 +112,9 @@ class RunFields(SpanFields, DataFields):
     """Number of warm-up updates; below 1: share of all updates."""
     weight_decay: Annotated[float, Field(ge=0), TRAINING] = 0.0
     """Weight decay of AdamW."""
+    bias_correction: Annotated[bool, TRAINING] = True
+    """Correct the bias of AdamW's moments; false: not, as in the original code of BERT, which makes
+    the first updates up to 3 times as long and fine-tuning less stable."""
     max_grad_norm: Annotated[Annotated[float, Field(ge=0)] | None, TRAINING] = None
     """Clip the gradient to this norm; 0: no clipping. Unset: 1, or 0 with a method that clips."""
     per_device_train_batch_size: Annotated[Count, TRAINING] = 8

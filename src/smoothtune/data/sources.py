@@ -166,8 +166,16 @@ def _no_files(folder: Path, name: str) -> str:
     )
 
 
+def _named_alike(splits: dict[str, Dataset]) -> dict[str, Dataset]:
+    """Splits under the names that files would have: ``dev_r1`` is ``validation_r1``."""
+    names = [split_of(Path(f"{name}.parquet")) for name in splits]
+    if len(set(names)) < len(names):
+        return splits
+    return dict(zip(names, splits.values(), strict=True))
+
+
 def _load_from_hub(hub_id: str, config: str | None) -> dict[str, Dataset]:
     named = hub_id if config is None else f"{hub_id}, configuration {config!r}"
     with only_data_errors(f"{named}: no such file or folder here, and not readable from the hub"):
-        found = dict(load_dataset(hub_id, config))
+        found = _named_alike(dict(load_dataset(hub_id, config)))
     return {name: checked(split, f"{named}, split {name!r}") for name, split in found.items()}

@@ -30,6 +30,11 @@ def other_data_set(part: str) -> str | None:
     return part.removeprefix(OOD).partition(AFTER)[0] if part.startswith(OOD) else None
 
 
+def further_title(name: str, share: float) -> str:
+    """Name of the part about another data set after training on a share of it."""
+    return f"{OOD}{name}{AFTER}{100 * share:g}% of it"
+
+
 def read_evaluation(folder: Path) -> dict[str, Any] | None:
     """The content of a folder's ``evaluation.json``; None without the file.
 
@@ -82,7 +87,8 @@ def check_read_as(name: str, part: dict[str, Any], settings: Settings) -> None:
     then = part["numbers"]["read_as"]
     if not isinstance(then, dict):
         raise OutputError(f"{name}: read_as in {EVALUATION} is damaged; evaluate the model again")
-    if then != json.loads(json.dumps(then | asdict(settings.ood[data_set]))):
+    now = {k: v for k, v in asdict(settings.ood[data_set]).items() if k in then or v is not None}
+    if then != json.loads(json.dumps(then | now)):
         raise OutputError(
             f"{name} was evaluated before with {then}: give this data set another name, or replace "
             "the evaluation with --overwrite-output-dir"

@@ -15,10 +15,10 @@ from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, quiet, say
 from smoothtune.errors import OutputError
 from smoothtune.evaluation.output import (
-    AFTER,
     EVALUATION,
     OOD,
     check_read_as,
+    further_title,
     kept_evaluation,
     write_curves,
     write_predictions,
@@ -98,7 +98,7 @@ def wanted_parts(settings: Settings) -> dict[str, Part]:
         wanted[OOD + name] = partial(other_data, other=other)
         if share := settings.further_share:
             part = partial(further_data, other=other, share=share)
-            wanted[f"{OOD}{name}{AFTER}{100 * share:g}% of it"] = part
+            wanted[further_title(name, share)] = part
     return wanted
 
 

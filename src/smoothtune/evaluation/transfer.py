@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,11 @@ from smoothtune.config.evaluation import OtherData
 from smoothtune.data.columns import fingerprint
 from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.data.tokenizing import check_token_ids
-from smoothtune.errors import DataError
+from smoothtune.errors import DataError, unknown
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.prepare import Prepared
+from smoothtune.tasks.presets import TASKS
 
 
 def as_task(other: OtherData, task: Task) -> Task:
@@ -32,6 +34,21 @@ def as_task(other: OtherData, task: Task) -> Task:
         DataError: another number of text columns than the model reads, or the columns do not fit
             its task.
     """
+    preset = preset_of(other)
+    if preset is not None:
+        if len(preset.text_columns) != len(task.text_columns) or preset.task_type != task.task_type:
+            raise DataError(
+                f"{other.source}: {preset.name} is read from {', '.join(preset.text_columns)}, "
+                f"which does not fit task {task.name}"
+            )
+        task = replace(
+            task,
+            text_columns=preset.text_columns,
+            label_column=preset.label_column,
+            hub_id=preset.hub_id,
+            hub_config=preset.hub_config,
+            validation_split=preset.validation_split,
+        )
     if other.text_columns and len(other.text_columns) != len(task.text_columns):
         raise DataError(
             f"{other.source}: {len(other.text_columns)} text columns are named, but task "
@@ -49,6 +66,26 @@ def as_task(other: OtherData, task: Task) -> Task:
     except ValueError as error:
         raise DataError(f"{other.source}: {error}") from error
     return read
+
+
+def preset_of(other: OtherData) -> Task | None:
+    """The task whose columns and splits another data set has, if one is named.
+
+    Raises:
+        DataError: there is no such task.
+    """
+    if other.preset is not None and other.preset not in TASKS:
+        raise DataError(f"{other.source}: {unknown('preset', other.preset, TASKS)}")
+    name = other.preset or (other.source if not os.path.exists(other.source) else None)
+    return TASKS.get(name or "")
+
+
+def source_of(other: OtherData) -> str:
+    """Where another data set is read from: a path, or a data set of the hub."""
+    preset = TASKS.get(other.source)
+    if preset is None or os.path.exists(other.source):
+        return other.source
+    return preset.hub_id or other.source
 
 
 def relabeled(raw: Dataset, labels: Mapping[str, str] | None, task: Task, where: str) -> Dataset:
@@ -203,7 +240,7 @@ def other_rows(
     Raises:
         DataError: the source cannot be read, or does not fit the task.
     """
-    source, task = other.source, as_task(other, task)
+    source, task = source_of(other), as_task(other, task)
     splits = task.load_splits(source, need_train=False)
     order = (task.validation_split, "validation", "test", "train", *splits)
     split = next(name for name in order if name in splits)

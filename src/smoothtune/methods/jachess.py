@@ -21,7 +21,8 @@ Departures:
     * By default three more forward passes estimate both terms for all layers and dimensions, with
       the same expectation up to O(h^2): E ||J_l u||^2 = ||J_l||^2, E (u^T H w)^2 = ||H||^2.
       `estimator="per_layer"` draws as the paper does.
-    * The sum over S_l is the code's mean over dimensions; `hessian_reduction="sum"` takes all.
+    * The sum over S_l is the code's mean over dimensions. `hessian_reduction="subset"` is the plain
+      sum over k = `hessian_dims` of them, as eq 4 is printed, which grows with k; "sum" takes all.
     * The code averages over tokens, padding among them; `reduction="sum"` is the norm, and
       `"token_mean"` divides by the real tokens. The code cuts off the word embeddings' gradient.
     * g is named, not written, in the sources: the five forms are RECONSTRUCTED. n comes from the
@@ -110,10 +111,11 @@ class JacHess(DerivativePenalty):
     """Of the softmax, in units of the largest n. Paper: not stated."""
     hessian_weight: NonNegative = 1.0
     """lambda^H / lambda^J; 0 leaves the Jacobian term. Paper: 1 is best."""
-    hessian_reduction: Literal["mean", "sum"] = "mean"
-    """Over output dimensions: mean (code) or sum over all; eq 4 is k times the mean."""
+    hessian_reduction: Literal["mean", "subset", "sum"] = "mean"
+    """Over output dimensions: mean (code), sum over k of them (eq 4), or sum over all."""
     hessian_dims: PositiveInt = 10
-    """k: dimensions drawn by `estimator="per_layer"`; others take all. Code: 10."""
+    """k: dimensions drawn by `estimator="per_layer"`; others take all, and scale their sum as
+    `hessian_reduction` says. Code: 10."""
     num_probes: PositiveInt = 1
     """Random probes. Code: 10 (Jacobian), 1 (Hessian)."""
     probe: Probe = "rademacher"
@@ -206,8 +208,9 @@ class JacHess(DerivativePenalty):
             width = clean.hidden_states[-1].shape[-1]
         divisor = clean.mask.sum(1).clamp(min=1) if self.reduction == "token_mean" else 1
         jacobian, hessian = ((part / divisor).mean() for part in estimate)
-        if self.hessian_reduction == "mean":
-            hessian = hessian / width
+        if self.hessian_reduction != "sum":  # estimated is the sum over all dimensions
+            counted = 1 if self.hessian_reduction == "mean" else min(self.hessian_dims, width)
+            hessian = counted / width * hessian
         self.diagnostics |= {"jacobian": jacobian, "hessian": hessian}
         return self._c * (jacobian + self.hessian_weight * hessian)
 

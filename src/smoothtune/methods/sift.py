@@ -24,6 +24,9 @@ Departures:
     * With one score the released loss is identically 0; here regression has the squared error, also
       with `compat`.
     * Dropout masks of both passes are shared; the released code draws new ones.
+    * The report on SiFT (YashBit/MLLU-Class-Project) perturbs the output of that LayerNorm, after
+      its weights: `place="output"`, in units of each token's rms there. The report's unit is the
+      deviation over the whole sequence.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ from smoothtune.functional.divergences import check_released, divergence, symmet
 
 # sigma, step_size, epsilon
 DEFAULTS = {"paper": (0.01, 2.0, 0.02), "deberta": (0.01, 1e-4, float("inf"))}
-POINT: Point = "normalized"
+POINTS: dict[str, Point] = {"normalized": "normalized", "output": 0}
 
 
 def both_cross_entropies(p: Tensor, q: Tensor) -> Tensor:
@@ -87,6 +90,9 @@ class SiFT(Regularizer):
     """Norm of the ball. Released code: normalizes by infinity."""
     per: Per = "token"
     """What norms run over. Released code: token."""
+    place: Literal["normalized", "output"] = "normalized"
+    """Where the perturbation enters: before the weights of the embeddings' LayerNorm, or at its
+    output, the input of block 0. Released code: normalized; the report on SiFT: output."""
     dropout: Dropout = "shared"
     """Dropout masks of the other passes relative to the clean one. Released code: independent."""
     compat: Literal["deberta"] | None = None
@@ -94,13 +100,16 @@ class SiFT(Regularizer):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.compat and self.place != "normalized":
+            raise ValueError("compat reproduces code with place: normalized; leave one of them out")
+        self._point = POINTS[self.place]
         sizes = (self.sigma, self.step_size, self.epsilon)
         sigma, step_size, epsilon = given(sizes, DEFAULTS[self.compat or "paper"])
         self._ascent = Ascent(
-            point=POINT,
+            point=self._point,
             norm=self.norm,
             per=self.per,
-            units="absolute",
+            units="absolute" if self.place == "normalized" else "relative",
             sigma=sigma,
             step_size=step_size,
             epsilon=epsilon,
@@ -113,8 +122,8 @@ class SiFT(Regularizer):
         return no_compat(model, self.compat)
 
     def points(self) -> tuple[Point, ...]:
-        """The input of the embeddings' LayerNorm."""
-        return (POINT,)
+        """The input of the embeddings' LayerNorm, or of block 0."""
+        return (self._point,)
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """R at the perturbation found.
@@ -129,16 +138,17 @@ class SiFT(Regularizer):
         if self.compat:
             check_released(self.name, self.compat, clean)
         delta, gradient = search(clean, lambda run: divergence(clean, run, measure))
-        noisy = clean.at(delta, POINT, dropout=self.dropout, detach=compat)
-        x = clean.embeddings(POINT)
-        normalized = (x - x.mean(-1, keepdim=True)) / token_std(x)
-        self.diagnostics |= diagnostics(delta, gradient, normalized, clean.mask)
+        noisy = clean.at(delta, self._point, dropout=self.dropout, detach=compat)
+        x = clean.embeddings(self._point)
+        if self.place == "normalized":
+            x = (x - x.mean(-1, keepdim=True)) / token_std(x)
+        self.diagnostics |= diagnostics(delta, gradient, x, clean.mask)
         return divergence(clean, noisy, measure)
 
     def deberta_search(self, clean: ForwardPass, inner: Inner) -> tuple[Tensor, Tensor]:
         """The released search, from noise cut off at two deviations."""
         sigma, step_size = self._ascent.sigma, self._ascent.step_size
-        start = (sigma * rng.normal_like(clean.zeros(POINT))).clamp(-2 * sigma, 2 * sigma)
+        start = (sigma * rng.normal_like(clean.zeros(self._point))).clamp(-2 * sigma, 2 * sigma)
         return self._ascent.climb(
             clean, start, inner, lambda delta, gradient: deberta_step(delta, gradient, step_size)
         )

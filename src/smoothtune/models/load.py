@@ -80,6 +80,32 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
     return Base(source, tokenizer, config, trust_remote_code)
 
 
+def new_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedModel, list[str]]:
+    """A model of the same architecture with random weights; its head is as wide as the task needs.
+
+    Args:
+        base: what `load_base` returned.
+        task: gives the type of head, the number and the names of the labels.
+        seed: of all weights; the global random state is unchanged.
+
+    Returns:
+        The model in float32, and the names of its weights, all of which are new.
+
+    Raises:
+        ModelError: transformers has no such model for the task.
+    """
+    fields = base.config.to_dict() | task.head() | {"pad_token_id": base.tokenizer.pad_token_id}
+    config = base.config.__class__.from_dict(fields)
+    config.dtype = torch.float32
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        with only_model_errors(f"the model {base.source} cannot be made"), quiet():
+            model: PreTrainedModel = task.auto_model.from_config(
+                config, trust_remote_code=base.trust_remote_code
+            )
+    return model, [name for name, _ in model.named_parameters()]
+
+
 def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedModel, list[str]]:
     """Load the weights, with a new head if the model has none that fits the task.
 

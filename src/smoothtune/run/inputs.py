@@ -13,7 +13,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.console import say
 from smoothtune.errors import ConfigError, Problem
-from smoothtune.models.load import Base, load_base, load_classifier, start_at_mean
+from smoothtune.models.load import Base, load_base, load_classifier, new_classifier, start_at_mean
 from smoothtune.models.lora import add_lora
 from smoothtune.models.positions import check_lengths
 from smoothtune.tasks.base import Task
@@ -119,13 +119,14 @@ def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTra
         ModelError: the weights cannot be loaded.
     """
     task = inputs.task
-    model, new_weights = load_classifier(inputs.base, task, seed=config.seed)
+    load = new_classifier if config.from_scratch else load_classifier
+    model, new_weights = load(inputs.base, task, seed=config.seed)
     check_lengths(model, inputs.prepared.train, "the training data")
     check_lengths(model, inputs.prepared.validation, "the validation data")
     if inputs.unlabeled is not None:
         check_lengths(model, inputs.unlabeled[0], "the unlabeled data")
     size = sum(weight.numel() for weight in model.parameters())
-    new = ", ".join(new_weights) or "none"
+    new = "all" if config.from_scratch else ", ".join(new_weights) or "none"
     say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")
     if task.regression and config.regression_bias == "mean":
         scores = inputs.prepared.train["labels"][:]

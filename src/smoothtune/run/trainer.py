@@ -22,6 +22,7 @@ from smoothtune.errors import ConfigError, Problem
 from smoothtune.models.load import weights_fingerprint
 from smoothtune.run.callbacks import EarlyStopping, EvaluationEnded
 from smoothtune.run.inputs import Inputs
+from smoothtune.run.optimizer import uncorrected
 from smoothtune.run.training_arguments import best_score, training_arguments
 from smoothtune.tasks.base import Task
 from smoothtune.trainer.class_weights import ClassWeightedLoss
@@ -79,10 +80,11 @@ def build_trainer(
         shown = (f"{name} {weight:.4g}" for name, weight in weights.items())
         say(console, f"class weights: {', '.join(shown)}")
     loaded_with = model.config._attn_implementation
+    arguments = training_arguments(config, folder, task)
     with as_config_error():
         trainer = RunTrainer(
             model=model,
-            args=training_arguments(config, folder, task),
+            args=arguments,
             regularizers=regularizers,
             unlabeled_dataset=inputs.unlabeled and inputs.unlabeled[0],
             alternate=config.alternate,
@@ -92,6 +94,7 @@ def build_trainer(
             processing_class=tokenizer,
             compute_metrics=metrics,
             compute_loss_func=weights and ClassWeightedLoss(list(weights.values())),
+            optimizer_cls_and_kwargs=uncorrected(arguments) if not config.bias_correction else None,
         )
     if config.early_stopping_patience is not None:
         metric, greater = best_score(config, task)

@@ -3,81 +3,37 @@
 from __future__ import annotations
 
 import itertools
-import json
-import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
-
-from pydantic import Field
+from typing import Any, TypeVar
 
 from smoothtune.config.draft import Draft
-from smoothtune.config.evaluation import PartName
-from smoothtune.config.fields import Count, Fields, Seed
 from smoothtune.config.run import RunConfig, load_config, read_config
-from smoothtune.errors import ConfigError, Location, Problem, unknown
+from smoothtune.errors import ConfigError, Problem, unknown
+from smoothtune.study.conditions import Condition, read_conditions
 from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read_entry
-from smoothtune.study.files import portable, read_study_file
+from smoothtune.study.fields import DEMO, LONGER, PLAIN, Paper, StudyConfig
+from smoothtune.study.files import read_study_file
+from smoothtune.study.protocol import Protocol, add_protocol, fields_here, with_method_fields
+
+__all__ = [
+    "DEMO",
+    "LONGER",
+    "PLAIN",
+    "Condition",
+    "Outline",
+    "Paper",
+    "Study",
+    "StudyConfig",
+    "load_study",
+    "read_study",
+]
 
 T = TypeVar("T")
-TestName = Literal["welch", "paired t", "wilcoxon", "permutation"]
-
-PLAIN, LONGER = "plain", "plain_more_epochs"
-DEMO = "demo"
-"""The task of generated sentences."""
-
-
-class Paper(Fields):
-    """Printed numbers, to stand beside the study's own."""
-
-    source: str
-    """Paper and table."""
-    columns: list[str]
-    """What the numbers of a cell are: mean, sd, max."""
-    model: str = ""
-    values: dict[str, dict[str, list[float | None]]]
-    """Numbers by task and by label of the study's entries; null: not printed."""
-    notes: str = ""
-
-
-class StudyConfig(Fields):
-    """What a study file holds beside the fields of a run."""
-
-    title: str = ""
-    notes: str = ""
-    """Printed with the report: what is reconstructed, what is not comparable."""
-    seeds: Annotated[list[Seed], Field(min_length=1)] = [0, 1, 2, 3, 4]
-    more_epochs: Annotated[float, Field(gt=1)] | None = 2.0
-    """Plain fine-tuning is also run this many times longer; null: not."""
-    test: TestName = "welch"
-    """The test whose p-values decide; the others are shown as well."""
-    selection_seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
-    """Seeds with which settings are compared; unset: the first of `seeds`."""
-    selection_share: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """Share of the training rows that settings are compared on."""
-    max_settings: Count | None = None
-    """Of a larger grid, try this many settings drawn at random."""
-    evaluate: list[PartName] = []
-    """Parts of `smoothtune evaluate` for every run."""
-    noise_curve: bool = False
-    """Score under Gaussian noise on the embeddings, for every run."""
-    keep_models: bool = False
-    """Keep the model folders, under ``models/``."""
-    paper: list[Paper] = []
-
-
-@dataclass(frozen=True)
-class Condition:
-    """Task, model and training-set size that all methods of one comparison share."""
-
-    task: str
-    model: str
-    """Its name in tables; `fields` has the path."""
-    max_train_samples: int | None
-    fields: dict[str, Any]
-    """Fields of the run."""
+OWN = "own"
+"""In the place of unlabeled data: the texts of the task's own training rows."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +46,7 @@ class Outline:
     entries: list[Entry]
     runs: dict[tuple[int, int, int], dict[str, Any]]
     """Fields of each run, as `Study.runs`."""
+    protocol: Protocol | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +59,8 @@ class Study:
     entries: list[Entry]
     runs: dict[tuple[int, int, int], RunConfig] = field(repr=False)
     """The run of condition, entry and setting, by their numbers, with the first seed."""
+    protocol: Protocol | None = None
+    """What the file leaves open is taken from it."""
 
     @property
     def selection_seeds(self) -> list[int]:
@@ -110,7 +69,11 @@ class Study:
 
 
 def load_study(
-    file: str | Path, *, scale: str | None = None, options: Mapping[str, Any] | None = None
+    file: str | Path,
+    *,
+    scale: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    only: Mapping[str, Sequence[str]] | None = None,
 ) -> Study:
     """Read a study and check every run in it.
 
@@ -118,6 +81,7 @@ def load_study(
         file: a YAML file.
         scale: one of the file's ``scales``, whose keys win over the others.
         options: fields by name that win over the file, from the command line; None: not given.
+        only: which "methods" (labels), "tasks" and "models" to take of those in the file.
 
     Returns:
         The study. Plain fine-tuning is in it, and `LONGER` beside it, whether listed or not.
@@ -125,20 +89,24 @@ def load_study(
     Raises:
         ConfigError: with all that is wrong, each with file, line and field.
     """
-    outline = read_study(file, scale=scale, options=options)
+    outline = read_study(file, scale=scale, options=options, only=only)
     draft, runs = outline.draft, dict[tuple[int, int, int], RunConfig]()
     for (c, e, s), options_of_run in outline.runs.items():
         entry = outline.entries[e]
-        run = _reported(draft, entry, partial(load_config, options=options_of_run))
+        run = _reported(draft, entry, partial(load_config, options=_own_texts(options_of_run)))
         if run is not None:
             runs[c, e, s] = run
     draft.stop_at_problems()
     name = Path(file).stem + (f" ({scale})" if scale else "")
-    return Study(name, outline.config, outline.conditions, outline.entries, runs)
+    return Study(name, outline.config, outline.conditions, outline.entries, runs, outline.protocol)
 
 
 def read_study(
-    file: str | Path, *, scale: str | None = None, options: Mapping[str, Any] | None = None
+    file: str | Path,
+    *,
+    scale: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    only: Mapping[str, Sequence[str]] | None = None,
 ) -> Outline:
     """Read a study as `load_study` does, and check what can be checked without importing torch.
 
@@ -146,16 +114,22 @@ def read_study(
         ConfigError: with all that is found wrong so, each with file, line and field.
     """
     draft = read_study_file(Path(file), scale)
-    draft.put_options(options or {})
+    given = {key: value for key, value in (options or {}).items() if value is not None}
+    draft.put_options(given)
     draft.stop_at_problems()
+    protocol = add_protocol(draft)
     config = _config(draft)
     grids = ("task", "model", "max_train_samples")
     common = {k: v for k, v in draft.values.items() if k in RUN_FIELDS and k not in grids}
     search = {key: common.pop(key) for key in list(common) if is_search(key, common[key])}
-    conditions = _conditions(draft, common)
-    entries = _entries(draft, config, search)
+    forced = {k: v for k, v in given.items() if k in RUN_FIELDS - {"data", "model", "task"}}
+    conditions = read_conditions(draft, common, config, forced)
+    _check_search(draft, search, conditions)
+    entries = _entries(draft, config, search, protocol)
+    _check_method_fields(draft, config, conditions, entries)
+    conditions, entries = _chosen(draft, conditions, entries, only or {})
     runs = {
-        (c, e, s): _options(condition, setting, config.seeds[0])
+        (c, e, s): _options(condition, entry, setting, config.seeds[0])
         for (c, condition), (e, entry) in itertools.product(
             enumerate(conditions), enumerate(entries)
         )
@@ -164,7 +138,7 @@ def read_study(
     for (_, e, _), options_of_run in runs.items():
         _reported(draft, entries[e], partial(read_config, options=options_of_run))
     draft.stop_at_problems()
-    return Outline(draft, config, conditions, entries, runs)
+    return Outline(draft, config, conditions, entries, runs, protocol)
 
 
 def _config(draft: Draft) -> StudyConfig:
@@ -184,49 +158,20 @@ def _config(draft: Draft) -> StudyConfig:
     return config
 
 
-def _conditions(draft: Draft, common: dict[str, Any]) -> list[Condition]:
-    """Tasks x models x training-set sizes."""
-    values, found = draft.values, []
-    grid = itertools.product(
-        _numbered(values.get("task"), "task"),
-        _numbered(values.get("model", "minilm"), "model"),
-        _numbered(values.get("max_train_samples"), "max_train_samples"),
-    )
-    for (task, location), (model, _), (size, _) in grid:
-        fields = dict(task) if isinstance(task, Mapping) else {"name": task}
-        name = fields.pop("name", None)
-        if not isinstance(name, str) or not set(fields) <= RUN_FIELDS:
-            wrong = [key for key in fields if key not in RUN_FIELDS]
-            what = unknown("field", wrong[0], RUN_FIELDS) if wrong else "write task: NAME"
-            draft.report(location, what)
-            continue
-        if not isinstance(model, str):
-            draft.report(("model",), f"must be a name, not {model!r}")
-            continue
-        run = common | {"max_train_samples": size, "model": model} | fields
-        run |= _data_of(name, run)
-        size, run = run["max_train_samples"], run | {"task": name}
-        found.append(Condition(name, _model_name(model, values.get("model")), size, run))
-    # a task with a size of its own comes once, whatever the sizes of the others
-    unique = {json.dumps(condition.fields, sort_keys=True): condition for condition in found}
-    return list(unique.values())
-
-
-def _model_name(model: str, listed: Any) -> str:
-    """A model folder's name, unless another one has it too."""
-    others = [portable(each) for each in (listed if isinstance(listed, list) else [])]
-    return model if others.count(portable(model)) > 1 else portable(model)
-
-
-def _entries(draft: Draft, config: StudyConfig, search: dict[str, Any]) -> list[Entry]:
+def _entries(
+    draft: Draft, config: StudyConfig, search: dict[str, Any], protocol: Protocol | None
+) -> list[Entry]:
     """The file's entries, and the plain ones that belong to every study."""
+    weak = protocol.method_fields if protocol else {}
     listed = draft.values.get("methods", [])
     if not isinstance(listed, list):
         draft.report(("methods",), "must be a list: [plain, lnsr, [mixout, r3f]]")
         return []
-    entries = [
-        read_entry(item, ("methods", index), search, draft) for index, item in enumerate(listed)
-    ]
+    entries = []
+    for index, item in enumerate(listed):
+        at = ("methods", index)
+        item = with_method_fields(item, at, weak, config.method_fields, draft)
+        entries.append(read_entry(item, at, search, draft))
     if PLAIN not in [entry.label for entry in entries]:
         entries.insert(0, read_entry(PLAIN, ("methods",), search, draft))
     labels = [entry.label for entry in entries]
@@ -242,12 +187,76 @@ def _entries(draft: Draft, config: StudyConfig, search: dict[str, Any]) -> list[
     return entries
 
 
-def _options(condition: Condition, setting: Setting, seed: int) -> dict[str, Any]:
+def _check_search(draft: Draft, search: Mapping[str, Any], conditions: Sequence[Condition]) -> None:
+    """A value that is searched for all runs cannot be fixed for some."""
+    for key in search:
+        fixed = next((c for c in conditions if key in c.fields), None)
+        if fixed is not None:
+            message = f"is searched here, and fixed for {fixed.task}, {fixed.model}: keep one"
+            draft.report((key,), message)
+
+
+def _check_method_fields(
+    draft: Draft, config: StudyConfig, conditions: Sequence[Condition], entries: Sequence[Entry]
+) -> None:
+    """Fields are for a method, or for the label of an entry with one method."""
+    methods = {name for entry in entries for setting in entry.settings for name in setting.methods}
+    labels = {entry.label: entry for entry in entries}
+    for key in config.method_fields:
+        if key not in methods | set(labels):
+            draft.report(("method_fields", key), unknown("method", key, methods | set(labels)))
+    for condition in conditions:
+        for key, fields in condition.method_fields.items():
+            entry = labels.get(key)
+            several = entry is not None and any(len(s.methods) > 1 for s in entry.settings)
+            if several and key not in methods and not set(fields) <= RUN_FIELDS:
+                message = f"{key} has several methods: name one of them in method_fields"
+                draft.report(("task",), message)
+
+
+def _chosen(
+    draft: Draft,
+    conditions: list[Condition],
+    entries: list[Entry],
+    only: Mapping[str, Sequence[str]],
+) -> tuple[list[Condition], list[Entry]]:
+    """The conditions and entries that the command line asks for, and the plain baseline."""
+    known = {
+        "methods": [entry.label for entry in entries],
+        "tasks": [condition.task for condition in conditions],
+        "models": [condition.model for condition in conditions],
+    }
+    for what, names in only.items():
+        for name in names:
+            if name not in known[what]:
+                place = f"--{what}"
+                message = unknown(what.removesuffix("s"), name, dict.fromkeys(known[what]))
+                draft.problems.append(Problem(place, "", message))
+    labels = [*only.get("methods", known["methods"]), PLAIN]
+    tasks, models = only.get("tasks", known["tasks"]), only.get("models", known["models"])
+    return (
+        [c for c in conditions if c.task in tasks and c.model in models],
+        [entry for entry in entries if entry.label in labels],
+    )
+
+
+def _own_texts(options: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a run, the task's own texts named where they are its unlabeled data."""
+    if options.get("unlabeled") != OWN:
+        return options
+    from smoothtune.tasks.presets import TASKS
+
+    preset = TASKS.get(options["task"])
+    return options | {"unlabeled": options.get("data") or (preset and preset.hub_id) or OWN}
+
+
+def _options(condition: Condition, entry: Entry, setting: Setting, seed: int) -> dict[str, Any]:
     """The fields of one run."""
-    options = condition.fields | setting.changes
+    methods, changes = fields_here(setting.methods, entry.label, condition.method_fields)
+    options = condition.fields | setting.changes | changes
     if setting.epochs_factor != 1:
         options |= _longer(options, setting.epochs_factor)
-    options |= {"seed": seed, "methods": setting.methods, "output_dir": "unset"}
+    options |= {"seed": seed, "methods": methods, "output_dir": "unset"}
     return {"cost_steps": 0} | options
 
 
@@ -267,23 +276,6 @@ def _place(draft: Draft, name: str, entry: Entry) -> str:
     key = name.split(".")[-1].split("[")[0]
     for_all = entry.location if name.startswith("methods") else (key,)
     return draft.places.get((*entry.location, key)) or draft.place(for_all)
-
-
-def _numbered(value: Any, key: str) -> Sequence[tuple[Any, Location]]:
-    """A value or a list of values, each with its location."""
-    if isinstance(value, list) and value:
-        return [(item, (key, index)) for index, item in enumerate(value)]
-    return [(value, (key,))]
-
-
-def _data_of(task: str, run: Mapping[str, Any]) -> dict[str, Any]:
-    """Where a task's data is: a folder of data sets has a sub-folder for each task."""
-    data = run.get("data")
-    if task == DEMO and run.get("text_columns") is None:
-        return {"data": DEMO, "text_columns": ["sentence"]}
-    if isinstance(data, str) and os.path.isdir(Path(os.path.expanduser(data)) / task):
-        return {"data": str(Path(data) / task)}
-    return {}
 
 
 def _longer(run: Mapping[str, Any], factor: float) -> dict[str, Any]:

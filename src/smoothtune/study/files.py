@@ -80,16 +80,21 @@ def portable_fields(run: Mapping[str, Any]) -> dict[str, Any]:
     return {**run, **{key: portable(place) for key, place in places.items() if place}}
 
 
+def recipes_folder() -> Path:
+    """The folder of the recipes: that of the package, or of the checkout it runs from."""
+    package = Path(__file__).parent.parent
+    folders = (package / "recipes", package.parent.parent / "recipes")
+    return next((folder for folder in folders if folder.is_dir()), folders[0])
+
+
 def recipes() -> dict[str, Path]:
-    """The recipes by name: those of the package, or of the checkout it runs from.
+    """The recipes by name.
 
     Returns:
         Files by name; files that others include begin with an underscore and are left out.
     """
-    package = Path(__file__).parent.parent
-    folders = (package / "recipes", package.parent.parent / "recipes")
-    folder = next((folder for folder in folders if folder.is_dir()), folders[0])
-    return {p.stem: p for p in sorted(folder.glob("*.yaml")) if not p.stem.startswith("_")}
+    files = sorted(recipes_folder().glob("*.yaml"))
+    return {path.stem: path for path in files if not path.stem.startswith("_")}
 
 
 def recipe_titles() -> list[list[str]]:

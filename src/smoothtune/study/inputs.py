@@ -8,10 +8,12 @@ from pathlib import Path
 
 import numpy as np
 
+from smoothtune.config.evaluation import OtherData
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.data.demo_sentences import sentiment
 from smoothtune.errors import ConfigError, DataError, Problem
+from smoothtune.evaluation.transfer import as_task, source_of
 from smoothtune.files import cache_folder, make_folder, not_written, write_atomic
 from smoothtune.models.load import load_base, weights_fingerprint
 from smoothtune.study.config import DEMO
@@ -87,6 +89,22 @@ def unlabeled_fingerprint(source: str, run: RunConfig) -> str:
     for name, split in sorted(task.load_splits(source).items()):
         for column in task.text_columns:
             digest.update(json.dumps([name, column, split[column][:]]).encode())
+    return digest.hexdigest()
+
+
+def other_fingerprint(other: OtherData, run: RunConfig) -> str:
+    """Sha256, in hex, of the columns of another data set that a task reads, in all splits.
+
+    Raises:
+        DataError: the source cannot be read.
+    """
+    task, digest = as_task(other, configured_task(run)), hashlib.sha256()
+    splits = task.load_splits(source_of(other), need_train=False)
+    for name, split in sorted(splits.items()):
+        for column in task.columns:
+            if column in split.column_names:
+                content = json.dumps([name, column, split[column][:]], default=str)
+                digest.update(content.encode())
     return digest.hexdigest()
 
 

@@ -12,21 +12,25 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from smoothtune.config.evaluation import OtherData
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.files import cache_folder
-from smoothtune.study.config import Condition, Study
+from smoothtune.study.conditions import Condition
+from smoothtune.study.config import Study
 from smoothtune.study.entries import Entry
 from smoothtune.study.inputs import (
     base_weights_fingerprint,
     data_at_hand,
     data_fingerprint,
     num_parameters,
+    other_fingerprint,
     unlabeled_fingerprint,
     write_parts,
 )
@@ -66,8 +70,6 @@ class Plan:
 
     def __init__(self, study: Study, folder: Path | None) -> None:
         self.study, self.folder = study, folder
-        config = study.config
-        self.extras = Extras(tuple(sorted(set(config.evaluate))), config.noise_curve)
         self._data: dict[str, str] = {}
         self._weights: dict[str, str] = {}
 
@@ -109,8 +111,19 @@ class Plan:
                 chosen = choices[c, e].setting if (c, e) in choices else settings[0]
                 if chosen is not None:
                     run = self.study.runs[c, e, chosen].model_copy(update={"seed": seed})
-                    cells.append(self._cell(c, e, chosen, run, self.extras, selection=False))
+                    extras = self._extras(self.study.conditions[c])
+                    cells.append(self._cell(c, e, chosen, run, extras, selection=False))
         return cells
+
+    def _extras(self, condition: Condition) -> Extras:
+        """What is measured on the models of a condition."""
+        config = self.study.config
+        return Extras(
+            tuple(sorted(set(config.evaluate))),
+            config.noise_curve,
+            tuple(sorted(condition.ood.items())),
+            tuple(config.further_share) if condition.ood else (),
+        )
 
     def _settings(self) -> dict[Key, list[int]]:
         """Numbers of the settings to try, for every condition and entry."""
@@ -139,7 +152,7 @@ class Plan:
     ) -> Cell:
         condition, entry = self.study.conditions[c], self.study.entries[e]
         run = run.model_copy(update={"data": data_at_hand(run), "output_dir": "unset"})
-        known = cell_identity(run, extras, self.fingerprints(run))
+        known = cell_identity(run, extras, self.fingerprints(run, extras))
         return Cell(
             label=entry.label,
             setting=entry.settings[s].describe(),
@@ -157,8 +170,8 @@ class Plan:
 
     # --- what runs read ----------------------------------------------------------------------
 
-    def fingerprints(self, run: RunConfig) -> Fingerprints:
-        """Of the data and the base weights of a run.
+    def fingerprints(self, run: RunConfig, extras: Extras | None = None) -> Fingerprints:
+        """Of the data and the base weights of a run, and of what it is scored on beside.
 
         Raises:
             DataError, ModelError: they are not at hand, or cannot be used.
@@ -172,7 +185,13 @@ class Plan:
             extra = _once(
                 self._data, f"unlabeled {place}", lambda: unlabeled_fingerprint(place, run)
             )
-        return Fingerprints(data, weights, extra)
+        wanted = extras.ood if extras else ()
+        others = tuple((name, self._fingerprint_of(other, run)) for name, other in wanted)
+        return Fingerprints(data, weights, extra, others)
+
+    def _fingerprint_of(self, other: OtherData, run: RunConfig) -> str:
+        key = f"ood {run.task} {other}"
+        return _once(self._data, key, partial(other_fingerprint, other, run))
 
     def weight_bytes(self) -> int:
         """Size of the largest model's weights in float32, by its configuration's count."""

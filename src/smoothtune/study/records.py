@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from smoothtune.config.checks import with_present_names
+from smoothtune.config.evaluation import OtherData
 from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import LATER_DEFAULTS
 from smoothtune.errors import OutputError
@@ -33,6 +34,10 @@ class Extras:
     evaluate: tuple[str, ...] = ()
     """Parts of `smoothtune evaluate`."""
     noise_curve: bool = False
+    ood: tuple[tuple[str, OtherData], ...] = ()
+    """Other data sets, by name."""
+    further_share: tuple[float, ...] = ()
+    """Shares of them that a copy of the model is trained on further."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,8 @@ class Fingerprints:
     data: str
     base_weights: str
     unlabeled: str | None = None
+    ood: tuple[tuple[str, str], ...] = ()
+    """Of the other data sets, by name."""
 
 
 def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> dict[str, Any]:
@@ -71,6 +78,10 @@ def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> di
         found["unlabeled"] = prints.unlabeled
     if extras != Extras():
         found["extras"] = {"evaluate": sorted(extras.evaluate), "noise_curve": extras.noise_curve}
+    if extras.ood:
+        content = dict(prints.ood)
+        read_as = {name: asdict(other) | {"source": content[name]} for name, other in extras.ood}
+        found["extras"] |= {"ood": read_as, "further_share": list(extras.further_share)}
     return found
 
 

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from rich.console import Console
 
+from smoothtune.config.evaluation import OtherData
 from smoothtune.console import say
 from smoothtune.errors import Stopped
 from smoothtune.files import owned, refuse_other_files, remove_partial, versions, write_json
@@ -173,9 +174,11 @@ def _describe(
     content = {
         "name": study.name,
         "command": [portable(part) for part in command],
-        "study": study.config.model_dump(mode="json"),
+        "study": study.config.model_dump(mode="json", exclude={"layout"})
+        | {"ood": _portable(study.config.ood)},
         "conditions": [
-            asdict(condition) | {"fields": portable_fields(condition.fields)}
+            asdict(condition)
+            | {"fields": portable_fields(condition.fields), "ood": _portable(condition.ood)}
             for condition in study.conditions
         ],
         "choices": [
@@ -196,6 +199,11 @@ def _describe(
         "versions": versions(),
     }
     write_json(folder / STUDY, content)
+
+
+def _portable(ood: Mapping[str, OtherData]) -> dict[str, dict[str, Any]]:
+    """Other data sets without the folders above them."""
+    return {name: asdict(other) | {"source": portable(other.source)} for name, other in ood.items()}
 
 
 def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Cell]) -> None:

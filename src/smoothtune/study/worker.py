@@ -21,7 +21,8 @@ from tqdm import tqdm
 from smoothtune.config.evaluation import Settings
 from smoothtune.errors import NonFiniteLoss, OutOfMemory, Stopped
 from smoothtune.evaluation.calibration import reliability
-from smoothtune.evaluation.parts import PART_FUNCTIONS, Subject
+from smoothtune.evaluation.output import OOD, further_title
+from smoothtune.evaluation.parts import PART_FUNCTIONS, Subject, further_data, other_data
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import FURTHER_NOISE, noise_curve
 from smoothtune.evaluation.run import evaluate_part
@@ -127,7 +128,7 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
 
     Returns:
         ``ece`` for classes; ``noise`` (score by noise level, and its mean); ``parts`` with numbers
-        and curves of the parts of an evaluation.
+        and curves of the parts of an evaluation, and of the scores on other data sets.
     """
     task, extras = trained.prepared.task, cell.extras
     found: dict[str, Any] = {}
@@ -151,6 +152,15 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
             for name in extras.evaluate
         }
         found["claims"] = {name: list(find_method(name).claims) for name in cell.config.methods}
+    for name, other in extras.ood:
+        results = {OOD + name: other_data(subject, other)}
+        for share in extras.further_share:
+            results[further_title(name, share)] = further_data(subject, other, share)
+        for result in results.values():
+            if read_as := result.numbers.get("read_as"):
+                read_as["source"] = portable(read_as["source"])
+        plain = {title: result.to_dict() for title, result in results.items()}
+        found["parts"] = found.get("parts", {}) | plain
     return found
 
 

@@ -38,7 +38,21 @@ _SENTENCES = ("sentence1", "sentence2")
 _ENTAILMENT = ("entailment", "not_entailment")
 _CLASSES_AND_F1 = ("accuracy", "f1")
 
-TASKS: dict[str, Task] = {
+
+def _like(
+    name: str, preset: Task, hub_id: str, hub_config: str | None, validation_split: str
+) -> Task:
+    """Another data set for the same question, with the same columns and classes."""
+    return replace(
+        preset,
+        name=name,
+        hub_id=hub_id,
+        hub_config=hub_config,
+        validation_split=validation_split,
+    )
+
+
+_GLUE_AND_SQUAD: dict[str, Task] = {
     "cola": _glue("cola", _SENTENCE, ("unacceptable", "acceptable"), ("matthews_correlation",)),
     "sst2": _glue("sst2", _SENTENCE, ("negative", "positive")),
     "mrpc": _glue("mrpc", _SENTENCES, ("not_equivalent", "equivalent"), _CLASSES_AND_F1),
@@ -61,6 +75,31 @@ TASKS: dict[str, Task] = {
     ),
 }
 """The nine tasks of GLUE, and SQuAD, by name."""
+
+_ADV_GLUE = {
+    "adv_sst2": "sst2",
+    "adv_qqp": "qqp",
+    "adv_mnli": "mnli",
+    "adv_mnli_mismatched": "mnli",
+    "adv_qnli": "qnli",
+    "adv_rte": "rte",
+}
+"""Attacked sentences of GLUE (Wang et al. 2021), to evaluate on: there is no train split."""
+
+TASKS: dict[str, Task] = {
+    **_GLUE_AND_SQUAD,
+    **{
+        name: _like(name, _GLUE_AND_SQUAD[task], "AI-Secure/adv_glue", name, "validation")
+        for name, task in _ADV_GLUE.items()
+    },
+    **{
+        f"anli_r{part}": _like(
+            f"anli_r{part}", _GLUE_AND_SQUAD["mnli"], "facebook/anli", None, f"validation_r{part}"
+        )
+        for part in (1, 2, 3)
+    },
+}
+"""The nine tasks of GLUE, SQuAD, AdvGLUE, and the three parts of ANLI (Nie et al. 2020)."""
 
 
 def describe_task(

@@ -1,0 +1,171 @@
+"""What all methods of a comparison share: task, model, training-set size, other data sets."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from smoothtune.catalog import task_types
+from smoothtune.config.draft import Draft
+from smoothtune.config.evaluation import OtherData
+from smoothtune.errors import ConfigError, Location, unknown
+from smoothtune.study.entries import RUN_FIELDS
+from smoothtune.study.fields import DEMO, StudyConfig
+from smoothtune.study.files import portable
+
+MODELS = "SMOOTHTUNE_MODELS"
+"""Environment variable: a folder of model folders, in which names of models are looked up."""
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Task, model and training-set size that all methods of one comparison share."""
+
+    task: str
+    model: str
+    """Its name in tables; `fields` has the path."""
+    max_train_samples: int | None
+    fields: dict[str, Any]
+    """Fields of the run."""
+    method_fields: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Fields by method or label, that hold here."""
+    ood: dict[str, OtherData] = field(default_factory=dict)
+    """Other data sets that the runs are scored on."""
+
+
+def read_conditions(
+    draft: Draft, common: Mapping[str, Any], config: StudyConfig, forced: Mapping[str, Any]
+) -> list[Condition]:
+    """Tasks x models x training-set sizes; problems are reported to the draft.
+
+    Args:
+        draft: of the study.
+        common: fields that all runs share.
+        config: the study's keys.
+        forced: fields of the command line, which win over those of a task or a model.
+    """
+    values, found = draft.values, []
+    grid = itertools.product(
+        _numbered(values.get("task"), "task"),
+        _numbered(values.get("model", "minilm"), "model"),
+        _numbered(values.get("max_train_samples"), "max_train_samples"),
+    )
+    for (task, at_task), (model, at_model), (size, _) in grid:
+        task_part = _part(task, "task", at_task, draft)
+        model_part = _part(model, "model", at_model, draft)
+        if task_part is None or model_part is None:
+            continue
+        name, place = task_part.name, _model_place(model_part.name)
+        run = {**common, "max_train_samples": size, **model_part.fields, "model": place}
+        run |= task_part.fields
+        run |= forced
+        run |= _data_of(name, run)
+        run |= {"task": name}
+        size = run["max_train_samples"]
+        method_fields = _joined(model_part.method_fields, task_part.method_fields)
+        others = config.ood if task_part.ood is None else task_part.ood
+        ood = {key: _other(other, common.get("data")) for key, other in others.items()}
+        shown = _model_name(model_part.name, values.get("model"))
+        found.append(Condition(name, shown, size, run, method_fields, ood))
+    # a task with a size of its own comes once, whatever the sizes of the others
+    unique = {(c.model, json.dumps(c.fields, sort_keys=True)): c for c in found}
+    return list(unique.values())
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A task or a model, with what holds where it is used."""
+
+    name: str
+    fields: dict[str, Any]
+    method_fields: dict[str, dict[str, Any]]
+    ood: dict[str, OtherData] | None
+
+
+def _part(item: Any, key: str, location: Location, draft: Draft) -> _Part | None:
+    """Read a name, or a mapping with a name and fields of the run."""
+    fields = dict(item) if isinstance(item, Mapping) else {"name": item}
+    name = fields.pop("name", None)
+    own = {k: fields.pop(k) for k in ("method_fields", "ood") if k in fields}
+    if key == "model" and "ood" in own:
+        draft.report((*location, "ood"), "belongs to a task, not to a model")
+    excluded = {"task", "model"}
+    known = RUN_FIELDS - excluded
+    wrong = [field for field in fields if field not in known]
+    if wrong:
+        draft.report((*location, wrong[0]), unknown("field", wrong[0], known | set(own)))
+        return None
+    if not isinstance(name, str) or not name:
+        message = "write task: NAME" if key == "task" else f"must be a name, not {name!r}"
+        draft.report(location, message)
+        return None
+    try:
+        config = Draft().validated(StudyConfig, own)
+    except ConfigError as error:
+        for problem in error.problems:
+            draft.report((*location, *problem.field.split(".")), problem.message)
+        return None
+    return _Part(name, fields, config.method_fields, config.ood if "ood" in own else None)
+
+
+def _joined(
+    first: Mapping[str, Mapping[str, Any]], second: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Fields by method of both; the second wins."""
+    return {name: {**first.get(name, {}), **second.get(name, {})} for name in {**first, **second}}
+
+
+def _model_place(name: str) -> str:
+    """The folder of a model, if the folder of models has it; else the name."""
+    folder = Path(os.path.expanduser(os.environ.get(MODELS, ""))) / name
+    at_hand = os.environ.get(MODELS) and not os.path.exists(os.path.expanduser(name))
+    return str(folder) if at_hand and os.path.isdir(folder) else name
+
+
+def _model_name(model: str, listed: Any) -> str:
+    """A model folder's name, unless another one has it too."""
+    names = [
+        item.get("name") if isinstance(item, Mapping) else item
+        for item in (listed if isinstance(listed, list) else [])
+    ]
+    others = [portable(name) for name in names if isinstance(name, str)]
+    return model if others.count(portable(model)) > 1 else portable(model)
+
+
+def _other(other: OtherData, data: Any) -> OtherData:
+    """Another data set, found beside those of the tasks where it is there.
+
+    The name of a task stands for its columns and its data on the hub.
+    """
+    if other.preset is None and other.source in task_types():
+        other = replace(other, preset=other.source)
+    beside = Path(os.path.expanduser(str(data))) / other.source
+    if isinstance(data, str) and not Path(other.source).is_absolute() and beside.exists():
+        return replace(other, source=str(beside))
+    return other
+
+
+def _numbered(value: Any, key: str) -> Sequence[tuple[Any, Location]]:
+    """A value or a list of values, each with its location."""
+    if isinstance(value, list) and value:
+        return [(item, (key, index)) for index, item in enumerate(value)]
+    return [(value, (key,))]
+
+
+def _data_of(task: str, run: Mapping[str, Any]) -> dict[str, Any]:
+    """Where a task's data and its unlabeled texts are.
+
+    A folder of data sets has a sub-folder for each task; a relative path below it, as
+    ``sets/one.parquet``, is found there too.
+    """
+    data, found = run.get("data"), {}
+    if task == DEMO and run.get("text_columns") is None:
+        found = {"data": DEMO, "text_columns": ["sentence"]}
+    elif isinstance(data, str) and os.path.isdir(Path(os.path.expanduser(data)) / task):
+        found = {"data": str(Path(data) / task)}
+    return found

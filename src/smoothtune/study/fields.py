@@ -1,0 +1,89 @@
+"""The keys of a study file that are not fields of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from smoothtune.config.evaluation import OtherData, PartName
+from smoothtune.config.fields import Count, Fields, Seed
+from smoothtune.study.layout import Layout
+
+TestName = Literal["welch", "paired t", "wilcoxon", "permutation"]
+
+PLAIN, LONGER = "plain", "plain_more_epochs"
+DEMO = "demo"
+"""The task of generated sentences."""
+
+Share = Annotated[float, Field(gt=0, lt=1)]
+OOD_NAME = re.compile(r"\w[\w. -]{0,60}")
+"""The name of another data set becomes part of file names."""
+
+
+class Paper(Fields):
+    """Printed numbers, to stand beside the study's own."""
+
+    source: str
+    """Paper and table."""
+    columns: list[str]
+    """What the numbers of a cell are: mean, sd, max."""
+    model: str = ""
+    values: dict[str, dict[str, list[float | None]]]
+    """Numbers by task and by label of the study's entries; null: not printed."""
+    notes: str = ""
+
+
+class StudyConfig(Fields):
+    """What a study file holds beside the fields of a run."""
+
+    title: str = ""
+    notes: str = ""
+    """Printed with the report: what is reconstructed, what is not comparable."""
+    seeds: Annotated[list[Seed], Field(min_length=1)] = [0, 1, 2, 3, 4]
+    more_epochs: Annotated[float, Field(gt=1)] | None = 2.0
+    """Plain fine-tuning is also run this many times longer; null: not."""
+    test: TestName = "welch"
+    """The test whose p-values decide; the others are shown as well."""
+    selection_seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
+    """Seeds with which settings are compared; unset: the first of `seeds`."""
+    selection_share: Share = 0.2
+    """Share of the training rows that settings are compared on."""
+    max_settings: Count | None = None
+    """Of a larger grid, try this many settings drawn at random."""
+    evaluate: list[PartName] = []
+    """Parts of `smoothtune evaluate` for every run."""
+    noise_curve: bool = False
+    """Score under Gaussian noise on the embeddings, for every run."""
+    ood: dict[str, OtherData] = {}
+    """Other data sets that every run is scored on, by name."""
+    further_share: list[Share] = []
+    """A copy of every model is also trained on such a share of each of them, and scored on the
+    rest."""
+    keep_models: bool = False
+    """Keep the model folders, under ``models/``."""
+    method_fields: dict[str, dict[str, Any]] = {}
+    """Fields by method, or by label of an entry, that win over those of the entries."""
+    protocol: str | None = None
+    """The training of a paper: fields for all that the file leaves open."""
+    layout: list[Layout] = []
+    """The paper's tables and figures, as `smoothtune reproduce` draws them."""
+    paper: list[Paper] = []
+
+    @field_validator("ood", mode="before")
+    @classmethod
+    def _sources(cls, value: Any) -> Any:
+        """A source alone is enough, where its columns are those of the task."""
+        if not isinstance(value, Mapping):
+            return value
+        for name in value:
+            if not isinstance(name, str) or not OOD_NAME.fullmatch(name):
+                raise ValueError(f"{name!r} is not a plain name for another data set")
+        return {n: {"source": v} if isinstance(v, str) else v for n, v in value.items()}
+
+    @field_validator("further_share", mode="before")
+    @classmethod
+    def _one_share(cls, value: Any) -> Any:
+        return [value] if isinstance(value, float) else value

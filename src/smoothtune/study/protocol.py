@@ -1,0 +1,274 @@
+"""Protocols: how a paper trained, as a named file of the same keys as a study.
+
+A study that says ``protocol: NAME`` takes from it all that it does not say itself. Whatever a study
+then does otherwise is a departure, and its page lists it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from smoothtune.catalog import former_names, is_of_others, known_methods
+from smoothtune.config.draft import Draft
+from smoothtune.config.fields import Fields
+from smoothtune.errors import Location, unknown
+from smoothtune.study.entries import RUN_FIELDS, read_entry
+from smoothtune.study.fields import LONGER
+from smoothtune.study.files import recipes_folder
+
+if TYPE_CHECKING:
+    from smoothtune.config.run import RunConfig
+    from smoothtune.study.config import Study
+
+STRENGTHS = ("weight", "share")
+"""Fields of which a method has one: setting one of them unsets the other."""
+
+
+class Protocol(Fields):
+    """A paper's training."""
+
+    title: str
+    source: str
+    """The paper, and where in it the settings stand."""
+    reconstructed: list[str] = []
+    """What the paper does not say, and what is taken."""
+    departures: list[str] = []
+    """What is done otherwise here, whatever the study says."""
+    seeds: int | None = None
+    """Number of runs of the paper."""
+    task: list[Any] = []
+    """Tasks by name, some with fields of their own, as in a study."""
+    model: list[Any] = []
+    """Models, likewise."""
+    method_fields: dict[str, dict[str, Any]] = {}
+    """Fields by method, or by label of an entry."""
+    fields: dict[str, Any] = {}
+    """Fields of the run; a list of values was searched."""
+
+
+def protocol_names() -> dict[str, Path]:
+    """The protocols that come with the package, by name."""
+    return {path.stem: path for path in sorted((recipes_folder() / "protocols").glob("*.yaml"))}
+
+
+def read_protocol(name: str) -> Protocol:
+    """A protocol of the package, or of a file.
+
+    Raises:
+        ConfigError: there is none, or it is not valid.
+    """
+    known = protocol_names()
+    file = known.get(name) or Path(os.path.expanduser(name))
+    draft = Draft(file)
+    if not file.is_file():
+        draft.report(("protocol",), unknown("protocol", name, known))
+    draft.stop_at_problems()
+    draft.read()
+    protocol = draft.validated(Protocol)
+    for key in protocol.fields:
+        if key not in RUN_FIELDS:
+            draft.report(("fields", key), unknown("field", key, RUN_FIELDS))
+    draft.stop_at_problems()
+    return protocol
+
+
+def add_protocol(draft: Draft) -> Protocol | None:
+    """Fill in what a study leaves to its protocol.
+
+    Raises:
+        ConfigError: there is no such protocol, or it is not valid.
+    """
+    name = draft.values.get("protocol")
+    if not isinstance(name, str):
+        return None
+    protocol = read_protocol(name)
+    place = draft.place(("protocol",))
+    for key, value in protocol.fields.items():
+        if key not in draft.values:
+            draft.put(key, value, place)
+    for key, known in (("task", protocol.task), ("model", protocol.model)):
+        by_name = {_name(item): item for item in known}
+        asked = draft.values.get(key)
+        if asked is None and known:
+            draft.put(key, known, place)
+        elif asked is not None:
+            items = asked if isinstance(asked, list) else [asked]
+            draft.values[key] = [_with(item, by_name.get(_name(item))) for item in items]
+    return protocol
+
+
+def _name(item: Any) -> Any:
+    return item.get("name") if isinstance(item, Mapping) else item
+
+
+def _with(item: Any, known: Any) -> Any:
+    """A task or a model with the protocol's fields for it; its own win."""
+    if not isinstance(known, Mapping):
+        return item
+    own = dict(item) if isinstance(item, Mapping) else {"name": item}
+    method_fields = dict(known.get("method_fields", {}))
+    for name, fields in (own.get("method_fields") or {}).items():
+        method_fields[name] = overridden(method_fields.get(name, {}), fields)
+    both = {**known, **own}
+    return both | ({"method_fields": method_fields} if method_fields else {})
+
+
+def overridden(fields: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a method with others in their place; of weight and share only one stays.
+
+    >>> overridden({"weight": 1.0, "k": 10}, {"share": 0.3})
+    {'k': 10, 'share': 0.3}
+    """
+    unset = {name for name in STRENGTHS if set(STRENGTHS) & by.keys() and name not in by}
+    return {k: v for k, v in fields.items() if k not in unset} | dict(by)
+
+
+def with_method_fields(
+    item: Any,
+    location: Location,
+    weak: Mapping[str, Mapping[str, Any]],
+    strong: Mapping[str, Mapping[str, Any]],
+    draft: Draft,
+) -> Any:
+    """An entry of a study's methods with fields for its methods and for its label.
+
+    Args:
+        item: from the file.
+        location: of the item.
+        weak: of the protocol: fields that the entry's own win over.
+        strong: of the study: fields that win over the entry's own.
+        draft: of the study.
+    """
+    entry = read_entry(item, location, {}, Draft())
+    names = list(entry.settings[0].methods) if entry.settings else []
+    if not {*names, entry.label} & {*weak, *strong}:
+        return item
+    mapping = dict(item) if isinstance(item, Mapping) else {}
+    if "methods" in mapping or isinstance(item, list):
+        parts = mapping.get("methods", item)
+        filled = [_filled(part, names, weak, strong, draft.place(location)) for part in parts]
+        return {k: v for k, v in mapping.items() if k != "methods"} | {
+            "methods": filled,
+            "label": entry.label,
+        }
+    by = [*names, *([entry.label] if entry.label not in names else [])]
+    return _filled(item, by, weak, strong, draft.place(location)) | {"label": entry.label}
+
+
+def _filled(
+    part: Any,
+    names: list[str],
+    weak: Mapping[str, Mapping[str, Any]],
+    strong: Mapping[str, Mapping[str, Any]],
+    place: str,
+) -> dict[str, Any]:
+    """One method with its fields."""
+    own = Draft().parse_method(part, place) if isinstance(part, str) else dict(part)
+    fields = {key: value for key, value in own.items() if key not in ("name", "label")}
+    name = own.get("name")
+    mine = [name, *(n for n in names if n not in known_methods() and not is_of_others(n))]
+    result: dict[str, Any] = {}
+    for key in mine:
+        result = overridden(result, weak.get(str(key), {}))
+    result = overridden(result, fields)
+    for key in mine:
+        result = overridden(result, strong.get(str(key), {}))
+    return {"name": name} | result
+
+
+def fields_here(
+    methods: Mapping[str, Mapping[str, Any]],
+    label: str,
+    method_fields: Mapping[str, Mapping[str, Any]],
+) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """The methods of a setting with the fields that hold under a condition.
+
+    Args:
+        methods: fields by method.
+        label: of the entry.
+        method_fields: of the condition, by method or label.
+
+    Returns:
+        Fields by method, and fields of the run.
+    """
+    found = {name: dict(fields) for name, fields in methods.items()}
+    changes: dict[str, Any] = {}
+    for key in [*methods, *([label] if label not in methods else [])]:
+        fields = method_fields.get(key, {})
+        own = {k: v for k, v in fields.items() if k not in RUN_FIELDS}
+        changes |= {k: v for k, v in fields.items() if k in RUN_FIELDS}
+        if own:
+            name = key if key in found else next(iter(found))
+            found[name] = overridden(found[name], own)
+    return found, changes
+
+
+def departures(study: Study) -> list[str]:
+    """How the runs of a study differ from its protocol, a line for each field."""
+    protocol = study.protocol
+    if protocol is None:
+        return []
+    lines = list(protocol.departures)
+    lines += _of_size(study, protocol)
+    for key, printed in protocol.fields.items():
+        used = [getattr(run, key) for run in _runs_as_usual(study, key)]
+        lines += _differs(key, used, printed)
+    for name, fields in protocol.method_fields.items():
+        for key, printed in fields.items():
+            lines += _differs(f"{name}: {key}", list(_of_method(study, name, key)), printed)
+    return lines
+
+
+def _runs_as_usual(study: Study, key: str) -> Iterator[RunConfig]:
+    """The runs that say what a field is; not those that are longer on purpose."""
+    for (_, e, s), run in study.runs.items():
+        entry = study.entries[e]
+        longer = entry.label == LONGER or entry.settings[s].epochs_factor != 1
+        if not (longer and key in ("num_train_epochs", "max_steps")):
+            yield run
+
+
+def _of_size(study: Study, protocol: Protocol) -> Iterator[str]:
+    """Models, tasks, rows and seeds."""
+    for what, known, used in (
+        ("model", protocol.model, [c.model for c in study.conditions]),
+        ("task", protocol.task, [c.task for c in study.conditions]),
+    ):
+        names = [str(_name(item)) for item in known]
+        others = [name for name in dict.fromkeys(used) if name not in names]
+        if names and others:
+            yield f"{what}: {', '.join(others)} in place of {', '.join(names)}"
+    if protocol.seeds and len(study.config.seeds) != protocol.seeds:
+        yield f"seeds: {len(study.config.seeds)}; the paper has {protocol.seeds}"
+
+
+def _of_method(study: Study, name: str, key: str) -> Iterator[Any]:
+    """Values of a method's field in all runs of the method, or of the entry of this label."""
+    for (_, e, _), run in study.runs.items():
+        entry = study.entries[e]
+        if entry.label == name:
+            method = name if name in run.methods else next(iter(run.methods))
+            yield run.methods[method].get(former_names(method).get(key, key))
+        elif name in run.methods:
+            yield run.methods[name].get(key)
+
+
+def _differs(field: str, values: list[Any], printed: Any) -> Iterator[str]:
+    """A line for a field that has other values than the paper's."""
+    if not values:
+        return
+    taken = list({repr(value): value for value in values}.values())
+    candidates = printed if isinstance(printed, list) else [printed]
+    if any(value not in candidates for value in taken) or len(taken) < len(candidates):
+        here = ", ".join(map(_shown, taken))
+        there = ("searched over " if len(candidates) > 1 else "") + ", ".join(
+            map(_shown, candidates)
+        )
+        yield f"{field}: {here}; the paper: {there}"
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
