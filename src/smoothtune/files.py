@@ -71,14 +71,14 @@ def remove_partial(folder: Path) -> None:
             (folder / name).unlink(missing_ok=True)
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a text file atomically: a crash leaves the old file or the new one.
+def write_atomic(path: Path, content: str | bytes) -> None:
+    """Write a file atomically: a crash leaves the old file or the new one.
 
     Raises:
         OutputError: it cannot be written.
     """
-    with replacing(path) as partial, partial.open("x", encoding="utf-8") as file:
-        file.write(text)
+    with replacing(path) as partial, partial.open("xb") as file:
+        file.write(content if isinstance(content, bytes) else content.encode("utf-8"))
         file.flush()
         os.fsync(file.fileno())
 

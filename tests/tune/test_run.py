@@ -151,7 +151,7 @@ def test_the_better_method_is_picked_and_its_run_file_works(
 
     page = (tmp_path / "out" / "report.md").read_text(encoding="utf-8")
     assert "Use lnsr with share" in page
-    assert "<h2>Fresh runs</h2>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert ">Fresh runs</h2>" in (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
     with (tmp_path / "out" / "trials.csv").open() as lines:
         trials = list(csv.DictReader(lines))
     assert Counter(trial["arm"] for trial in trials) == {"plain": 4, "methods": 4}

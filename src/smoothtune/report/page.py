@@ -5,11 +5,13 @@ from __future__ import annotations
 import html
 import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Literal, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from smoothtune.errors import printable
 
@@ -38,13 +40,27 @@ class Plot:
     """Its numbers; empty where another file holds them."""
     numbers: Table | None = None
     """The same for the page, if they are few."""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """The plot in other formats, by ending."""
 
     @property
     def inline(self) -> Markup:
-        """The drawing as a part of an HTML page."""
-        return Markup(self.svg[self.svg.index("<svg") :])  # matplotlib escapes names
+        """The drawing as a part of an HTML page; matplotlib has escaped all names.
+
+        Ids are made unlike those of other plots, and colors follow the page's, light or dark.
+        """
+        svg = self.svg[self.svg.index("<svg") :]
+        prefix = re.sub(r"\W", "_", self.name)
+        svg = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
+        for color, role in PAGE_COLORS.items():
+            svg = svg.replace(color, role)
+        return Markup(
+            svg.replace("<svg", f'<svg role="img" aria-label="{escape(printable(self.title))}"', 1)
+        )
 
 
+PAGE_COLORS = {"#000000": "currentColor", "#ffffff": "transparent", "#dddddd": "var(--line)"}
+"""What black, white and the grid become within a page."""
 Verdict = Literal["good", "fragile", "cost", "note"]
 
 
@@ -90,7 +106,21 @@ def render(template: str, content: dict[str, Any]) -> str:
     # one place for all that a page shows; what is escaped beyond it depends on the format
     environment.finalize = lambda value: printable(value) if type(value) is str else value
     environment.filters |= {"text": markdown_text, "json": _json_text, "value": markdown_value}
-    return environment.get_template(template).render(content)
+    page = environment.get_template(template).render(content)
+    return _with_contents(page) if template.endswith(".html.jinja") else page
+
+
+HEADING = re.compile(r"<h2>(.*?)</h2>")
+CONTENTS = '<nav aria-label="Contents"></nav>\n'
+
+
+def _with_contents(page: str) -> str:
+    """A page of several sections with links to them."""
+    titles, numbers = HEADING.findall(page), count(1)
+    links = [f'<a href="#section-{number}">{title}</a>' for number, title in enumerate(titles, 1)]
+    page = HEADING.sub(lambda found: f'<h2 id="section-{next(numbers)}">{found[1]}</h2>', page)
+    filled = CONTENTS.replace("></nav>", f">{' '.join(links)}</nav>")
+    return page.replace(CONTENTS, filled if len(titles) > 2 else "", 1)
 
 
 def markdown_text(value: object) -> str:

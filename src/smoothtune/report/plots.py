@@ -1,10 +1,11 @@
-"""Curves as SVG, several runs over one another, drawn by matplotlib without a display."""
+"""Curves as SVG, PDF and PNG, several runs over one another, by matplotlib without a display."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from smoothtune.errors import PlotsMissing, printable
 from smoothtune.report.curves import Curve, CurvePoint
@@ -14,10 +15,18 @@ from smoothtune.report.curves import Curve, CurvePoint
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+GRAY = "#888888"
 REFERENCE = "perfect"  # a line that belongs to no run
+MOST_LINES = 7
+"""Over one pair of axes; more lines get a facet each."""
 WIDTH, HEIGHT, LEGEND_LINE = 5.6, 3.4, 0.19  # inches
+FACETS, FACET_HEIGHT = 3, 1.55  # in a row; inches
 MANY = 30  # points from which markers would hide the line
-METADATA = ("Creator", "Date", "Format", "Type")  # left out
+METADATA = {  # left out: the same curve gives the same bytes
+    "svg": ("Creator", "Date", "Format", "Type"),
+    "pdf": ("Creator", "Producer", "CreationDate"),
+    "png": ("Software",),
+}
 STYLE: dict[Any, Any] = {
     "svg.fonttype": "path",  # looks the same everywhere
     "axes.formatter.use_mathtext": False,
@@ -29,85 +38,193 @@ STYLE: dict[Any, Any] = {
     "axes.grid": True,
     "grid.color": "#dddddd",
 }
+Paint = Callable[[Any], None]
 
 
-def plot(width: float, height: float, paint: Callable[[Any], None]) -> str:
-    """One plot.
+class Style(NamedTuple):
+    """What a method or run looks like."""
+
+    color: str
+    dashes: str
+    marker: str
+
+
+def styles(names: Iterable[str]) -> dict[str, Style]:
+    """One style for each name; of 28 any two differ in two of color, dashes and marker.
+
+    >>> a, *_, h = styles("abcdefgh").values()
+    >>> (a.color == h.color, a.dashes == h.dashes, a.marker == h.marker)
+    (True, False, False)
+    """
+    return {name: _style(number) for number, name in enumerate(dict.fromkeys(names))}
+
+
+def _style(number: int) -> Style:
+    block, place = divmod(number, len(COLORS))
+    marker = MARKERS[(place + block) % len(MARKERS)]
+    return Style(COLORS[place], DASHES[block % len(DASHES)], marker)
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What figures that are read beside one another share."""
+
+    styles: Mapping[str, Style]
+    """By run."""
+    chance: float | None = None
+    """Score of the best constant answer."""
+    y_limits: tuple[float, float] | None = None
+
+
+def plot(width: float, height: float, paint: Paint) -> str:
+    """One plot as SVG.
 
     Args:
         width: inches.
         height: inches.
         paint: draws on the axes it is given.
 
-    Returns:
-        An SVG document.
+    Raises:
+        PlotsMissing: matplotlib is not installed.
+    """
+    return drawn(width, height, lambda figure: paint(figure.subplots()))["svg"].decode()
+
+
+def drawn(
+    width: float, height: float, paint: Paint, formats: Sequence[str] = ("svg",)
+) -> dict[str, bytes]:
+    """A figure in several formats.
+
+    Args:
+        width: inches.
+        height: inches.
+        paint: draws on the figure it is given.
+        formats: of svg, pdf, png.
 
     Raises:
         PlotsMissing: matplotlib is not installed.
     """
     try:
         import matplotlib
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
         message = 'plots need matplotlib: pip install "smoothtune[report]"'
         raise PlotsMissing(message) from error
+    files = {}
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
-        FigureCanvasSVG(figure)
-        paint(figure.subplots())
-        text = io.StringIO()
-        figure.savefig(text, format="svg", metadata=dict.fromkeys(METADATA))
-    return text.getvalue()
+        FigureCanvasAgg(figure)
+        paint(figure)
+        for form in formats:
+            file = io.BytesIO()
+            metadata = dict.fromkeys(METADATA[form])
+            figure.savefig(file, format=form, dpi=200, metadata=metadata)
+            files[form] = file.getvalue()
+    return files
 
 
-def draw(curves: Mapping[str, Curve]) -> str:
+def draw(curves: Mapping[str, Curve], frame: Frame | None = None) -> str:
+    """The same diagnostic of one or several runs as SVG; see `draw_lines`."""
+    return draw_lines(curves, frame)["svg"].decode()
+
+
+def draw_lines(
+    curves: Mapping[str, Curve], frame: Frame | None = None, formats: Sequence[str] = ("svg",)
+) -> dict[str, bytes]:
     """The same diagnostic of one or several runs.
+
+    More than seven lines are drawn apart: each over the first one in gray, with shared axes.
 
     Args:
         curves: by the run's name, which the legend shows when there are several.
-
-    Returns:
-        An SVG document.
+        frame: styles and axes that other figures share; unset: styles in the order of the runs.
+        formats: of svg, pdf, png.
 
     Raises:
         PlotsMissing: matplotlib is not installed.
     """
-    first = next(iter(curves.values()))
-
-    def paint(axes: Any) -> None:
-        lines = _draw_lines(axes, curves)
-        axes.set_xlabel(printable(first.x_label))
-        axes.set_ylabel(printable(first.y_label))
-        _scale(axes, first)
-        if lines > 1:
-            figure = axes.figure
-            figure.set_figheight(HEIGHT + LEGEND_LINE * lines)
-            figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")
-
-    return plot(WIDTH, HEIGHT, paint)
+    frame = frame or Frame(styles(curves))
+    lines = _lines(curves, frame)
+    paint = _facets if len(lines) > MOST_LINES else _over_one_another
+    return drawn(WIDTH, HEIGHT, lambda figure: paint(figure, lines, _first(curves), frame), formats)
 
 
-def _draw_lines(axes: Any, curves: Mapping[str, Curve]) -> int:
-    """Draw every line once, and how many there are."""
-    count = 0
-    for run, (name, curve) in enumerate(curves.items()):
-        series = [item for item in curve.series.items() if item[0] != REFERENCE]
-        for number, (line, points) in enumerate(series):
-            style = run if len(curves) > 1 else number
-            parts = [_short(name)] * (len(curves) > 1) + [line] * (len(series) > 1)
-            _draw_line(
-                axes,
-                points,
-                COLORS[style % len(COLORS)],
-                DASHES[number % len(DASHES)],
-                MARKERS[style % len(MARKERS)],
-                printable(" · ".join(parts) or line),
-            )
-            count += 1
-    if reference := next(iter(curves.values())).series.get(REFERENCE):
-        axes.plot([p.x for p in reference], [p.y for p in reference], color="#888888", linewidth=1)
-    return count
+class _Line(NamedTuple):
+    name: str
+    points: list[CurvePoint]
+    style: Style
+
+
+def _first(curves: Mapping[str, Curve]) -> Curve:
+    return next(iter(curves.values()))
+
+
+def _lines(curves: Mapping[str, Curve], frame: Frame) -> list[_Line]:
+    """Every line with its style: of several runs the run's, of one run's lines one each."""
+    lines = []
+    for run, curve in curves.items():
+        series = {name: points for name, points in curve.series.items() if name != REFERENCE}
+        own = styles(series)
+        for number, (name, points) in enumerate(series.items()):
+            style = own[name] if len(curves) == 1 else frame.styles[run]
+            if len(curves) > 1 and len(series) > 1:  # a run's color and marker, a line's dashes
+                style = style._replace(dashes=DASHES[number % len(DASHES)])
+            parts = [_short(run)] * (len(curves) > 1) + [name] * (len(series) > 1)
+            lines.append(_Line(printable(" · ".join(parts) or name), points, style))
+    return lines
+
+
+def _over_one_another(figure: Any, lines: Sequence[_Line], curve: Curve, frame: Frame) -> None:
+    axes = figure.subplots()
+    for line in lines:
+        _draw_line(axes, line.points, line.style, line.name)
+    _background(axes, curve, frame)
+    axes.set_xlabel(printable(curve.x_label))
+    axes.set_ylabel(printable(curve.y_label))
+    named = len(lines) + (frame.chance is not None)
+    if named > 1:
+        figure.set_figheight(HEIGHT + LEGEND_LINE * named)
+        figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")
+
+
+def _facets(figure: Any, lines: Sequence[_Line], curve: Curve, frame: Frame) -> None:
+    """A line in each pair of axes, over the first line in gray."""
+    first, *others = lines
+    height = -(-len(others) // FACETS)
+    figure.set_figheight(0.6 + FACET_HEIGHT * height)
+    grid = figure.subplots(height, FACETS, sharex=True, sharey=True, squeeze=False)
+    for axes, line in zip(grid.flat, others, strict=False):
+        _draw_line(axes, first.points, Style(GRAY, "-", ""), first.name, band=False)
+        _draw_line(axes, line.points, line.style, line.name)
+        _background(axes, curve, frame)
+        axes.set_title(line.name, fontsize="small")
+        axes.tick_params(labelsize="x-small")
+    for number, axes in enumerate(grid.flat):
+        if number >= len(others):
+            axes.set_visible(False)
+        elif number >= len(others) - FACETS:  # the lowest of its column
+            axes.tick_params(labelbottom=True)
+    figure.supxlabel(printable(curve.x_label), fontsize="small")
+    figure.supylabel(printable(curve.y_label), fontsize="small")
+
+
+def num_lines(curves: Mapping[str, Curve]) -> int:
+    """How many lines a figure of the curves has."""
+    return sum(name != REFERENCE for curve in curves.values() for name in curve.series)
+
+
+def _background(axes: Any, curve: Curve, frame: Frame) -> None:
+    """Reference and chance lines, scales and limits."""
+    if reference := curve.series.get(REFERENCE):
+        axes.plot([p.x for p in reference], [p.y for p in reference], color=GRAY, linewidth=1)
+    if frame.chance is not None:
+        axes.axhline(
+            frame.chance, color=GRAY, linestyle=":", linewidth=1.5, label="best constant answer"
+        )
+    _scale(axes, curve)
+    if frame.y_limits:
+        axes.set_ylim(*frame.y_limits)
 
 
 def _scale(axes: Any, curve: Curve) -> None:
@@ -128,25 +245,25 @@ def _scale(axes: Any, curve: Curve) -> None:
 
 
 def _draw_line(
-    axes: Any, points: list[CurvePoint], color: str, dashes: str, marker: str, label: str
+    axes: Any, points: list[CurvePoint], style: Style, label: str, *, band: bool = True
 ) -> None:
     x, y = [point.x for point in points], [point.y for point in points]
     axes.plot(
         x,
         y,
-        color=color,
-        linestyle=dashes,
-        marker=marker if len(points) < MANY else None,
+        color=style.color,
+        linestyle=style.dashes,
+        marker=style.marker if len(points) < MANY else None,
         markersize=4,
         label=label,
     )
     banded = [point for point in points if point.low is not None and point.high is not None]
-    if banded:
+    if banded and band:
         axes.fill_between(
             [point.x for point in banded],
             [point.low for point in banded],
             [point.high for point in banded],
-            color=color,
+            color=style.color,
             alpha=0.15,
             linewidth=0,
         )

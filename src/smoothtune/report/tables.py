@@ -10,7 +10,7 @@ import numpy as np
 from scipy.stats import rankdata
 
 from smoothtune.errors import printable
-from smoothtune.report.page import DASH, Table
+from smoothtune.report.page import DASH, Table, with_interval
 
 LATEX = {
     "\\": r"\textbackslash{}",
@@ -70,9 +70,30 @@ def latex_table(table: Table, *, caption: str = "", label: str = "") -> str:
     return "\n".join(["% needs \\usepackage{booktabs}", *lines, ""])
 
 
+def effect_text(effect: Mapping[str, Any] | None, factor: float, spec: str) -> str:
+    """A difference with its interval; `factor` 100 makes points of scores.
+
+    >>> effect_text({"value": 0.01, "interval": (-0.02, 0.04)}, 100, "+.1f")
+    '+1.0 [-2.0, +4.0]'
+    """
+    if effect is None:
+        return DASH
+    interval = effect["interval"] and tuple(factor * bound for bound in effect["interval"])
+    return with_interval(factor * effect["value"], interval, spec)
+
+
+def p_text(value: float | None) -> str:
+    """A p-value; two digits after the point from 0.1.
+
+    >>> p_text(0.5), p_text(0.0123)
+    ('0.50', '0.012')
+    """
+    return DASH if value is None else f"{value:.2g}" if value < 0.1 else f"{value:.2f}"
+
+
 def score_grid(
-    scores: Mapping[str, Mapping[str, Mapping[str, Any]]],
-    columns: Mapping[str, str],
+    scores: Mapping[str, Mapping[Any, Mapping[str, Any]]],
+    columns: Mapping[Any, str],
     *,
     corner: str = "method",
 ) -> Table:
@@ -114,7 +135,7 @@ def score_grid(
 
 
 def averages_and_ranks(
-    means: Mapping[str, Mapping[str, float]],
+    means: Mapping[Any, Mapping[str, float]],
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Mean score and mean rank over tasks, of the methods that have all tasks.
 

@@ -12,7 +12,7 @@ from smoothtune.config.evaluation import OtherData, PartName
 from smoothtune.config.fields import Count, Fields, Seed
 from smoothtune.study.layout import Layout
 
-TestName = Literal["welch", "paired t", "wilcoxon", "permutation"]
+TestName = Literal["paired t", "wilcoxon", "permutation"]
 
 PLAIN, LONGER = "plain", "plain_more_epochs"
 DEMO = "demo"
@@ -45,8 +45,8 @@ class StudyConfig(Fields):
     seeds: Annotated[list[Seed], Field(min_length=1)] = [0, 1, 2, 3, 4]
     more_epochs: Annotated[float, Field(gt=1)] | None = 2.0
     """Plain fine-tuning is also run this many times longer; null: not."""
-    test: TestName = "welch"
-    """The test whose p-values decide; the others are shown as well."""
+    test: TestName = "paired t"
+    """The paired test whose p-values and intervals decide; others are shown as well."""
     selection_seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
     """Seeds with which settings are compared; unset: the first of `seeds`."""
     selection_share: Share = 0.2

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -153,20 +153,37 @@ class Records:
     @cached_property
     def former(self) -> dict[str, str]:
         """Ids under which cells were written when fields of methods had other names, by the new."""
+        ids = {stem: digest(identity)[:16] for stem, identity in self._identities.items()}
+        return {new: stem for stem, new in ids.items() if new != stem}
+
+    @cached_property
+    def _identities(self) -> dict[str, dict[str, Any]]:
+        """What determined each record's result, under the present names, by the file's name."""
         found = {}
         for path in (self.folder / CELLS).glob("*.json"):
             known = (_read(path) or {}).get("identity")
             config = known.get("config") if isinstance(known, dict) else None
             recorded = config.get("methods") if isinstance(config, dict) else None
-            if not isinstance(recorded, dict) or not all(
-                isinstance(fields, dict) for fields in recorded.values()
-            ):
+            if known is None or not isinstance(config, dict) or not isinstance(recorded, dict):
                 continue
-            methods = with_present_names(recorded)
-            if methods != recorded:
-                present = dict(known or {}) | {"config": dict(config or {}) | {"methods": methods}}
-                found[digest(present)[:16]] = path.stem
+            if all(isinstance(fields, dict) for fields in recorded.values()):
+                methods = with_present_names(recorded)
+                found[path.stem] = dict(known) | {"config": dict(config) | {"methods": methods}}
         return found
+
+    def as_recorded(self, cell: Cell) -> Cell:
+        """The cell, or the same run by an earlier version of its methods where only that is there.
+
+        Reports show such runs and say so; `smoothtune study` makes them anew.
+        """
+        if self.read(cell.id) or self.failure(cell.id):
+            return cell
+        earlier = self._of_any_version.get(_without_versions(cell.identity))
+        return replace(cell, id=earlier) if earlier and self.read(earlier) else cell
+
+    @cached_property
+    def _of_any_version(self) -> dict[str, str]:
+        return {_without_versions(known): stem for stem, known in self._identities.items()}
 
     def end(self, cell: Cell, status: Status, found: Any) -> None:
         """Write how a cell ended: the content of its record, or the message of an error."""
@@ -214,6 +231,10 @@ class Records:
             if isinstance(event, dict) and {"event", "cell"} <= event.keys():
                 lines.append(event)
         return lines
+
+
+def _without_versions(identity: dict[str, Any]) -> str:
+    return digest({name: value for name, value in identity.items() if name != "method_versions"})
 
 
 class _Plain(BaseModel):

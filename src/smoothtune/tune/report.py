@@ -20,7 +20,7 @@ from smoothtune.errors import PlotsMissing, printable
 from smoothtune.files import versions, write_atomic, write_json
 from smoothtune.report.curves import csv_text, metric_label
 from smoothtune.report.page import Plot, Sentence, Table, number, render
-from smoothtune.report.plots import COLORS, MARKERS, plot
+from smoothtune.report.plots import plot, styles
 from smoothtune.study.files import portable
 from smoothtune.tune.confirm import Comparison, Fresh
 from smoothtune.tune.search import Trial
@@ -283,10 +283,10 @@ def _trials_table(found: Found, arm: str) -> Table:
 
 def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
     """Every trial's score against its learning rate."""
-    methods = list(dict.fromkeys(trial.setting.method for trial in found.trials))
+    looks = styles(trial.setting.method for trial in found.trials)
 
     def paint(axes: Any) -> None:
-        for index, name in enumerate(methods):
+        for name, look in looks.items():
             for whole in (True, False):
                 own = [
                     trial
@@ -295,14 +295,13 @@ def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
                     and trial.scores
                     and (trial.state == "complete") == whole
                 ]
-                color = COLORS[index % len(COLORS)]
                 axes.plot(
                     [trial.setting.learning_rate for trial in own],
                     [trial.score for trial in own],
                     linestyle="",
-                    marker=MARKERS[index % len(MARKERS)],
-                    color=color,
-                    markerfacecolor=color if whole else "none",
+                    marker=look.marker,
+                    color=look.color,
+                    markerfacecolor=look.color if whole else "none",
                     label=printable(name) if whole else None,
                 )
         axes.set_xscale("log")

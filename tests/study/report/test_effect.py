@@ -24,7 +24,6 @@ from smoothtune.study.report.effect import (
     effect_rows,
     effect_sentences,
     effect_table,
-    paired_t_interval,
     robustness_of,
 )
 from smoothtune.study.report.effect_page import write_effects
@@ -201,12 +200,6 @@ def test_sentences_name_who_moves_what_and_who_loses() -> None:
     assert "more than 0.5 points of score lost on average: lnsr (-1.0)." in said
     assert "no quantity of their own: reinit." in said
     assert "not measured: noise sensitivity of lnsr: no blocks." in said
-
-
-def test_interval_of_two_values_is_students() -> None:
-    assert paired_t_interval(np.array([2.0]))["interval"] is None
-    low, high = paired_t_interval(np.array([0.0, 2.0]))["interval"]
-    assert (low, high) == pytest.approx((1 - 12.706205, 1 + 12.706205))
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from scipy import stats
 
 from smoothtune.study.config import StudyConfig
 from smoothtune.study.records import Records
+from smoothtune.study.report.aggregate import aggregates
 from smoothtune.study.report.comparison import (
     SECONDARY,
     compare,
@@ -63,13 +64,17 @@ def content(found: list[dict], **changes) -> dict:
         "name": "study",
         "title": "A study",
         "notes": "",
-        "test": "Welch t-test",
+        "test": "paired t-test",
         "seeds": list(SEEDS),
         "methods": [
             item | {"configured": {item["method"]: {}}, "changes": {}}
             for item in compare(runs, test)
         ],
         "over_tasks": over_tasks(runs),
+        "aggregates": aggregates(runs),
+        "training": [],
+        "method_fields": [],
+        "earlier": {},
         "over_tasks_secondary": {name: over_tasks(runs, name) for name in SECONDARY},
         "effect": [],
         "effect_findings": [],
@@ -88,15 +93,15 @@ def test_comparisons_pair_by_seed_and_correct_over_methods() -> None:
     found = rows({"good": 0.05, "same": 0.0}, tasks=["one"])
     found = [r for r in found if (r["method"], r["seed"]) != ("good", 3)][::-1]
     runs = table_of_runs(found)
-    by_name = {item["method"]: item for item in compare(runs, "welch")}
+    by_name = {item["method"]: item for item in compare(runs, "paired t")}
     pairs = paired(runs, "good", "score")
     assert pairs.index.tolist() == by_name["good"]["against_plain"]["seeds"] == [4, 2, 1, 0]
     lookup = {(r["method"], r["seed"]): r["score"] for r in found}
     a, b = pairs["method"], pairs["plain"]
     assert a.tolist() == [lookup["good", s] for s in pairs.index]
     assert b.tolist() == [lookup["plain", s] for s in pairs.index]
-    p = {m: by_name[m]["against_plain"]["p"]["welch"] for m in ("good", "same")}
-    assert p["good"] == pytest.approx(stats.ttest_ind(a, b, equal_var=False).pvalue)
+    p = {m: by_name[m]["against_plain"]["p"]["paired t"] for m in ("good", "same")}
+    assert p["good"] == pytest.approx(stats.ttest_rel(a, b).pvalue)
     assert by_name["good"]["against_plain"]["p_holm"] == pytest.approx(2 * p["good"])
     assert by_name["good"]["asked"] == 4
     assert by_name["good"]["against_plain"]["cost_ratio"] == pytest.approx(1.05)
@@ -108,14 +113,14 @@ def test_failed_runs_are_counted_and_in_no_mean() -> None:
     asked = {"task": "one", "model": "m", "max_train_samples": 100, "method": "bad"}
     lost = asked | {"seed": 9, "status": "nan"}
     missing = asked | {"seed": 10, "status": "missing"}
-    (_, bad) = compare(table_of_runs([*found, lost, missing]), "welch")
+    (_, bad) = compare(table_of_runs([*found, lost, missing]), "paired t")
     assert (bad["asked"], bad["failed"], bad["missing"]) == (7, {"nan": 1}, 1)
     assert bad["measures"]["score"]["n"] == 5
     assert "10 of 12 runs are done, 1 failed. Failed runs are in no mean." in texts(
         content([*found, lost, missing])
     )
     plain = [r for r in found if r["method"] == "plain"]
-    only = compare(table_of_runs([*plain, lost]), "welch")[1]
+    only = compare(table_of_runs([*plain, lost]), "paired t")[1]
     assert only["against_plain"] is None
     assert score_table([only]).rows[0][:2] == ["bad", "0 of 1"]
 
@@ -123,15 +128,18 @@ def test_failed_runs_are_counted_and_in_no_mean() -> None:
 def test_sentences_say_what_helps_and_what_does_not() -> None:
     shifts = {"good": 0.05, "bad": -0.05, "plain_more_epochs": 0.0}
     found = texts(content(rows(shifts, spread=0.001)))
-    assert "good: one, m, 100 examples: better than plain after Holm's correction" in found
-    assert "fragile: two, m, 100 examples: worse than plain after Holm's correction" in found
-    assert "Over 2 conditions good is +5.0 points from plain (p = " in found
+    assert found.startswith("good: Use good: +5.0 points [+4.")
+    task = "good on two, m, 100 examples (+"
+    assert "note: Score, task by task after Holm's correction (paired t-test): better than" in found
+    assert task in found
+    assert "worse than plain: bad on one, m, 100 examples (-" in found
     assert "plain_more_epochs took 1.00 times plain's training time" in found
     null = texts(content(rows({"x": 0.0, "y": 0.0}, spread=0.02)))
-    assert "none of 2 methods differs from plain at 5 %" in null
-    easy = [row | {"trivial_baseline": 0.95} for row in rows({"x": 0.0})]
-    weak = texts(content(easy))
-    assert "is not above the 0.950 of a constant answer" in weak
+    assert "none of the methods differs from plain at 5 %" in null
+    easy = [row | {"trivial_baseline": 0.95} for row in rows({"x": 0.0}, tasks=["one"])]
+    hard = [row | {"task": "two"} for row in rows({"x": 0.0}, tasks=["one"])]
+    weak = texts(content([*easy, *hard]))
+    assert "Not above a constant answer, so of no meaning: one, m, 100 examples." in weak
     begun = [row for row in rows({"x": 0.0}) if row["seed"] < 1 or row["method"] == "plain"]
     assert "seeds are few" not in texts(content(begun))
     assert "2 seeds are few" in texts(content([row for row in begun if row["seed"] < 2]))
@@ -171,11 +179,8 @@ def test_measures_beside_the_score_are_tested_and_corrected() -> None:
     found = with_brier(rows({"calm": 0.0, "same": 0.0}, tasks=["one"]), {"calm": -0.05})
     lookup = {(r["method"], r["seed"]): r["brier"] for r in found}
     values = {m: [lookup[m, s] for s in SEEDS] for m in ("plain", "calm", "same")}
-    p = {
-        m: stats.ttest_ind(values[m], values["plain"], equal_var=False).pvalue
-        for m in ("calm", "same")
-    }
-    by_name = {item["method"]: item for item in compare(table_of_runs(found), "welch")}
+    p = {m: stats.ttest_rel(values[m], values["plain"]).pvalue for m in ("calm", "same")}
+    by_name = {item["method"]: item for item in compare(table_of_runs(found), "paired t")}
     calm = by_name["calm"]["against_plain"]["secondary"]
     gap = np.mean(values["calm"]) - np.mean(values["plain"])
     assert calm["brier"]["difference"]["value"] == pytest.approx(gap)
@@ -184,11 +189,14 @@ def test_measures_beside_the_score_are_tested_and_corrected() -> None:
     assert same["brier"]["p_holm"] == pytest.approx(p["same"])
     assert calm["nll"] is None
     said = texts(content(found))
-    assert "good: one, m, 100 examples: beside the score better than plain" in said
-    assert f"(Welch t-test): Brier calm ({gap:+.3f}, p = " in said
-    assert "Brier same" not in said
+    short = "Beside the score, after Holm's correction: better than plain: calm (Brier)."
+    assert f"good: {short}" in said
+    (group,) = page_content(content(found), {})["groups"]
+    (long,) = [sentence for sentence in group["findings"] if sentence.verdict == "good"]
+    assert f"(paired t-test): Brier calm ({gap:+.3f}, p = " in long.text
+    assert "Brier same" not in long.text
     worse = texts(content(with_brier(found, {"calm": 0.05})))
-    assert "fragile: one, m, 100 examples: beside the score worse than plain" in worse
+    assert "fragile: Beside the score, after Holm's correction: worse than plain: calm" in worse
 
 
 def test_over_tasks_leaves_out_tasks_without_the_measure() -> None:
@@ -201,8 +209,8 @@ def test_over_tasks_leaves_out_tasks_without_the_measure() -> None:
     assert item["difference"]["value"] == pytest.approx(np.mean(gaps))
     assert over_tasks(table_of_runs(found), "nll") == []
     said = texts(content(found))
-    assert "good: Over all conditions that have the measure: beside the score better" in said
-    page = page_content(content(found), [])["over_tasks_secondary"]
+    assert "good: Beside the score over all tasks that have the measure, after Holm's" in said
+    page = page_content(content(found), {})["over_tasks_secondary"]
     assert page.head[2] == "Brier"
     assert page.rows[0][:1] + page.rows[0][2:3] == [
         "calm",
@@ -218,7 +226,7 @@ def test_papers_numbers_stand_in_the_same_unit() -> None:
         "notes": "",
         "values": {"one": {"plain": [70.0, None, 72.5], "other": [1.0]}},
     }
-    found = paper_table(paper, compare(table_of_runs(rows({}, spread=0.0)), "welch"))["table"]
+    found = paper_table(paper, compare(table_of_runs(rows({}, spread=0.0)), "paired t"))["table"]
     assert found.rows == [
         ["one", "plain", "70.00", "–", "72.50", "80.00", "0.00", "80.00"],
         ["one", "other", "1.00", "–", "–", "–", "–", "–"],
@@ -226,7 +234,7 @@ def test_papers_numbers_stand_in_the_same_unit() -> None:
 
     larger = [row | {"model": "large", "score": 0.9} for row in rows({}, spread=0.0)]
     runs = table_of_runs([*rows({}, spread=0.0), *larger])
-    found = paper_table(paper, compare(runs, "welch"))["table"]
+    found = paper_table(paper, compare(runs, "paired t"))["table"]
     assert [(row[0], row[5]) for row in found.rows] == [
         ("one, m, 100 examples", "80.00"),
         ("one, large, 100 examples", "90.00"),
@@ -242,14 +250,17 @@ def test_every_figure_has_its_numbers(tmp_path: Path) -> None:
     everything = table_of_runs([*found, *small])
     history = {"log_history": [{"step": 1, "loss": 0.7}, {"step": 2, "loss": 0.5}]}
     records.read = lambda cell_id: {"result": history}  # type: ignore[method-assign]
-    drawn = study_plots(everything, compare(everything, "welch"), records)
+    plots = study_plots(everything, compare(everything, "paired t"), records)
+    drawn = [plot for section in plots.values() for plot in section]
     names = [figure.name for figure in drawn]
     assert len(set(names)) == len(names)
     kinds = {name.partition("-")[0] for name in names}
-    assert kinds == {"distribution", "difference", "cost", "training", "sizes"}
+    assert kinds == {"distribution", "difference", "cost", "training", "sizes", "profiles"}
     for figure in drawn:
         assert figure.svg.count("<svg") == 1
         assert "<b>&" not in figure.svg
+        assert figure.files["pdf"].startswith(b"%PDF")
+        assert figure.files["png"].startswith(b"\x89PNG")
         table = list(csv.reader(io.StringIO(figure.csv)))
         assert len(table) > 1
     distribution = next(f for f in drawn if f.name.startswith("distribution"))
@@ -281,12 +292,12 @@ def test_names_from_outside_are_only_text(suffix: str) -> None:
 
     hostile = "<script>alert(1)</script>|*x*"
     found = content(rows({hostile: 0.05}), title=hostile, notes=hostile)
-    page = render(f"study.{suffix}.jinja", page_content(found, []))
+    page = render(f"study.{suffix}.jinja", page_content(found, {}))
     assert "<script" not in page
     tags = Tags()
     tags.feed(page)
     assert not {"script", "link", "img", "iframe"} & set(tags.found)
-    assert "Over all conditions" in page
+    assert "Differences from plain over all tasks" in page
     if suffix == "md":
         assert r"\|\*x\*" in page
 

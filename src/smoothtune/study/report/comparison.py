@@ -96,8 +96,8 @@ def compare(runs: pd.DataFrame, test: str) -> list[dict[str, Any]]:
 
     Args:
         runs: of all cells.
-        test: the test that decides, of `statistics.NAMES`; its p-values are corrected after Holm
-            over the methods of a condition.
+        test: the test that decides, of `statistics.INTERVALS`; its p-values are corrected after
+            Holm over the methods of a condition, its intervals are those of one comparison.
 
     Returns:
         A dictionary for every condition and method: summaries of all measures, and for all but
@@ -163,7 +163,9 @@ def _against(group: pd.DataFrame, method: str, test: str) -> dict[str, Any] | No
     ratio, times = statistics.variance_ratio(a, b), paired(group, method, "train_seconds")
     return {
         "seeds": pairs.index.tolist(),
-        "difference": asdict(statistics.mean_difference(a, b)),
+        "difference": asdict(statistics.mean_difference(a, b, test)),
+        "sd": float((a - b).std(ddof=1)) if len(pairs) > 1 else None,
+        "equal": bool((a == b).all()),
         "p": statistics.p_values(a, b),
         "improvement": asdict(statistics.probability_of_improvement(a, b)),
         "variance_ratio": ratio and asdict(ratio),
@@ -179,7 +181,7 @@ def _tested(pairs: pd.DataFrame, test: str) -> dict[str, Any] | None:
     if pairs.empty:
         return None
     a, b = pairs["method"], pairs["plain"]
-    effect = statistics.mean_difference(a, b)
+    effect = statistics.mean_difference(a, b, test)
     return {"difference": asdict(effect), "p": statistics.p_values(a, b)[test]}
 
 
@@ -217,6 +219,8 @@ def over_tasks(runs: pd.DataFrame, measure: str = "score") -> list[dict[str, Any
                 "conditions": len(conditions),
                 "seeds": gaps.index.tolist(),
                 "difference": asdict(effect),
+                "sd": float(gaps.mean(axis=1).std(ddof=1)) if len(gaps) > 1 else None,
+                "equal": bool((gaps == 0).all(axis=None)),
                 "p": p,
                 "test": test,
             }

@@ -12,25 +12,26 @@ method names its quantities itself (`claims`); of each, less is what its paper c
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import OutputError
 from smoothtune.files import read_json
 from smoothtune.methods import METHODS
 from smoothtune.report.curves import LOSES
-from smoothtune.report.page import DASH, Sentence, Table, number, with_interval
+from smoothtune.report.page import Sentence, Table, number
+from smoothtune.report.tables import POINTS, effect_text, p_text
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import STUDY, Records
 from smoothtune.study.report.comparison import CONDITION, Condition, condition_of, condition_title
-from smoothtune.study.report.statistics import holm, p_values
+from smoothtune.study.report.statistics import holm, mean_difference, p_values
 
 LEVEL = 0.05
-POINTS, TOLERATED = 100, 0.5  # a difference of 0.01 of score is a point; points that may be lost
+TOLERATED = 0.5  # points of score that may be lost
 ALL = "all conditions"
 NOISE, TOKENS = "noise that costs 10 points", "random tokens that cost 10 points"
 WORDS = "score under word substitutions"
@@ -228,12 +229,17 @@ def _compared(
         "seeds": seeds,
         "plain": float(plain.mean()) if alone else None,
         "ours": float(ours.mean()) if alone else None,
-        "difference": paired_t_interval((ours - plain)[0]) if alone else None,
-        "change": paired_t_interval(change),
+        "difference": _student((ours - plain)[0]) if alone else None,
+        "change": _student(change),
         "p": p_values(change, np.zeros_like(change))["paired t"],
-        "score": paired_t_interval((score - base).mean(0)),
+        "score": _student((score - base).mean(0)),
         "cost_ratio": float(np.median(time)),
     }
+
+
+def _student(gaps: np.ndarray) -> dict[str, Any]:
+    """Mean of differences (N,) with its interval."""
+    return asdict(mean_difference(gaps, np.zeros_like(gaps)))
 
 
 def _pairs(
@@ -253,19 +259,6 @@ def _pairs(
         for seed, row in by_seed.items()
         if seed in plain
     }
-
-
-def paired_t_interval(gaps: np.ndarray) -> dict[str, Any]:
-    """Mean of differences (N,), and its 95 % interval by Student's t; None for one difference.
-
-    >>> paired_t_interval(np.array([1.0, 2.0, 3.0]))["interval"]
-    [-0.48..., 4.48...]
-    """
-    mean, count = float(gaps.mean()), len(gaps)
-    if count < 2:
-        return {"value": mean, "interval": None}
-    half = float(stats.t.ppf(0.975, count - 1) * gaps.std(ddof=1) / np.sqrt(count))
-    return {"value": mean, "interval": [mean - half, mean + half]}
 
 
 def effect_table(compared: Sequence[Mapping[str, Any]]) -> Table:
@@ -289,25 +282,14 @@ def _cells(item: Mapping[str, Any]) -> list[str]:
         str(len(item["seeds"])),
         number(item["plain"], ".4g"),
         number(item["ours"], ".4g"),
-        _effect(item["difference"], 1, "+.3g"),
-        _effect(item["change"], 100, "+.1f") + " %",
-        _p(item["p"]),
-        _p(item["p_holm"]),
-        _effect(item["score"], POINTS, "+.1f"),
+        effect_text(item["difference"], 1, "+.3g"),
+        effect_text(item["change"], 100, "+.1f") + " %",
+        p_text(item["p"]),
+        p_text(item["p_holm"]),
+        effect_text(item["score"], POINTS, "+.1f"),
         number(item["cost_ratio"], ".2f"),
         item["verdict"],
     ]
-
-
-def _effect(effect: Mapping[str, Any] | None, factor: float, spec: str) -> str:
-    if effect is None:
-        return DASH
-    interval = effect["interval"] and tuple(factor * bound for bound in effect["interval"])
-    return with_interval(factor * effect["value"], interval, spec)
-
-
-def _p(value: float | None) -> str:
-    return DASH if value is None else f"{value:.2g}"
 
 
 def effect_sentences(

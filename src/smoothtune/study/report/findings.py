@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from smoothtune.report.page import Sentence, Verdict
+from smoothtune.report.tables import POINTS
 from smoothtune.study.config import LONGER, PLAIN
 from smoothtune.study.report.comparison import (
     by_condition,
@@ -14,21 +15,46 @@ from smoothtune.study.report.comparison import (
     secondary,
     secondary_over_tasks,
 )
-from smoothtune.study.report.plots import POINTS
+from smoothtune.study.report.decision import decision, equal_methods
+from smoothtune.study.report.statistics import LEVEL
 from smoothtune.study.report.tables import TITLES
 
-LEVEL = 0.05
 BETTER = {"brier": -1, "nll": -1, "ece": -1, "noise": 1}
 """Measures beside the score, and whether more or less is better. A gap shrinks by less fit too."""
+MOST_NAMED = 6
+"""Methods that a sentence names; tables have them all."""
+Named = Mapping[bool, Sequence[str]]
+"""What is said of methods that are better than plain (True), and of those that are worse."""
 
 
 def sentences(content: Mapping[str, Any]) -> list[Sentence]:
-    """The findings in the content of ``results.json``."""
-    found, methods, test = [*_completeness(content)], content["methods"], content["test"]
-    for condition, group in by_condition(methods).items():
-        found += _scores(group, condition_title(condition), test)
-        found += _beside_the_score(secondary(group), condition_title(condition), test)
-    return found + [*_aggregate(content), *_stability(methods), *_budget(content)]
+    """What is to be done, and at most six findings, from the content of ``results.json``."""
+    conditions = by_condition(content["methods"])
+    kinds = (
+        [decision(content)],
+        _completeness(content),
+        _scores_in_short(conditions.values(), content["test"]),
+        _beside_in_short(content, conditions.values()),
+        _stability_in_short(content["methods"]),
+        _budget(content),
+        _cost(content["methods"]),
+    )
+    return [sentence for kind in kinds for sentence in kind]
+
+
+def condition_sentences(group: Sequence[Mapping[str, Any]], test: str) -> list[Sentence]:
+    """The findings about one condition, all of them.
+
+    Args:
+        group: its comparisons, of ``results.json``.
+        test: name of the test that decides.
+    """
+    found = [*_chance(group), *_scores(group, test)]
+    named = _named_beside(secondary(group))
+    found += _better_and_worse(
+        named, "Beside the score", f"after Holm within each measure ({test})"
+    )
+    return found + [Sentence(verdict, text) for verdict, text in _stability(group)]
 
 
 def _completeness(content: Mapping[str, Any]) -> Iterator[Sentence]:
@@ -36,48 +62,82 @@ def _completeness(content: Mapping[str, Any]) -> Iterator[Sentence]:
     seeds = [item["measures"]["score"]["n"] for item in content["methods"] if item["metric"]]
     done = sum(seeds)
     failed = sum(sum(item["failed"].values()) for item in content["methods"])
-    verdict: Verdict = "note" if done == asked else "fragile"
     text = f"{done} of {asked} runs are done, {failed} failed."
-    yield Sentence(verdict, text + " Failed runs are in no mean." * (failed > 0))
-    if (most := max(seeds, default=0)) < 5:
-        few = "1 seed is" if most == 1 else f"{most} seeds are"
-        yield Sentence("fragile", f"{few} few: nothing here is established.")
+    text += " Failed runs are in no mean." * (failed > 0)
+    earlier = content["earlier"]
+    if earlier:
+        text += f" {sum(earlier.values())} are by earlier versions of {', '.join(earlier)}."
+    if few := (most := max(seeds, default=0)) < 5:
+        count = "1 seed is" if most == 1 else f"{most} seeds are"
+        text += f" {count} few: nothing here is established."
     mixed = [name for name, values in content["versions"].items() if len(values) > 1]
     if mixed:
-        yield Sentence("fragile", f"The runs used several versions of {', '.join(mixed)}.")
+        text += f" The runs used several versions of {', '.join(mixed)}."
+    yield Sentence("note" if done == asked and not (few or mixed or earlier) else "fragile", text)
 
 
-def _scores(group: Sequence[Mapping[str, Any]], title: str, test: str) -> Iterator[Sentence]:
-    """Who beats plain, and who loses to it."""
+def _chance(group: Sequence[Mapping[str, Any]]) -> Iterator[Sentence]:
+    """Whether comparisons with plain mean anything."""
     plain = next((item for item in group if item["method"] == PLAIN), None)
     score = plain and plain["measures"]["score"]
     if plain is None or not score:
-        yield Sentence("fragile", f"{title}: plain fine-tuning has no finished run.")
-        return
-    if score["mean"] <= plain["trivial_baseline"]:
+        yield Sentence("fragile", "Plain fine-tuning has no finished run.")
+    elif score["mean"] <= plain["trivial_baseline"]:
         yield Sentence(
             "fragile",
-            f"{title}: plain fine-tuning ({score['mean']:.3f}) is not above the "
+            f"Plain fine-tuning ({score['mean']:.3f}) is not above the "
             f"{plain['trivial_baseline']:.3f} of a constant answer; comparisons mean little.",
         )
-    compared = [item for item in group if item["against_plain"]]
+
+
+def _named_scores(group: Iterable[Mapping[str, Any]], where: str = "") -> Named:
     named: dict[bool, list[str]] = {True: [], False: []}
-    for item in compared:
-        p, gap = item["against_plain"]["p_holm"], item["against_plain"]["difference"]["value"]
-        if p is not None and p < LEVEL:
-            named[gap > 0].append(f"{item['method']} ({POINTS * gap:+.1f} points, p = {p:.2g})")
-    yield from _better_and_worse(named, f"{title}:", f"after Holm's correction ({test})")
+    for item in group:
+        against = item["against_plain"]
+        if against and against["p_holm"] is not None and against["p_holm"] < LEVEL:
+            gap = against["difference"]["value"]
+            shown = f"{POINTS * gap:+.1f} points, p = {against['p_holm']:.2g}"
+            named[gap > 0].append(f"{item['method']}{where} ({shown})")
+    return named
+
+
+def _scores(group: Sequence[Mapping[str, Any]], test: str) -> Iterator[Sentence]:
+    """Who beats plain, and who loses to it."""
+    compared = [item for item in group if item["against_plain"]]
+    named = _named_scores(compared)
+    yield from _better_and_worse(named, "Score", f"after Holm's correction ({test})")
     if compared and not any(named.values()):
+        seeds = compared[0]["measures"]["score"]["n"]
         yield Sentence(
             "note",
-            f"{title}: none of {len(compared)} methods differs from plain at 5 % after Holm's "
-            f"correction ({test}; seeds: {score['n']}).",
+            f"None of {len(compared)} methods differs from plain in score at 5 % after Holm's "
+            f"correction ({test}; seeds: {seeds}).",
         )
 
 
-def _beside_the_score(
-    tests: Mapping[str, Mapping[str, Mapping[str, Any] | None]], where: str, test: str
+def _scores_in_short(
+    conditions: Iterable[Sequence[Mapping[str, Any]]], test: str
 ) -> Iterator[Sentence]:
+    """The same over all conditions in one sentence."""
+    groups = list(conditions)
+    named: dict[bool, list[str]] = {True: [], False: []}
+    for group in groups:
+        where = f" on {condition_title(condition_of(group[0]))}" if len(groups) > 1 else ""
+        found = _named_scores(group, where)
+        named = {good: [*named[good], *found[good]] for good in (True, False)}
+    weak = [condition_title(condition_of(group[0])) for group in groups for _ in _chance(group)]
+    doubt = f" Not above a constant answer, so of no meaning: {', '.join(weak)}." if weak else ""
+    if any(named.values()):
+        text = f"Score, task by task after Holm's correction ({test}): {_both(named)}."
+    else:
+        text = (
+            f"Score, task by task: none of the methods differs from plain at 5 % after Holm's "
+            f"correction ({test})."
+        )
+    yield Sentence("fragile" if doubt else _tone(named), text + doubt)
+
+
+def _named_beside(tests: Mapping[str, Mapping[str, Mapping[str, Any] | None]]) -> Named:
     """Calibration and noise: where a method differs from plain, whatever its score."""
     named: dict[bool, list[str]] = {True: [], False: []}
     for measure, sign in BETTER.items():
@@ -86,69 +146,110 @@ def _beside_the_score(
                 gap = tested["difference"]["value"]
                 text = f"{TITLES[measure]} {method} ({gap:+.3f}, p = {tested['p_holm']:.2g})"
                 named[sign * gap > 0].append(text)
-    corrected = f"after Holm's correction within each measure ({test})"
-    yield from _better_and_worse(named, f"{where}: beside the score", corrected)
+    return named
 
 
-def _better_and_worse(
-    named: Mapping[bool, Sequence[str]], where: str, how: str
+def _beside_in_short(
+    content: Mapping[str, Any], conditions: Iterable[Sequence[Mapping[str, Any]]]
 ) -> Iterator[Sentence]:
-    """The methods that are better than plain (True), and those that are worse."""
+    groups = list(conditions)
+    several = len(groups) > 1
+    tests = secondary_over_tasks(content) if several else secondary(groups[0])
+    by_method: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
+    for measure, sign in BETTER.items():
+        for method, tested in tests[measure].items():
+            if tested and tested["p_holm"] is not None and tested["p_holm"] < LEVEL:
+                good = sign * tested["difference"]["value"] > 0
+                by_method[good].setdefault(method, []).append(TITLES[measure])
+    named = {
+        good: [f"{method} ({', '.join(measures)})" for method, measures in found.items()]
+        for good, found in by_method.items()
+    }
+    if any(named.values()):
+        where = " over all tasks that have the measure" if several else ""
+        yield Sentence(
+            _tone(named), f"Beside the score{where}, after Holm's correction: {_both(named)}."
+        )
+
+
+def _tone(named: Named) -> Verdict:
+    if named[True] and not named[False]:
+        return "good"
+    return "fragile" if named[False] and not named[True] else "note"
+
+
+def _both(named: Named) -> str:
+    """Better and worse methods, the first few of each."""
+    kinds = (("better than plain", named[True]), ("worse than plain", named[False]))
+    return "; ".join(f"{how}: {_few(names)}" for how, names in kinds if names)
+
+
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
+
+
+def _better_and_worse(named: Named, what: str, how: str) -> Iterator[Sentence]:
+    """The methods that are better than plain, and those that are worse, all of them."""
     if named[True]:
-        yield Sentence("good", f"{where} better than plain {how}: {', '.join(named[True])}.")
+        yield Sentence("good", f"{what} better than plain {how}: {', '.join(named[True])}.")
     if named[False]:
-        yield Sentence("fragile", f"{where} worse than plain {how}: {', '.join(named[False])}.")
+        yield Sentence("fragile", f"{what} worse than plain {how}: {', '.join(named[False])}.")
 
 
-def _aggregate(content: Mapping[str, Any]) -> Iterator[Sentence]:
-    for item in content["over_tasks"]:
-        if item["p_holm"] is not None and item["p_holm"] < LEVEL:
-            gap = item["difference"]["value"]
-            yield Sentence(
-                "good" if gap > 0 else "fragile",
-                f"Over {item['conditions']} conditions {item['method']} is {POINTS * gap:+.1f} "
-                f"points from plain (p = {item['p_holm']:.2g} after Holm, {item['test']}).",
-            )
-    tests = secondary_over_tasks(content)
-    if measured := [item for measure in BETTER for item in tests[measure].values()]:
-        where = "Over all conditions that have the measure"
-        yield from _beside_the_score(tests, where, measured[0]["test"])
-
-
-def _stability(methods: Sequence[Mapping[str, Any]]) -> Iterator[Sentence]:
+def _stability(methods: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Verdict, str]]:
     for item in methods:
         against = item["against_plain"]
         ratio = against and against["variance_ratio"]
         if ratio and against["p_variance"] is not None and against["p_variance"] < LEVEL:
             stabler = ratio["value"] < 1
-            yield Sentence(
+            yield (
                 "good" if stabler else "fragile",
-                f"{condition_title(condition_of(item))}: {item['method']} is "
-                f"{'stabler' if stabler else 'less stable'} than plain: {ratio['value']:.2f} times "
-                f"the variance over seeds (Brown-Forsythe test, p = {against['p_variance']:.2g}, "
-                "not corrected for the number of methods).",
+                f"{item['method']} is {'stabler' if stabler else 'less stable'} than plain: "
+                f"{ratio['value']:.2f} times the variance over seeds (Brown-Forsythe test, p = "
+                f"{against['p_variance']:.2g}, not corrected for the number of methods).",
             )
+
+
+def _stability_in_short(methods: Sequence[Mapping[str, Any]]) -> Iterator[Sentence]:
+    found = [(item, text) for item in methods for _, text in _stability([item])]
+    if len(found) == 1:
+        item, text = found[0]
+        yield Sentence("note", f"{condition_title(condition_of(item))}: {text}")
+    elif found:
+        names = [f"{item['method']} on {condition_title(condition_of(item))}" for item, _ in found]
+        text = f"Variance over seeds differs from plain's, uncorrected: {_few(names)}."
+        yield Sentence("note", text)
 
 
 def _budget(content: Mapping[str, Any]) -> Iterator[Sentence]:
-    """How many settings were tried, by method."""
+    """How many settings were tried, by method, and which methods did nothing."""
     tried = {item["method"]: 1 for item in content["methods"]}
     tried |= {choice["method"]: choice["tried"] for choice in content["choices"]}
-    if len(set(tried.values())) > 1:
+    said: list[str] = []
+    if uneven := len(set(tried.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in tried.items())
-        yield Sentence("fragile", f"Methods did not get the same number of settings: {listed}.")
+        said.append(f"Methods did not get the same number of settings: {listed}.")
     elif content["choices"]:
         count = next(iter(tried.values()))
+        said.append(f"Each method got {count} settings to choose from, on held-out training rows.")
+    if equal := equal_methods(content):
+        said.append(f"Equal to plain in every run: {', '.join(equal)}.")
+    if said:
+        yield Sentence("fragile" if uneven or equal else "note", " ".join(said))
+
+
+def _cost(methods: Sequence[Mapping[str, Any]]) -> Iterator[Sentence]:
+    """What plain fine-tuning with more time costs."""
+    ratios = [
+        item["against_plain"]["cost_ratio"]
+        for item in methods
+        if item["method"] == LONGER and item["against_plain"]
+    ]
+    if known := [ratio for ratio in ratios if ratio is not None]:
+        low, high = f"{min(known):.2f}", f"{max(known):.2f}"
         yield Sentence(
-            "note",
-            f"Each method got {count} settings to choose from, on held-out training rows.",
+            "cost",
+            f"{LONGER} took {low if low == high else f'{low} to {high}'} times plain's training "
+            "time: a method of that cost has to beat it, not only plain.",
         )
-    if LONGER in tried:
-        longer = [m for m in content["methods"] if m["method"] == LONGER and m["against_plain"]]
-        for item in longer:
-            ratio = item["against_plain"]["cost_ratio"]
-            yield Sentence(
-                "cost",
-                f"{condition_title(condition_of(item))}: {LONGER} took {ratio:.2f} times plain's "
-                "training time: a method of that cost has to beat it, not only plain.",
-            )

@@ -1,4 +1,4 @@
-"""The results of a study: ``results.json``, ``results.csv``, plots, and one page as HTML and MD."""
+"""The results of a study: ``results.json``, tables, plots, and one page as HTML and MD."""
 
 from __future__ import annotations
 
@@ -12,39 +12,32 @@ from rich.table import Table as RichTable
 
 from smoothtune.console import heading, plain_text, say
 from smoothtune.errors import OutputError, PlotsMissing
-from smoothtune.files import write_atomic, write_json
+from smoothtune.files import make_folder, write_atomic, write_json
 from smoothtune.report.curves import csv_text
-from smoothtune.report.page import Plot, Table, render
+from smoothtune.report.page import Plot, Sentence, Table, render
+from smoothtune.report.tables import latex_table
 from smoothtune.study.config import Study
-from smoothtune.study.plan import Choice, Plan
-from smoothtune.study.records import STUDY, Cell, Records
+from smoothtune.study.plan import Plan
+from smoothtune.study.records import STUDY, Records
+from smoothtune.study.report.aggregate import aggregate_table
 from smoothtune.study.report.comparison import (
     COLUMNS,
-    SECONDARY,
     by_condition,
-    compare,
-    condition_of,
     condition_title,
-    over_tasks,
-    run_of,
     secondary,
     secondary_over_tasks,
     table_of_runs,
 )
-from smoothtune.study.report.effect import (
-    compare_effects,
-    compare_robustness,
-    effect_rows,
-    effect_sentences,
-    effect_table,
-    quantity_table,
-)
+from smoothtune.study.report.content import study_content
+from smoothtune.study.report.effect import effect_table, quantity_table
 from smoothtune.study.report.effect_page import write_effect_files
-from smoothtune.study.report.findings import sentences
-from smoothtune.study.report.plots import study_plots
-from smoothtune.study.report.statistics import NAMES
+from smoothtune.study.report.findings import condition_sentences, sentences
+from smoothtune.study.report.plots import Section, study_plots
 from smoothtune.study.report.tables import (
+    MAIN_COLUMNS,
     choice_table,
+    main_rows,
+    main_table,
     over_tasks_table,
     paper_table,
     score_table,
@@ -52,10 +45,11 @@ from smoothtune.study.report.tables import (
     stability_table,
     test_table,
 )
+from smoothtune.study.report.training import method_table, training_table
 
-RESULTS = "results.json"
-SHORT = (0, 1, 2, 3, 6, 7, 9, 11)
-"""Columns of the score table that fit a terminal."""
+RESULTS, TABLES = "results.json", "tables"
+WIDE = ("median", "max", "p", "P(better)")
+"""Columns of the score table that do not fit a terminal."""
 
 
 def write_study_report(study: Study, plan: Plan, folder: Path, console: Console) -> dict[str, Any]:
@@ -71,41 +65,39 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
         The content of ``results.json``.
     """
     records = Records(folder)
-    choices = plan.choices(records)
-    cells = plan.final(choices)
-    runs = table_of_runs(run_of(cell, records) for cell in cells)
-    read = [(cell.label, records.read(cell.id)) for cell in cells]
-    measured = effect_rows((label, record) for label, record in read if record)
-    compared = compare_effects(measured)
-    said = effect_sentences(compared, measured)
-    compared = [*compared, *compare_robustness(measured)]
-    content: dict[str, Any] = {
-        "name": study.name,
-        "title": study.config.title or study.name,
-        "notes": study.config.notes,
-        "test": NAMES[study.config.test],
-        "seeds": study.config.seeds,
-        "methods": _with_fields(compare(runs, study.config.test), cells),
-        "over_tasks": over_tasks(runs),
-        "over_tasks_secondary": {name: over_tasks(runs, name) for name in SECONDARY},
-        "effect": compared,
-        "effect_findings": [sentence._asdict() for sentence in said],
-        "choices": [_choice(choice) for choice in choices.values()],
-        "paper": [paper.model_dump() for paper in study.config.paper],
-        "failures": _failures([*plan.selection_cells(), *cells], records),
-        "versions": _versions(cells, records),
-        "rows": runs.to_dict("records"),
-    }
+    content = study_content(study, plan, records)
+    runs = table_of_runs(content["rows"])
     write_json(folder / RESULTS, content)
     write_atomic(folder / "results.csv", csv_text(COLUMNS, runs.itertuples(index=False)))
-    if measured:
-        write_effect_files(folder, compared, said)
-    page = page_content(content, _plots(runs, content, records, folder, console))
+    if content["effect"] or content["effect_findings"]:
+        said = [Sentence(**sentence) for sentence in content["effect_findings"]]
+        write_effect_files(folder, content["effect"], said)
+    plots, no_plots = _plots(runs, content, records, folder, console)
+    page = page_content(content, plots, no_plots)
+    _write_tables(folder, content, page)
     write_atomic(folder / "report.md", render("study.md.jinja", page))
     write_atomic(folder / "report.html", render("study.html.jinja", page))
     _show(content, console)
     say(console, f"{folder / 'report.html'} is written")
     return content
+
+
+def _write_tables(folder: Path, content: Mapping[str, Any], page: Mapping[str, Any]) -> None:
+    """The tables of a paper as LaTeX, and their numbers as CSV."""
+    place = folder / TABLES
+    make_folder(place)
+    caption = f"{content['title']}: mean in points and standard deviation over seeds"
+    latex = {
+        "scores": latex_table(page["main"], caption=caption, label="tab:scores"),
+        "over-tasks": latex_table(page["over_tasks"]),
+        "aggregates": latex_table(page["aggregates"]),
+        "training": latex_table(page["training"]),
+    }
+    shown = {"over-tasks": page["over_tasks"].rows, "aggregates": page["aggregates"].rows}
+    for name, text in latex.items():
+        if shown.get(name, True):
+            write_atomic(place / f"{name}.tex", text)
+    write_atomic(place / "scores.csv", csv_text(MAIN_COLUMNS, main_rows(content["methods"])))
 
 
 def report_so_far(study: Study, folder: Path, console: Console) -> dict[str, Any]:
@@ -121,83 +113,57 @@ def report_so_far(study: Study, folder: Path, console: Console) -> dict[str, Any
     return write_study_report(study, Plan(study, folder), folder, console)
 
 
-def _with_fields(methods: list[dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """Add what the runs of each method were configured with."""
-    fields = {
-        (c.label, c.task, c.model, c.max_train_samples): {
-            "configured": c.config.methods,
-            "changes": c.changes,
-        }
-        for c in cells
-    }
-    return [method | fields[method["method"], *condition_of(method)] for method in methods]
-
-
 def _plots(
     runs: pd.DataFrame,
     content: Mapping[str, Any],
     records: Records,
     folder: Path,
     console: Console,
-) -> list[Plot]:
-    """Draw, and write the files of the plots."""
+) -> tuple[dict[Section, list[Plot]], str]:
+    """Draw, and write the files of the plots; also why there are none."""
     try:
         plots = study_plots(runs, content["methods"], records)
     except PlotsMissing as error:
         say(console, f"no plots: {error}")
-        return []
-    for plot in plots:
+        return {}, str(error)
+    for plot in (plot for section in plots.values() for plot in section):
         write_atomic(folder / f"{plot.name}.svg", plot.svg)
         write_atomic(folder / f"{plot.name}.csv", plot.csv)
-    return plots
+        for ending, file in plot.files.items():
+            write_atomic(folder / f"{plot.name}.{ending}", file)
+    return plots, ""
 
 
-def _choice(choice: Choice) -> dict[str, Any]:
-    return {
-        "task": choice.condition.task,
-        "model": choice.condition.model,
-        "max_train_samples": choice.condition.max_train_samples,
-        "method": choice.entry.label,
-        "tried": choice.tried,
-        "chosen": choice.chosen,
-        "scores": choice.scores,
-    }
+def page_content(
+    content: Mapping[str, Any], plots: Mapping[Section, Sequence[Plot]], no_plots: str = ""
+) -> dict[str, Any]:
+    """What the templates show.
 
-
-def _failures(cells: Sequence[Cell], records: Records) -> list[dict[str, str]]:
-    """Every cell that gave no scores, with the reason."""
-    ended = [(cell, records.read(cell.id) or records.failure(cell.id)) for cell in cells]
-    return [
-        {"title": cell.title, "status": end["status"], "message": end.get("message", "")}
-        for cell, end in ended
-        if end and end["status"] != "done"
-    ]
-
-
-def _versions(cells: Sequence[Cell], records: Records) -> dict[str, list[str]]:
-    """Versions that the finished cells were run with."""
-    found: dict[str, set[str]] = {}
-    for cell in cells:
-        result = (records.read(cell.id) or {}).get("result", {})
-        for name, value in result.get("versions", {}).items():
-            found.setdefault(name, set()).add(value)
-    return {name: sorted(values) for name, values in found.items()}
-
-
-def page_content(content: Mapping[str, Any], plots: Sequence[Plot]) -> dict[str, Any]:
-    """What the templates show."""
+    Args:
+        content: of ``results.json``.
+        plots: by condition; those of several conditions under None.
+        no_plots: why there are none.
+    """
+    first, *others = sentences(content)
     return {
         "title": content["title"],
         "notes": content["notes"],
         "test": content["test"],
-        "findings": sentences(content),
+        "decision": first,
+        "findings": others,
+        "main": main_table(content["methods"]),
+        "aggregates": aggregate_table(content["aggregates"]),
+        "training": training_table(content["training"]),
+        "method_fields": method_table(content["method_fields"]),
         "groups": [
             {
                 "title": condition_title(condition),
+                "findings": condition_sentences(group, content["test"]),
                 "scores": score_table(group),
                 "stability": stability_table(group),
                 "secondary": secondary_table(secondary(group)),
                 "tests": test_table(group),
+                "plots": plots.get(condition, []),
             }
             for condition, group in by_condition(content["methods"]).items()
         ],
@@ -213,25 +179,34 @@ def page_content(content: Mapping[str, Any], plots: Sequence[Plot]) -> dict[str,
             [[f["title"], f["status"], f["message"]] for f in content["failures"]],
         ),
         "versions": Table(
-            ["", "version"], [[k, ", ".join(v)] for k, v in content["versions"].items()]
+            ["software", "version"], [[k, ", ".join(v)] for k, v in content["versions"].items()]
         ),
-        "plots": plots,
+        "plots": plots.get(None, []),
+        "no_plots": no_plots,
     }
 
 
 def _show(content: Mapping[str, Any], console: Console) -> None:
-    """The main table and the sentences on the console."""
-    for condition, group in by_condition(content["methods"]).items():
-        scores = score_table(group)
-        head, *rows = [[cells[i] for i in SHORT] for cells in [scores.head, *scores.rows]]
-        if console.is_terminal:
-            table = RichTable(*map(heading, head), title=plain_text(condition_title(condition)))
-            for cells in rows:
-                table.add_row(*map(plain_text, cells))
-            console.print(table)
-        else:
-            say(console, condition_title(condition))
-            for cells in [head, *rows]:
-                say(console, "\t".join(cells))
+    """The tables and the sentences on the console."""
+    conditions = by_condition(content["methods"])
+    for condition, group in conditions.items():
+        found = score_table(group)
+        shown = [x for x, title in enumerate(found.head) if title not in WIDE]
+        head, *rows = [[cells[x] for x in shown] for cells in [found.head, *found.rows]]
+        _show_table(condition_title(condition), Table(head, rows), console)
+    if len(conditions) > 1:
+        _show_table("all tasks, points", main_table(content["methods"]), console)
     for sentence in sentences(content):
         say(console, f"{sentence.verdict}: {sentence.text}")
+
+
+def _show_table(title: str, content: Table, console: Console) -> None:
+    if console.is_terminal:
+        table = RichTable(*map(heading, content.head), title=plain_text(title))
+        for cells in content.rows:
+            table.add_row(*map(plain_text, cells))
+        console.print(table)
+        return
+    say(console, title)
+    for cells in [content.head, *content.rows]:
+        say(console, "\t".join(cells))

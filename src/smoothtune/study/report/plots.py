@@ -1,9 +1,9 @@
-"""Plots of a study: each an SVG with its data as CSV."""
+"""Plots of a study: each an SVG, a PDF and a PNG with its data as CSV."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,127 +12,178 @@ import pandas as pd
 from smoothtune.errors import printable
 from smoothtune.report.curves import Curve, CurvePoint, csv_text, mean_and_range, metric_label
 from smoothtune.report.page import Plot
-from smoothtune.report.plots import COLORS, MARKERS, draw, plot
+from smoothtune.report.plots import GRAY, MOST_LINES, Frame, Style, draw_lines, drawn, styles
+from smoothtune.report.tables import POINTS
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import Records
+from smoothtune.study.report.aggregate import profile_curve
 from smoothtune.study.report.comparison import (
+    Condition,
     by_condition,
     condition_title,
     runs_by_condition,
 )
 
+Section = Condition | None
+"""Where plots stand: at their condition, or at what is over all of them."""
 POINT = ["method", "seed", "score"]
-POINTS = 100  # a difference of 0.01 is one point
+FORMATS = ("svg", "pdf", "png")
 WIDTH, LINE, MARGIN = 6.4, 0.32, 1.1  # inches: width, height of a method, height of the rest
+
+
+@dataclass(frozen=True)
+class _Look:
+    """What the plots of a study share."""
+
+    styles: Mapping[str, Style]
+    """By method, plain first."""
+    differences: tuple[float, float]
+    """Limits of all differences, in points."""
 
 
 def study_plots(
     runs: pd.DataFrame, comparisons: Sequence[Mapping[str, Any]], records: Records
-) -> list[Plot]:
-    """All plots for which there are finished cells.
+) -> dict[Section, list[Plot]]:
+    """All plots for which there are finished cells, by condition.
 
     Raises:
         PlotsMissing: matplotlib is not installed.
     """
     done = runs[runs["status"] == "done"]
     compared = by_condition(item for item in comparisons if item["against_plain"])
-    plots: list[Plot] = []
+    names = sorted(runs["method"].unique(), key=lambda name: name != PLAIN)
+    look = _Look(styles(names), _limits(comparisons))
+    plots: dict[Section, list[Plot]] = {}
     for condition, group in runs_by_condition(done).items():
-        where, metric = condition_title(condition), metric_label(group["metric"].iloc[0])
-        plots.append(_distribution(group, where, metric))
+        where = condition_title(condition)
+        plots[condition] = here = [_distribution(group, where, look)]
         if condition in compared:
-            plots.append(_differences(compared[condition], where))
-        plots.append(_costs(group, where, metric))
+            here.append(_differences(compared[condition], where, look))
+        here.append(_costs(group, where, look))
         if training := _training(group, records):
-            plots.append(_lines("training", "Task loss in training", where, training))
+            here.append(_lines("training", "Task loss in training", where, training, look))
+    plots[None] = over = []
     for (task, model), group in done.groupby(["task", "model"], sort=False):
         where = condition_title((task, model, None))
         if sizes := _sizes(group, where):
-            plots.append(_lines("sizes", "Score against training-set size", where, sizes))
+            over.append(_lines("sizes", "Score against training-set size", where, sizes, look))
+    if profile := profile_curve(runs):
+        over.append(_lines("profiles", "Performance profiles", "all tasks", profile, look))
     return plots
 
 
-def _file_name(kind: str, where: str) -> str:
+def _limits(comparisons: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Of the axis of differences, in points, for all conditions."""
+    effects = [item["against_plain"]["difference"] for item in comparisons if item["against_plain"]]
+    values = [0.0, *(value for effect in effects for value in _bounds(effect))]
+    low, high = POINTS * min(values), POINTS * max(values)
+    pad = 0.05 * (high - low) or 1.0
+    return low - pad, high + pad
+
+
+def _bounds(effect: Mapping[str, Any]) -> tuple[float, float]:
+    return effect["interval"] or (effect["value"], effect["value"])
+
+
+def _plot(
+    kind: str, title: str, where: str, caption: str, files: Mapping[str, bytes], numbers: str
+) -> Plot:
     text = "-".join([kind, *where.split(", ")])
-    return "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in text)
+    name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in text)
+    others = {ending: file for ending, file in files.items() if ending != "svg"}
+    svg = files["svg"].decode()
+    return Plot(name, f"{title}: {where}", caption, svg, numbers, files=others)
 
 
-def _distribution(runs: pd.DataFrame, where: str, metric: str) -> Plot:
+def _distribution(runs: pd.DataFrame, where: str, look: _Look) -> Plot:
     """A box and every point for each method."""
     scores = runs.groupby("method", sort=False)["score"].agg(list).to_dict()
+    chance = float(runs["trivial_baseline"].max())
 
-    def paint(axes: Any) -> None:
+    def paint(figure: Any) -> None:
+        axes = figure.subplots()
         axes.boxplot(
             list(scores.values()),
             orientation="horizontal",
             showfliers=False,
-            medianprops={"color": COLORS[1]},
+            medianprops={"color": "#000000"},
             tick_labels=[printable(name) for name in scores],
         )
         jitter = np.random.default_rng(0)
-        for number, values in enumerate(scores.values(), start=1):
+        for number, (name, values) in enumerate(scores.items(), start=1):
             heights = number + jitter.uniform(-0.15, 0.15, len(values))
-            axes.plot(values, heights, "o", color=COLORS[0], markersize=4, alpha=0.7)
+            own = look.styles[name]
+            axes.plot(values, heights, own.marker, color=own.color, markersize=4, alpha=0.8)
+        if chance >= axes.get_xlim()[0]:
+            axes.axvline(chance, color=GRAY, linestyle=":")
         axes.invert_yaxis()
-        axes.set_xlabel(metric)
+        axes.set_xlabel(metric_label(runs["metric"].iloc[0]))
 
-    return Plot(
-        _file_name("distribution", where),
-        f"Scores of all seeds: {where}",
-        "Every point is a seed; box: quartiles; line: median; whiskers: 1.5 times the box at most.",
-        plot(WIDTH, MARGIN + LINE * len(scores), paint),
+    return _plot(
+        "distribution",
+        "Scores of all seeds",
+        where,
+        "Every point is a seed; box: quartiles; line: median; whiskers: 1.5 times the box at most. "
+        f"The best constant answer has {chance:.3f}.",
+        drawn(WIDTH, MARGIN + LINE * len(scores), paint, FORMATS),
         csv_text(POINT, runs[POINT].itertuples(index=False)),
     )
 
 
-def _differences(compared: Sequence[Mapping[str, Any]], where: str) -> Plot:
+def _differences(compared: Sequence[Mapping[str, Any]], where: str, look: _Look) -> Plot:
     """Difference from plain with its interval, for each method."""
     values = []
     for comparison in compared:
         effect = comparison["against_plain"]["difference"]
-        low, high = effect["interval"] or (effect["value"], effect["value"])
-        values.append((comparison["method"], effect["value"], low, high))
+        values.append((comparison["method"], effect["value"], *_bounds(effect)))
 
-    def paint(axes: Any) -> None:
-        for number, (_, value, low, high) in enumerate(values):
-            line = [POINTS * low, POINTS * high]
-            axes.plot(line, [number, number], color=COLORS[0], linewidth=2)
-            axes.plot(POINTS * value, number, "o", color=COLORS[0], markersize=6)
-        axes.axvline(0, color="#888888", linewidth=1)
+    def paint(figure: Any) -> None:
+        axes = figure.subplots()
+        for number, (name, value, low, high) in enumerate(values):
+            own = look.styles[name]
+            axes.plot([POINTS * low, POINTS * high], [number] * 2, color=own.color, linewidth=2)
+            axes.plot(POINTS * value, number, own.marker, color=own.color, markersize=6)
+        axes.axvline(0, color=GRAY, linewidth=1)
         axes.set_yticks(range(len(values)), [printable(value[0]) for value in values])
         axes.set_ylim(len(values) - 0.5, -0.5)
+        axes.set_xlim(*look.differences)
         axes.set_xlabel(f"{compared[0]['metric']} minus plain, points")
 
-    return Plot(
-        _file_name("difference", where),
-        f"Difference from plain: {where}",
-        "Mean over seeds with its 95 % bootstrap interval.",
-        plot(WIDTH, MARGIN + LINE * len(values), paint),
+    return _plot(
+        "difference",
+        "Difference from plain",
+        where,
+        "Mean over seeds with the 95 % interval of the test that decides, of one comparison. All "
+        "tasks have the same axis.",
+        drawn(WIDTH, MARGIN + LINE * len(values), paint, FORMATS),
         csv_text(["method", "difference", "low", "high"], values),
     )
 
 
-def _costs(runs: pd.DataFrame, where: str, metric: str) -> Plot:
+def _costs(runs: pd.DataFrame, where: str, look: _Look) -> Plot:
     """Score against training time."""
     values = [
-        (method, float(np.median(own["train_seconds"])), float(np.mean(own["score"].tolist())))
+        (str(method), float(np.median(own["train_seconds"])), float(np.mean(own["score"].tolist())))
         for method, own in runs.groupby("method", sort=False)
     ]
 
-    def paint(axes: Any) -> None:
-        for number, (name, seconds, score) in enumerate(values):
-            color, marker = COLORS[number % len(COLORS)], MARKERS[number // len(COLORS)]
-            axes.plot(seconds, score, marker, color=color, linestyle="none", label=printable(name))
+    def paint(figure: Any) -> None:
+        axes = figure.subplots()
+        for name, seconds, score in values:
+            own = look.styles[name]
+            label = printable(name)
+            axes.plot(seconds, score, own.marker, color=own.color, linestyle="none", label=label)
         axes.set_xlabel("training time, seconds (median)")
-        axes.set_ylabel(metric)
+        axes.set_ylabel(metric_label(runs["metric"].iloc[0]))
         axes.set_xlim(left=0)
         axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
 
-    return Plot(
-        _file_name("cost", where),
-        f"Score against cost: {where}",
+    return _plot(
+        "cost",
+        "Score against cost",
+        where,
         "Mean score over seeds. Times are comparable where all cells ran on one kind of machine.",
-        plot(WIDTH, max(3.4, MARGIN + 0.2 * len(values)), paint),
+        drawn(WIDTH, max(3.4, MARGIN + 0.2 * len(values)), paint, FORMATS),
         csv_text(["method", "train_seconds", "score"], values),
     )
 
@@ -171,16 +222,14 @@ def _sizes(runs: pd.DataFrame, where: str) -> Curve | None:
     return Curve(where, "training examples", label, series, band="range over seeds")
 
 
-def _lines(kind: str, title: str, where: str, curve: Curve) -> Plot:
-    """Lines of all methods over one pair of axes, plain first."""
+def _lines(kind: str, title: str, where: str, curve: Curve, look: _Look) -> Plot:
+    """Lines of all methods, plain first."""
     by_method = {
         name: replace(curve, series={name: curve.series[name]})
         for name in sorted(curve.series, key=lambda name: name != PLAIN)
     }
-    return Plot(
-        _file_name(kind, where),
-        f"{title}: {where}",
-        f"Mean over seeds; shaded: {curve.band}.",
-        draw(by_method),
-        curve.to_csv(),
-    )
+    first, *others = by_method
+    caption = f"Mean over seeds; shaded: {curve.band}."
+    caption += f" Gray: {first}." * (len(others) >= MOST_LINES)
+    files = draw_lines(by_method, Frame(look.styles), FORMATS)
+    return _plot(kind, title, where, caption, files, curve.to_csv())

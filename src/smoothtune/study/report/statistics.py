@@ -2,13 +2,15 @@
 
 `a` and `b` are scores of two methods, (N,) each, of the same seeds in the same order, so that they
 are paired: a seed decides the training rows, their order and the initial head of both. p-values
-are two-sided. Intervals are 95 % percentile bootstrap intervals over seeds; with few seeds these
-are too narrow (with five they cover about 80 to 85 %), which is why tests decide.
+are two-sided. The 95 % interval of a difference belongs to the test that decides: it holds the
+differences that this test would not reject. Ratios of variances and probabilities have percentile
+bootstrap intervals over seeds, which are too narrow with few seeds.
 
-References: Welch, Biometrika 1947; Wilcoxon, Biometrics Bulletin 1945; Holm, Scandinavian Journal
-of Statistics 1979; Brown, Forsythe, JASA 1974 (Levene's test with medians); Agarwal et al., Deep
-Reinforcement Learning at the Edge of the Statistical Precipice, NeurIPS 2021 (probability of
-improvement).
+References: Student, Biometrika 1908; Welch, Biometrika 1947; Wilcoxon, Biometrics Bulletin 1945;
+Hodges, Lehmann, Annals of Mathematical Statistics 1963; Hartigan, JASA 1969 (intervals of the
+permutation test from means of subsets); Holm, Scandinavian Journal of Statistics 1979; Brown,
+Forsythe, JASA 1974 (Levene's test with medians); Agarwal et al., Deep Reinforcement Learning at the
+Edge of the Statistical Precipice, NeurIPS 2021 (probability of improvement).
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ from scipy import stats
 from smoothtune.evaluation.intervals import Interval
 
 RESAMPLES, SEED = 10_000, 0
+LEVEL = 0.05
 NAMES = {
     "welch": "Welch t-test",
     "paired t": "paired t-test",
@@ -128,10 +131,65 @@ class Effect:
     """None where there is too little to resample."""
 
 
-def mean_difference(a: ArrayLike, b: ArrayLike) -> Effect:
-    """Mean of a - b; pairs are resampled."""
+def mean_difference(a: ArrayLike, b: ArrayLike, test: str = "paired t") -> Effect:
+    """Mean of a - b, with the 95 % interval that belongs to a paired test.
+
+    The interval is None where the test cannot reject anything: for one seed, and for fewer than six
+    by Wilcoxon's and by the permutation test.
+
+    Args:
+        a: scores, (N,).
+        b: scores of the same seeds, (N,).
+        test: "paired t", "wilcoxon" (whose interval supposes symmetric differences) or
+            "permutation".
+    """
     gaps = np.asarray(a, np.float64) - np.asarray(b, np.float64)
-    return _effect(gaps[None], lambda x: x.mean(-1)[..., 0])
+    interval = INTERVALS[test](gaps) if len(gaps) > 1 else None
+    return Effect(float(gaps.mean()), interval)
+
+
+def _student(gaps: np.ndarray) -> Interval:
+    mean, count = gaps.mean(), len(gaps)
+    half = stats.t.ppf(1 - LEVEL / 2, count - 1) * gaps.std(ddof=1) / np.sqrt(count)
+    return Interval(float(mean - half), float(mean + half))
+
+
+def _walsh(gaps: np.ndarray) -> Interval | None:
+    """Of Wilcoxon's test: from the ordered means of all pairs, each with itself too."""
+    count = len(gaps)
+    first, second = np.triu_indices(count)
+    means = np.sort((gaps[first] + gaps[second]) / 2)
+    ways = np.ones(1)  # of a rank sum, all ranks added or not
+    for rank in range(1, count + 1):
+        ways = np.convolve(ways, np.r_[1.0, np.zeros(rank - 1), 1.0])
+    return _between(means, int((np.cumsum(ways) / 2.0**count <= LEVEL / 2).sum()))
+
+
+def _subset_means(gaps: np.ndarray) -> Interval | None:
+    """Of the permutation test: from the ordered means of subsets (Hartigan 1969)."""
+    count = len(gaps)
+    if 2**count <= RESAMPLES:
+        chosen = (np.arange(1, 2**count)[:, None] >> np.arange(count)) & 1
+    else:
+        chosen = np.random.default_rng(SEED).integers(2, size=(RESAMPLES - 1, count))
+        chosen = chosen[chosen.any(1)]
+    means = np.sort(chosen @ gaps / chosen.sum(1))
+    return _between(means, int(LEVEL / 2 * (len(means) + 1)))
+
+
+def _between(ordered: np.ndarray, number: int) -> Interval | None:
+    """From the `number`-th smallest to the `number`-th greatest."""
+    if not number:
+        return None
+    return Interval(float(ordered[number - 1]), float(ordered[-number]))
+
+
+INTERVALS: dict[str, Callable[[np.ndarray], Interval | None]] = {
+    "paired t": _student,
+    "wilcoxon": _walsh,
+    "permutation": _subset_means,
+}
+"""Of the tests that may decide, for differences (N,) of two seeds or more."""
 
 
 def probability_of_improvement(a: ArrayLike, b: ArrayLike) -> Effect:
@@ -149,7 +207,7 @@ def probability_of_improvement(a: ArrayLike, b: ArrayLike) -> Effect:
     interval = None
     if min(len(x), len(y)) > 1:
         resampled = [z[draw.integers(len(z), size=(RESAMPLES // 2, len(z)))] for z in (x, y)]
-        interval = _percentiles(share(*resampled))
+        interval = percentiles(share(*resampled))
     return Effect(float(share(x, y)), interval)
 
 
@@ -164,7 +222,7 @@ def variance_ratio(a: ArrayLike, b: ArrayLike) -> Effect | None:
     rows = np.random.default_rng(SEED).integers(len(x), size=(RESAMPLES, len(x)))
     above, below = x[rows].var(-1, ddof=1), y[rows].var(-1, ddof=1)
     usable = below > 1e-12 * y.var(ddof=1)
-    interval = _percentiles(above[usable] / below[usable]) if len(x) > 2 else None
+    interval = percentiles(above[usable] / below[usable]) if len(x) > 2 else None
     return Effect(float(x.var(ddof=1) / y.var(ddof=1)), interval)
 
 
@@ -185,27 +243,18 @@ def mean_over_tasks(
         gaps: a - b for every task, (N,) each, by the same seeds in the same order.
 
     Returns:
-        The effect; the p-value of a t-test of the seeds' means over tasks against 0; its name.
+        The effect with Student's interval; the p-value of a t-test of the seeds' means over tasks
+        against 0; its name.
     """
-    table = np.stack([np.asarray(gap, np.float64) for gap in gaps])
-    effect = _effect(table, lambda x: x.mean((-1, -2)))
-    means = table.mean(0)
+    means = np.stack([np.asarray(gap, np.float64) for gap in gaps]).mean(0)
+    effect = mean_difference(means, np.zeros_like(means))
     p = None
     if len(means) > 1 and np.ptp(means) > 0:
         p = float(stats.ttest_1samp(means, 0.0).pvalue)
     return effect, p, "t-test of the seeds' mean differences over tasks"
 
 
-def _effect(table: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]) -> Effect:
-    """A statistic of (T, N) with the interval over resampled columns; it maps (R, T, N) to (R,)."""
-    count = table.shape[1]
-    interval = None
-    if count > 1:
-        columns = np.random.default_rng(SEED).integers(count, size=(RESAMPLES, count))
-        interval = _percentiles(statistic(np.moveaxis(table[:, columns], 0, 1)))
-    return Effect(float(statistic(table[None])[0]), interval)
-
-
-def _percentiles(values: np.ndarray) -> Interval:
+def percentiles(values: np.ndarray) -> Interval:
+    """Bounds of the middle 95 % of bootstrapped values (R,)."""
     low, high = np.percentile(values, [2.5, 97.5])
     return Interval(float(low), float(high))

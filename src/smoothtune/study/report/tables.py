@@ -2,35 +2,96 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from smoothtune.report.page import DASH, Table, number, with_interval
-from smoothtune.study.report.comparison import SECONDARY, condition_of, condition_title
-from smoothtune.study.report.plots import POINTS
-from smoothtune.study.report.statistics import NAMES
+from smoothtune.report.page import DASH, Table, number
+from smoothtune.report.tables import POINTS, effect_text, p_text, score_grid
+from smoothtune.study.report.comparison import (
+    SECONDARY,
+    Condition,
+    condition_of,
+    condition_title,
+)
+from smoothtune.study.report.statistics import LEVEL, NAMES
 
 TITLES = dict(zip(SECONDARY, ("gap", "Brier", "NLL", "ECE", "score under noise"), strict=True))
+
+
+BETTER, WORSE, NOT_AFTER_HOLM = "better", "worse", "open: not after Holm"
+NOTHING, EQUAL, FEW = "no difference seen", "equal to plain in every run", "too few seeds"
+
+
+def main_table(methods: Sequence[Mapping[str, Any]]) -> Table:
+    """Mean scores of all methods and conditions, with average and rank; methods as in the study."""
+    conditions = {condition_of(item): item["metric"] for item in methods if item["metric"]}
+    titles = {key: f"{_short_title(key, conditions)}: {name}" for key, name in conditions.items()}
+    scores: dict[str, dict[Any, Any]] = {item["method"]: {} for item in methods}
+    for item in methods:
+        if score := item["measures"]["score"]:
+            scores[item["method"]][condition_of(item)] = score
+    return score_grid(scores, titles)
+
+
+def _short_title(condition: Condition, others: Iterable[Condition]) -> str:
+    """A condition without what all have in common beside the task."""
+    model, size = (len({other[place] for other in others}) > 1 for place in (1, 2))
+    task, named, examples = condition
+    return condition_title((task, named if model else "", examples if size else None))
+
+
+def main_rows(methods: Sequence[Mapping[str, Any]]) -> Iterator[list[object]]:
+    """The same as plain numbers, with `MAIN_COLUMNS`, one row for each method and condition."""
+    for item in methods:
+        score, against = item["measures"]["score"] or {}, item["against_plain"] or {}
+        gap = against.get("difference", {"value": None, "interval": None})
+        yield [
+            *(*condition_of(item), item["method"], item["metric"]),
+            *(score.get(name) for name in ("n", "mean", "sd", "median", "max")),
+            *(gap["value"], *(gap["interval"] or (None, None))),
+            *(against.get("p", {}).get(against.get("test")), against.get("p_holm")),
+        ]
+
+
+MAIN_COLUMNS = (
+    *("task", "model", "max_train_samples", "method", "metric", "seeds", "mean", "sd", "median"),
+    *("max", "minus_plain", "low", "high", "p", "p_holm"),
+)
+
+
+def verdict(against: Mapping[str, Any]) -> str:
+    """What the deciding test says about a method, in words."""
+    p, gap = against["p_holm"], against["difference"]["value"]
+    if against["equal"]:
+        return EQUAL
+    if p is None:
+        return FEW
+    if p < LEVEL:
+        return BETTER if gap > 0 else WORSE
+    return NOT_AFTER_HOLM if against["p"][against["test"]] < LEVEL else NOTHING
 
 
 def score_table(group: Sequence[Mapping[str, Any]]) -> Table:
     """Scores of each method, and how far they are from plain's."""
     metric = next((m["metric"] for m in group if m["metric"]), "score")
-    head = ["method", "seeds", f"{metric}, mean", "sd", "median", "max", "failed"]
-    head += ["minus plain, points", "p", "p, Holm", "better with probability", "time, x plain"]
+    lost = any(method["failed"] for method in group)
+    head = ["method", "seeds", f"{metric}, mean", "sd", "median", "max", *["failed"] * lost]
+    head += ["minus plain, points", "p", "p, Holm", "verdict", "P(better)", "time, x plain"]
     rows = []
     for method in group:
         score, against = method["measures"]["score"], method["against_plain"]
         values = [number(score and score[name]) for name in ("mean", "sd", "median", "max")]
         done = score["n"] if score else 0
         failed = ", ".join(f"{count} {status}" for status, count in method["failed"].items())
-        cells = [method["method"], f"{done} of {method['asked']}", *values, failed or "0"]
+        cells = [method["method"], f"{done} of {method['asked']}", *values]
+        cells += [failed or "0"] * lost
         if against:
             cells += [
-                _effect(against["difference"], POINTS, 1, signed=True),
-                _p(against["p"][against["test"]]),
-                _p(against["p_holm"]),
-                _effect(against["improvement"], 1, 2),
+                effect_text(against["difference"], POINTS, "+.1f"),
+                p_text(against["p"][against["test"]]),
+                p_text(against["p_holm"]),
+                verdict(against),
+                effect_text(against["improvement"], 1, ".2f"),
                 number(against["cost_ratio"], ".2f"),
             ]
         rows.append(cells + [DASH] * (len(head) - len(cells)))
@@ -47,8 +108,8 @@ def stability_table(group: Sequence[Mapping[str, Any]]) -> Table:
         ratio = against and against["variance_ratio"]
         names = ("train_score", "generalization_gap", "brier", "nll", "ece", "noise")
         means = [number(measures[name] and measures[name]["mean"]) for name in names]
-        spread = _effect(ratio, 1, 2) if ratio else DASH
-        rows.append([method["method"], spread, _p(against and against["p_variance"]), *means])
+        spread = effect_text(ratio, 1, ".2f")
+        rows.append([method["method"], spread, p_text(against and against["p_variance"]), *means])
     return Table(head, rows)
 
 
@@ -66,7 +127,8 @@ def test_table(group: Sequence[Mapping[str, Any]]) -> Table:
     """p-values of all tests, uncorrected."""
     compared = [method for method in group if method["against_plain"]]
     rows = [
-        [m["method"], *(_p(m["against_plain"]["p"][short]) for short in NAMES)] for m in compared
+        [m["method"], *(p_text(m["against_plain"]["p"][short]) for short in NAMES)]
+        for m in compared
     ]
     return Table(["method", *NAMES.values()], rows)
 
@@ -78,9 +140,9 @@ def over_tasks_table(compared: Sequence[Mapping[str, Any]]) -> Table:
         [
             item["method"],
             str(len(item["seeds"])),
-            _effect(item["difference"], POINTS, 1, signed=True),
-            _p(item["p"]),
-            _p(item["p_holm"]),
+            effect_text(item["difference"], POINTS, "+.1f"),
+            p_text(item["p"]),
+            p_text(item["p_holm"]),
         ]
         for item in compared
     ]
@@ -129,18 +191,9 @@ def paper_table(paper: Mapping[str, Any], methods: Sequence[Mapping[str, Any]]) 
     }
 
 
-def _p(value: float | None) -> str:
-    return DASH if value is None else f"{value:.2g}" if value < 0.1 else f"{value:.2f}"
-
-
 def _tested(test: Mapping[str, Any] | None) -> str:
     """A difference with its corrected p-value."""
     if test is None:
         return DASH
     value = f"{test['difference']['value']:+.4f}"
-    return value if test["p_holm"] is None else f"{value} ({_p(test['p_holm'])})"
-
-
-def _effect(effect: Mapping[str, Any], factor: float, digits: int, *, signed: bool = False) -> str:
-    interval = effect["interval"] and tuple(factor * bound for bound in effect["interval"])
-    return with_interval(factor * effect["value"], interval, f"{'+' if signed else ''}.{digits}f")
+    return value if test["p_holm"] is None else f"{value} ({p_text(test['p_holm'])})"

@@ -1,0 +1,117 @@
+"""What a study found, as plain data: the content of ``results.json``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from smoothtune.study.config import Study
+from smoothtune.study.plan import Choice, Plan
+from smoothtune.study.records import Cell, Records
+from smoothtune.study.report.aggregate import aggregates
+from smoothtune.study.report.comparison import (
+    SECONDARY,
+    compare,
+    condition_of,
+    over_tasks,
+    run_of,
+    table_of_runs,
+)
+from smoothtune.study.report.effect import (
+    compare_effects,
+    compare_robustness,
+    effect_rows,
+    effect_sentences,
+)
+from smoothtune.study.report.statistics import NAMES
+from smoothtune.study.report.training import method_fields, training_of
+
+
+def study_content(study: Study, plan: Plan, records: Records) -> dict[str, Any]:
+    """The content of ``results.json``, from the finished cells.
+
+    Args:
+        study: the study.
+        plan: its cells.
+        records: theirs.
+    """
+    choices = plan.choices(records)
+    asked = plan.final(choices)
+    cells = [records.as_recorded(cell) for cell in asked]
+    runs = table_of_runs(run_of(cell, records) for cell in cells)
+    read = [(cell.label, records.read(cell.id)) for cell in cells]
+    measured = effect_rows((label, record) for label, record in read if record)
+    compared = compare_effects(measured)
+    said = effect_sentences(compared, measured)
+    return {
+        "name": study.name,
+        "title": study.config.title or study.name,
+        "notes": study.config.notes,
+        "test": NAMES[study.config.test],
+        "seeds": study.config.seeds,
+        "training": training_of(cells, records),
+        "method_fields": method_fields(cells, records),
+        "methods": _with_fields(compare(runs, study.config.test), cells),
+        "over_tasks": over_tasks(runs),
+        "over_tasks_secondary": {name: over_tasks(runs, name) for name in SECONDARY},
+        "aggregates": aggregates(runs),
+        "effect": [*compared, *compare_robustness(measured)],
+        "effect_findings": [sentence._asdict() for sentence in said],
+        "choices": [_choice(choice) for choice in choices.values()],
+        "paper": [paper.model_dump() for paper in study.config.paper],
+        "failures": _failures([*plan.selection_cells(), *cells], records),
+        "versions": _versions(cells, records),
+        "earlier": _earlier(asked, cells),
+        "rows": runs.to_dict("records"),
+    }
+
+
+def _with_fields(methods: list[dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """Add what the runs of each method were configured with."""
+    fields = {
+        (c.label, c.task, c.model, c.max_train_samples): {
+            "configured": c.config.methods,
+            "changes": c.changes,
+        }
+        for c in cells
+    }
+    return [method | fields[method["method"], *condition_of(method)] for method in methods]
+
+
+def _earlier(asked: Sequence[Cell], cells: Sequence[Cell]) -> dict[str, int]:
+    """Number of runs by earlier versions of their methods, by label."""
+    pairs = zip(asked, cells, strict=True)
+    return dict(Counter(cell.label for wanted, cell in pairs if wanted.id != cell.id))
+
+
+def _choice(choice: Choice) -> dict[str, Any]:
+    return {
+        "task": choice.condition.task,
+        "model": choice.condition.model,
+        "max_train_samples": choice.condition.max_train_samples,
+        "method": choice.entry.label,
+        "tried": choice.tried,
+        "chosen": choice.chosen,
+        "scores": choice.scores,
+    }
+
+
+def _failures(cells: Sequence[Cell], records: Records) -> list[dict[str, str]]:
+    """Every cell that gave no scores, with the reason."""
+    ended = [(cell, records.read(cell.id) or records.failure(cell.id)) for cell in cells]
+    return [
+        {"title": cell.title, "status": end["status"], "message": end.get("message", "")}
+        for cell, end in ended
+        if end and end["status"] != "done"
+    ]
+
+
+def _versions(cells: Sequence[Cell], records: Records) -> dict[str, list[str]]:
+    """Versions that the finished cells were run with."""
+    found: dict[str, set[str]] = {}
+    for cell in cells:
+        result = (records.read(cell.id) or {}).get("result", {})
+        for name, value in result.get("versions", {}).items():
+            found.setdefault(name, set()).add(value)
+    return {name: sorted(values) for name, values in found.items()}

@@ -1,0 +1,159 @@
+"""What a study tells its reader to do, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from smoothtune.report.page import Sentence
+from smoothtune.report.tables import POINTS, effect_text
+from smoothtune.study.config import PLAIN
+from smoothtune.study.report.comparison import by_condition
+from smoothtune.study.report.statistics import LEVEL
+
+POWER = 0.8
+WORTH = 0.002
+"""Difference in score, from which more seeds are worth running."""
+MOST_SEEDS = 30
+"""More than these are not worth running for a difference that may not be there."""
+
+
+def decision(content: Mapping[str, Any]) -> Sentence:
+    """Use a method, run more seeds, or stay with plain fine-tuning.
+
+    Args:
+        content: of ``results.json``.
+    """
+    methods = content["methods"]
+    plain = [item for item in methods if item["method"] == PLAIN and item["measures"]["score"]]
+    compared = _compared(content)
+    if not plain or not compared:
+        missing = "plain fine-tuning" if not plain else "a method beside plain"
+        return Sentence("fragile", f"Run the study on: {missing} has no finished run everywhere.")
+    if all(item["measures"]["score"]["mean"] <= item["trivial_baseline"] for item in plain):
+        return Sentence(
+            "fragile",
+            "Train longer or with a higher learning rate first: plain fine-tuning is not above a "
+            "constant answer, so comparisons with it mean nothing.",
+        )
+    if all(item["equal"] for item in compared):
+        names = ", ".join(item["method"] for item in compared)
+        return Sentence(
+            "fragile", f"Equal to plain in every run: {names}. Check that they act at all."
+        )
+    better = [item for item in compared if _gap(item) > 0 and _holds(item)]
+    if better:
+        best = max(better, key=_gap)
+        return Sentence(
+            "good",
+            f"Use {best['method']}: {_shown(best)} against plain{_where(content)}, p = "
+            f"{best['p_holm']:.2g} after Holm's correction, for {_cost(methods, best)} times "
+            "plain's training time.",
+        )
+    return _undecided(content, compared)
+
+
+def _undecided(content: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]) -> Sentence:
+    """No method is shown to be better."""
+    above = [item for item in compared if _gap(item) >= WORTH]
+    if not above:
+        return Sentence(
+            "note",
+            f"Use plain: no method is more than {POINTS * WORTH:.1f} points above it"
+            f"{_where(content)}.",
+        )
+    if all(item["sd"] is None for item in above):
+        best = max(above, key=_gap)
+        where = f"{best['method']} ({_shown(best)}{_where(content)})"
+        return Sentence("fragile", f"Run 4 more seeds: one says nothing, not even of {where}.")
+    needs = {item["method"]: _needed(item, len(compared)) for item in above}
+    best = min(above, key=lambda item: (needs[item["method"]], -_gap(item)))
+    needed = needs[best["method"]]
+    shown = f"{best['method']} ({_shown(best)}{_where(content)})"
+    more = max(1, needed - len(best["seeds"]))
+    if needed > MOST_SEEDS:
+        return Sentence(
+            "note",
+            f"Use plain: no method is shown to be better, and even {shown} would need more than "
+            f"{MOST_SEEDS} seeds to be told from chance.",
+        )
+    return Sentence(
+        "note",
+        f"Run {more} more seed{'s' * (more > 1)}, or use plain: no method is shown to be better; "
+        f"if {shown} is as good as it looks, {needed} seeds in all would show it with a chance of "
+        f"{POWER:.0%}.",
+    )
+
+
+def seeds_needed(gap: float, sd: float, num_methods: int) -> int:
+    """Seeds with which a paired t-test finds a difference with a power of 80 %.
+
+    Args:
+        gap: the true mean difference.
+        sd: standard deviation of the differences over seeds.
+        num_methods: 5 % are divided by it, Holm's first step.
+
+    Returns:
+        At least 2; `MOST_SEEDS` + 1 where more than those are needed.
+    """
+    for count in range(2, MOST_SEEDS + 1):
+        critical = stats.t.ppf(1 - LEVEL / num_methods / 2, count - 1)
+        shift = abs(gap) * np.sqrt(count) / sd if sd else np.inf
+        if not np.isfinite(shift) or stats.nct.sf(critical, count - 1, shift) >= POWER:
+            return count
+    return MOST_SEEDS + 1
+
+
+def _needed(item: Mapping[str, Any], num_methods: int) -> int:
+    if item["sd"] is None:
+        return MOST_SEEDS + 1
+    return seeds_needed(_gap(item), item["sd"], num_methods)
+
+
+def _compared(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Every method against plain over all conditions, or in the only one."""
+    if len(by_condition(content["methods"])) > 1:
+        return list(content["over_tasks"])
+    return [
+        {"method": item["method"], **item["against_plain"]}
+        for item in content["methods"]
+        if item["against_plain"]
+    ]
+
+
+def equal_methods(content: Mapping[str, Any]) -> list[str]:
+    """Methods whose scores are plain's in every run; none where all are, which is the decision."""
+    compared = _compared(content)
+    equal = [item["method"] for item in compared if item["equal"]]
+    return equal if len(equal) < len(compared) else []
+
+
+def _gap(item: Mapping[str, Any]) -> float:
+    return item["difference"]["value"]
+
+
+def _holds(item: Mapping[str, Any]) -> bool:
+    return item["p_holm"] is not None and item["p_holm"] < LEVEL
+
+
+def _shown(item: Mapping[str, Any]) -> str:
+    text = effect_text(item["difference"], POINTS, "+.1f").replace(" [", " points [")
+    return text if "points" in text else f"{text} points"
+
+
+def _where(content: Mapping[str, Any]) -> str:
+    count = len(by_condition(content["methods"]))
+    return f" on average over {count} tasks" if count > 1 else ""
+
+
+def _cost(methods: Sequence[Mapping[str, Any]], best: Mapping[str, Any]) -> str:
+    ratios = [
+        item["against_plain"]["cost_ratio"]
+        for item in methods
+        if item["method"] == best["method"] and item["against_plain"]
+    ]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return f"{np.median(known):.1f}" if known else "unknown"

@@ -1,0 +1,119 @@
+"""How the runs of a study were trained: fields of the runs, and of their methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from smoothtune.report.page import DASH, Table
+from smoothtune.study.config import PLAIN
+from smoothtune.study.records import Cell, Records
+from smoothtune.study.report.comparison import condition_of, condition_title
+
+FIELDS = (
+    *("model", "data", "learning_rate", "lr_scheduler_type", "warmup_steps", "num_train_epochs"),
+    *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "weight_decay"),
+    *("max_grad_norm", "max_seq_length", "train_sampling_strategy", "bf16", "lora"),
+    *("bias_correction", "from_scratch"),
+)
+"""Fields of a run that are shown; others are in `cells/`."""
+UNSET: dict[str, tuple[object, ...]] = {
+    "max_steps": (-1,),
+    "gradient_accumulation_steps": (1,),
+    "bf16": (False,),
+    "lora": (None,),
+    "bias_correction": (None, True),
+    "from_scratch": (None, False),
+}
+"""Values with which a field has no row."""
+ROWS, EVALUATED, UPDATES = "training examples", "evaluation examples", "updates"
+
+
+def training_of(cells: Sequence[Cell], records: Records) -> list[dict[str, Any]]:
+    """What each condition was trained with, by plain fine-tuning's first finished run.
+
+    Args:
+        cells: all final cells.
+        records: theirs.
+
+    Returns:
+        For each condition its `CONDITION`, `fields` by name, and the numbers of rows and updates
+        where a run is done.
+    """
+    found: dict[Any, dict[str, Any]] = {}
+    for cell in sorted(cells, key=lambda cell: cell.label != PLAIN):
+        condition = (cell.task, cell.model, cell.max_train_samples)
+        result = (records.read(cell.id) or {}).get("result")
+        if condition in found and (result is None or found[condition]["done"]):
+            continue
+        config = (result or {}).get("config") or cell.config.model_dump(mode="json")
+        found[condition] = {
+            "task": cell.task,
+            "model": cell.model,
+            "max_train_samples": cell.max_train_samples,
+            "done": result is not None,
+            "fields": {name: config.get(name) for name in FIELDS},
+            "sizes": _sizes(result or {}),
+        }
+    return list(found.values())
+
+
+def _sizes(result: Mapping[str, Any]) -> dict[str, int]:
+    splits = result.get("data", {}).get("splits", {})
+    steps = result.get("cost", {}).get("steps")
+    sizes = {ROWS: splits.get("train", {}).get("rows")}
+    sizes |= {EVALUATED: splits.get("validation", {}).get("rows"), UPDATES: steps}
+    return {name: size for name, size in sizes.items() if size is not None}
+
+
+def method_fields(cells: Sequence[Cell], records: Records) -> list[dict[str, Any]]:
+    """The fields of each entry's methods, and what it changes in a run; each combination once.
+
+    Args:
+        cells: all final cells.
+        records: theirs.
+    """
+    found: list[dict[str, Any]] = []
+    for cell in cells:
+        result = (records.read(cell.id) or {}).get("result") or {}
+        methods = result.get("methods")
+        configured = methods if isinstance(methods, Mapping) else cell.config.methods
+        item = {"method": cell.label, "fields": dict(configured), "changes": cell.changes}
+        if item not in found:
+            found.append(item)
+    return found
+
+
+def training_table(training: Iterable[Mapping[str, Any]]) -> Table:
+    """A row for every field, a column for every condition."""
+    items = list(training)
+    names = [
+        name
+        for name in FIELDS
+        if any(item["fields"][name] not in UNSET.get(name, ()) for item in items)
+    ]
+    rows = [[name, *(_value(item["fields"][name]) for item in items)] for name in names]
+    sizes = [name for name in (ROWS, EVALUATED, UPDATES) if any(name in i["sizes"] for i in items)]
+    rows += [[name, *(_value(item["sizes"].get(name)) for item in items)] for name in sizes]
+    return Table(["field", *(condition_title(condition_of(item)) for item in items)], rows)
+
+
+def method_table(entries: Iterable[Mapping[str, Any]]) -> Table:
+    """A row for every entry of the study and method in it."""
+    rows = []
+    for entry in entries:
+        changes = _fields(entry["changes"])
+        for name, fields in entry["fields"].items():
+            rows.append([entry["method"], name, _fields(fields), changes])
+    head = ["way to train", "method", "fields", "fields of the run that it changes"]
+    return Table(head, rows)
+
+
+def _fields(fields: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {_value(value)}" for name, value in fields.items()) or DASH
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return DASH
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,94 @@
+"""The first sentence: use a method, run more seeds, stay with plain, or mend the runs."""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from smoothtune.study.report.comparison import compare, over_tasks, table_of_runs
+from smoothtune.study.report.decision import MOST_SEEDS, decision, seeds_needed
+
+
+def content(gaps: dict[str, list[list[float]]], chance: float = 0.5) -> dict:
+    """Results of methods whose scores are plain's plus gaps, by task and seed."""
+    tasks = range(len(next(iter(gaps.values()))))
+    seeds = len(next(iter(gaps.values()))[0])
+    base = np.random.default_rng(0).normal(0.8, 0.02, (len(tasks), seeds))
+    every = {"plain": np.zeros((len(tasks), seeds)).tolist()} | gaps
+    runs = [
+        {
+            **{"task": f"t{task}", "model": "m", "method": method, "seed": seed, "status": "done"},
+            **{"metric": "accuracy", "score": base[task, seed] + by_task[task][seed]},
+            **{"trivial_baseline": chance, "train_seconds": 2.0 if method != "plain" else 1.0},
+        }
+        for method, by_task in every.items()
+        for task in tasks
+        for seed in range(seeds)
+    ]
+    table = table_of_runs(runs)
+    return {"methods": compare(table, "paired t"), "over_tasks": over_tasks(table)}
+
+
+BETTER = [0.03, 0.031, 0.029, 0.03, 0.0305]
+NOISE = [0.01, -0.02, 0.02, -0.01, 0.012]
+
+
+def test_the_best_of_those_that_hold_is_to_be_used() -> None:
+    less = [gap / 2 for gap in BETTER]
+    said = decision(content({"less": [less], "good": [BETTER]}))
+    assert said.verdict == "good"
+    interval = stats.ttest_1samp(BETTER, 0).confidence_interval()
+    low, high = 100 * interval.low, 100 * interval.high
+    assert said.text.startswith(f"Use good: +3.0 points [{low:+.1f}, {high:+.1f}] against plain, p")
+    assert "for 2.0 times plain's training time" in said.text
+
+
+def test_over_tasks_the_mean_decides() -> None:
+    said = decision(content({"good": [BETTER, BETTER], "bad": [[-x for x in BETTER], BETTER]}))
+    assert "Use good: +3.0 points" in said.text
+    assert "on average over 2 tasks" in said.text
+
+
+def test_more_seeds_where_they_would_show_it() -> None:
+    gaps = [0.03, 0.01, 0.025, 0.0, 0.02]
+    said = decision(content({"some": [gaps], "none": [NOISE]})).text
+    needed = seeds_needed(np.mean(gaps), np.std(gaps, ddof=1), 2)
+    assert said.startswith(f"Run {needed - 5} more seeds, or use plain: no method is shown")
+    assert f"{needed} seeds in all would show it with a chance of 80%" in said
+
+
+def test_plain_where_nothing_is_near() -> None:
+    assert "need more than 30 seeds" in decision(content({"none": [NOISE]})).text
+    lower = decision(content({"none": [[-0.001, 0.0, -0.02, -0.01, 0.0]]}))
+    assert lower.text.startswith("Use plain: no method is more than 0.2 points above it")
+
+
+def test_one_seed_says_nothing() -> None:
+    assert decision(content({"good": [[0.03]]})).text.startswith("Run 4 more seeds: one says")
+
+
+def test_equal_runs_are_suspicious() -> None:
+    said = decision(content({"idle": [[0.0] * 5], "lazy": [[0.0] * 5]}))
+    assert said.text == "Equal to plain in every run: idle, lazy. Check that they act at all."
+    assert said.verdict == "fragile"
+
+
+def test_below_chance_nothing_is_recommended() -> None:
+    said = decision(content({"good": [BETTER]}, chance=0.95)).text
+    assert said.startswith("Train longer or with a higher learning rate first")
+
+
+def test_without_runs_of_plain() -> None:
+    found = content({"good": [BETTER]})
+    found["methods"] = [item for item in found["methods"] if item["method"] != "plain"]
+    assert "plain fine-tuning has no finished run" in decision(found).text
+
+
+@pytest.mark.parametrize(("gap", "sd", "methods"), [(0.02, 0.02, 1), (0.02, 0.01, 5)])
+def test_seeds_needed_have_the_power(gap: float, sd: float, methods: int) -> None:
+    count = seeds_needed(gap, sd, methods)
+    draw = np.random.default_rng(1)
+    for seeds, enough in ((count, True), (count - 1, False)):
+        p = stats.ttest_1samp(draw.normal(gap, sd, (20_000, seeds)), 0, axis=1).pvalue
+        assert ((p < 0.05 / methods).mean() > 0.79) == enough
+    assert seeds_needed(gap, 0.0, methods) == 2
+    assert seeds_needed(gap, 10 * gap, methods) == MOST_SEEDS + 1
