@@ -9,6 +9,11 @@ from transformers import Trainer
 
 from helpers.training import Rows, arguments
 from smoothtune import L2SP, LNSR, SmoothTrainer, regularize
+from smoothtune.config.evaluation import Settings
+from smoothtune.config.run import RunConfig
+from smoothtune.errors import ConfigError, OutputError
+from smoothtune.evaluation.settings import resolve, training_record
+from smoothtune.run.output import finished_result, refuse_folder
 from smoothtune.testing import tiny_model
 
 
@@ -18,6 +23,7 @@ def test_record_and_card_name_the_methods(tmp_path, own: bool) -> None:
         "model": tiny_model("bert", num_labels=3, dtype=torch.float32),
         "args": arguments(tmp_path),
         "train_dataset": Rows(),
+        "eval_dataset": Rows(16),
     }
     methods = [LNSR(weight=0.25), L2SP()]
     if own:
@@ -25,18 +31,47 @@ def test_record_and_card_name_the_methods(tmp_path, own: bool) -> None:
     else:
         trainer = regularize(Trainer(**settings), *methods)
     trainer.train()
+    loss = trainer.evaluate()["eval_loss"]
     trainer.save_model(str(tmp_path / "model"))
-    record = json.loads((tmp_path / "model" / "smoothtune.json").read_text())
+    record = json.loads((tmp_path / "model" / "result.json").read_text())
     assert record["methods"]["lnsr"]["weight"] == 0.25
     assert set(record["methods"]["l2_sp"]) == set(L2SP().settings())
-    assert record["steps"] == 1
+    assert record["cost"]["steps"] == 1
+    assert record["cost"]["train_seconds"] > 0
+    assert record["metrics"] == {"loss": loss}
+    assert record["data"] == {"train": len(Rows()), "validation": 16}
+    assert record["arguments"]["learning_rate"] == trainer.args.learning_rate
     assert record["versions"]["torch"] == torch.__version__
     assert (tmp_path / "model" / "model.safetensors").exists()
     for _ in range(2):
         trainer.create_model_card(language="de")
         card = ModelCard.load(tmp_path / "README.md")
         assert "smoothtune" in card.data.tags
+        (score,) = card.data.eval_results
+        assert (score.metric_type, score.task_type) == ("loss", "text-classification")
+        assert score.metric_value == pytest.approx(loss)
         assert "generated_from_trainer" in card.data.tags
         assert card.text.count("| lnsr | weight | 0.25 |") == 1
     trainer.save_model()
-    assert (tmp_path / "smoothtune.json").exists()
+    assert training_record(str(tmp_path))["methods"] == record["methods"]
+
+
+def test_a_folder_of_a_trainer_is_no_finished_run(tmp_path) -> None:
+    """And asks an evaluation for the task."""
+    trainer = SmoothTrainer(
+        model=tiny_model("bert", dtype=torch.float32),
+        args=arguments(tmp_path),
+        train_dataset=Rows(),
+        regularizers=LNSR(weight=0.25),
+    )
+    trainer.train()
+    trainer.save_model()
+    config = RunConfig(task="sst2", output_dir=str(tmp_path), methods={"lnsr": {"weight": 0.25}})
+    assert finished_result(config) is None
+    with pytest.raises(OutputError, match="holds a different run"):
+        refuse_folder(tmp_path, config)
+    with pytest.raises(ConfigError, match="--task: name the task the model was trained for"):
+        resolve(
+            Settings(model=str(tmp_path), output_dir=str(tmp_path / "out")),
+            training_record(str(tmp_path)),
+        )

@@ -13,6 +13,7 @@ from smoothtune import (
     LNSR,
     R3F,
     R4F,
+    SMART,
     Mixout,
     NonFiniteLoss,
     Plain,
@@ -189,6 +190,58 @@ def test_a_ramp_may_be_a_fraction_of_the_run(tmp_path):
     trainer.train()
     logs = {e["step"]: e for e in trainer.state.log_history if "loss/task" in e}
     assert [step for step in logs if "loss/l2_sp" in logs[step]] == [5, 6, 7, 8]
+
+
+def made_anew(folder, **changes):
+    """A regularized trainer whose model is made by `model_init`."""
+
+    def model_init():
+        with torch.random.fork_rng():  # a tiny model sets the seed
+            return tiny_model("bert", dropout=0.1)
+
+    return SmoothTrainer(
+        model_init=model_init,
+        args=arguments(folder, max_steps=3, per_device_train_batch_size=4, **changes),
+        train_dataset=Rows(),
+        eval_dataset=Rows(),
+        regularizers=[LNSR(weight=1.0), SMART(weight=1.0)],
+    )
+
+
+def test_with_model_init_every_training_begins_anew(tmp_path):
+    trainer = made_anew(tmp_path)
+    given = SmoothTrainer(
+        model=tiny_model("bert", dropout=0.1),
+        args=arguments(tmp_path, max_steps=3, per_device_train_batch_size=4),
+        train_dataset=Rows(),
+        regularizers=[LNSR(weight=1.0), SMART(weight=1.0)],
+    )
+    given.train()
+    for _ in range(2):
+        trainer.train()
+        assert difference(trainer.model.state_dict(), given.model.state_dict()) == 0
+        assert trainer.objective.step == 3
+    assert "compute_loss" not in vars(trainer)
+
+
+def test_hyperparameter_search(tmp_path):
+    pytest.importorskip("optuna")
+    trainer = made_anew(tmp_path)
+    best = trainer.hyperparameter_search(
+        hp_space=lambda trial: {
+            "learning_rate": trial.suggest_categorical("learning_rate", [0.02, 0.01])
+        },
+        n_trials=3,
+        backend="optuna",
+        compute_objective=lambda metrics: metrics["eval_loss"],
+    )
+    single = made_anew(tmp_path, learning_rate=best.hyperparameters["learning_rate"])
+    single.train()
+    assert single.evaluate()["eval_loss"] == pytest.approx(best.objective, rel=1e-9)
+    single = made_anew(tmp_path, learning_rate=best.hyperparameters["learning_rate"])
+    single.objective.regularizers.clear()
+    single.train()
+    assert single.evaluate()["eval_loss"] != pytest.approx(best.objective, rel=1e-6)
 
 
 def test_evaluation_is_not_regularized(tmp_path):

@@ -4,12 +4,17 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    PreTrainedTokenizerFast,
+)
 
 from helpers.tiny_folder import tiny_tokenizer
 from smoothtune import L2SP, LNSR, METHODS, R3F, UEGR, regularize
 from smoothtune.testing import all_in_float64, fixed_draws, with_weight
-from smoothtune.trainer.trl import sft_problems, unpacked
+from smoothtune.trainer.trl import trl_problems, unpacked
 
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'smoothtune[trl]'")
 
@@ -28,7 +33,7 @@ def tokenizer():
     )
 
 
-def tiny_llama(dtype=torch.float32):
+def tiny_llama(dtype=torch.float32, kind=LlamaForCausalLM, **changes):
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=12,
@@ -41,8 +46,9 @@ def tiny_llama(dtype=torch.float32):
         pad_token_id=0,
         bos_token_id=1,
         eos_token_id=1,
+        **changes,
     )
-    return LlamaForCausalLM(config).to(dtype)
+    return kind(config).to(dtype)
 
 
 def conversations():
@@ -182,8 +188,67 @@ def test_checkpointing_is_refused_where_methods_change_dropout(tmp_path):
 
 def test_other_trainers_of_trl_are_refused():
     kind = type("DPOTrainer", (), {"__module__": "trl.trainer.dpo_trainer", "args": None})
-    assert "DPOTrainer runs the model several times" in sft_problems(kind())[0]
-    assert sft_problems(object.__new__(type("Mine", (), {"args": None}))) == []
+    assert "DPOTrainer runs the model several times" in trl_problems(kind())[0]
+    assert trl_problems(object.__new__(type("Mine", (), {"args": None}))) == []
+
+
+def reward_trainer(folder, dtype=torch.float32, **changes):
+    pairs = [
+        {"chosen": "the film was " + "very " * (i % 3) + "good", "rejected": "the film was bad"}
+        for i in range(8)
+    ]
+    settings = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 4,
+        "max_steps": 2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "report_to": "none",
+        "use_cpu": True,
+        "bf16": False,
+        "gradient_checkpointing": False,
+        "disable_tqdm": True,
+    }
+    return trl.RewardTrainer(
+        model=tiny_llama(dtype, LlamaForSequenceClassification, num_labels=1),
+        args=trl.RewardConfig(**settings | changes),
+        train_dataset=Dataset.from_list(pairs),
+        processing_class=tokenizer(),
+    )
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rewards_must_not_move_with_noise(tmp_path):
+    """R3F adds the mean squared difference of the rewards, chosen and rejected ones alike."""
+    trainer = regularize(reward_trainer(tmp_path), R3F(sigma=0.5, weight=2.0))
+    model, batch = trainer.model, next(iter(trainer.get_train_dataloader()))
+    trainer.current_gradient_accumulation_steps = 1  # train() would set it
+    found, original = [], type(model).forward
+
+    def forward(self, *args, **kwargs):
+        found.append(original(self, *args, **kwargs))
+        return found[-1]
+
+    with pytest.MonkeyPatch.context() as patch, fixed_draws():
+        patch.setattr(type(model), "forward", forward)
+        loss = trainer.compute_loss(model.train(), dict(batch))
+    clean, noisy = (each.logits[:, 0] for each in found)
+    chosen, rejected = clean.chunk(2)
+    expected = torch.nn.functional.softplus(rejected - chosen).mean()
+    expected = expected + 2 * (clean - noisy).square().mean()
+    torch.testing.assert_close(loss, expected)
+    assert (clean - noisy).abs().max() > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_reward_metrics_are_those_of_the_clean_pass(tmp_path):
+    plain, weightless = reward_trainer(tmp_path / "a"), reward_trainer(tmp_path / "b")
+    plain.train()
+    regularize(weightless, R3F(weight=1e-12)).train()
+    for name in ("num_tokens", "mean_reward", "accuracy", "margin"):
+        pairs = zip(plain.state.log_history[:2], weightless.state.log_history[:2], strict=True)
+        for one, other in pairs:
+            assert other[name] == pytest.approx(one[name], rel=1e-6)
 
 
 def test_unpacked_documents():

@@ -149,7 +149,7 @@ def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:
 def _task_problems(settings: Settings | Prediction) -> list[Problem]:
     problems = []
     if settings.task is None:
-        message = "name the task the model was trained for; its folder has no result.json"
+        message = "name the task the model was trained for; its folder does not say it"
         problems.append(Problem("", "--task", message))
     elif (settings.text_columns or settings.task_type) is None and settings.task not in TASKS:
         message = unknown("task", settings.task, TASKS)

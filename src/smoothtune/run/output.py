@@ -73,7 +73,7 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
         keep_checkpoints: leave ``checkpoints/`` in the folder.
     """
     staging = folder / STAGING
-    names = sorted(path.name for path in staging.iterdir())
+    names = sorted(path.name for path in staging.iterdir() if path.name != RESULT)
     write_json(staging / RESULT, result | {"files": names})  # from here on nothing takes room
     replaced = read_json(folder / RESULT) or {}
     (folder / RESULT).unlink(missing_ok=True)

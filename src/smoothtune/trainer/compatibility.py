@@ -14,7 +14,7 @@ from smoothtune.trainer.sentence_transformers import (
     is_embedding_trainer,
     sentence_transformers_problems,
 )
-from smoothtune.trainer.trl import sft_problems
+from smoothtune.trainer.trl import trl_problems
 
 
 def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> None:
@@ -24,14 +24,12 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
         ValueError: lists all problems, and what to change.
     """
     args, wrong = trainer.args, list[str]()
-    if trainer.model is None or getattr(trainer, "model_init", None) is not None:
-        wrong.append("`model_init` makes a new model without the methods: pass `model`")
     if args.n_gpu > 1:
         wrong.append("nn.DataParallel does not split perturbations: use torchrun or accelerate")
     strategy = trainer.accelerator.distributed_type
     if strategy not in (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
         wrong.append(f"{strategy} is not verified in the Trainer: use a single process or DDP")
-    wrong += sft_problems(trainer)
+    wrong += trl_problems(trainer)
     wrong += sentence_transformers_problems(trainer)
     refuse(wrong + setting_problems(regularizers, args))
 

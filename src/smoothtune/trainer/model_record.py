@@ -1,48 +1,86 @@
-"""What a regularized trainer leaves beside its model: a record of the methods, and their card."""
+"""What a regularized trainer leaves beside its model: a record of the training, and its card."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from huggingface_hub import ModelCard
+from huggingface_hub import EvalResult, ModelCard
 from transformers import Trainer
+from transformers.modelcard import TASK_MAPPING
 
 from smoothtune.core.objective import Objective
-from smoothtune.files import versions, write_json
+from smoothtune.files import RESULT, versions, write_json
 from smoothtune.report.page import render
 from smoothtune.trainer.run_record import describe_run
 
-RECORD = "smoothtune.json"
 HEADING = "## Regularization"
+TIMES = ("_runtime", "_per_second")  # what the Trainer measures of an evaluation itself
 
 
 def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
-    """Write ``smoothtune.json``: every field of every method, step, versions, and the run.
+    """Write ``result.json``, with the keys that `smoothtune train` gives it.
+
+    Those are every field of every method, scores of the last evaluation, steps and seconds,
+    versions and fingerprints; task and data are not known here, and null. ``arguments`` and ``run``
+    come on top.
 
     Args:
         trainer: the trainer.
         objective: its methods.
         folder: that of the model.
     """
-    methods = objective.regularizers
+    methods, model = objective.regularizers, getattr(trainer.model, "config", None)
+    seconds = [entry["train_runtime"] for entry in _log(trainer) if "train_runtime" in entry]
+    source = getattr(model, "_name_or_path", "") or None
     content = {
+        "task": None,
+        "task_type": _task_type(trainer),
+        "model": source,
         "methods": {name: _fields(method) for name, method in methods.items()},
         "method_versions": {name: method.results_version for name, method in methods.items()},
-        "steps": trainer.state.global_step,
-        "epochs": trainer.state.epoch,
-        "run": describe_run(trainer, objective),
+        "seed": trainer.args.seed,
+        "metrics": last_scores(trainer),
+        "cost": {
+            "train_seconds": sum(seconds),
+            "steps": trainer.state.global_step,
+            "epochs": trainer.state.epoch,
+        },
+        "data": {"train": _rows(trainer.train_dataset), "validation": _rows(trainer.eval_dataset)},
+        "fingerprints": {
+            "data": getattr(trainer.train_dataset, "_fingerprint", None),
+            "base_commit": getattr(model, "_commit_hash", None),
+        },
+        "log_history": trainer.state.log_history,
         "versions": versions(),
+        "config": {"task": None, "model": source, "seed": trainer.args.seed},
+        "arguments": trainer.args.to_sanitized_dict(),
+        "run": describe_run(trainer, objective),
     }
-    write_json(folder / RECORD, content)
+    finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+    write_json(folder / RESULT, finite)
 
 
-def extend_card(objective: Objective, card: Path) -> None:
-    """Add the methods, and the tag smoothtune, to a model card; once."""
+def last_scores(trainer: Trainer) -> dict[str, float]:
+    """Scores of the last evaluation, without the prefix ``eval_``; empty if there was none."""
+    found: dict[str, Any] = next((e for e in reversed(_log(trainer)) if "eval_loss" in e), {})
+    return {
+        name.removeprefix("eval_"): value
+        for name, value in found.items()
+        if name.startswith("eval_") and not name.endswith(TIMES)
+    }
+
+
+def extend_card(trainer: Trainer, objective: Objective, card: Path) -> None:
+    """Add methods, scores and the tag smoothtune to a model card; once."""
     found = ModelCard.load(card)
     tags = found.data.get("tags") or []
     tags = [tags] if isinstance(tags, str) else list(tags)
     found.data["tags"] = list(dict.fromkeys([*tags, "smoothtune"]))
+    if not found.data.eval_results:
+        found.data.eval_results = _scores(trainer)
+        found.data.model_name = Path(str(trainer.args.output_dir)).name
     if HEADING not in found.text:
         methods = {name: _fields(method) for name, method in objective.regularizers.items()}
         section = render(
@@ -51,6 +89,43 @@ def extend_card(objective: Objective, card: Path) -> None:
         )
         found.text = f"{found.text.rstrip()}\n\n{section}"
     found.save(card)
+
+
+def _scores(trainer: Trainer) -> list[EvalResult] | None:
+    """As the hub reads them; of data that the Trainer has no name for."""
+    task = _task_type(trainer)
+    scores = last_scores(trainer)
+    if task is None or not scores:
+        return None
+    return [
+        EvalResult(
+            task_type=task,
+            dataset_type="unknown",
+            dataset_name="unknown",
+            dataset_split="validation",
+            metric_type=name,
+            metric_value=value,
+        )
+        for name, value in scores.items()
+    ]
+
+
+def _task_type(trainer: Trainer) -> str | None:
+    """The hub's name of what the model is for, from its class."""
+    name = type(trainer.accelerator.unwrap_model(trainer.model)).__name__
+    for task, mapping in TASK_MAPPING.items():
+        for known in mapping.values():
+            if name in ([known] if isinstance(known, str) else known):
+                return task
+    return None
+
+
+def _rows(dataset: Any) -> int | None:
+    return len(dataset) if hasattr(dataset, "__len__") else None
+
+
+def _log(trainer: Trainer) -> list[dict[str, Any]]:
+    return list(trainer.state.log_history)
 
 
 def _fields(method: Any) -> dict[str, Any]:

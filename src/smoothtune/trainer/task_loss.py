@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -18,7 +19,7 @@ from smoothtune.core.forward import ComputeLoss, device_of, evaluating
 from smoothtune.core.precision import autocast_dtype
 from smoothtune.trainer.class_weights import ClassWeightedLoss
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
-from smoothtune.trainer.trl import trl_trainer, unpacked
+from smoothtune.trainer.trl import metrics_kept, trl_trainer, unpacked
 from smoothtune.trainer.update_parts import Size, UpdateParts, labels_in, rows_of
 
 Kind = Literal["next token", "embedding", "stock", "function", "declared", "own"]
@@ -119,9 +120,13 @@ class TaskLoss:
         if batch.get("unlabeled"):
             return Prepared(batch, without_labels, rows)
         count, share = self._count_and_share(batch, items, num_items_in_batch)
+        reward, passes = trl_trainer(self.trainer) == "RewardTrainer", 0
 
         def loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
-            value, outputs = self.own(model, batch, True, count)
+            nonlocal passes
+            passes += 1
+            with metrics_kept(self.trainer) if reward and passes > 1 else nullcontext():
+                value, outputs = self.own(model, batch, True, count)
             if not share:  # no label in this batch: its mean is 0 / 0
                 value = 0 * outputs["logits"].sum()
             return value, outputs

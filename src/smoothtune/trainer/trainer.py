@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
@@ -79,8 +80,8 @@ def regularize(
 
     Returns:
         The same trainer. Its `objective` holds the methods. `save_model()` writes
-        ``smoothtune.json`` beside the model, with every field of every method, and
-        `create_model_card()` and `push_to_hub()` name the methods in the card.
+        ``result.json`` beside the model, as `smoothtune train` does, with every field of every
+        method; `create_model_card()` and `push_to_hub()` put methods and scores into the card.
 
     Raises:
         RuntimeError: another objective is attached to the model.
@@ -170,7 +171,8 @@ class _Binding(TrainerCallback):
     """Connects an objective to one trainer while it trains: replaces methods of the trainer."""
 
     def __init__(self, trainer: Trainer, objective: Objective, alternating: Any):
-        self.trainer, self.objective, self.alternating = trainer, objective, alternating
+        self.trainer: Any = trainer
+        self.objective, self.alternating = objective, alternating
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = defaultdict(int)
         self.resume_from: Path | None = None
@@ -181,9 +183,11 @@ class _Binding(TrainerCallback):
         self.original_train = trainer.train
         self.original_save_model = trainer.save_model
         self.original_card = trainer.create_model_card
+        self.original_model_init = trainer.call_model_init
         vars(trainer)["train"] = self.train
         vars(trainer)["save_model"] = self.save_model
         vars(trainer)["create_model_card"] = self.create_model_card
+        vars(trainer)["call_model_init"] = self.call_model_init
         trainer.add_callback(self)
 
     # --- connecting --------------------------------------------------------------------------
@@ -247,6 +251,32 @@ class _Binding(TrainerCallback):
             self.objective.unbind_optimizer()
             self.objective.bind_optimizer(optimizer)
 
+    # --- models of model_init ----------------------------------------------------------------
+
+    def renew(self, trial: Any) -> None:
+        """Begin anew, with the methods as they were given: `train` will make a new model.
+
+        Args:
+            trial: of a hyperparameter search, which keeps its scores as the trainer's `objective`.
+        """
+        self.unbind()
+        self.kept = {}
+        methods = self.objective.regularizers.values()
+        self.objective = Objective(*(replace(method) for method in methods))
+        self.checkpoints = Checkpoints(self.trainer, self.objective)
+        if trial is None:
+            self.trainer.objective = self.objective
+        if self.trainer.model is None:  # a search gives it up after every trial
+            self.trainer.model = self.original_model_init(trial)
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """Make the model that is trained, and attach the methods to it."""
+        self.trainer.model = self.original_model_init(trial)
+        self.trainer.optimizer = self.trainer.lr_scheduler = None
+        check_trainer(self.objective.regularizers, self.trainer)
+        self.bind()
+        return self.trainer.model
+
     # --- a batch -----------------------------------------------------------------------------
 
     def compute_loss(
@@ -300,14 +330,17 @@ class _Binding(TrainerCallback):
         self.original_card(*args, **kwargs)
         card = Path(str(self.trainer.args.output_dir), "README.md")
         if self.trainer.is_world_process_zero() and card.exists():
-            extend_card(self.objective, card)
+            extend_card(self.trainer, self.objective, card)
 
     # --- checkpoints -------------------------------------------------------------------------
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
         """Train; a resumed run takes the methods' state from the checkpoint."""
-        self.bind()
         try:
+            if self.trainer.model_init is not None:
+                self.renew(trial=kwargs.get("trial"))
+            else:
+                self.bind()
             self.checkpoints.run = describe_run(self.trainer, self.objective)
             self.resume_from, notes = self.checkpoints.choose(resume_from_checkpoint)
             if notes:

@@ -1,8 +1,9 @@
-"""TRL's SFTTrainer: checks of its settings, and unpacking of packed batches."""
+"""TRL's SFTTrainer and RewardTrainer: checks of their settings, packed batches, metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -29,13 +30,18 @@ def trl_trainer(trainer: Trainer) -> str | None:
     return next((cls.__name__ for cls in classes if not cls.__name__.startswith("_")), None)
 
 
-def sft_problems(trainer: Any) -> list[str]:
+def trl_problems(trainer: Any) -> list[str]:
     """Reasons why a trainer of TRL is not supported, with what to change; empty if it is."""
     name, args = trl_trainer(trainer), trainer.args
     if name is None:
         return []
+    if name == "RewardTrainer":
+        return []
     if name != "SFTTrainer":
-        return [f"TRL's {name} runs the model several times for one loss: only SFTTrainer works"]
+        return [
+            f"TRL's {name} runs the model several times for one loss, or a second model: "
+            "SFTTrainer and RewardTrainer work"
+        ]
     wrong = []
     if args.loss_type != "nll":
         wrong.append(f"loss_type={args.loss_type!r} of SFTTrainer is not verified: use 'nll'")
@@ -47,6 +53,19 @@ def sft_problems(trainer: Any) -> list[str]:
             "of one reaches the next: use 'bfd', or packing=False"
         )
     return wrong
+
+
+@contextmanager
+def metrics_kept(trainer: Any) -> Iterator[None]:
+    """Leave out of a RewardTrainer's metrics what it counts within."""
+    metrics, tokens = trainer._metrics["train"], trainer._total_train_tokens
+    kept = {name: list(values) for name, values in metrics.items()}
+    try:
+        yield
+    finally:
+        metrics.clear()
+        metrics.update(kept)
+        trainer._total_train_tokens = tokens
 
 
 def unpacked(batch: Mapping[str, Any]) -> dict[str, Any]:
