@@ -113,7 +113,8 @@ def _scores(trainer: Trainer) -> list[EvalResult] | None:
 def _task_type(trainer: Trainer) -> str | None:
     """The hub's name of what the model is for, from its class."""
     name = type(trainer.accelerator.unwrap_model(trainer.model)).__name__
-    for task, mapping in TASK_MAPPING.items():
+    mappings: dict[str, Any] = dict(TASK_MAPPING)
+    for task, mapping in mappings.items():
         for known in mapping.values():
             if name in ([known] if isinstance(known, str) else known):
                 return task
