@@ -36,6 +36,7 @@ LATER = (
     "early_stopping_threshold",
     "bias_correction",
     "from_scratch",
+    "label_noise",
 )
 """Fields that runs recorded before them lack; unset they leave a run what it was."""
 OUTPUT_FIELDS = (
@@ -59,6 +60,9 @@ class RunFields(SpanFields, DataFields):
     """Texts for methods that need no labels: hub id, folder or file with the same text columns."""
     max_train_samples: Annotated[Count | None, DATA] = None
     """Train on a seeded sample of at most this many rows."""
+    label_noise: Annotated[float, Field(ge=0, lt=1), DATA] = 0.0
+    """Share of the training rows whose label is replaced by another one, drawn with `seed`: to see
+    what a method makes of wrong labels."""
     max_eval_samples: Annotated[Count | None, DATA] = None
     """Evaluate on at most this many rows, the first ones."""
     max_unlabeled_samples: Annotated[Count | None, DATA] = None

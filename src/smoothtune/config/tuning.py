@@ -197,6 +197,8 @@ def _tune(draft: Draft, found: Mapping[str, Any]) -> Tune:
                 "would choose a checkpoint by the rows that a trial is scored on; leave it out"
             )
             draft.report((name,), message)
+    if draft.values.get("label_noise"):
+        draft.report(("label_noise",), "would spoil the labels that are searched on; leave it out")
     chosen = "methods" in draft.values
     if not chosen:
         draft.values["methods"] = list(DEFAULT_METHODS)

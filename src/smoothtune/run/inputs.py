@@ -17,6 +17,7 @@ from smoothtune.models.load import Base, load_base, load_classifier, new_classif
 from smoothtune.models.lora import add_lora
 from smoothtune.models.positions import check_lengths
 from smoothtune.tasks.base import Task
+from smoothtune.tasks.label_noise import with_label_noise
 from smoothtune.tasks.prepare import Prepared, prepare, prepare_unlabeled
 
 
@@ -58,6 +59,8 @@ def read_inputs(config: RunConfig, console: Console) -> Inputs:
         vocab_size=base.config.get_text_config().vocab_size,
         num_proc=config.preprocessing_num_workers,
     )
+    if config.label_noise:
+        prepared = with_label_noise(prepared, config.label_noise, config.seed)
     unlabeled = None
     if config.unlabeled is not None:
         unlabeled = prepare_unlabeled(

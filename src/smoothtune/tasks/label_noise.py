@@ -1,0 +1,52 @@
+"""Wrong labels put into training rows, to see what a method makes of them."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+
+from smoothtune.errors import DataError
+from smoothtune.tasks.prepare import Prepared
+from smoothtune.tasks.single_label import SingleLabelTask
+
+
+def with_label_noise(prepared: Prepared, share: float, seed: int) -> Prepared:
+    """Replace the labels of a random share of the training rows, each by any other class.
+
+    Args:
+        prepared: data with one class for each row.
+        share: of the training rows, in [0, 1]; rounded to whole rows.
+        seed: of the choice of rows and of their new labels; a smaller share is a part of a larger.
+
+    Returns:
+        The same with other labels, counts and fingerprint.
+
+    Raises:
+        DataError: the labels are no classes of rows.
+    """
+    task, rows = prepared.task, prepared.train
+    if not isinstance(task, SingleLabelTask) or task.num_labels < 2:
+        raise DataError(f"{task.name}: label_noise needs one class for each row; leave it out")
+    generator = np.random.default_rng([seed, 1])
+    labels = np.array(rows["labels"][:])
+    order = generator.permutation(len(labels))
+    other = (labels + generator.integers(1, task.num_labels, len(labels))) % task.num_labels
+    wrong = order[: round(share * len(labels))]
+    labels[wrong] = other[wrong]
+    columns, kind = rows.column_names, rows.features["labels"]
+    rows = rows.remove_columns("labels").add_column("labels", labels).cast_column("labels", kind)
+    report = replace(
+        prepared.report.splits["train"],
+        labels=task.label_counts(rows, rows),
+        note=f"{share:.0%} of the labels replaced by others",
+    )
+    splits = prepared.report.splits | {"train": report}
+    told = f"{prepared.fingerprint} label_noise {share} {seed}"
+    return replace(
+        prepared,
+        train=rows.select_columns(columns),
+        report=replace(prepared.report, splits=splits),
+        fingerprint=hashlib.sha256(told.encode()).hexdigest(),
+    )
