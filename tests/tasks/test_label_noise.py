@@ -53,7 +53,7 @@ def test_scores_have_no_other_class(tmp_path: Path) -> None:
 
 
 def test_a_run_reads_it(inputs: Path) -> None:
-    fields = {"text_columns": ["sentence"], "model": str(inputs / "model"), "output_dir": "unset"}
+    fields = {"text_columns": ["text"], "model": str(inputs / "model"), "output_dir": "unset"}
     fields |= {"task": "own", "data": str(inputs / "data")}
     console = Console(quiet=True)
     noisy = read_inputs(RunConfig(**fields, label_noise=0.5), console).prepared.train
