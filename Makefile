@@ -1,7 +1,8 @@
 # `make demo` and `make test` set up what they need in .venv; see scripts/install.sh for the
 # variables that choose another Python or another build of torch.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow mutants check lint types audit examples docs format clean
+.PHONY: help demo test test-slow mutants check lint types audit examples docs site site-serve notebooks format \
+	clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp-installed
@@ -50,6 +51,16 @@ examples: $(STAMP) ## Run every script in examples/
 
 docs: $(STAMP) ## Write the pages that are made from the code
 	$(BIN)/python scripts/docs.py
+
+site: $(STAMP) ## Build the documentation site in site/; broken links are errors
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python scripts/check_site.py site
+
+site-serve: $(STAMP) ## Show the site at 127.0.0.1:8000 and build it anew at every change
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+notebooks: $(STAMP) ## Run the notebooks and write what they print
+	OMP_NUM_THREADS=1 $(BIN)/python scripts/notebooks.py
 
 format: $(STAMP) ## Format the code and apply the safe fixes
 	$(BIN)/ruff check --fix

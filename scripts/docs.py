@@ -1,4 +1,4 @@
-"""Write what is taken from the code: docs/methods/, tables of docs/support.md, catalog.json.
+"""Write what is taken from the code: pages of docs/, tables of docs/support.md, catalog.json.
 
 Run by `make docs`.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import method_pages
+import settings_page
 from tables import escaped, table
 
 from smoothtune.catalog import CATALOG
@@ -33,6 +34,7 @@ def pages() -> dict[Path, str]:
     text = TABLE.sub(lambda _: table, support.read_text("utf-8"))
     return {
         **method_pages.pages(),
+        settings_page.PAGE: settings_page.page(),
         support: SWEEP.sub(lambda _: sweep, text),
         DOCS.parent / "src" / "smoothtune" / CATALOG: catalog(),
     }

@@ -74,8 +74,7 @@ On the command line: `--method {name}`, with fields `--method {name}:FIELD=VALUE
 
 {fields}
 
-Every method has [four more](README.md#fields-of-every-method): `weight`, `share`, `every` and
-`batches`.
+[Fields of every method](README.md#fields-of-every-method): {shared}.
 
 ## Cost
 
@@ -138,6 +137,7 @@ def page(name: str) -> str:
         picture=schematic.described(name),
         equation=_equation(method),
         use="\n".join(f"- {line}" for line in _use(method)),
+        shared=", ".join(f"`{field.name}`" for field in shared),
         fields=_fields(own).rstrip() if own else "None of its own.",
         cost=measured.cost(name),
         evidence=measured.evidence(name),

@@ -22,7 +22,7 @@ def test_parts_of_a_docstring():
     assert found.departures.splitlines()[0].startswith("* The mask is drawn once per input neuron")
     assert found.departures.splitlines()[1].startswith("  paper's figure;")  # of the same item
     assert describe("plain").departures == "none."
-    assert found.as_dict()["fields"][4]["name"] == "p"
+    assert found.as_dict()["fields"][6]["name"] == "p"
 
 
 def test_fields():
@@ -32,6 +32,8 @@ def test_fields():
         "share",
         "every",
         "batches",
+        "ramp_start",
+        "ramp_steps",
         "p",
         "mask",
         "head",
@@ -42,6 +44,8 @@ def test_fields():
         None,
         1,
         "both",
+        0.0,
+        0.0,
         0.3,
         "input",
         False,

@@ -30,7 +30,10 @@ PartName = Literal[
 """The optional parts; the task's metrics are always computed."""
 
 
-@dataclass(frozen=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
+@dataclass(
+    frozen=True,
+    config=ConfigDict(extra="forbid", coerce_numbers_to_str=True, use_attribute_docstrings=True),
+)
 class OtherData:
     """Another data set, and how it is read as the model's task."""
 

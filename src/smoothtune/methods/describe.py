@@ -71,7 +71,7 @@ def describe(cls: type[Regularizer] | str) -> MethodDescription:
         fields=[
             FieldDescription(
                 field,
-                _type(entries[field], definitions),
+                values_of(entries[field], definitions),
                 entries[field].get("default"),
                 _description(cls, field),
             )
@@ -111,17 +111,17 @@ def _dedented(body: str) -> str:
     return first + newline + textwrap.dedent(rest)
 
 
-def _type(entry: dict[str, Any], definitions: dict[str, Any]) -> str:
+def values_of(entry: dict[str, Any], definitions: dict[str, Any]) -> str:
     """A JSON schema as a practitioner would say it: ``number >= 0``, ``'token' | 'none'``."""
     if "$ref" in entry:
-        return _type(definitions[entry["$ref"].rpartition("/")[2]], definitions)
+        return values_of(definitions[entry["$ref"].rpartition("/")[2]], definitions)
     if "anyOf" in entry:
-        return " | ".join(_type(option, definitions) for option in entry["anyOf"])
+        return " | ".join(values_of(option, definitions) for option in entry["anyOf"])
     if "enum" in entry or "const" in entry:
         return " | ".join(map(repr, entry.get("enum", [entry.get("const")])))
     if entry.get("type") == "array":
         item = entry.get("items") or entry.get("prefixItems", [{}])[0]
-        return f"list of {_type(item, definitions)}"
+        return f"list of {values_of(item, definitions)}"
     signs = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {entry[key]:g}" for key, sign in signs.items() if key in entry]
+    limits = [f"{sign} {entry[key]:.10g}" for key, sign in signs.items() if key in entry]
     return " ".join([entry.get("type", "any"), ", ".join(limits)]).strip()

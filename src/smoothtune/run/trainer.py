@@ -93,7 +93,7 @@ def build_trainer(
             data_collator=task.collator(tokenizer),
             processing_class=tokenizer,
             compute_metrics=metrics,
-            compute_loss_func=weights and ClassWeightedLoss(list(weights.values())),
+            compute_loss_func=ClassWeightedLoss(list(weights.values())) if weights else None,
             optimizer_cls_and_kwargs=uncorrected(arguments) if not config.bias_correction else None,
         )
     if config.early_stopping_patience is not None:

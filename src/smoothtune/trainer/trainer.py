@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback
+from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import EvalPrediction
 
 from smoothtune.core.objective import Objective
 from smoothtune.core.optimizer_hooks import unwrapped_optimizer
@@ -122,21 +123,67 @@ def save_checkpoint(trainer: Trainer) -> None:
 
 
 class SmoothTrainer(Trainer):
-    """A `transformers.Trainer` with regularizers.
-
-    Takes all arguments of `Trainer`; `regularizers`, a method or a sequence of methods;
-    `unlabeled_dataset` and `alternate`. See `regularize`.
-    """
+    """A `transformers.Trainer` with regularizers; see `regularize`."""
 
     def __init__(
         self,
-        *args: Any,
+        model: PreTrainedModel | nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[list[Any]], dict[str, Any]] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., PreTrainedModel] | None = None,
+        compute_loss_func: Callable[..., Any] | None = None,
+        compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
+        callbacks: list[TrainerCallback] | None = None,
+        optimizers: tuple[torch.optim.Optimizer | None, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[[Tensor, Tensor], Tensor] | None = None,
+        *,
         regularizers: Regularizer | Sequence[Regularizer] = (),
         unlabeled_dataset: Any = None,
         alternate: Alternate = "step",
-        **kwargs: Any,
     ):
-        super().__init__(*args, **kwargs)
+        """Make a trainer with the arguments of `transformers.Trainer`, and these.
+
+        Args:
+            model: as for `Trainer`, and so all arguments up to `preprocess_logits_for_metrics`.
+            args: settings of the training.
+            data_collator: makes a batch of rows.
+            train_dataset: rows with labels.
+            eval_dataset: rows to evaluate on, or several sets by name.
+            processing_class: tokenizer, saved beside the model.
+            model_init: makes the model, in place of `model`.
+            compute_loss_func: the task loss, a function of outputs, labels and
+                `num_items_in_batch`; unless given, the model's own.
+            compute_metrics: metrics of predictions.
+            callbacks: further callbacks.
+            optimizers: optimizer and schedule, in place of those that `args` describes.
+            optimizer_cls_and_kwargs: class and arguments of the optimizer, likewise.
+            preprocess_logits_for_metrics: what `compute_metrics` gets of logits and labels.
+            regularizers: a method, or a sequence of methods.
+            unlabeled_dataset: more rows, without labels; see `regularize`.
+            alternate: when their updates come; see `regularize`.
+
+        Raises:
+            ValueError: as `regularize`.
+        """
+        super().__init__(
+            model=model,
+            args=args,
+            data_collator=data_collator,
+            train_dataset=train_dataset,
+            eval_dataset=eval_dataset,
+            processing_class=processing_class,
+            model_init=model_init,
+            compute_loss_func=compute_loss_func,
+            compute_metrics=compute_metrics,
+            callbacks=callbacks,
+            optimizers=optimizers,
+            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
+            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
+        )
         regularize(self, regularizers, unlabeled_dataset=unlabeled_dataset, alternate=alternate)
 
     def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
