@@ -193,9 +193,10 @@ def test_words_follow_the_numbers(evaluated: Path, tmp_path: Path) -> None:
     numbers = run.numbers("metrics")
     numbers["metrics"]["accuracy"] = {"value": 0.9, "low": 0.8, "high": 0.95}
     numbers["trivial_baseline"] = 0.5
-    assert sentences(run)[0].verdict == "good"
+    assert sentences(run)[1].verdict == "good"
     numbers["trivial_baseline"] = 0.85
-    assert sentences(run)[0].verdict == "fragile"
+    assert sentences(run)[1].verdict == "fragile"
+    numbers["trivial_baseline"] = 0.5
     gaussian = run.content["parts"]["robustness"]["curves"]["gaussian"]["series"]
     ((name, points),) = gaussian.items()
     for verdict, loss in (("good", 0.01), ("fragile", 0.2)):
@@ -232,13 +233,16 @@ def test_without_matplotlib_numbers_and_markdown_remain(
     assert found.exit_code == 0, found.output
     assert 'pip install "smoothtune[report]"' in found.stderr
     last = found.stdout.splitlines()[-1]
-    assert last == f"{out} holds evaluation.json, evaluation.html, predictions.csv, 1 tables"
+    assert (
+        last == f"{out} holds evaluation.json, evaluation.html, evaluation.md, predictions.csv, "
+        "examples.json, 1 tables"
+    )
     assert (out / "calibration_reliability.csv").exists()
     assert not list(out.glob("*.svg"))
     html = call("report", out, "--to", tmp_path / "x.html")
     assert html.exit_code == 0, html.output
-    assert "x.html is written, without plots: plots need matplotlib" in html.stdout
-    assert "No plots: plots need matplotlib" in (tmp_path / "x.html").read_text()
+    assert "x.html is written, without figures: plots need matplotlib" in html.stdout
+    assert "Figures were left out: plots need matplotlib" in (tmp_path / "x.html").read_text()
     assert call("report", out, "--to", tmp_path / "x.md").exit_code == 0
 
 

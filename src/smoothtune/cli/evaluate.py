@@ -19,9 +19,6 @@ from smoothtune.cli.output import (
 from smoothtune.config.evaluation import PartName, Settings, load_settings
 from smoothtune.config.fields import DATA, PARTS
 
-PAGE = "evaluation.html"
-"""The page that `evaluate` writes about its folder."""
-
 
 class Options(Settings):
     """The settings, with a flag for every part."""
@@ -76,31 +73,39 @@ def evaluate(
         from smoothtune.evaluation.run import evaluate as run_evaluation
 
         content = run_evaluation(settings, console=output_console(as_json=as_json))
-        from smoothtune.evaluation.report import score_rows, write_report
+        from smoothtune.evaluation.output import EXAMPLES, MARKDOWN, PAGE
+        from smoothtune.evaluation.report import headline_rows, write_report
 
         folder = Path(settings.output_dir)
         no_plots = write_report([folder], folder / PAGE, overwrite=True)
+        write_report([folder], folder / MARKDOWN, overwrite=True)
+        rows, verdict = headline_rows(folder)
         if as_json:
             print_json(content)
         else:
-            show_rows(["", "95 % interval in brackets"], score_rows(folder))
-    held = ", ".join(["evaluation.json", PAGE, *_written(content, plots=not no_plots)])
+            show_rows(["", "95 % interval in brackets"], rows)
+            echo(f"{verdict.verdict}: {verdict.text}")
+    examples = (folder / EXAMPLES).exists()
+    more = _written(content, plots=not no_plots, examples=examples)
+    held = ", ".join(["evaluation.json", PAGE, MARKDOWN, *more])
     echo(f"{settings.output_dir} holds {held}", err=as_json)
     if no_plots and any(part["curves"] for part in content["parts"].values()):
-        echo(f"no plots: {no_plots}", err=True)
+        echo(f"figures were left out: {no_plots}", err=True)
 
 
-def _written(content: dict[str, Any], *, plots: bool) -> list[str]:
+def _written(content: dict[str, Any], *, plots: bool, examples: bool) -> list[str]:
     """The other files of an evaluation."""
     curves = sum(len(part["curves"]) for part in content["parts"].values())
+    files = ["predictions.csv", *["examples.json"] * examples]
     if not curves:
-        return ["predictions.csv"]
-    return ["predictions.csv", f"{curves} tables and plots" if plots else f"{curves} tables"]
+        return files
+    return [*files, f"{curves} tables and plots" if plots else f"{curves} tables"]
 
 
 def report(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="DIR...", help="Output folders of evaluate.")
+        list[str],
+        typer.Argument(metavar="[NAME=]DIR...", help="Output folders of evaluate, with names."),
     ],
     to: Annotated[Path, typer.Option(help="A .html or .md file.")],
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
@@ -109,5 +114,17 @@ def report(
     with errors_as_exit_codes():
         from smoothtune.evaluation.report import write_report
 
-        no_plots = write_report(folders, to, overwrite=overwrite)
-    echo(f"{to} is written" + f", without plots: {no_plots}" * bool(no_plots))
+        named = [_named_folder(text) for text in folders]
+        names = {folder: name for name, folder in named if name}
+        no_plots = write_report(
+            [folder for _, folder in named], to, names=names, overwrite=overwrite
+        )
+    echo(f"{to} is written" + f", without figures: {no_plots}" * bool(no_plots))
+
+
+def _named_folder(text: str) -> tuple[str, Path]:
+    """A folder, with the name it is to have in the report."""
+    name, _, folder = text.partition("=")
+    if not folder or Path(text).is_dir():  # a folder's name may hold the sign
+        return "", Path(text)
+    return name, Path(folder)

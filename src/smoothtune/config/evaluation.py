@@ -100,6 +100,8 @@ class Settings(SpanFields, DataFields):
     batch_size: Annotated[Count, SAMPLING] = 32
     """Rows per forward."""
 
+    num_examples: Annotated[int, Field(ge=0), OUTPUT] = 20
+    """Sentences in each table of single ones; 0: no texts are written."""
     output_dir: Annotated[Name, OUTPUT]
     """Folder for evaluation.json, tables and plots."""
     overwrite_output_dir: Annotated[bool, OUTPUT] = False
@@ -108,6 +110,7 @@ class Settings(SpanFields, DataFields):
     def identity(self) -> dict[str, Any]:
         """What makes numbers comparable; parts and other data sets can be added later."""
         ignored = {"output_dir", "parts", "ood", "further_share", "overwrite_output_dir"}
+        ignored |= {"num_examples"}
         later = ("sep", "encoding", "merge_labels")  # than evaluations that are kept
         ignored |= {name for name in later if getattr(self, name) is None}
         ignored |= set(SpanFields.model_fields)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,8 +60,12 @@ class Difference:
         return self.interval.low > 0 or self.interval.high < 0
 
 
-def load_runs(folders: Sequence[Path]) -> list[Run]:
+def load_runs(folders: Sequence[Path], names: Mapping[Path, str] | None = None) -> list[Run]:
     """Read evaluations; a run is named after its folder, and after its path where that is not new.
+
+    Args:
+        folders: output folders of `evaluate`.
+        names: by folder, of runs that are named otherwise.
 
     Raises:
         OutputError: a folder holds no evaluation, or the evaluations are of different tasks.
@@ -76,11 +80,14 @@ def load_runs(folders: Sequence[Path]) -> list[Run]:
             )
         short = folder.resolve().name
         taken = [other.resolve().name for other in folders].count(short) > 1
-        runs.append(Run(str(folder) if taken else short, folder, content))
+        name = (names or {}).get(folder) or (str(folder) if taken else short)
+        if name in (run.name for run in runs):
+            raise OutputError(f"two runs are named {name!r}: give each another name, NAME=DIR")
+        runs.append(Run(name, folder, content))
     tasks = sorted({run.content["task"] for run in runs})
     if len(tasks) != 1:
-        names = ", ".join(tasks) or "none"
-        raise OutputError(f"a report is about one task, and these are about: {names}")
+        about = ", ".join(tasks) or "none"
+        raise OutputError(f"a report is about one task, and these are about: {about}")
     if len({run.main_metric for run in runs}) != 1:
         scored = ", ".join(f"{run.name} by {run.main_metric}" for run in runs)
         raise OutputError(

@@ -185,17 +185,33 @@ def text_corruption_curve(
     Returns:
         Mean over the samples, with the least and greatest, and the `area` under it.
     """
-    change = TEXT_DAMAGE[damage]
 
     def damaged(rate: float, rng: np.random.Generator) -> Dataset:
-        def row(example: dict[str, str]) -> dict[str, str]:
-            return {name: change(example[name], rate, rng) for name in TEXTS if name in example}
-
-        changed = Dataset.from_list([example | row(example) for example in texts.to_list()])
-        content = f"{damage} {rate} {rng.bit_generator.state} {changed[0]}"
-        return predictor.task.tokenize(changed, predictor.tokenizer, max_seq_length, content)
+        found = damaged_texts(predictor, texts, damage, rate, rng, max_seq_length=max_seq_length)
+        return found[1]
 
     return _curve(predictor, texts, damage, damaged, rates, num_samples)
+
+
+def damaged_texts(
+    predictor: Predictor,
+    texts: Dataset,
+    damage: str,
+    rate: float,
+    rng: np.random.Generator,
+    *,
+    max_seq_length: int,
+) -> tuple[Dataset, Dataset]:
+    """Damaged texts, and the same tokenized; arguments as of `text_corruption_curve`."""
+    change = TEXT_DAMAGE[damage]
+
+    def row(example: dict[str, str]) -> dict[str, str]:
+        return {name: change(example[name], rate, rng) for name in TEXTS if name in example}
+
+    changed = Dataset.from_list([example | row(example) for example in texts.to_list()])
+    content = f"{damage} {rate} {rng.bit_generator.state} {changed[0]}"
+    rows = predictor.task.tokenize(changed, predictor.tokenizer, max_seq_length, content)
+    return changed, rows
 
 
 def _curve(

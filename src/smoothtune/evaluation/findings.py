@@ -1,8 +1,9 @@
-"""The findings of an evaluation as sentences: what is good, what is fragile, what it cost."""
+"""The findings of an evaluation as sentences: what to do first, then good, fragile, and cost."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from smoothtune.evaluation.compare import Difference, Run
 from smoothtune.evaluation.output import other_data_set
@@ -12,12 +13,92 @@ from smoothtune.report.page import Sentence, Verdict
 TOLERATED_LOSS = 0.05  # of the main metric, from which a disturbance is called harmful
 NOISE_LEVEL, ATTACK_LEVEL, CORRUPTION_RATE = 0.3, 0.05, 0.1
 CALIBRATED = 0.05  # expected calibration error below which a model is called calibrated
+HOTTEST = 10.0
+"""Temperatures beyond it, or below 1 / 10: logits say nothing, or are never wrong."""
+GUIDE = "see Choosing a method in the documentation"
 
 
 def sentences(run: Run) -> list[Sentence]:
-    """The findings about one run."""
-    parts = (_score, _gap, _calibration, _disturbance, _noise, _drift, _other_data, _cost)
-    return [sentence for part in parts for sentence in part(run)]
+    """What to do, then the findings about one run.
+
+    How a model that is not above the best constant answer bears disturbances, and what its
+    confidence is, says nothing, so it is left out.
+    """
+    parts = [_score, _gap]
+    if beats_chance(run):
+        parts += [_calibration, _disturbance, _noise]
+    found = [sentence for part in (*parts, _drift, _other_data, _cost) for sentence in part(run)]
+    return [verdict(run), *found]
+
+
+def beats_chance(run: Run) -> bool:
+    """Whether the main metric is above that of the best constant answer, its whole interval."""
+    numbers = run.numbers("metrics")
+    low = numbers["metrics"][run.main_metric]["low"]
+    return low is not None and low > numbers["trivial_baseline"]
+
+
+def verdict(run: Run) -> Sentence:
+    """What to do with a run."""
+    numbers = run.numbers("metrics")
+    metric, baseline = numbers["metrics"][run.main_metric], numbers["trivial_baseline"]
+    if metric["low"] is None:
+        return Sentence("fragile", "Evaluate it on more rows: a single one says nothing.")
+    if metric["high"] < baseline:
+        return Sentence(
+            "fragile",
+            f"Do not use it: {run.main_metric} is below that of the best constant answer. Check "
+            "whether the labels of model and data mean the same classes, then train again.",
+        )
+    if not beats_chance(run):
+        return Sentence(
+            "fragile",
+            f"Do not use it yet: {run.main_metric} is not above that of the best constant answer. "
+            "Train longer, with a higher learning rate or on more rows, or evaluate on more rows. "
+            "Its robustness and calibration say nothing, so they are not judged.",
+        )
+    kinds = (_about_gap, _about_confidence, _about_robustness)
+    advice = [text for kind in kinds for text in kind(run)]
+    if advice:
+        return Sentence("fragile", f"Better than a constant answer, but: {'; '.join(advice)}.")
+    measured = [name for name in ("calibration", "robustness", "corruption") if run.numbers(name)]
+    if len(measured) < 3:
+        return Sentence(
+            "note", "Better than a constant answer; what it bears was not all measured: add --all."
+        )
+    return Sentence("good", "Use it: nothing that was measured speaks against it.")
+
+
+def _about_gap(run: Run) -> Iterator[str]:
+    gap = run.numbers("metrics")["generalization_gap"]
+    if gap is not None and gap > 2 * TOLERATED_LOSS:
+        yield (
+            f"it fits its training rows {100 * gap:.0f} points better than others: take more rows, "
+            f"fewer epochs, or a regularizer ({GUIDE})"
+        )
+
+
+def _about_confidence(run: Run) -> Iterator[str]:
+    numbers = run.numbers("calibration")
+    if not numbers or numbers["all_rows"]["ece"] < CALIBRATED:
+        return
+    if _helps(numbers):
+        yield f"divide its logits by {numbers['temperature']:.2f} before reading probabilities"
+    else:
+        yield f"do not read its probabilities as chances, or train it for calibration ({GUIDE})"
+
+
+def _about_robustness(run: Run) -> Iterator[str]:
+    if harmful := [shown for shown, loss in _losses(run) if loss > TOLERATED_LOSS]:
+        names = ", ".join(shown.partition(" at ")[0] for shown in harmful)
+        yield f"where inputs are like this, compare with a regularized run ({GUIDE}): {names}"
+
+
+def _helps(numbers: dict[str, Any]) -> bool:
+    """Whether a temperature could be fitted, and lowers the NLL of other rows."""
+    if not 1 / HOTTEST < numbers.get("temperature", 0.0) < HOTTEST:
+        return False
+    return numbers["judged_rows_after"]["nll"] < numbers["judged_rows_before"]["nll"]
 
 
 def comparison(first: Run, other: Run, gaps: list[Difference] | None) -> str:
@@ -31,11 +112,14 @@ def comparison(first: Run, other: Run, gaps: list[Difference] | None) -> str:
     if not beyond:
         return (
             f"{other.name} and {first.name} do not differ beyond the noise of the evaluated "
-            f"examples: {_signed(gaps[0])}."
+            f"examples: {_signed(gaps[0])}. Evaluate more rows, or take the cheaper one."
         )
+    choice = ""
+    if gaps[0].beyond_noise:
+        choice = f"Prefer {(other if gaps[0].value > 0 else first).name}. "
     return (
-        f"{other.name} differs from {first.name} beyond the noise of the evaluated examples in "
-        f"{'; '.join(map(_signed, beyond))}. Another training seed may change this."
+        f"{choice}{other.name} differs from {first.name} beyond the noise of the evaluated "
+        f"examples in {'; '.join(map(_signed, beyond))}. Another training seed may change this."
     )
 
 
@@ -79,28 +163,37 @@ def _calibration(run: Run) -> Iterator[Sentence]:
     error = numbers["all_rows"]["ece"]
     text = f"Stated confidence is {numbers['mean_confidence']:.2f} on average and off by "
     text += f"{error:.3f} (ECE)."
-    if "temperature" in numbers:
+    temperature = numbers.get("temperature")
+    if temperature is not None and temperature >= HOTTEST:
+        text += " No temperature mends it: the logits say too little about the labels."
+    elif temperature is not None and temperature <= 1 / HOTTEST:
+        text += " No temperature can be fitted: there are too few wrong answers."
+    elif temperature is not None:
         before = numbers["judged_rows_before"]["nll"]
         after = numbers["judged_rows_after"]["nll"]
         helps = "lowers" if after < before else "does not lower"
         text += (
-            f" A temperature of {numbers['temperature']:.2f} {helps} the NLL of the rows it was "
+            f" A temperature of {temperature:.2f} {helps} the NLL of the rows it was "
             f"not fitted on ({before:.3f} to {after:.3f})."
         )
     yield Sentence("good" if error < CALIBRATED else "fragile", text)
 
 
-def _disturbance(run: Run) -> Iterator[Sentence]:
+def _losses(run: Run) -> Iterator[tuple[str, float]]:
+    """What the main metric loses by each disturbance at its level, with a title."""
     levels = {"gaussian": NOISE_LEVEL, "in_manifold": NOISE_LEVEL}
     levels |= {"fgm": ATTACK_LEVEL, "pgd": ATTACK_LEVEL}
-    harmful: list[str] = []
-    kept: list[str] = []
     for key, curve in (run.curves("robustness") | run.curves("corruption")).items():
         ((name, points),) = curve.series.items()
         level = levels.get(key, CORRUPTION_RATE)
         loss = points[0].y - next(point.y for point in points if point.x == level)
-        shown = f"{name} at {level:g} ({0.0 - loss:+.3f})"
-        (harmful if loss > TOLERATED_LOSS else kept).append(shown)
+        yield f"{name} at {level:g} ({0.0 - loss:+.3f})", loss
+
+
+def _disturbance(run: Run) -> Iterator[Sentence]:
+    losses = list(_losses(run))
+    harmful = [shown for shown, loss in losses if loss > TOLERATED_LOSS]
+    kept = [shown for shown, loss in losses if loss <= TOLERATED_LOSS]
     if harmful:
         yield Sentence("fragile", f"{run.main_metric} suffers from {'; '.join(harmful)}.")
     if kept:

@@ -21,7 +21,8 @@ from smoothtune.report.plots import draw
 
 EVALUATION = "evaluation.json"
 PREDICTIONS = "predictions.csv"
-PAGE = "evaluation.html"
+EXAMPLES = "examples.json"
+PAGE, MARKDOWN = "evaluation.html", "evaluation.md"
 OOD, AFTER = "ood: ", " after "  # around the name of another data set in the name of a part
 
 
@@ -75,7 +76,7 @@ def _remove(folder: Path, content: dict[str, Any]) -> None:
         f"{part}_{name}" for part, found in content["parts"].items() for name in found["curves"]
     ]
     names = [f"{curve}{suffix}" for curve in curves for suffix in (".csv", ".svg")]
-    for name in (EVALUATION, PREDICTIONS, PAGE, *names):
+    for name in (EVALUATION, PREDICTIONS, EXAMPLES, PAGE, MARKDOWN, *names):
         (folder / Path(name).name).unlink(missing_ok=True)
 
 

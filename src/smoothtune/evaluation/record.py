@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from smoothtune.config.draft import message_of
 from smoothtune.config.fields import TaskType
@@ -119,6 +119,35 @@ def check_evaluation(content: dict[str, Any], path: Path) -> None:
             raise OutputError(
                 _message(path, "headline", "is no metric of it", "smoothtune evaluate")
             )
+
+
+class _Examples(_Record):
+    """``examples.json``; every list has one item for each sentence."""
+
+    shown: Annotated[int, Field(ge=1)]
+    example_id: Annotated[list[int], Field(min_length=1)]
+    labels: list[float]
+    texts: dict[str, list[str]]
+    predictions: dict[str, list[Annotated[list[float], Field(min_length=1)]]]
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> _Examples:
+        count, widths = len(self.example_id), {len(p) for v in self.predictions.values() for p in v}
+        columns: list[list[Any]] = [self.labels, *self.texts.values(), *self.predictions.values()]
+        if any(len(column) != count for column in columns) or len(widths) != 1:
+            raise ValueError("a sentence lacks a text, a label or a prediction")
+        if not {"as it is"} <= self.texts.keys() & self.predictions.keys():
+            raise ValueError("the sentences as they are are missing")
+        return self
+
+
+def check_examples(content: dict[str, Any], path: Path) -> None:
+    """Check ``examples.json``.
+
+    Raises:
+        OutputError: a field is not as `smoothtune evaluate` writes it.
+    """
+    _check(_Examples, content, path, "smoothtune evaluate")
 
 
 def _check(

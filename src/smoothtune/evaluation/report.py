@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.evaluation.compare import Run, load_runs, paired_differences
-from smoothtune.evaluation.findings import comparison, sentences
+from smoothtune.evaluation.examples import example_tables
+from smoothtune.evaluation.findings import comparison, sentences, verdict
 from smoothtune.evaluation.output import EVALUATION, OOD
 from smoothtune.evaluation.record import only_damage
 from smoothtune.files import make_folder, write_atomic
-from smoothtune.report.curves import Curve
-from smoothtune.report.page import DASH, Plot, Table, number, render, with_interval
-from smoothtune.report.plots import draw
+from smoothtune.report.curves import Curve, metric_label
+from smoothtune.report.page import DASH, Plot, Sentence, Table, number, render, with_interval
+from smoothtune.report.plots import MOST_LINES, Frame, draw, num_lines, styles
 
 LARGEST_TABLE = 60  # points; a plot with more has its numbers in its CSV file alone
 SECTIONS = {
@@ -28,12 +29,19 @@ SECTIONS = {
 }
 
 
-def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) -> str:
+def write_report(
+    folders: Sequence[Path],
+    to: Path,
+    *,
+    names: Mapping[Path, str] | None = None,
+    overwrite: bool = False,
+) -> str:
     """Write a report.
 
     Args:
         folders: output folders of `evaluate`, about one task; the first is what the others are
             compared with.
+        names: by folder, of runs that are not to have their folder's name.
         to: a file that ends in .html, one page without scripts or links to other files, or .md.
         overwrite: replace the file.
 
@@ -48,7 +56,7 @@ def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) 
         raise OutputError(f"{to} must end in .html or .md")
     if to.exists() and not overwrite:
         raise OutputError(f"{to} exists; choose another name or replace it with --overwrite")
-    runs = load_runs(folders)
+    runs = load_runs(folders, names)
     is_html = to.suffix == ".html"
     with only_damage(_records(runs)):
         content = _content(runs, is_html)
@@ -58,13 +66,24 @@ def write_report(folders: Sequence[Path], to: Path, *, overwrite: bool = False) 
     return str(content["no_plots"])
 
 
-def score_rows(folder: Path) -> list[list[str]]:
-    """Each score of an evaluation, with its interval where it has one.
+def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:
+    """The numbers of an evaluation that are looked at first, and what to do.
+
+    Returns:
+        Rows of a title and a number, with its 95 % interval where it has one; the verdict.
 
     Raises:
-        OutputError: the folder holds no evaluation.
+        OutputError: the folder holds no evaluation, or a damaged one.
     """
-    return [list(row) for row in score_table(load_runs([folder])).rows]
+    (run,) = runs = load_runs([folder])
+    with only_damage(_records(runs)):
+        rows = [list(row) for row in score_table(runs).rows]
+        if numbers := run.numbers("calibration"):
+            rows.append(["ece", number(numbers["all_rows"]["ece"])])
+        for part in ("robustness", "corruption", "substitution"):
+            for curve in run.curves(part).values():
+                rows.append([f"area: {curve.title}", number(curve.numbers.get("area"))])
+        return rows, verdict(run)
 
 
 def _records(runs: Sequence[Run]) -> str:
@@ -82,7 +101,7 @@ def _content(runs: Sequence[Run], is_html: bool) -> dict[str, Any]:
     return {
         "task": first.content["task"],
         "title": f"{first.content['task']}: {', '.join(run.name for run in runs)}",
-        "findings": [(run.name, sentences(run)) for run in runs],
+        "findings": [(run.name, *_first_and_rest(sentences(run))) for run in runs],
         "compared": [comparison(first, run, paired_differences(first, run)) for run in others],
         "scores": score_table(runs),
         "summaries": {name: summary_table(runs, name) for name in SECTIONS},
@@ -91,7 +110,12 @@ def _content(runs: Sequence[Run], is_html: bool) -> dict[str, Any]:
         "skipped": _skipped(runs),
         "plots": shown,
         "no_plots": no_plots,
+        "examples": example_tables(runs) if is_html else [],
     }
+
+
+def _first_and_rest(said: Sequence[Sentence]) -> tuple[Sentence, Sequence[Sentence]]:
+    return said[0], said[1:]
 
 
 def score_table(runs: Sequence[Run]) -> Table:
@@ -123,10 +147,6 @@ def score_table(runs: Sequence[Run]) -> Table:
 
 def _numbers(runs: Sequence[Run], read: Any) -> list[str]:
     return [number(read(run.numbers("metrics"))) for run in runs]
-
-
-def _train_score(numbers: dict[str, Any], metric: str) -> float | None:
-    return numbers["train_metrics"] and numbers["train_metrics"][metric]
 
 
 def _interval(metric: dict[str, Any] | None) -> str:
@@ -167,14 +187,33 @@ def plots(runs: Sequence[Run], part: str) -> list[Plot]:
     """All curves of a part, each with every run that has it."""
     by_run = {run.label: run.curves(part) for run in runs}
     names = dict.fromkeys(name for curves in by_run.values() for name in curves)
+    looks, scores = styles(by_run), _score_frame(runs)
     drawn = []
     for name in names:
         curves = {run: found[name] for run, found in by_run.items() if name in found}
-        drawn.append(_plot(f"{part}_{name}", curves))
+        of_score = next(iter(curves.values())).y_label == metric_label(runs[0].main_metric)
+        drawn.append(_plot(f"{part}_{name}", curves, scores if of_score else Frame(looks)))
     return drawn
 
 
-def _plot(name: str, curves: dict[str, Curve]) -> Plot:
+def _score_frame(runs: Sequence[Run]) -> Frame:
+    """What all plots of the main metric share: the line of chance, and the axis."""
+    label, chance = (
+        metric_label(runs[0].main_metric),
+        runs[0].numbers("metrics")["trivial_baseline"],
+    )
+    values = [chance]
+    for run in runs:
+        for curve in (curve for part in SECTIONS for curve in run.curves(part).values()):
+            if curve.y_label == label:
+                points = [point for series in curve.series.values() for point in series]
+                values += [v for p in points for v in (p.y, p.low, p.high) if v is not None]
+    pad = 0.04 * (max(values) - min(values)) or 0.01
+    limits = min(values) - pad, max(values) + pad
+    return Frame(styles(run.label for run in runs), chance, limits)
+
+
+def _plot(name: str, curves: dict[str, Curve], frame: Frame) -> Plot:
     first = next(iter(curves.values()))
     rows = [
         [run, series, *map(_value, point)]
@@ -183,11 +222,14 @@ def _plot(name: str, curves: dict[str, Curve]) -> Plot:
         for point in points
     ]
     head = ["run", "line", first.x_label, first.y_label, "low", "high"]
+    caption = f"Shaded: {first.band}." if first.band else ""
+    if num_lines(curves) > MOST_LINES:
+        caption += " Gray: the first line."
     return Plot(
         name,
         first.title,
-        f"Shaded: {first.band}." if first.band else "",
-        draw(curves),
+        caption,
+        draw(curves, frame),
         numbers=Table(head, rows) if len(rows) <= LARGEST_TABLE else None,
     )
 

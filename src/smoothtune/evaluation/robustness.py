@@ -85,6 +85,37 @@ def _noisy(
 ) -> list[CurvePoint]:
     """The metric at each level; every call draws the same samples."""
     predictor.progress.start(title, predictor.num_batches(rows))
+    predictions = _noisy_predictions(predictor, rows, noise, levels, num_samples)
+    return [
+        mean_and_range(level, [predictor.main_metric(each, rows) for each in samples])
+        for level, samples in zip(levels, predictions, strict=True)
+    ]
+
+
+def noisy_predictions(predictor: Predictor, rows: Dataset, level: float) -> np.ndarray:
+    """(N, W) predictions under Gaussian noise: the first sample of `noise_curve`.
+
+    Args:
+        predictor: the model.
+        rows: tokenized examples with labels.
+        level: size relative to the embeddings.
+    """
+    noise = EmbeddingNoise("standard", 1.0, "word", 1, True, "token")
+    noise.attach(predictor.model)
+    predictor.progress.start("sentences under noise", predictor.num_batches(rows))
+    found = _noisy_predictions(predictor, rows, noise, [level], 1)
+    noise.detach()
+    return found[0, 0]
+
+
+def _noisy_predictions(
+    predictor: Predictor,
+    rows: Dataset,
+    noise: EmbeddingNoise,
+    levels: Sequence[float],
+    num_samples: int,
+) -> np.ndarray:
+    """(levels, samples, N, W)."""
     predictions = np.tile(predictor.blank(rows), (len(levels), num_samples, 1, 1))
     with torch.no_grad(), evaluating(predictor.model):
         for number, (chosen, batch) in enumerate(predictor.batches(rows)):
@@ -95,10 +126,7 @@ def _noisy(
                 for index, level in enumerate(levels):
                     run = clean.at(level * delta, dropout="off") if level else clean.run()
                     predictor.fill(predictions[index, sample], run, rows, chosen)
-    return [
-        mean_and_range(level, [predictor.main_metric(each, rows) for each in samples])
-        for level, samples in zip(levels, predictions, strict=True)
-    ]
+    return predictions
 
 
 def sample_noise(clean: ForwardPass, noise: EmbeddingNoise) -> Tensor:

@@ -14,6 +14,7 @@ from smoothtune.config.evaluation import Settings
 from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, quiet, say
 from smoothtune.errors import OutputError
+from smoothtune.evaluation.examples import add_examples, measured_examples
 from smoothtune.evaluation.output import (
     EVALUATION,
     OOD,
@@ -83,6 +84,7 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
             write_curves(folder, name, result, console)
             if name == "metrics":
                 write_predictions(folder, subject)
+            add_examples(folder, measured_examples(subject, name))
             seconds = time.perf_counter() - start
             content["parts"][name] = result.to_dict() | {"seconds": seconds}
             write_json(folder / EVALUATION, content)

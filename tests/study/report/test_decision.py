@@ -53,7 +53,7 @@ def test_more_seeds_where_they_would_show_it() -> None:
     said = decision(content({"some": [gaps], "none": [NOISE]})).text
     needed = seeds_needed(np.mean(gaps), np.std(gaps, ddof=1), 2)
     assert said.startswith(f"Run {needed - 5} more seeds, or use plain: no method is shown")
-    assert f"{needed} seeds in all would show it with a chance of 80%" in said
+    assert f"{needed} seeds in all would show it with a chance of 80 %" in said
 
 
 def test_plain_where_nothing_is_near() -> None:

@@ -84,7 +84,7 @@ def _undecided(content: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
         "note",
         f"Run {more} more seed{'s' * (more > 1)}, or use plain: no method is shown to be better; "
         f"if {shown} is as good as it looks, {needed} seeds in all would show it with a chance of "
-        f"{POWER:.0%}.",
+        f"{100 * POWER:.0f} %.",
     )
 
 

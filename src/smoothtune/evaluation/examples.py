@@ -1,0 +1,167 @@
+"""Single sentences: how their predictions change under noise, with typos, and between two runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.special import softmax
+
+from smoothtune.data.columns import TEXTS
+from smoothtune.evaluation.compare import Run
+from smoothtune.evaluation.corruption import damaged_texts
+from smoothtune.evaluation.output import EXAMPLES
+from smoothtune.evaluation.parts import Subject
+from smoothtune.evaluation.record import check_examples
+from smoothtune.evaluation.robustness import noisy_predictions
+from smoothtune.files import read_json, write_json
+from smoothtune.report.page import Table
+
+CLEAN, NOISY, TYPOS = "as it is", "Gaussian noise at 0.3", "typos in a tenth of the words"
+NOISE_LEVEL, TYPO_RATE = 0.3, 0.1
+LONGEST = 400
+"""Characters of a sentence in a table."""
+
+
+def measured_examples(subject: Subject, part: str) -> dict[str, Any] | None:
+    """What a part says about single sentences; None for parts and tasks without any.
+
+    Args:
+        subject: a classifier or regressor of texts.
+        part: metrics, robustness or corruption.
+
+    Returns:
+        `predictions` (rows of (W,)) by how the sentences are disturbed, and `texts` where these
+        change; with the metrics also `example_id`, `labels` and `texts` as they are.
+    """
+    task, settings = subject.prepared.task, subject.settings
+    if task.task_type != "text-classification" or not settings.num_examples:
+        return None
+    if part == "metrics":
+        chosen = subject.texts.select(subject.sample(), keep_in_memory=True)
+        return {
+            "shown": settings.num_examples,
+            "example_id": list(chosen["example_id"][:]),
+            "labels": list(chosen["labels"][:]),
+            "texts": {CLEAN: _sentences(chosen)},
+            "predictions": {CLEAN: subject.predictions[subject.sample()].tolist()},
+        }
+    if part == "robustness":
+        found = noisy_predictions(subject.predictor, subject.rows(), NOISE_LEVEL)
+        return {"predictions": {NOISY: found.tolist()}}
+    if part == "corruption":
+        texts = subject.texts.select(subject.sample(), keep_in_memory=True)
+        rng = np.random.default_rng([subject.predictor.seed, 0])
+        changed, rows = damaged_texts(
+            subject.predictor,
+            texts,
+            "typos",
+            TYPO_RATE,
+            rng,
+            max_seq_length=subject.prepared.report.max_seq_length,
+        )
+        subject.predictor.progress.start("sentences with typos", len(rows))
+        found = subject.predictor.predict(rows)
+        return {"texts": {TYPOS: _sentences(changed)}, "predictions": {TYPOS: found.tolist()}}
+    return None
+
+
+def _sentences(rows: Any) -> list[str]:
+    columns = [rows[name][:] for name in TEXTS if name in rows.column_names]
+    return [" | ".join(texts) for texts in zip(*columns, strict=True)]
+
+
+def add_examples(folder: Path, found: dict[str, Any] | None) -> None:
+    """Add to a folder's ``examples.json``."""
+    known = read_examples(folder) if found and "example_id" not in found else {}
+    if found is None or known is None:
+        return
+    for name in ("texts", "predictions"):
+        found[name] = known.get(name, {}) | found.get(name, {})
+    write_json(folder / EXAMPLES, known | found)
+
+
+def read_examples(folder: Path) -> dict[str, Any] | None:
+    """The content of a folder's ``examples.json``; None without the file.
+
+    Raises:
+        OutputError: it is damaged.
+    """
+    content = read_json(folder / EXAMPLES)
+    if content is not None:
+        check_examples(content, folder / EXAMPLES)
+    return content
+
+
+def example_tables(runs: Sequence[Run]) -> list[tuple[str, Table]]:
+    """The sentences that change most, under each disturbance and between two runs, with titles."""
+    found = [(run, read_examples(run.folder)) for run in runs]
+    known = [(run, content) for run, content in found if content]
+    tables = [table for run, content in known for table in _disturbed(run, content)]
+    if known:
+        (first, before), *others = known
+        tables += [
+            table for other, after in others for table in _between(first, before, other, after)
+        ]
+    return tables
+
+
+def _disturbed(run: Run, content: Mapping[str, Any]) -> Iterator[tuple[str, Table]]:
+    clean = np.array(content["predictions"][CLEAN])
+    for name in (NOISY, TYPOS):
+        if name in content["predictions"]:
+            texts = content["texts"].get(name, content["texts"][CLEAN])
+            after = np.array(content["predictions"][name])
+            yield _changes(run, f"{run.name}: {name}", texts, content, clean, after, (CLEAN, name))
+
+
+def _between(
+    first: Run, before: Mapping[str, Any], other: Run, after: Mapping[str, Any]
+) -> Iterator[tuple[str, Table]]:
+    if before["example_id"] != after["example_id"] or before["labels"] != after["labels"]:
+        return
+    if before["texts"][CLEAN] != after["texts"][CLEAN]:
+        return
+    old, new = (np.array(content["predictions"][CLEAN]) for content in (before, after))
+    title = f"{first.name} and {other.name}"
+    heads = (first.name, other.name)
+    yield _changes(first, title, before["texts"][CLEAN], before, old, new, heads)
+
+
+def _changes(
+    run: Run,
+    title: str,
+    texts: Sequence[str],
+    content: Mapping[str, Any],
+    before: np.ndarray,
+    after: np.ndarray,
+    heads: tuple[str, str],
+) -> tuple[str, Table]:
+    """A table of the largest changes: first other classes, then by confidence in the first one."""
+    names = run.content["label_names"]
+    if before.shape[1] == 1:
+        change, flips = (after - before)[:, 0], np.zeros(len(before), bool)
+        told = [[f"{value:.2f}" for value in values[:, 0]] for values in (before, after)]
+        gold = [f"{label:g}" for label in content["labels"]]
+    else:
+        rows, classes = np.arange(len(before)), before.argmax(1)
+        chances = softmax(before, axis=1), softmax(after, axis=1)
+        change = chances[1][rows, classes] - chances[0][rows, classes]
+        flips = after.argmax(1) != classes
+        told = [
+            [f"{names[c]} {p:.2f}" for c, p in zip(v.argmax(1), v.max(1), strict=True)]
+            for v in chances
+        ]
+        gold = [names[label] for label in content["labels"]]
+    order = np.lexsort((-np.abs(change), ~flips))[: content["shown"]]
+    cells = [
+        [_shown(texts[i]), gold[i], told[0][i], told[1][i], f"{change[i]:+.2f}"] for i in order
+    ]
+    changed = "" if before.shape[1] == 1 else f": {flips.sum()} of {len(flips)} change class"
+    return title + changed, Table(["sentence", "label", *heads, "change"], cells)
+
+
+def _shown(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"
