@@ -66,7 +66,7 @@ def _study(name: str) -> Iterator[str]:
     ]
     yield (
         f"[{escaped(content['title'])}](../../{STUDY}/report.md). In brackets after a difference: "
-        f"95 % bootstrap interval over {len(content['seeds'])} seeds; p: {content['test']}, after "
+        f"95 % interval over {len(content['seeds'])} seeds; p: {content['test']}, after "
         "Holm's correction over the methods of a condition.\n\n"
         + table(titles, [_row(row) for row in rows])
     ).rstrip()
