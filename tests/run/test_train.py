@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from datasets import Dataset
 from filelock import FileLock
 from rich.console import Console
 from safetensors.torch import load_file
@@ -17,9 +18,11 @@ from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, DataError, OutputError, Stopped
 from smoothtune.methods import noise_base
 from smoothtune.models.load import load_base
+from smoothtune.run import train as train_module
 from smoothtune.run.callbacks import ProgressCallback
 from smoothtune.run.output import newest_checkpoint
 from smoothtune.run.train import train
+from smoothtune.run.trainer import some_examples
 
 LOADS_ALONE = """
 import sys
@@ -90,6 +93,33 @@ def test_result_and_model_folder(settings: dict, inputs: Path) -> None:
         "tokenizer.json",
         "tokenizer_config.json",
     ]
+
+
+def test_training_rows_are_scored_on_a_sample(settings: dict) -> None:
+    scored, original = [], train_module.evaluate
+
+    def evaluate(trainer, task, rows):
+        scored.append(rows)
+        return original(trainer, task, rows)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(train_module, "evaluate", evaluate)
+        result = quiet_train(RunConfig(**settings | {"max_train_eval_samples": 5}))
+    validation, seen = scored
+    assert (len(validation), len(seen)) == (24, 5)
+    assert result["train_metrics"]["accuracy"] * 5 == pytest.approx(
+        round(result["train_metrics"]["accuracy"] * 5)
+    )
+
+
+def test_a_sample_holds_all_windows_of_an_example() -> None:
+    rows = Dataset.from_dict({"example_id": [0, 0, 1, 2, 2, 2, 5, 7], "row": list(range(8))})
+    few, more = (some_examples(rows, count, seed=1) for count in (2, 4))
+    assert len(set(few["example_id"][:])) == 2
+    assert set(few["row"][:]) < set(more["row"][:])
+    windows = {0: 2, 1: 1, 2: 3, 5: 1, 7: 1}
+    assert len(more) == sum(windows[number] for number in set(more["example_id"][:]))
+    assert some_examples(rows, 5, seed=1) is some_examples(rows, None, seed=1) is rows
 
 
 @pytest.mark.parametrize("strategy", ["group_by_length", "random"])

@@ -37,6 +37,7 @@ LATER = (
     "bias_correction",
     "from_scratch",
     "label_noise",
+    "max_train_eval_samples",
 )
 """Fields that runs recorded before them lack; unset they leave a run what it was."""
 OUTPUT_FIELDS = (
@@ -65,6 +66,8 @@ class RunFields(SpanFields, DataFields):
     what a method makes of wrong labels."""
     max_eval_samples: Annotated[Count | None, DATA] = None
     """Evaluate on at most this many rows, the first ones."""
+    max_train_eval_samples: Annotated[Count | None, DATA] = 2000
+    """After training, score a seeded sample of at most this many training rows; null: all."""
     max_unlabeled_samples: Annotated[Count | None, DATA] = None
     """Use a seeded sample of at most this many unlabeled rows."""
     max_seq_length: Annotated[int, Field(ge=4), DATA] = 128

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
+from datasets import Dataset
 from rich.console import Console
 from safetensors import SafetensorError
 from transformers import PreTrainedModel
@@ -29,7 +30,13 @@ from smoothtune.run.inputs import Inputs, prepare_model, read_inputs
 from smoothtune.run.model_card import model_card
 from smoothtune.run.output import STAGING, claimed, finished_result, newest_checkpoint, publish
 from smoothtune.run.signals import Signals
-from smoothtune.run.trainer import RunTrainer, as_config_error, build_trainer, evaluate
+from smoothtune.run.trainer import (
+    RunTrainer,
+    as_config_error,
+    build_trainer,
+    evaluate,
+    some_examples,
+)
 from smoothtune.run.training_arguments import best_score, watches_scores
 from smoothtune.tasks.prepare import Prepared
 from smoothtune.trainer.step_cost import StepCost, measure_step_cost
@@ -147,7 +154,8 @@ def fit(
             if resumable:
                 keep_training(trainer, console)
             start = time.perf_counter()
-            metrics, train_metrics, predictions = final_evaluation(trainer, inputs)
+            seen = some_examples(inputs.prepared.train, config.max_train_eval_samples, config.seed)
+            metrics, train_metrics, predictions = final_evaluation(trainer, inputs, seen)
     times = {"train": train_seconds, "evaluation": time.perf_counter() - start}
     result = run_result(config, inputs, trainer, metrics, train_metrics, cost, times)
     trainer.objective.detach()
@@ -211,16 +219,16 @@ def train_to_the_end(
 
 
 def final_evaluation(
-    trainer: RunTrainer, inputs: Inputs
+    trainer: RunTrainer, inputs: Inputs, seen: Dataset
 ) -> tuple[dict[str, float], dict[str, float], np.ndarray]:
-    """Metrics of the validation rows and of the training rows, and predictions of the former.
+    """Metrics of the validation rows and of training rows `seen`, and predictions of the former.
 
     Raises:
         Stopped: SIGINT or SIGTERM came; a checkpoint is written.
     """
     try:
         metrics, predictions = evaluate(trainer, inputs.task, inputs.prepared.validation)
-        train_metrics, _ = evaluate(trainer, inputs.task, inputs.prepared.train)
+        train_metrics, _ = evaluate(trainer, inputs.task, seen)
     except EvaluationEnded:
         stop(trainer)
     return metrics, train_metrics, predictions

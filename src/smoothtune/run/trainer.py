@@ -140,6 +140,16 @@ def evaluate(trainer: RunTrainer, task: Task, rows: Dataset) -> tuple[dict[str, 
     return score(task, trainer.predict(shortest_first(rows)).predictions, rows)
 
 
+def some_examples(rows: Dataset, count: int | None, seed: int) -> Dataset:
+    """At most `count` of the examples, drawn at random, each with all of its rows; None: all."""
+    numbers = np.asarray(rows["example_id"][:])
+    examples = np.unique(numbers)
+    if count is None or count >= len(examples):
+        return rows
+    chosen = np.random.default_rng(seed).permutation(examples)[:count]
+    return rows.select(np.flatnonzero(np.isin(numbers, chosen)), keep_in_memory=True)
+
+
 def shortest_first(rows: Dataset) -> Dataset:
     """The rows from short to long, the order of evaluation, which needs little padding."""
     return rows.select(_by_length(rows), keep_in_memory=True)
