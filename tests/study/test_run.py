@@ -132,7 +132,7 @@ def test_records_name_no_folders_of_this_machine(write, tmp_path: Path, output: 
     run_study(study, folder, jobs=1, console=output.console, command=["x", str(tmp_path)])
     for path in folder.rglob("*"):
         if path.is_file():
-            assert str(tmp_path.parent) not in path.read_text(encoding="utf-8"), path
+            assert str(tmp_path.parent).encode() not in path.read_bytes(), path
 
 
 def test_failures_are_classified_and_do_not_stop_the_others(

@@ -39,8 +39,8 @@ def normalized_scores(runs: pd.DataFrame) -> dict[str, np.ndarray]:
     """
     done = runs[runs["status"] == "done"]
     groups = [g for g in runs_by_condition(done).values() if (g["trivial_baseline"] < 1).all()]
-    found = {}
-    for method in runs["method"].unique():
+    found: dict[str, np.ndarray] = {}
+    for method in runs["method"].unique() if groups else ():
         columns = []
         for group in groups:
             own = group[group["method"] == method].set_index("seed")

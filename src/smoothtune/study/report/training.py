@@ -46,13 +46,13 @@ def training_of(cells: Sequence[Cell], records: Records) -> list[dict[str, Any]]
         result = (records.read(cell.id) or {}).get("result")
         if condition in found and (result is None or found[condition]["done"]):
             continue
-        config = (result or {}).get("config") or cell.config.model_dump(mode="json")
+        config = (result or {}).get("config") or cell.identity["config"]  # without places
         found[condition] = {
             "task": cell.task,
             "model": cell.model,
             "max_train_samples": cell.max_train_samples,
             "done": result is not None,
-            "fields": {name: config.get(name) for name in FIELDS},
+            "fields": {name: config.get(name) for name in FIELDS} | {"model": cell.model},
             "sizes": _sizes(result or {}),
         }
     return list(found.values())

@@ -1,0 +1,79 @@
+"""How runs were trained: what they recorded, or what they will run with, without places."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from smoothtune.config.run import load_config
+from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
+from smoothtune.study.report.training import (
+    method_fields,
+    method_table,
+    training_of,
+    training_table,
+)
+
+
+def cell(label: str, task: str, method: str = "plain", learning_rate: float = 1e-4) -> Cell:
+    options = {"task": task, "text_columns": ["text"], "data": "/secret/data", "output_dir": "x"}
+    options |= {"methods": {method: {}}, "learning_rate": learning_rate}
+    config = load_config(None, [], options)
+    identity = cell_identity(config, Extras(), Fingerprints("data", "weights"))
+    name = digest(identity)[:16]
+    return Cell(label, label, task, "m", 100, 0, False, config, Extras(), {}, name, identity)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Records:
+    return Records(tmp_path)
+
+
+def done(cell: Cell) -> dict:
+    config = {"learning_rate": 1e-4, "num_train_epochs": 2.0, "data": "one", "max_steps": -1}
+    result = {
+        **{"headline": "accuracy", "metrics": {"accuracy": 0.8}, "trivial_baseline": 0.5},
+        **{"train_metrics": {"accuracy": 0.9}, "generalization_gap": 0.1, "versions": {}},
+        **{"cost": {"steps": 7, "train_seconds": 1.0, "evaluation_seconds": 1.0}},
+        **{"log_history": [], "config": config, "methods": {"lnsr": {"weight": 2.0, "k": None}}},
+        "data": {"splits": {"train": {"rows": 100}, "validation": {"rows": 50}}},
+    }
+    return {"status": "done", "result": result, "extras": {}}
+
+
+def test_finished_runs_say_what_they_ran_with(records: Records) -> None:
+    finished, waiting = cell("plain", "one"), cell("plain", "two", learning_rate=3e-5)
+    records.write(finished, done(finished))
+    table = training_table(training_of([waiting, finished], records))
+    rows = {row[0]: row[1:] for row in table.rows}
+    assert table.head == ["field", "two, m, 100 examples", "one, m, 100 examples"]
+    assert rows["learning_rate"] == ["3e-05", "0.0001"]
+    assert rows["training examples"] == ["–", "100"]
+    assert rows["updates"] == ["–", "7"]
+    assert rows["data"] == ["–", "one"]
+    assert "max_steps" not in rows
+    assert "secret" not in str(table)
+
+
+def test_fields_of_methods_are_those_that_ran(records: Records) -> None:
+    ran, asked = cell("lnsr", "one", "lnsr"), cell("smooth", "one", "lnsr")
+    records.write(ran, done(ran))
+    other = replace(asked, id="0" * 16, changes={"learning_rate": 1e-3})
+    found = method_table(method_fields([ran, ran, other], records))
+    assert found.rows[0] == ["lnsr", "lnsr", "weight 2, k –", "–"]
+    assert found.rows[1][0] == "smooth"
+    assert found.rows[1][3] == "learning_rate 0.001"
+    assert len(found.rows) == 2
+
+
+def test_a_run_by_an_earlier_version_stands_in_and_a_present_one_wins(records: Records) -> None:
+    now = cell("lnsr", "one", "lnsr")
+    identity = now.identity | {"method_versions": {"lnsr": 0}}
+    before = replace(now, identity=identity, id=digest(identity)[:16])
+    assert records.as_recorded(now) is now
+    records.write(before, done(before))
+    fresh = Records(records.folder)
+    assert fresh.as_recorded(now).id == before.id
+    assert fresh.read(fresh.as_recorded(now).id)
+    records.write(now, done(now))
+    assert Records(records.folder).as_recorded(now) is now
