@@ -46,6 +46,10 @@ COMMANDS = {
         "study",
         "Compare methods over tasks and seeds; the same command resumes a stopped study.",
     ),
+    "reproduce": (
+        "reproduce",
+        "Run what a table or figure of a paper needs and draw it beside the printed numbers.",
+    ),
     "effect": (
         "study",
         "Show whether each method of a study moves the quantity it is about, and what it costs.",

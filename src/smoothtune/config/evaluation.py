@@ -53,6 +53,8 @@ class OtherData:
     preset: str | None = None
     """A task of this name, as adv_sst2, gives columns and splits; unset: the task's own. In the
     place of `source` such a name also gives the data, from the hub."""
+    max_rows: Annotated[int, Field(ge=1)] | None = None
+    """Score on at most this many of its rows, the first ones; unset: on all."""
 
     @field_validator("text_columns", mode="before")
     @classmethod

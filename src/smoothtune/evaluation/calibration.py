@@ -158,6 +158,7 @@ def calibration_report(
         "judged_on": len(judge),
         "judged_rows_before": calibration_numbers(logits[judge], labels[judge]),
         "judged_rows_after": calibration_numbers(scaled[judge], labels[judge]),
+        "bins": _bins(*_answers(logits, labels)),
     }
     series = {
         "as it is": _answers(logits, labels),
@@ -187,9 +188,20 @@ def answer_calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[dic
         "all_rows": {"brier": squared} | _errors(confidence, correct),
         "mean_confidence": float(confidence.mean()),
         "mean_correct": float(correct.mean()),
+        "bins": _bins(confidence, correct),
     }
     series = {"as it is": (confidence, correct)}
     return numbers, _diagram("reliability of answers", "exact matches (share of the bin)", series)
+
+
+def _bins(confidence: np.ndarray, correct: np.ndarray) -> dict[str, list[float]]:
+    """The bins of equal width, from which several models' diagrams can be put together."""
+    found = binned(confidence, correct, num_bins=NUM_BINS)
+    return {
+        "confidence": found.confidence.tolist(),
+        "accuracy": found.accuracy.tolist(),
+        "count": found.count.tolist(),
+    }
 
 
 def _errors(confidence: np.ndarray, correct: np.ndarray) -> dict[str, float]:

@@ -25,7 +25,7 @@ from smoothtune.evaluation.effect import measure, weight_distance
 from smoothtune.evaluation.intervals import scores_with_intervals
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import FURTHER_NOISE, attack_curve, noise_curve
-from smoothtune.evaluation.smoothness import derivative_norms, noise_attenuation, noise_spectrum
+from smoothtune.evaluation.smoothness import derivative_norms, noise_propagation, noise_spectrum
 from smoothtune.evaluation.substitution import substitution_curve
 from smoothtune.evaluation.transfer import (
     other_rows,
@@ -196,10 +196,8 @@ def smoothness(subject: Subject) -> PartResult:
     """Derivatives, noise attenuation and the spectrum of noise."""
     predictor, rows = subject.predictor, subject.rows(MAX_ATTACKED)
     derivatives = derivative_norms(predictor, rows) if predictor.task.one_sequence else {}
-    curves = derivatives | {
-        "attenuation": noise_attenuation(predictor, rows),
-        "spectrum": noise_spectrum(predictor, rows),
-    }
+    curves = derivatives | noise_propagation(predictor, rows)
+    curves["spectrum"] = noise_spectrum(predictor, rows)
     return PartResult({"rows": subject.num_examples(rows)}, curves)
 
 

@@ -130,37 +130,66 @@ def noise_attenuation(
         Bands are the mean +- 1.96 standard errors over examples. `numbers` hold the error of the
         last layer over `ratio`.
     """
+    return noise_propagation(predictor, rows, layers=layers, ratio=ratio, num_samples=num_samples)[
+        "attenuation"
+    ]
+
+
+def noise_propagation(
+    predictor: Predictor,
+    rows: Dataset,
+    *,
+    layers: Sequence[int] | None = None,
+    ratio: float = RATIO,
+    num_samples: int = 3,
+) -> dict[str, Curve]:
+    """`attenuation` of `noise_attenuation`, and `distance`, the same errors not divided by ||h||.
+
+    Args:
+        predictor: the model.
+        rows: tokenized examples.
+        layers: as there.
+        ratio: as there.
+        num_samples: as there.
+    """
     depth = len(blocks(predictor.model))
     if layers is None:
         layers = sorted({quarter * depth // 4 for quarter in range(4)})
     predictor.progress.start("noise attenuation", len(layers) * predictor.num_batches(rows))
-    series, numbers = {}, {}
+    series: dict[str, list[CurvePoint]] = {}
+    distances: dict[str, list[CurvePoint]] = {}
+    numbers = {}
     for layer in layers:
-        errors = np.empty((depth - layer + 1, len(rows)))
+        errors = np.empty((2, depth - layer + 1, len(rows)))
         with torch.no_grad(), evaluating(predictor.model):
             for number, (chosen, batch) in enumerate(predictor.batches(rows)):
                 samples = [
                     _errors(predictor, batch, layer, ratio, (sample, number))
                     for sample in range(num_samples)
                 ]
-                errors[:, chosen] = torch.stack(samples).mean(0).cpu().numpy()
+                errors[:, :, chosen] = torch.stack(samples).mean(0).cpu().numpy()
         name = f"noise before block {layer}"
-        series[name] = [_mean(layer + above, values) for above, values in enumerate(errors)]
+        series[name], distances[name] = (
+            [_mean(layer + above, values) for above, values in enumerate(kind)] for kind in errors
+        )
         numbers[f"amplification, {name}"] = series[name][-1].y / ratio
-    return Curve(
-        "noise attenuation",
-        "hidden state (0: input of the first block)",
-        "relative error, ||h' - h|| / ||h||",
-        series,
-        band="95 % interval over examples",
-        numbers=numbers,
-    )
+    x_label, band = "hidden state (0: input of the first block)", "95 % interval over examples"
+    relative, absolute = "relative error, ||h' - h|| / ||h||", "distance, ||h' - h||"
+    return {
+        "attenuation": Curve(
+            "noise attenuation", x_label, relative, series, band=band, numbers=numbers
+        ),
+        "distance": Curve("distance by noise", x_label, absolute, distances, band=band),
+    }
 
 
 def _errors(
     predictor: Predictor, batch: Batch, layer: int, ratio: float, counters: tuple[int, int]
 ) -> Tensor:
-    """(depth - layer + 1, B) relative error at the point itself, then after every block above."""
+    """(2, depth - layer + 1, B) error at the point itself, then after every block above.
+
+    First relative, then as it is; means over an example's tokens.
+    """
     clean = predictor.clean(batch, points=(layer,)).run()
     states = clean.hidden_states[layer + 1 :]
     x, mask = clean.embeddings(layer), clean.mask
@@ -169,9 +198,9 @@ def _errors(
     noisy = clean.at(delta, layer, dropout="off").hidden_states[layer + 1 :]
     norm = torch.linalg.vector_norm
     pairs = [(x, delta), *((h, h_ - h) for h, h_ in zip(states, noisy, strict=True))]
-    return torch.stack(
-        [masked_mean(norm(error, dim=-1) / norm(h, dim=-1), mask) for h, error in pairs]
-    )
+    relative = [masked_mean(norm(error, dim=-1) / norm(h, dim=-1), mask) for h, error in pairs]
+    absolute = [masked_mean(norm(error, dim=-1), mask) for _, error in pairs]
+    return torch.stack([torch.stack(relative), torch.stack(absolute)])
 
 
 def _mean(x: float, values: np.ndarray) -> CurvePoint:

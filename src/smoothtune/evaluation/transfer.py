@@ -251,10 +251,11 @@ def other_rows(
     texts = [examples[name][:] for name in task.input_columns if name in examples.column_names]
     keys = [str(values) for values in zip(*texts, strict=True)]
     first = sorted(dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True)).values())
-    chosen = examples.select(first, keep_in_memory=True)
+    repeated = len(keys) - len(first)
+    chosen = examples.select(first[: other.max_rows], keep_in_memory=True)
     try:
         rows = task.tokenize(chosen, tokenizer, max_seq_length, fingerprint(chosen))
     except DataError as error:
         raise DataError(f"{where}, {error}") from error
     check_token_ids(rows, vocab_size, where)
-    return rows, len(keys) - len(first)
+    return rows, repeated

@@ -36,6 +36,8 @@ class Condition:
     """Fields by method or label, that hold here."""
     ood: dict[str, OtherData] = field(default_factory=dict)
     """Other data sets that the runs are scored on."""
+    methods: list[str] | None = None
+    """Labels of the entries that are run here beside plain; None: all."""
 
 
 def read_conditions(
@@ -69,9 +71,10 @@ def read_conditions(
         size = run["max_train_samples"]
         method_fields = _joined(model_part.method_fields, task_part.method_fields)
         others = config.ood if task_part.ood is None else task_part.ood
-        ood = {key: _other(other, common.get("data")) for key, other in others.items()}
+        ood = {key: _other(other, common.get("data"), run) for key, other in others.items()}
         shown = _model_name(model_part.name, values.get("model"))
-        found.append(Condition(name, shown, size, run, method_fields, ood))
+        labels = model_part.methods
+        found.append(Condition(name, shown, size, run, method_fields, ood, labels))
     # a task with a size of its own comes once, whatever the sizes of the others
     unique = {(c.model, json.dumps(c.fields, sort_keys=True)): c for c in found}
     return list(unique.values())
@@ -85,6 +88,7 @@ class _Part:
     fields: dict[str, Any]
     method_fields: dict[str, dict[str, Any]]
     ood: dict[str, OtherData] | None
+    methods: list[str] | None
 
 
 def _part(item: Any, key: str, location: Location, draft: Draft) -> _Part | None:
@@ -92,6 +96,10 @@ def _part(item: Any, key: str, location: Location, draft: Draft) -> _Part | None
     fields = dict(item) if isinstance(item, Mapping) else {"name": item}
     name = fields.pop("name", None)
     own = {k: fields.pop(k) for k in ("method_fields", "ood") if k in fields}
+    labels = fields.pop("methods", None)
+    if labels is not None and (key == "task" or not isinstance(labels, list)):
+        draft.report((*location, "methods"), "is a list of labels, and belongs to a model")
+        labels = None
     if key == "model" and "ood" in own:
         draft.report((*location, "ood"), "belongs to a task, not to a model")
     excluded = {"task", "model"}
@@ -110,7 +118,8 @@ def _part(item: Any, key: str, location: Location, draft: Draft) -> _Part | None
         for problem in error.problems:
             draft.report((*location, *problem.field.split(".")), problem.message)
         return None
-    return _Part(name, fields, config.method_fields, config.ood if "ood" in own else None)
+    ood = config.ood if "ood" in own else None
+    return _Part(name, fields, config.method_fields, ood, labels)
 
 
 def _joined(
@@ -137,11 +146,14 @@ def _model_name(model: str, listed: Any) -> str:
     return model if others.count(portable(model)) > 1 else portable(model)
 
 
-def _other(other: OtherData, data: Any) -> OtherData:
+def _other(other: OtherData, data: Any, run: Mapping[str, Any]) -> OtherData:
     """Another data set, found beside those of the tasks where it is there.
 
-    The name of a task stands for its columns and its data on the hub.
+    The name of a task stands for its columns and its data on the hub. What limits the rows that a
+    run is evaluated on limits these as well.
     """
+    if other.max_rows is None and isinstance(run.get("max_eval_samples"), int):
+        other = replace(other, max_rows=run["max_eval_samples"])
     if other.preset is None and other.source in task_types():
         other = replace(other, preset=other.source)
     beside = Path(os.path.expanduser(str(data))) / other.source

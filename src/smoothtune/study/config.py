@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from smoothtune.catalog import known_methods
 from smoothtune.config.draft import Draft
 from smoothtune.config.run import RunConfig, load_config, read_config
 from smoothtune.errors import ConfigError, Problem, unknown
@@ -134,6 +135,7 @@ def read_study(
             enumerate(conditions), enumerate(entries)
         )
         for s, setting in enumerate(entry.settings)
+        if condition.methods is None or entry.label in (PLAIN, *condition.methods)
     }
     for (_, e, _), options_of_run in runs.items():
         _reported(draft, entries[e], partial(read_config, options=options_of_run))
@@ -203,9 +205,12 @@ def _check_method_fields(
     methods = {name for entry in entries for setting in entry.settings for name in setting.methods}
     labels = {entry.label: entry for entry in entries}
     for key in config.method_fields:
-        if key not in methods | set(labels):
+        if key not in {*methods, *labels, *known_methods()}:
             draft.report(("method_fields", key), unknown("method", key, methods | set(labels)))
     for condition in conditions:
+        for label in condition.methods or ():
+            if label not in labels:
+                draft.report(("model",), unknown("label", label, labels))
         for key, fields in condition.method_fields.items():
             entry = labels.get(key)
             several = entry is not None and any(len(s.methods) > 1 for s in entry.settings)

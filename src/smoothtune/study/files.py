@@ -106,6 +106,16 @@ def recipe_titles() -> list[list[str]]:
     return rows
 
 
+def recipe_layouts() -> dict[str, list[str]]:
+    """Titles of the tables and figures that each recipe draws."""
+    found = {}
+    for name, path in recipes().items():
+        layout = _read(path, 0)[0].values.get("layout") or []
+        items = [item for item in layout if isinstance(item, Mapping)]
+        found[name] = [str(item.get("table") or item.get("figure")) for item in items]
+    return found
+
+
 def scales_of(path: Path) -> list[str]:
     """Names of the scales of a study file."""
     return list(_read(path, 0)[1])

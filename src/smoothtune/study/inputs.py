@@ -35,7 +35,7 @@ def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None
         OutputError: the files cannot be written.
     """
     task, base = configured_task(run), load_base(run.model, trust_remote_code=run.trust_remote_code)
-    if task.task_type != "text-classification":
+    if task.task_type not in ("text-classification", "question-answering"):
         message = f"lists of values to choose from do not work with {task.task_type} yet"
         raise ConfigError([Problem("", "task", message)])
     prepared = prepare(
@@ -47,7 +47,7 @@ def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None
         seed=run.seed,
     )
     rows = task.load_splits(source)["train"]
-    order = np.random.default_rng(run.seed).permutation(prepared.train["example_id"][:])
+    order = np.random.default_rng(run.seed).permutation(task.example_ids(prepared.train))
     held_out = round(share * len(order))
     if held_out < 1 or held_out == len(order):
         raise DataError(f"{source}: {len(order)} training rows are too few to choose settings on")

@@ -64,6 +64,8 @@ class Line(About):
     """Heading that neighboring columns, or rows, share."""
     average_of: list[str] | None = None
     """Names of the columns whose mean this one is, for each seed."""
+    not_run: str = ""
+    """Why this tool does not run it; the printed numbers stand alone."""
     statistics: list[Statistic] | None = None
     """Where other numbers are printed than in the rest of the table."""
 
@@ -136,6 +138,8 @@ class FigureLayout(Fields):
     """What has a panel of its own."""
     methods: list[str] | None = None
     """Labels that are shown; unset: all."""
+    mark_score: bool = False
+    """Write the mean score of its runs above each panel."""
     names: dict[str, str] = {}
     """How the figure calls tasks, models and methods."""
     x_range: Annotated[list[float], Field(min_length=2, max_length=2)] | None = None

@@ -178,9 +178,9 @@ def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: 
         console: where to print.
     """
     chosen = sum(len(entry.settings) > 1 for entry in study.entries)
-    count = len(study.entries) * len(study.conditions) * len(study.config.seeds)
-    settings = sum(len(e.settings) for e in study.entries if len(e.settings) > 1)
-    choosing = settings * len(study.conditions) * len(study.selection_seeds)
+    several = [e for _, e, _ in study.runs if len(study.entries[e].settings) > 1]
+    count = len({(c, e) for c, e, _ in study.runs}) * len(study.config.seeds)
+    choosing = len(several) * len(study.selection_seeds)
     say(console, f"{study.name}: {len(study.entries)} methods x {len(study.conditions)} conditions")
     say(console, f"  methods: {', '.join(entry.label for entry in study.entries)}")
     say(console, f"  seeds: {', '.join(map(str, study.config.seeds))}")

@@ -1,0 +1,254 @@
+"""The page of a reproduction, and the files beside it: LaTeX and CSV of tables, SVG and PDF."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from smoothtune.console import say
+from smoothtune.errors import OutputError, PlotsMissing
+from smoothtune.files import write_atomic, write_bytes, write_json
+from smoothtune.report.page import Plot, Sentence, Table, render
+from smoothtune.report.tables import latex_table
+from smoothtune.study.config import Study
+from smoothtune.study.layout import FigureLayout, TableLayout
+from smoothtune.study.plan import Plan
+from smoothtune.study.protocol import departures
+from smoothtune.study.records import STUDY, Records
+from smoothtune.study.report.statistics import NAMES
+from smoothtune.study.reproduce.drawing import draw
+from smoothtune.study.reproduce.figures import draw_figure
+from smoothtune.study.reproduce.runs import Runs, finished_runs
+from smoothtune.study.reproduce.tables import (
+    DrawnTable,
+    as_csv,
+    comparison_rows,
+    draw_table,
+    heads,
+    numbers_here,
+    numbers_printed,
+)
+
+CONTENT = "reproduction.json"
+COMPARED = [
+    *("row", "column", "printed", "here, 95 % interval", "here minus printed", "verdict"),
+    *("printed gain", "gain, 95 % interval", "verdict on the gain"),
+]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What is known of one table or figure of the paper."""
+
+    name: str
+    """Of its files."""
+    title: str
+    note: str
+    table: DrawnTable | None = None
+    plot: Plot | None = None
+    missing: str = ""
+    """Why there is no figure."""
+
+
+def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str, Any]:
+    """Draw a study's layout from its finished cells and write the page.
+
+    Args:
+        study: with a layout.
+        folder: the study's.
+        console: gets the summary.
+
+    Returns:
+        The content of ``reproduction.json``.
+
+    Raises:
+        OutputError: there is no study in the folder, or a file cannot be written.
+    """
+    if not (folder / STUDY).exists():
+        raise OutputError(f"{folder} holds no study")
+    runs = finished_runs(study, Plan(study, folder), Records(folder))
+    drawn = [_drawn(number, layout, runs, study) for number, layout in _numbered(study)]
+    for item in drawn:
+        _write_files(item, folder)
+    said = [*_sentences(study, runs, drawn)]
+    content = {
+        "name": study.name,
+        "title": study.config.title or study.name,
+        "notes": study.config.notes,
+        "protocol": study.config.protocol,
+        "departures": departures(study),
+        "stand_ins": dict(runs.stand_ins),
+        "runs": {"done": len(runs.done), "asked": len(runs.asked)},
+        "findings": [sentence._asdict() for sentence in said],
+        "tables": [
+            {
+                "table": item.title,
+                "cells": [asdict(cell) for cell in item.table.cells.values()],
+            }
+            for item in drawn
+            if item.table
+        ],
+        "figures": [
+            {"figure": item.title, "file": f"{item.name}.svg" if item.plot else None}
+            for item in drawn
+            if not item.table
+        ],
+    }
+    write_json(folder / CONTENT, content)
+    page = _page(study, drawn, said)
+    write_atomic(folder / "reproduce.md", render("reproduce.md.jinja", page))
+    write_atomic(folder / "reproduce.html", render("reproduce.html.jinja", page))
+    for sentence in said:
+        say(console, f"{sentence.verdict}: {sentence.text}")
+    say(console, f"{folder / 'reproduce.html'} is written")
+    return content
+
+
+def _numbered(study: Study) -> Iterator[tuple[int, TableLayout | FigureLayout]]:
+    yield from enumerate(study.config.layout, start=1)
+
+
+def _drawn(number: int, layout: TableLayout | FigureLayout, runs: Runs, study: Study) -> Drawn:
+    """One table or figure."""
+    if isinstance(layout, TableLayout):
+        table = draw_table(layout, runs, study.config.test)
+        return Drawn(_file_name(number, layout.table), layout.table, layout.note, table)
+    name = _file_name(number, layout.figure)
+    figure = draw_figure(layout, runs)
+    if figure is None:
+        missing = "no finished run has what it shows"
+        return Drawn(name, layout.figure, layout.note, missing=missing)
+    try:
+        svg, pdf = draw(figure)
+    except PlotsMissing as error:
+        return Drawn(name, layout.figure, layout.note, missing=str(error))
+    caption = f"{figure.band[:1].upper()}{figure.band[1:]}."
+    plot = Plot(name, layout.figure, caption, svg, figure.to_csv())
+    return Drawn(name, layout.figure, layout.note, plot=_WithPdf(**vars(plot), pdf=pdf))
+
+
+@dataclass(frozen=True)
+class _WithPdf(Plot):
+    """A plot with the same as a PDF."""
+
+    pdf: bytes = b""
+
+
+def _file_name(number: int, title: str) -> str:
+    words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    return f"{number:02d}-{words[:60].rstrip('-')}"
+
+
+def _write_files(item: Drawn, folder: Path) -> None:
+    """LaTeX and CSV of a table; SVG, PDF and CSV of a figure."""
+    if item.table is not None:
+        text = latex_table(_flat(item.table), caption=item.title, label=f"tab:{item.name}")
+        write_atomic(folder / f"{item.name}.tex", text)
+        write_atomic(folder / f"{item.name}.csv", as_csv(item.table))
+    if isinstance(item.plot, _WithPdf):
+        write_atomic(folder / f"{item.name}.svg", item.plot.svg)
+        write_atomic(folder / f"{item.name}.csv", item.plot.csv)
+        write_bytes(folder / f"{item.name}.pdf", item.plot.pdf)
+
+
+def _flat(table: DrawnTable) -> Table:
+    """A table with one line of heads, ours above the printed numbers."""
+    groups, names = heads(table.layout)
+    of = [group for group, count in groups for _ in range(count)]
+    one = len(set(names)) == 1
+    titles = of if one else [f"{group} {name}" for group, name in zip(of, names, strict=True)]
+    rows = []
+    for line in table.layout.rows:
+        rows.append([line.name, "here", *numbers_here(table, line.name)])
+        if line.name in table.layout.printed:
+            rows.append(["", "printed", *numbers_printed(table, line.name)])
+    return Table(["", "", *titles], rows)
+
+
+def _page(study: Study, drawn: Sequence[Drawn], said: Sequence[Sentence]) -> dict[str, Any]:
+    """What the templates show."""
+    protocol = study.protocol
+    return {
+        "title": study.config.title or study.name,
+        "notes": study.config.notes,
+        "findings": said,
+        "protocol": protocol and {"title": protocol.title, "source": protocol.source},
+        "protocol_name": study.config.protocol,
+        "reconstructed": protocol.reconstructed if protocol else [],
+        "departures": departures(study),
+        "test": NAMES[study.config.test],
+        "items": [
+            {
+                "name": item.name,
+                "title": item.title,
+                "note": item.note,
+                "missing": item.missing,
+                "table": _table(item.table) if item.table else None,
+                "plot": item.plot,
+            }
+            for item in drawn
+        ],
+    }
+
+
+def _table(table: DrawnTable) -> dict[str, Any]:
+    """A table for the page: two lines of heads, and two lines for a row that is printed."""
+    groups, names = heads(table.layout)
+    layout = table.layout
+    rows = [
+        {
+            "name": line.name,
+            "group": line.group,
+            "here": numbers_here(table, line.name),
+            "printed": numbers_printed(table, line.name) if line.name in layout.printed else None,
+            "verdicts": [
+                (
+                    table.cells[line.name, column.name].verdict,
+                    len(column.statistics or layout.statistics),
+                )
+                for column in layout.columns
+            ],
+        }
+        for line in layout.rows
+    ]
+    return {
+        "groups": groups,
+        "names": names if len(set(names)) > 1 else None,
+        "rows": rows,
+        "unit": "scores in percent" if layout.percent else "as measured",
+        "flat": _flat(table),
+        "compared": Table(COMPARED, comparison_rows(table)),
+    }
+
+
+def _sentences(study: Study, runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sentence]:
+    """What can be said in a line."""
+    done, asked = len(runs.done), len(runs.asked)
+    yield Sentence("note" if done == asked else "fragile", f"{done} of {asked} runs are done.")
+    others = {paper: own for paper, own in runs.stand_ins.items() if paper != own}
+    for paper, own in others.items():
+        yield Sentence(
+            "fragile",
+            f"{own} stands in for {paper}: it need not agree with what is printed of {paper}, and "
+            "gains over the baseline are what to compare.",
+        )
+    for item in drawn:
+        if item.table is None:
+            state = f"is not drawn: {item.missing}" if item.missing else "is drawn"
+            yield Sentence("fragile" if item.missing else "note", f"{item.title} {state}.")
+            continue
+        counts = ", ".join(f"{count} {name}" for name, count in item.table.counts().items())
+        gains = [cell.gain_verdict for cell in item.table.cells.values() if cell.gain]
+        text = f"{item.title}: of {len(item.table.cells)} cells {counts}."
+        judged = [verdict for verdict in gains if verdict in ("agrees", "differs")]
+        if judged:
+            agree = judged.count("agrees")
+            text += (
+                f" Of {len(judged)} printed gains over {item.table.layout.baseline} {agree} agree."
+            )
+        yield Sentence("note", text)

@@ -1,0 +1,177 @@
+"""The finished runs of a study, and the numbers that a layout asks of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from smoothtune.evaluation.output import OOD, further_title
+from smoothtune.report.curves import Curve
+from smoothtune.study.config import Study
+from smoothtune.study.layout import About, TableLayout
+from smoothtune.study.plan import Plan
+from smoothtune.study.records import Cell, Records
+
+Values = dict[tuple[str, int], float]
+"""A number by label and seed."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """A cell that is done."""
+
+    cell: Cell
+    record: Mapping[str, Any]
+
+    @property
+    def result(self) -> Mapping[str, Any]:
+        """As in result.json."""
+        result: Mapping[str, Any] = self.record["result"]
+        return result
+
+    def part(self, name: str) -> Mapping[str, Any] | None:
+        """A part of the evaluation, if it was measured."""
+        found: Mapping[str, Any] | None = self.record["extras"].get("parts", {}).get(name)
+        return found
+
+    def curve(self, path: str) -> Curve | None:
+        """A curve of a part, by PART/CURVE."""
+        part, _, name = path.partition("/")
+        plain = (self.part(part) or {}).get("curves", {}).get(name)
+        return None if plain is None else Curve.from_dict(plain)
+
+
+@dataclass(frozen=True)
+class Runs:
+    """All runs of a study that are done, and how the paper's models are called in it."""
+
+    done: Sequence[Run]
+    asked: Sequence[Cell]
+    stand_ins: Mapping[str, str]
+    """The study's model by the paper's."""
+
+    def of(self, about: About) -> list[Run]:
+        """The runs that a cell of a table is about; none where that is not one condition."""
+        labels = about.best_of or ([about.method] if about.method else None)
+        model = None if about.model is None else self.stand_ins.get(about.model)
+        if about.model is not None and model is None:
+            return []
+        found = [
+            run
+            for run in self.done
+            if (labels is None or run.cell.label in labels)
+            and about.task in (None, run.cell.task)
+            and model in (None, run.cell.model)
+            and about.size in (None, run.cell.max_train_samples)
+        ]
+        conditions = {(r.cell.task, r.cell.model, r.cell.max_train_samples) for r in found}
+        return found if len(conditions) == 1 else []
+
+    def values(self, about: About) -> Values:
+        """The number of each of these runs that has it."""
+        numbers = {(r.cell.label, r.cell.seed): number_of(r, about) for r in self.of(about)}
+        return {key: value for key, value in numbers.items() if value is not None}
+
+
+def finished_runs(study: Study, plan: Plan, records: Records) -> Runs:
+    """Read the records of a study."""
+    asked = plan.final(plan.choices(records))
+    read = [(cell, records.read(cell.id)) for cell in asked]
+    done = [Run(cell, record) for cell, record in read if record and record["status"] == "done"]
+    used = list(dict.fromkeys(condition.model for condition in study.conditions))
+    return Runs(done, asked, stand_ins(paper_models(study.config.layout), used))
+
+
+def paper_models(layouts: Sequence[Any]) -> list[str]:
+    """The models that layouts name, in their order."""
+    lines = [
+        about
+        for layout in layouts
+        for about in (
+            [layout.about, *(n for n in (*layout.rows, *layout.columns) if not n.not_run)]
+            if isinstance(layout, TableLayout)
+            else [layout.about]
+        )
+    ]
+    return list(dict.fromkeys(about.model for about in lines if about.model is not None))
+
+
+def stand_ins(printed: Sequence[str], used: Sequence[str]) -> dict[str, str]:
+    """The study's model for each of the paper's: the same, or else one that is in no other's place.
+
+    >>> stand_ins(["bert-large", "roberta-large"], ["minilm"])
+    {'bert-large': 'minilm'}
+    >>> stand_ins(["bert-large", "roberta-large"], ["roberta-large"])
+    {'roberta-large': 'roberta-large'}
+    """
+    found = {model: model for model in printed if model in used}
+    others = [model for model in used if model not in printed]
+    missing = [model for model in printed if model not in found]
+    both = found | dict(zip(missing, others, strict=False))
+    return {model: both[model] for model in printed if model in both}
+
+
+def number_of(run: Run, about: About) -> float | None:
+    """One number of a run; None if it was not measured."""
+    if about.curve is not None:
+        return _on_curve(run, about)
+    if about.data is not None:
+        metrics = _elsewhere(run, about.data, about.share)
+    elif about.value == "train":
+        metrics = run.result["train_metrics"]
+    else:
+        metrics = run.result["metrics"]
+    if about.value in ("brier", "nll"):
+        return metrics.get(about.value)
+    if about.value == "ece":
+        return _ece(run)
+    score = _mean_metric(metrics, about.metric or run.result["headline"])
+    if about.value != "gap" or score is None:
+        return score
+    train = _mean_metric(run.result["train_metrics"], about.metric or run.result["headline"])
+    return None if train is None else train - score
+
+
+def _mean_metric(metrics: Mapping[str, float], names: str | Sequence[str]) -> float | None:
+    """A metric, or the mean of several."""
+    wanted = [names] if isinstance(names, str) else names
+    if any(name not in metrics for name in wanted):
+        return None
+    return float(np.mean([metrics[name] for name in wanted]))
+
+
+def _elsewhere(run: Run, data: str, share: float | None) -> dict[str, float]:
+    """Metrics on another data set."""
+    part = run.part(OOD + data if share is None else further_title(data, share))
+    metrics = (part or {}).get("numbers", {}).get("metrics", {})
+    return {name: metric["value"] for name, metric in metrics.items()}
+
+
+def _ece(run: Run) -> float | None:
+    part = run.part("calibration") or {}
+    error: float | None = part.get("numbers", {}).get("all_rows", {}).get("ece")
+    return run.record["extras"].get("ece") if error is None else error
+
+
+def _on_curve(run: Run, about: About) -> float | None:
+    """A number of a curve, or the height of one of its lines."""
+    curve = run.curve(about.curve or "")
+    if curve is None:
+        return None
+    if about.number is not None:
+        return curve.numbers.get(about.number)
+    points = curve.series.get(about.series or next(iter(curve.series)))
+    if not points:
+        return None
+    if about.at is None:
+        return points[-1].y
+    return next((p.y for p in points if abs(p.x - about.at) < 1e-9), None)
+
+
+def by_seed(values: Values) -> Iterator[tuple[int, float]]:
+    """The numbers of one label, by seed."""
+    for (_, seed), value in values.items():
+        yield seed, value
