@@ -1,48 +1,85 @@
 """The recipes: every one is a valid study in each of its scales."""
 
 import os
+import re
 import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from smoothtune import METHODS
 from smoothtune.errors import ConfigError
 from smoothtune.study.config import load_study
-from smoothtune.study.files import recipe_titles, recipes, study_file
+from smoothtune.study.files import (
+    recipe_layouts,
+    recipe_titles,
+    recipes,
+    recipes_folder,
+    study_file,
+)
+from smoothtune.study.layout import TableLayout
+from smoothtune.study.protocol import protocol_names, read_protocol
 from smoothtune.study.run import run_study
 
 SCALES = {name: scales.split() for name, scales, _ in recipe_titles()}
-CASES = [(name, scale) for name, scales in SCALES.items() for scale in scales or [None]]
 
 
-@pytest.mark.parametrize(("name", "scale"), CASES)
-def test_every_run_of_a_recipe_is_valid(name: str, scale: str | None) -> None:
-    study = load_study(recipes()[name], scale=scale)
-    labels = [entry.label for entry in study.entries]
-    assert "plain" in labels
-    assert len(study.runs) == len(study.conditions) * sum(len(e.settings) for e in study.entries)
-    for paper in study.config.paper:
-        known = {label for by_method in paper.values.values() for label in by_method}
-        assert known <= set(labels), "a printed row without an entry"
-        assert all(
-            len(numbers) == len(paper.columns)
-            for by_method in paper.values.values()
-            for numbers in by_method.values()
-        )
-    if scale == "small":
-        assert {run.model for run in study.runs.values()} == {"minilm"}
-        assert len(study.config.seeds) <= 5
-    if scale == "smoke":
-        assert {run.task for run in study.runs.values()} == {"demo"}
-        assert all(run.max_steps <= 4 for run in study.runs.values())
+@pytest.mark.parametrize("name", SCALES)
+def test_every_run_of_a_recipe_is_valid(name: str) -> None:
+    """In every scale; and rows and columns of its tables are about its entries."""
+    known: set[str] = set()
+    for scale in SCALES[name] or [None]:
+        study = load_study(recipes()[name], scale=scale)
+        labels = [entry.label for entry in study.entries]
+        known |= set(labels)
+        assert "plain" in labels
+        if scale == "small":
+            assert {run.model for run in study.runs.values()} == {"minilm"}
+            assert len(study.config.seeds) <= 5
+        if scale == "smoke":
+            assert all(run.max_steps <= 4 for run in study.runs.values())
+            assert {run.task for run in study.runs.values()} & {"demo"} == set()
+            assert len(study.config.seeds) <= 2
+    for layout in study.config.layout:
+        lines = [layout.about]
+        if isinstance(layout, TableLayout):
+            lines += [*layout.rows, *layout.columns]
+            named = {line.method for line in lines if line.method}
+            named |= {label for line in lines for label in line.best_of or ()}
+        else:
+            named = set(layout.x or {}) | set(layout.methods or ())
+        assert named <= known, layout
 
 
-def test_recipes_come_with_scales_and_titles() -> None:
-    assert len(SCALES) > 30
+def test_recipes_come_with_scales_titles_and_layouts() -> None:
+    assert len(SCALES) > 35
+    layouts = recipe_layouts()
     for name, scales, title in recipe_titles():
-        assert scales in ("paper small smoke", ""), name
+        assert scales in ("paper small smoke", "paper small decoder smoke", ""), name
         assert title, name
+        assert bool(layouts[name]) == bool(scales), name
+
+
+def test_every_recipe_stands_in_the_table() -> None:
+    """And every recipe that the table names is there; no state is empty."""
+    page = (recipes_folder() / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z0-9-]+)`", page))
+    assert set(SCALES) <= named
+    rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("|")]
+    assert len(rows) > 50
+    for row in rows:
+        assert len(row) == 4, row
+        assert all(cell.strip() for cell in row), row
+
+
+@pytest.mark.parametrize("name", protocol_names())
+def test_protocols_are_valid(name: str) -> None:
+    protocol = read_protocol(name)
+    assert protocol.title
+    assert protocol.source
+    known = {entry for entry in METHODS} | {"in_manifold", "in_manifold_noise"}
+    assert set(protocol.method_fields) <= known
 
 
 def test_a_recipe_is_found_by_name(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,17 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in files if not path.stem.startswith("_")}
 
 
+@cache
+def _read_recipe(path: Path) -> tuple[Draft, dict[str, Draft]]:
+    """A recipe as `_read` reads it, to be looked at and not changed."""
+    return _read(path, 0)
+
+
 def recipe_titles() -> list[list[str]]:
     """Name, scales and title of every recipe."""
     rows = []
     for name, path in recipes().items():
-        draft, scales = _read(path, 0)
+        draft, scales = _read_recipe(path)
         rows.append([name, " ".join(scales), str(draft.values.get("title", ""))])
     return rows
 
@@ -110,7 +117,7 @@ def recipe_layouts() -> dict[str, list[str]]:
     """Titles of the tables and figures that each recipe draws."""
     found = {}
     for name, path in recipes().items():
-        layout = _read(path, 0)[0].values.get("layout") or []
+        layout = _read_recipe(path)[0].values.get("layout") or []
         items = [item for item in layout if isinstance(item, Mapping)]
         found[name] = [str(item.get("table") or item.get("figure")) for item in items]
     return found

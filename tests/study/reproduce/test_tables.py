@@ -1,0 +1,164 @@
+"""Tables: numbers by hand, verdicts, averages, gains, models that stand in for others."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from helpers.made_records import made_cells, score_of
+from smoothtune.errors import ConfigError
+from smoothtune.study.config import load_study
+from smoothtune.study.reproduce.verdict import Summary, difference, interval, summary
+
+LAYOUT = """
+methods: [lnsr]
+more_epochs: null
+seeds: [0, 1, 2]
+layout:
+  - table: "A table"
+    statistics: [mean, sd, max]
+    baseline: FT
+    printed_seeds: 25
+    about: {model: their-model}
+    rows:
+      - {name: FT, method: plain}
+      - {name: LNSR, method: lnsr}
+      - {name: cited, not_run: "others' number"}
+    columns:
+      - {name: one, task: one}
+      - {name: two, task: two}
+      - {name: both, average_of: [one, two], statistics: [mean]}
+    printed:
+      FT: {one: [70.0, 2.0, 75.0]}
+      LNSR: {one: [71.0, 2.0, 76.0], both: [50.0]}
+      cited: {one: [99.0, null, null]}
+"""
+TASKS = "task: [{name: one, text_columns: [text]}, {name: two, text_columns: [text]}]\n"
+
+
+def cells(content) -> dict:
+    return {(c["row"], c["column"]): c for c in content["tables"][0]["cells"]}
+
+
+def test_numbers_of_a_table(write, reproduced) -> None:
+    study = load_study(write(LAYOUT + TASKS, common=""))
+    found = cells(reproduced(study))
+    made = made_cells(study)
+    scores = {
+        (task, label): np.array(
+            [100 * score_of(c, "accuracy") for c in made if (c.task, c.label) == (task, label)]
+        )
+        for task in ("one", "two")
+        for label in ("plain", "lnsr")
+    }
+    ours, plain = scores["one", "lnsr"], scores["one", "plain"]
+    cell = found["LNSR", "one"]
+    assert cell["found"]["mean"] == pytest.approx(ours.mean())
+    assert cell["found"]["sd"] == pytest.approx(ours.std(ddof=1))
+    assert cell["found"]["max"] == pytest.approx(ours.max())
+    low, high = stats.t.interval(0.95, 2, ours.mean(), ours.std(ddof=1) / 3**0.5)
+    assert cell["interval"] == pytest.approx((low, high))
+    test = stats.ttest_ind_from_stats(ours.mean(), ours.std(ddof=1), 3, 71, 2, 25, equal_var=False)
+    assert (cell["verdict"] == "agrees") == (test.pvalue >= 0.05)
+    assert cell["printed_gain"] == pytest.approx(1.0)
+    gain = stats.ttest_rel(ours, plain)
+    assert cell["gain"]["value"] == pytest.approx((ours - plain).mean())
+    bounds = gain.confidence_interval(0.95)
+    assert (cell["gain"]["low"], cell["gain"]["high"]) == pytest.approx((bounds.low, bounds.high))
+    mean = (ours + scores["two", "lnsr"]) / 2
+    assert found["LNSR", "both"]["found"]["mean"] == pytest.approx(mean.mean())
+    assert found["LNSR", "both"]["found"]["sd"] == pytest.approx(mean.std(ddof=1))
+    assert found["FT", "two"]["verdict"] == "not printed"
+    assert found["FT", "both"]["gain"] is None
+    assert found["cited", "one"]["verdict"] == "not run"
+
+
+def test_an_average_needs_all_of_its_columns(write, reproduced, tmp_path: Path) -> None:
+    study = load_study(write(LAYOUT + TASKS, common=""))
+    found = cells(reproduced(study, skip=lambda c: c.task == "two" and c.label == "lnsr"))
+    assert found["LNSR", "both"]["verdict"] == "not run"
+    assert found["FT", "both"]["found"]["count"] == 3
+    text = (tmp_path / "01-a-table.csv").read_text()
+    assert text.count("\n") == 1 + 9
+    tex = (tmp_path / "01-a-table.tex").read_text()
+    assert "LNSR & here" in tex
+    assert "70.00 & 2.00 & 75.00" in tex
+
+
+def test_only_one_model_stands_in_for_another(write, reproduced) -> None:
+    text = LAYOUT + TASKS
+    content = reproduced(load_study(write(text, common="")))
+    assert content["stand_ins"] == {"their-model": "model"}
+    said = " ".join(finding["text"] for finding in content["findings"])
+    assert "model stands in for their-model" in said
+    two = text.replace("{name: two, task: two}", "{name: two, task: two, model: second-model}")
+    found = cells(reproduced(load_study(write(two, common=""))))
+    assert found["FT", "two"]["verdict"] == "not run"  # nothing is left to stand in for it
+    assert found["FT", "one"]["found"] is not None
+
+
+def test_one_run_is_no_verdict(write, reproduced) -> None:
+    study = load_study(write(LAYOUT + TASKS, common=""), options={"seeds": [0]})
+    found = cells(reproduced(study))
+    assert found["FT", "one"]["verdict"] == "no interval"
+    assert found["FT", "one"]["interval"] is None
+
+
+def test_intervals_have_their_coverage() -> None:
+    """Two samples of one mean: 95 % of the intervals hold zero."""
+    draw, held = np.random.default_rng(0), 0
+    for _ in range(2000):
+        ours, theirs = draw.normal(0, 1, 5), draw.normal(0, 3, 25)
+        found = summary(ours.tolist())
+        gap = difference(found, theirs.mean(), theirs.std(ddof=1), 25)
+        held += gap.low <= 0 <= gap.high
+    assert 0.935 < held / 2000 < 0.965
+    assert interval(Summary(1, 0.5, None, 0.5)) is None
+    assert difference(Summary(1, 0.5, None, 0.5), 0.5) is None
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("one: [70.0, 2.0, 75.0]", "one: [70.0, 2.0]"), "another count of numbers"),
+        (("one: [70.0, 2.0, 75.0]", "three: [70.0, 2.0, 75.0]"), "no cell 'FT', 'three'"),
+        (("baseline: FT", "baseline: BERT"), "is no row"),
+        (("average_of: [one, two]", "average_of: [one, six]"), "which is no column"),
+        (("  - table:", "  - tabel:"), "must begin with table: TITLE or figure: TITLE"),
+        (("name: LNSR, method", "name: FT, method"), "two rows have the same name"),
+    ],
+)
+def test_mistakes_in_a_layout(write, change, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_study(write(LAYOUT.replace(*change) + TASKS, common=""))
+
+
+def test_p_values_and_the_best_of_several(write, reproduced) -> None:
+    text = """
+methods: [lnsr, {name: lnsr, label: deeper, layer: 1}]
+more_epochs: null
+seeds: [0, 1, 2]
+layout:
+  - table: P
+    baseline: FT
+    percent: false
+    rows:
+      - {name: FT, method: plain}
+      - {name: LNSR, method: lnsr}
+      - {name: best, best_of: [lnsr, deeper]}
+    columns: [{name: p, value: p}, {name: max, statistics: [max]}]
+    printed: {LNSR: {p: [1e-3]}, best: {max: [0.9]}}
+"""
+    study = load_study(write(text))
+    found = cells(reproduced(study))
+    made = made_cells(study)
+    by = {
+        label: [score_of(c, "accuracy") for c in made if c.label == label]
+        for label in ("plain", "lnsr", "deeper")
+    }
+    p = stats.ttest_ind(by["lnsr"], by["plain"], equal_var=False).pvalue
+    assert found["LNSR", "p"]["found"]["mean"] == pytest.approx(p)
+    assert found["LNSR", "p"]["verdict"] == "no interval"
+    assert found["best", "max"]["found"]["max"] == pytest.approx(max(by["lnsr"] + by["deeper"]))
+    assert found["best", "max"]["found"]["count"] == 6
