@@ -83,18 +83,6 @@ def write_atomic(path: Path, content: str | bytes) -> None:
         os.fsync(file.fileno())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically, as `write_atomic` does.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    with replacing(path) as partial, partial.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """Write a JSON file atomically.
 

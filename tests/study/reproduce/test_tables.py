@@ -157,7 +157,7 @@ layout:
         label: [score_of(c, "accuracy") for c in made if c.label == label]
         for label in ("plain", "lnsr", "deeper")
     }
-    p = stats.ttest_ind(by["lnsr"], by["plain"], equal_var=False).pvalue
+    p = stats.ttest_rel(by["lnsr"], by["plain"]).pvalue
     assert found["LNSR", "p"]["found"]["mean"] == pytest.approx(p)
     assert found["LNSR", "p"]["verdict"] == "no interval"
     assert found["best", "max"]["found"]["max"] == pytest.approx(max(by["lnsr"] + by["deeper"]))

@@ -1,77 +1,65 @@
-"""Figures with several panels as SVG and as PDF, drawn by matplotlib without a display."""
+"""Figures with several panels, drawn by matplotlib without a display."""
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 
-from smoothtune.errors import PlotsMissing, printable
+from smoothtune.errors import printable
 from smoothtune.report.curves import CurvePoint
-from smoothtune.report.plots import COLORS, DASHES, MARKERS, METADATA, STYLE
+from smoothtune.report.plots import COLORS, GRAY, Style, drawn, styles
 from smoothtune.study.reproduce.figures import Figure, Panel
 
 WIDTH, HEIGHT, LEGEND_LINE = 3.6, 2.9, 0.2  # inches of a panel, and of a line of the legend
+WIDEST = 5.6  # inches of a single panel, as other plots
 MOST = 3  # panels in a row
 MANY = 30  # points from which markers would hide the line
 
 
-def draw(figure: Figure) -> tuple[str, bytes]:
-    """A figure as an SVG document and as a PDF.
+def draw(figure: Figure) -> dict[str, bytes]:
+    """A figure as svg and pdf.
 
     Raises:
         PlotsMissing: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-        from matplotlib.backends.backend_pdf import FigureCanvasPdf
-        from matplotlib.backends.backend_svg import FigureCanvasSVG
-        from matplotlib.figure import Figure as Canvas
-    except ImportError as error:
-        message = 'plots need matplotlib: pip install "smoothtune[report]"'
-        raise PlotsMissing(message) from error
     columns = min(MOST, len(figure.panels))
     rows = -(-len(figure.panels) // columns)
-    names = list(dict.fromkeys(name for panel in figure.panels for name in panel.lines))
-    legend = LEGEND_LINE * len(names) * (len(names) > 1)
-    least = 5.6 if columns == 1 else 0.0  # a single panel needs no less than other plots
-    with matplotlib.rc_context(STYLE | {"pdf.fonttype": 42}):
-        size = (max(least, columns * WIDTH), rows * HEIGHT + legend)
-        canvas = Canvas(figsize=size, layout="constrained")
-        FigureCanvasSVG(canvas)
+    looks = styles(name for panel in figure.panels for name in panel.lines)
+    in_a_row = 1 if columns == 1 else 2
+    legend = LEGEND_LINE * -(-len(looks) // in_a_row) * (len(looks) > 1)
+
+    def paint(canvas: Any) -> None:
         grid = canvas.subplots(rows, columns, squeeze=False)
-        for place, panel in zip(grid.flat, figure.panels, strict=False):
-            _paint(place, panel, figure, names)
-        for place in list(grid.flat)[len(figure.panels) :]:
-            place.set_axis_off()
-        if len(names) > 1:
-            first: dict[str, Any] = {}
-            for place in grid.flat:
-                for line, name in zip(*place.get_legend_handles_labels(), strict=True):
-                    first.setdefault(name, line)
+        for axes, panel in zip(grid.flat, figure.panels, strict=False):
+            _paint(axes, panel, figure, looks)
+        for axes in list(grid.flat)[len(figure.panels) :]:
+            axes.set_axis_off()
+        if len(looks) > 1:
+            named: dict[str, Any] = {}
+            for axes in grid.flat:
+                for line, name in zip(*axes.get_legend_handles_labels(), strict=True):
+                    named.setdefault(name, line)
             canvas.legend(
-                first.values(),
-                first.keys(),
+                named.values(),
+                named.keys(),
                 loc="outside lower center",
-                ncols=1 if columns == 1 else min(columns, 2),
+                ncols=in_a_row,
                 frameon=False,
                 fontsize="small",
             )
-        text, document = io.StringIO(), io.BytesIO()
-        canvas.savefig(text, format="svg", metadata=dict.fromkeys(METADATA))
-        FigureCanvasPdf(canvas)
-        canvas.savefig(document, format="pdf", metadata={"CreationDate": None})
-    return text.getvalue(), document.getvalue()
+
+    width = WIDEST if columns == 1 else columns * WIDTH
+    return drawn(width, rows * HEIGHT + legend, paint, ("svg", "pdf"))
 
 
-def _paint(axes: Any, panel: Panel, figure: Figure, names: list[str]) -> None:
+def _paint(axes: Any, panel: Panel, figure: Figure, looks: dict[str, Style]) -> None:
     if panel.boxes:
         _paint_boxes(axes, panel)
     for name, points in panel.lines.items():
-        _paint_line(axes, points, names.index(name), printable(name))
+        _paint_line(axes, points, looks[name], printable(name))
     if panel.diagonal:
-        axes.plot([0, 1], [0, 1], color="#888888", linewidth=1)
+        axes.plot([0, 1], [0, 1], color=GRAY, linewidth=1)
     if figure.log_y:
         axes.set_yscale("log")
     axes.set_title(printable(panel.title), fontsize="medium")
@@ -83,14 +71,13 @@ def _paint(axes: Any, panel: Panel, figure: Figure, names: list[str]) -> None:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
 
 
-def _paint_line(axes: Any, points: list[CurvePoint], number: int, name: str) -> None:
-    color = COLORS[number % len(COLORS)]
+def _paint_line(axes: Any, points: list[CurvePoint], look: Style, name: str) -> None:
     axes.plot(
         [point.x for point in points],
         [point.y for point in points],
-        color=color,
-        linestyle=DASHES[number % len(DASHES)],
-        marker=MARKERS[number % len(MARKERS)] if len(points) < MANY else None,
+        color=look.color,
+        linestyle=look.dashes,
+        marker=look.marker if len(points) < MANY else None,
         markersize=3.5,
         linewidth=1.3,
         label=name,
@@ -101,7 +88,7 @@ def _paint_line(axes: Any, points: list[CurvePoint], number: int, name: str) -> 
             [point.x for point in banded],
             [point.low for point in banded],
             [point.high for point in banded],
-            color=color,
+            color=look.color,
             alpha=0.15,
             linewidth=0,
         )

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from smoothtune.console import say
 from smoothtune.errors import OutputError, PlotsMissing
-from smoothtune.files import write_atomic, write_bytes, write_json
+from smoothtune.files import write_atomic, write_json
 from smoothtune.report.page import Plot, Sentence, Table, render
 from smoothtune.report.tables import latex_table
 from smoothtune.study.config import Study
@@ -124,19 +124,13 @@ def _drawn(number: int, layout: TableLayout | FigureLayout, runs: Runs, study: S
         missing = "no finished run has what it shows"
         return Drawn(name, layout.figure, layout.note, missing=missing)
     try:
-        svg, pdf = draw(figure)
+        files = draw(figure)
     except PlotsMissing as error:
         return Drawn(name, layout.figure, layout.note, missing=str(error))
     caption = f"{figure.band[:1].upper()}{figure.band[1:]}."
-    plot = Plot(name, layout.figure, caption, svg, figure.to_csv())
-    return Drawn(name, layout.figure, layout.note, plot=_WithPdf(**vars(plot), pdf=pdf))
-
-
-@dataclass(frozen=True)
-class _WithPdf(Plot):
-    """A plot with the same as a PDF."""
-
-    pdf: bytes = b""
+    svg = files.pop("svg").decode()
+    plot = Plot(name, layout.figure, caption, svg, figure.to_csv(), files=files)
+    return Drawn(name, layout.figure, layout.note, plot=plot)
 
 
 def _file_name(number: int, title: str) -> str:
@@ -150,10 +144,11 @@ def _write_files(item: Drawn, folder: Path) -> None:
         text = latex_table(_flat(item.table), caption=item.title, label=f"tab:{item.name}")
         write_atomic(folder / f"{item.name}.tex", text)
         write_atomic(folder / f"{item.name}.csv", as_csv(item.table))
-    if isinstance(item.plot, _WithPdf):
+    if item.plot is not None:
         write_atomic(folder / f"{item.name}.svg", item.plot.svg)
         write_atomic(folder / f"{item.name}.csv", item.plot.csv)
-        write_bytes(folder / f"{item.name}.pdf", item.plot.pdf)
+        for ending, content in item.plot.files.items():
+            write_atomic(folder / f"{item.name}.{ending}", content)
 
 
 def _flat(table: DrawnTable) -> Table:
