@@ -79,6 +79,16 @@ def test_without_skill_nothing_else_is_judged(accuracy: dict, wanted: str) -> No
     assert "confidence" not in text
 
 
+def test_a_sample_at_chance_does_not_say_what_a_model_bears() -> None:
+    found = run(loss=0.3)
+    found.content["parts"]["metrics"]["numbers"]["trivial_baseline"] = 0.83
+    said = sentences(found)
+    text = " ".join(sentence.text for sentence in said)
+    assert "accuracy is 0.900 on the rows drawn for the diagnostics, too near" in text
+    assert "suffers" not in text
+    assert "Gaussian noise" not in said[0].text
+
+
 @pytest.mark.parametrize(("temperature", "why"), [(148.4, "too little"), (0.007, "too few wrong")])
 def test_a_temperature_at_its_bound_is_no_finding(temperature: float, why: str) -> None:
     said = [sentence.text for sentence in sentences(run(temperature=temperature))]

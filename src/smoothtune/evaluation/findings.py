@@ -62,9 +62,12 @@ def verdict(run: Run) -> Sentence:
     if advice:
         return Sentence("fragile", f"Better than a constant answer, but: {'; '.join(advice)}.")
     measured = [name for name in ("calibration", "robustness", "corruption") if run.numbers(name)]
-    if len(measured) < 3:
+    clean = _clean(run)
+    if len(measured) < 3 or clean is None or not _has_room(run, clean):
         return Sentence(
-            "note", "Better than a constant answer; what it bears was not all measured: add --all."
+            "note",
+            "Better than a constant answer; what it bears is not all known: add --all, with enough "
+            "--max-diagnostic-samples.",
         )
     return Sentence("good", "Use it: nothing that was measured speaks against it.")
 
@@ -180,7 +183,12 @@ def _calibration(run: Run) -> Iterator[Sentence]:
 
 
 def _losses(run: Run) -> Iterator[tuple[str, float]]:
-    """What the main metric loses by each disturbance at its level, with a title."""
+    """What the main metric loses by each disturbance at its level, with a title.
+
+    Nothing where the rows drawn for the diagnostics leave too little to lose.
+    """
+    if (clean := _clean(run)) is None or not _has_room(run, clean):
+        return
     levels = {"gaussian": NOISE_LEVEL, "in_manifold": NOISE_LEVEL}
     levels |= {"fgm": ATTACK_LEVEL, "pgd": ATTACK_LEVEL}
     for key, curve in (run.curves("robustness") | run.curves("corruption")).items():
@@ -190,7 +198,25 @@ def _losses(run: Run) -> Iterator[tuple[str, float]]:
         yield f"{name} at {level:g} ({0.0 - loss:+.3f})", loss
 
 
+def _clean(run: Run) -> float | None:
+    """The main metric on the rows drawn for the diagnostics, as they are."""
+    for curve in (run.curves("robustness") | run.curves("corruption")).values():
+        return next(iter(curve.series.values()))[0].y
+    return None
+
+
+def _has_room(run: Run, clean: float) -> bool:
+    return clean - run.numbers("metrics")["trivial_baseline"] >= 2 * TOLERATED_LOSS
+
+
 def _disturbance(run: Run) -> Iterator[Sentence]:
+    clean = _clean(run)
+    if clean is not None and not _has_room(run, clean):
+        yield Sentence(
+            "note",
+            f"{run.main_metric} is {clean:.3f} on the rows drawn for the diagnostics, too near the "
+            "best constant answer to say what it bears: take more with --max-diagnostic-samples.",
+        )
     losses = list(_losses(run))
     harmful = [shown for shown, loss in losses if loss > TOLERATED_LOSS]
     kept = [shown for shown, loss in losses if loss <= TOLERATED_LOSS]
