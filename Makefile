@@ -1,8 +1,8 @@
 # `make demo` and `make test` set up what they need in .venv; see scripts/install.sh for the
 # variables that choose another Python or another build of torch.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow mutants check lint types audit examples docs site site-serve notebooks format \
-	clean
+.PHONY: help demo test test-slow mutants check lint types audit examples docs site site-serve notebooks test-lowest release-check \
+	format clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp-installed
@@ -61,6 +61,12 @@ site-serve: $(STAMP) ## Show the site at 127.0.0.1:8000 and build it anew at eve
 
 notebooks: $(STAMP) ## Run the notebooks and write what they print
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/notebooks.py
+
+test-lowest: ## Run the fast tests with the oldest versions that pyproject.toml allows (needs uv)
+	scripts/lowest.sh
+
+release-check: $(STAMP) ## Build wheel and sdist, check them, and run the demo from the wheel alone
+	scripts/release_check.sh
 
 format: $(STAMP) ## Format the code and apply the safe fixes
 	$(BIN)/ruff check --fix

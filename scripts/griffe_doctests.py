@@ -1,4 +1,4 @@
-"""Extension of griffe: doctests within docstrings become code blocks of the page."""
+"""Extension of griffe: doctests and `::` in docstrings become code blocks of the page."""
 
 import re
 from typing import Any
@@ -9,12 +9,13 @@ DOCTEST = re.compile(r"^( *)>>> .*\n(?:\1\S.*\n?)*", re.M)
 
 
 class Doctests(Extension):
-    """Put a fence around every doctest, or Markdown reads it as a quotation."""
+    """Put a fence around every doctest, which Markdown reads as a quotation; drop `::`."""
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Change the docstring of one object."""
         if obj.docstring:
-            obj.docstring.value = DOCTEST.sub(_fenced, obj.docstring.value)
+            text = re.sub(r"^ *::$", "", obj.docstring.value, flags=re.M)
+            obj.docstring.value = DOCTEST.sub(_fenced, re.sub(r"::$", ":", text, flags=re.M))
 
 
 def _fenced(found: re.Match[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import tempfile
 import time
@@ -28,7 +29,11 @@ def run(path: Path, folder: Path) -> nbformat.NotebookNode:
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ["HF_HUB_OFFLINE"] = "1"
     NotebookClient(
-        notebook, timeout=600, kernel_name="python3", resources={"metadata": {"path": str(folder)}}
+        notebook,
+        timeout=600,
+        kernel_name="python3",
+        coalesce_streams=True,
+        resources={"metadata": {"path": str(folder)}},
     ).execute()
     for cell in notebook.cells:
         cell.metadata = {}  # times of execution
@@ -38,7 +43,17 @@ def run(path: Path, folder: Path) -> nbformat.NotebookNode:
             for output in cell.outputs:
                 if "execution_count" in output:
                     output.execution_count = None
+                if output.output_type == "stream":
+                    output.text = as_left(output.text)
     return notebook
+
+
+def as_left(text: str) -> str:
+    """What a terminal shows in the end of what a command wrote, without bars of progress."""
+    text = re.sub(r"[^\n]*(?:\x1b\[2K|\r(?!\n))", "", text)
+    lines = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).splitlines()
+    kept = [line.rstrip() for line in lines if not re.search(r"[━╸╺] +\d+/", line)]
+    return "\n".join(kept) + "\n"
 
 
 def main() -> None:

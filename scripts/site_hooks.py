@@ -63,7 +63,7 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     text = BLOCK.sub(_formula, markdown)
     text = _outside_code(text, lambda part: _linked(part, source, uri))
     text = TABLE_CODE.sub(lambda m: m[0].replace(r"\|", "|"), text)
-    text = INLINE.sub(lambda m: convert(" ".join(m[1].split())), text)
+    text = INLINE.sub(lambda m: f"<span>{convert(' '.join(m[1].split()))}</span>", text)
     return PICTURE.sub(lambda m: _inlined(ROOT / folder / m[1]) or m[0], text)
 
 

