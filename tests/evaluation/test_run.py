@@ -225,6 +225,8 @@ def test_another_evaluation_is_not_replaced_unasked(tiny_folder: Path, tmp_path:
     assert {path.name for path in tmp_path.iterdir()} == {
         "evaluation.json",
         "evaluation.html",
+        "evaluation.md",
+        "examples.json",
         "predictions.csv",
         "notes.txt",
     }
