@@ -3,15 +3,16 @@
 # its own. Needs uv. Called by `make test-lowest`.
 #
 #   TORCH          requirement for torch               (as in constraints.txt)
-#   TORCH_BACKEND  cpu, auto or a CUDA version         (cpu)
+#   TORCH_BACKEND  cpu, auto, a CUDA version, or empty: as uv is configured   (cpu)
 #   PYTEST_ARGS    what to run, and how                (-n 2 --dist loadfile tests)
 set -eu
 
 uv=$(command -v uv) || { echo "lowest: install uv first" >&2; exit 1; }
 folder=build/lowest
+backend=${TORCH_BACKEND-cpu}
 "$uv" venv --quiet --clear --python "${PYTHON:-python3}" "$folder"
 "$uv" pip install --quiet --python "$folder/bin/python" \
-    --torch-backend "${TORCH_BACKEND:-cpu}" "${TORCH:-$(grep '^torch==' constraints.txt)}"
+    ${backend:+--torch-backend "$backend"} "${TORCH:-$(grep '^torch==' constraints.txt)}"
 # What is installed now is what torch is held to: its lowest build may bring CUDA.
 "$uv" pip freeze --python "$folder/bin/python" | grep '^torch==' > "$folder/torch.txt"
 "$uv" pip install --quiet --python "$folder/bin/python" --resolution lowest-direct \

