@@ -33,6 +33,8 @@ from smoothtune.study.records import RESULTS, Cell, Extras, Records, Status
 
 WORK, MODELS = "work", "models"
 NOISE_ROWS = 256
+RESAMPLES = 100
+"""Behind the intervals over examples of other data sets; seeds are what a study judges by."""
 NO_MEMORY = (
     "out of memory",
     "not enough memory",
@@ -173,6 +175,7 @@ def _subject(trained: Trained, cell: Cell) -> Subject:
         data=config.data,
         base_model=config.model,
         max_diagnostic_samples=NOISE_ROWS,
+        num_resamples=RESAMPLES,
         trust_remote_code=config.trust_remote_code,
     )
     model = trained.model.eval()

@@ -65,7 +65,7 @@ def _paint(axes: Any, panel: Panel, figure: Figure, looks: dict[str, Style]) -> 
     axes.set_title(printable(panel.title), fontsize="medium")
     axes.set_xlabel(printable(figure.x_label) if not panel.boxes else printable(figure.y_label))
     axes.set_ylabel("" if panel.boxes else printable(figure.y_label))
-    if all(p.x.is_integer() for line in panel.lines.values() for p in line) and panel.lines:
+    if all(float(p.x).is_integer() for line in panel.lines.values() for p in line) and panel.lines:
         from matplotlib.ticker import MaxNLocator
 
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
