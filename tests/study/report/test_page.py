@@ -150,6 +150,24 @@ def test_sentences_say_what_helps_and_what_does_not() -> None:
     assert "did not get the same number of settings: plain 1, x 4" in uneven
 
 
+def test_in_short_is_short_and_begins_with_what_to_do() -> None:
+    shifts = {f"m{number}": (-1) ** number * 0.02 for number in range(9)} | {"plain_more_epochs": 0}
+    tasks = ("one", "two", "three", "four")
+    found = with_brier(rows(shifts, tasks=tasks, spread=0.003), {"m1": -0.1, "m2": 0.1})
+    lost = {"task": "one", "model": "m", "max_train_samples": 100, "method": "m1", "status": "nan"}
+    choice = lost | {"tried": 4, "chosen": "x", "scores": {}}
+    everything = content([*found, lost | {"seed": 9}], choices=[choice])
+    said = sentences(everything)
+    assert 5 <= len(said) <= 7
+    assert said[0].text.startswith("Use m")
+    page = page_content(everything, {})
+    assert page["decision"] == said[0]
+    assert [row[0] for row in page["main"].rows] == ["plain", *shifts]
+    scores = [r["score"] for r in found if (r["task"], r["method"]) == ("two", "m3")]
+    shown = f"{100 * np.mean(scores):.1f} ± {100 * np.std(scores, ddof=1):.1f}"
+    assert page["main"].rows[4][2] == shown
+
+
 def test_over_tasks_takes_methods_that_have_all_tasks() -> None:
     found = rows({"everywhere": 0.02, "once": 0.02})
     found = [r for r in found if (r["method"], r["task"]) != ("once", "two")]
