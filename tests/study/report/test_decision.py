@@ -62,8 +62,10 @@ def test_plain_where_nothing_is_near() -> None:
     assert lower.text.startswith("Use plain: no method is more than 0.2 points above it")
 
 
-def test_one_seed_says_nothing() -> None:
+def test_one_seed_says_nothing_nor_do_two() -> None:
     assert decision(content({"good": [[0.03]]})).text.startswith("Run 4 more seeds: one says")
+    alike = decision(content({"good": [[0.03, 0.03]]})).text
+    assert alike.startswith("Run 3 more seeds: 2 say nothing, not even of good (+3.0 points")
 
 
 def test_equal_runs_are_suspicious() -> None:

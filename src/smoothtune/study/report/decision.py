@@ -17,6 +17,8 @@ from smoothtune.study.report.statistics import LEVEL
 POWER = 0.8
 WORTH = 0.002
 """Difference in score, from which more seeds are worth running."""
+ENOUGH_SEEDS, USUAL_SEEDS = 3, 5
+"""With fewer seeds than the first their spread is not known; the second is what a study has."""
 MOST_SEEDS = 30
 """More than these are not worth running for a difference that may not be there."""
 
@@ -65,10 +67,12 @@ def _undecided(content: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
             f"Use plain: no method is more than {POINTS * WORTH:.1f} points above it"
             f"{_where(content)}.",
         )
-    if all(item["sd"] is None for item in above):
+    if (seeds := max(len(item["seeds"]) for item in above)) < ENOUGH_SEEDS:
         best = max(above, key=_gap)
         where = f"{best['method']} ({_shown(best)}{_where(content)})"
-        return Sentence("fragile", f"Run 4 more seeds: one says nothing, not even of {where}.")
+        few = "one says" if seeds == 1 else f"{seeds} say"
+        more = USUAL_SEEDS - seeds
+        return Sentence("fragile", f"Run {more} more seeds: {few} nothing, not even of {where}.")
     needs = {item["method"]: _needed(item, len(compared)) for item in above}
     best = min(above, key=lambda item: (needs[item["method"]], -_gap(item)))
     needed = needs[best["method"]]
