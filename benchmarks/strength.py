@@ -138,7 +138,7 @@ def cost_of_a_look(name):
     torch.manual_seed(0)
     model = AutoModelForSequenceClassification.from_pretrained(minilm_folder(), num_labels=2)
     optimizer = torch.optim.AdamW(model.train().parameters(), lr=1e-6, fused=True)
-    objective = Objective(CLASSES[name](share=SHARE)).bind(model, optimizer)
+    objective = Objective(CLASSES[name](share=SHARE)).bind(model, optimizer, 26)
     batches, seconds = random_batches(model, 4, 16, 32), {False: [], True: []}
     for update in range(26):
         look = update % 2 == 1
