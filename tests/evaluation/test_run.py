@@ -39,7 +39,7 @@ CURVES = {
     "robustness": ["gaussian", "in_manifold", "fgm", "pgd"],
     "corruption": ["tokens", "typos", "dropped_words", "swapped_words"],
     "substitution": ["words"],
-    "smoothness": ["jacobian", "hessian", "attenuation", "spectrum"],
+    "smoothness": ["jacobian", "hessian", "attenuation", "distance", "spectrum"],
     "drift": ["cosine", "distance", "cka"],
     "effect": ["noise_sensitivity", "jacobian", "hessian"],
     "ood: train rows": [],

@@ -9,13 +9,20 @@ from smoothtune.tasks.presets import TASKS, describe_task
 GLUE = {name: task for name, task in TASKS.items() if task.hub_id == "nyu-mll/glue"}
 
 
-def test_presets_are_the_nine_tasks_of_glue_and_squad() -> None:
+def test_presets_are_the_nine_tasks_of_glue_squad_and_adversarial_sets() -> None:
     names = {"cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli"}
     assert set(GLUE) == names
     assert all(task.name == task.hub_config == name for name, task in GLUE.items())
-    assert {name: task.hub_id for name, task in TASKS.items() if name not in GLUE} == {
+    others = {name: task.hub_id for name, task in TASKS.items() if name not in GLUE}
+    adversarial = {name for name in others if name.startswith(("adv_", "anli_"))}
+    assert {name: others[name] for name in set(others) - adversarial} == {
         "squad": "rajpurkar/squad",
         "squad_v2": "rajpurkar/squad_v2",
+    }
+    assert {others[name] for name in adversarial} == {"AI-Secure/adv_glue", "facebook/anli"}
+    assert {name.removeprefix("adv_") for name in adversarial if name[:3] == "adv"} <= {
+        *names,
+        "mnli_mismatched",
     }
     assert all(task.name == name for name, task in TASKS.items())
 

@@ -323,7 +323,7 @@ def test_every_part_is_there_or_says_why_not(evaluated) -> None:
         "robustness": ["gaussian", "in_manifold", "fgm", "pgd"],
         "corruption": [],
         "substitution": [],
-        "smoothness": ["attenuation", "spectrum"],
+        "smoothness": ["attenuation", "distance", "spectrum"],
         "drift": ["cosine", "distance", "cka"],
         "effect": ["noise_sensitivity"],
         "ood: other": [],
