@@ -50,9 +50,9 @@ def test_demo_with_a_tiny_model(tmp_path: Path) -> None:
             validation_rows=20,
             num_train_epochs=1,
         )
-    plain, lnsr = rows
-    assert (plain["method"], lnsr["method"]) == ("plain", "lnsr")
-    assert plain["brier"] != lnsr["brier"]  # LNSR acts
+    plain, smart = rows
+    assert (plain["method"], smart["method"]) == ("plain", "smart")
+    assert plain["brier"] != smart["brier"]  # SMART acts
     for row in rows:  # of 20 validation and 20 training rows
         for score in ("accuracy", "noisy_accuracy", "train_accuracy"):
             assert row[score] * 20 == pytest.approx(round(row[score] * 20))
@@ -62,7 +62,7 @@ def test_demo_with_a_tiny_model(tmp_path: Path) -> None:
         cells = [f"{row[key]:.3f}" for key in ("accuracy", "brier", "noisy_accuracy")]
         (line,) = [line for line in printed.splitlines() if line.startswith(f"│ {row['method']} ")]
         assert [cell.strip() for cell in line.split("│")[2:5]] == cells
-    assert f"LNSR minus plain: {lnsr['accuracy'] - plain['accuracy']:+.3f} accuracy" in printed
+    assert f"SMART minus plain: {smart['accuracy'] - plain['accuracy']:+.3f} accuracy, " in printed
 
 
 def literal_accuracy(folder: Path, rows: list[dict[str, str]], ratio: float) -> float:
