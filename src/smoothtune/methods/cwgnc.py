@@ -10,7 +10,7 @@ Equation:
 
 Departures:
     * A component is a named parameter tensor, as in the code; so query, key and value are clipped
-      apart, except in models that keep them in one tensor (GPT-2).
+      apart, as Hua et al. (TNNLS 2023) say too, except where a model keeps them in one (GPT-2).
     * The code clips inside the training step: partial sums under gradient accumulation, scaled
       gradients under a fp16 scaler. Here the clip sees what the optimizer would have seen.
     * It takes the place of the global clip, which must be off (`max_grad_norm=0`), as in the code.

@@ -8,7 +8,7 @@ Equation:
     with the noise $\epsilon$ of LNSR and without its regularizer $R$.
 
 Departures:
-    * The paper does not say where the noise of these rows enters; here it is where LNSR's does.
+    * The rows have LNSR's noise, so it enters where LNSR's does; the loss is the noisy pass's.
     * All that LNSR leaves open about the noise (magnitude, rescaling, basis) is decided as there.
 """
 

@@ -1,7 +1,9 @@
-r"""UEGR: unified ensemble and gradient regularization (reconstruction).
+r"""UEGR: unified enhancement of generalization and robustness (reconstruction).
 
-Reference: UEGR (arXiv 2503.16550), known from its summary only: neither full text nor code was
-    available. What the summary says is kept; the rest is RECONSTRUCTED.
+Reference: Sun, Yin, Zhao, Zhang, Liu, Chen: Unified Enhancement of the Generalization and
+    Robustness of Language Models via Bi-Stage Optimization (arXiv 2503.16550), known from its
+    summary only: neither full text nor code was available. What the summary says is kept; the rest
+    is RECONSTRUCTED.
 
 Equation:
     $$total = \gamma L_{adv} + \alpha L_{JS} + \beta L(f(x), y)$$
