@@ -56,6 +56,26 @@ def test_record_and_card_name_the_methods(tmp_path, own: bool) -> None:
     assert training_record(str(tmp_path))["methods"] == record["methods"]
 
 
+def test_a_result_of_the_users_own_is_not_overwritten(tmp_path) -> None:
+    """And numbers that are not finite, or no data, stop no save."""
+    trainer = SmoothTrainer(
+        model=tiny_model("bert", dtype=torch.float32),
+        args=arguments(tmp_path),
+        train_dataset=Rows(),
+        regularizers=LNSR(weight=0.25),
+    )
+    trainer.train()
+    trainer.log({"mine": float("nan"), "tensor": torch.ones(2)})
+    (tmp_path / "result.json").write_text('{"accuracy": 1}')
+    with pytest.warns(UserWarning, match="is not smoothtune's and stays"):
+        trainer.save_model()
+    assert (tmp_path / "result.json").read_text() == '{"accuracy": 1}'
+    for _ in range(2):
+        trainer.save_model(str(tmp_path / "other"))
+    record = json.loads((tmp_path / "other" / "result.json").read_text())
+    assert record["log_history"][-1]["mine"] is None
+
+
 def test_a_folder_of_a_trainer_is_no_finished_run(tmp_path) -> None:
     """And asks an evaluation for the task."""
     trainer = SmoothTrainer(

@@ -244,6 +244,12 @@ def test_hyperparameter_search(tmp_path):
     assert single.evaluate()["eval_loss"] != pytest.approx(best.objective, rel=1e-6)
 
 
+def test_other_searches_are_refused(tmp_path):
+    """Ray and W&B give a trial as a mapping."""
+    with pytest.raises(ValueError, match='set backend="optuna"'):
+        made_anew(tmp_path).train(trial={"learning_rate": 0.1})
+
+
 def test_evaluation_is_not_regularized(tmp_path):
     trainer = SmoothTrainer(
         model=tiny_model("bert"),

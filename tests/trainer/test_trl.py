@@ -12,7 +12,7 @@ from transformers import (
 )
 
 from helpers.tiny_folder import tiny_tokenizer
-from smoothtune import L2SP, LNSR, METHODS, R3F, UEGR, regularize
+from smoothtune import L2SP, LNSR, METHODS, R3F, UEGR, LabelSmoothing, regularize
 from smoothtune.testing import all_in_float64, fixed_draws, with_weight
 from smoothtune.trainer.trl import trl_problems, unpacked
 
@@ -238,6 +238,25 @@ def test_rewards_must_not_move_with_noise(tmp_path):
     expected = expected + 2 * (clean - noisy).square().mean()
     torch.testing.assert_close(loss, expected)
     assert (clean - noisy).abs().max() > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_rewards_have_no_labels_to_smooth(tmp_path):
+    trainer = regularize(reward_trainer(tmp_path), LabelSmoothing())
+    with pytest.raises(ValueError, match="label_smoothing needs labels in the batch"):
+        trainer.train()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(set(METHODS) - {"label_smoothing"}))
+def test_every_method_trains_a_reward_model(name, tmp_path):
+    changes = {"max_grad_norm": 0} if METHODS[name].clips_gradients else {}
+    trainer = regularize(reward_trainer(tmp_path, **changes), METHODS[name]())
+    before = trainer.model.score.weight.detach().clone()
+    trainer.train()
+    assert all(entry["loss"] > 0 for entry in trainer.state.log_history[:2])
+    assert not torch.equal(trainer.model.score.weight, before)
 
 
 @pytest.mark.filterwarnings("ignore")

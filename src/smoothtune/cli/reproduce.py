@@ -30,6 +30,7 @@ from smoothtune.cli.study import (
     TASKS,
     chosen,
     numbers,
+    planned,
 )
 
 
@@ -80,10 +81,6 @@ def reproduce(
             return
         if recipe is None:
             fail("usage: smoothtune reproduce RECIPE --scale smoke --data DIR, or --list", USAGE)
-        from smoothtune.study.config import load_study, read_study
-        from smoothtune.study.files import study_file
-
-        path = study_file(recipe)
         options = {
             "data": data,
             "seeds": numbers(seeds, "--seeds"),
@@ -92,13 +89,10 @@ def reproduce(
             "max_steps": max_steps,
         }
         only = chosen(methods=methods, tasks=tasks, models=models)
-        read_study(path, scale=scale, options=options, only=only)
-        if not (dry_run or report) and ray is None:
-            from smoothtune.study.pool import start_server
-
-            start_server()  # imports while this process reads the study
-        study = load_study(path, scale=scale, options=options, only=only)
-        folder = Path(output_dir or f"reproduced/{path.stem}{f'-{scale}' if scale else ''}")
+        runs = not (dry_run or report) and ray is None
+        study = planned(recipe, scale=scale, options=options, only=only, runs=runs)
+        name = Path(recipe).stem + (f"-{scale}" if scale else "")
+        folder = Path(output_dir or f"reproduced/{name}")
         if dry_run:
             from smoothtune.study.protocol import departures
             from smoothtune.study.status import show_forecast

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -19,6 +19,9 @@ from smoothtune.cli.output import (
     print_json,
     show_rows,
 )
+
+if TYPE_CHECKING:
+    from smoothtune.study.config import Study
 
 SEEDS = Annotated[str | None, typer.Option(metavar="LIST", help="Only these seeds: 0,1,2.")]
 METHODS = Annotated[
@@ -51,6 +54,27 @@ def chosen(**lists: str | None) -> dict[str, list[str]]:
         for what, text in lists.items()
         if text is not None
     }
+
+
+def planned(
+    file: str,
+    *,
+    scale: str | None,
+    options: dict[str, Any],
+    only: dict[str, list[str]],
+    runs: bool,
+) -> Study:
+    """Read and check a study; `runs` says that this process will start runs of it."""
+    from smoothtune.study.config import load_study, read_study
+    from smoothtune.study.files import study_file
+
+    path = study_file(file)
+    read_study(path, scale=scale, options=options, only=only)  # what is wrong, before torch
+    if runs:
+        from smoothtune.study.pool import start_server
+
+        start_server()  # imports while this process reads the study
+    return load_study(path, scale=scale, options=options, only=only)
 
 
 def study(
@@ -109,10 +133,6 @@ def study(
             return
         if file is None or (output_dir is None and not dry_run):
             fail("usage: smoothtune study FILE --output-dir DIR, or --list, or --status DIR", USAGE)
-        from smoothtune.study.config import load_study, read_study
-        from smoothtune.study.files import study_file
-
-        path = study_file(file)
         options = {
             "data": data,
             "seeds": numbers(seeds, "--seeds"),
@@ -121,12 +141,8 @@ def study(
             "max_steps": max_steps,
         }
         only = chosen(methods=methods, tasks=tasks, models=models)
-        read_study(path, scale=scale, options=options, only=only)
-        if not (dry_run or report) and ray is None:
-            from smoothtune.study.pool import start_server
-
-            start_server()  # imports while this process reads the study
-        plan = load_study(path, scale=scale, options=options, only=only)
+        runs = not (dry_run or report) and ray is None
+        plan = planned(file, scale=scale, options=options, only=only, runs=runs)
         if dry_run:
             from smoothtune.study.status import show_forecast
 

@@ -76,12 +76,17 @@ class LabelSmoothing(Regularizer):
         """Smoothed cross entropy, a mean over heads and examples.
 
         Raises:
-            ValueError: the model does not choose one of several classes.
+            ValueError: the model does not choose one of several classes, or the batch says none.
         """
         if not clean.labeled:
             return None
         found = heads(clean.run())
         names = ["labels"] if len(found) == 1 else ["start_positions", "end_positions"]
+        if not clean.batch.keys() >= set(names):
+            raise ValueError(
+                f"label_smoothing needs {' and '.join(names)} in the batch, and this task loss is "
+                "computed without: leave label_smoothing out"
+            )
         labels = [clean.batch[name] for name in names]
         if is_causal_lm(unwrap(clean.model)):
             labels = [targets(clean.batch)]

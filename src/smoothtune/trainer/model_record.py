@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,20 @@ def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
 
     Those are every field of every method, scores of the last evaluation, steps and seconds,
     versions and fingerprints; task and data are not known here, and null. ``arguments`` and ``run``
-    come on top.
+    come on top. A file of this name that is not ours stays as it is, with a warning.
 
     Args:
         trainer: the trainer.
         objective: its methods.
         folder: that of the model.
     """
+    if _is_of_others(folder / RESULT):
+        warnings.warn(
+            f"{folder / RESULT} is not smoothtune's and stays: the record of the methods is not "
+            "written; save the model to another folder to have it",
+            stacklevel=2,
+        )
+        return
     methods, model = objective.regularizers, getattr(trainer.model, "config", None)
     seconds = [entry["train_runtime"] for entry in _log(trainer) if "train_runtime" in entry]
     source = getattr(model, "_name_or_path", "") or None
@@ -58,7 +66,7 @@ def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
         "arguments": trainer.args.to_sanitized_dict(),
         "run": describe_run(trainer, objective),
     }
-    finite = json.loads(json.dumps(content), parse_constant=lambda _: None)
+    finite = json.loads(json.dumps(content, default=str), parse_constant=lambda _: None)
     write_json(folder / RESULT, finite)
 
 
@@ -119,6 +127,10 @@ def _task_type(trainer: Trainer) -> str | None:
             if name in ([known] if isinstance(known, str) else known):
                 return task
     return None
+
+
+def _is_of_others(path: Path) -> bool:
+    return path.exists() and b'"method_versions"' not in path.read_bytes()
 
 
 def _rows(dataset: Any) -> int | None:

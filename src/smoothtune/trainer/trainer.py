@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import warnings
-from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, TypeVar
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import EvalPrediction
 
 from smoothtune.core.objective import Objective
-from smoothtune.core.optimizer_hooks import unwrapped_optimizer
 from smoothtune.core.regularizer import Regularizer
-from smoothtune.errors import CheckpointError
-from smoothtune.trainer.checkpoints import Checkpoints
+from smoothtune.trainer.binding import Binding
 from smoothtune.trainer.compatibility import check_trainer, check_unlabeled
-from smoothtune.trainer.finite import check_weights
-from smoothtune.trainer.manifest import STATE_FILE
-from smoothtune.trainer.model_record import extend_card, write_record
-from smoothtune.trainer.run_record import describe_run
-from smoothtune.trainer.task_loss import TaskLoss
 from smoothtune.trainer.unlabeled import Alternate, alternating_loader
 
 T = TypeVar("T", bound=Trainer)
-
-_CLASS = object()  # in place of an attribute that the instance has from its class
 
 
 def regularize(
@@ -101,7 +86,7 @@ def regularize(
     if unlabeled_dataset is not None:
         check_unlabeled(objective.regularizers, trainer)
         loader = partial(alternating_loader, trainer, unlabeled_dataset, alternate)
-    _Binding(trainer, objective, loader)
+    Binding(trainer, objective, loader)
     setattr(trainer, "objective", objective)  # noqa: B010 - mypy knows no such attribute
     return trainer
 
@@ -113,7 +98,7 @@ def save_checkpoint(trainer: Trainer) -> None:
         OutputError: it cannot be written; the checkpoint before it is as it was.
     """
     callbacks = trainer.callback_handler.callbacks
-    binding = next(each for each in callbacks if isinstance(each, _Binding))
+    binding = next(each for each in callbacks if isinstance(each, Binding))
     binding.bind()
     try:
         assert trainer.model is not None
@@ -212,228 +197,3 @@ def _methods(given: Any) -> list[Regularizer]:
     if not isinstance(given, Regularizer):
         raise TypeError(f"{given!r} is no method: write an instance of one, such as LNSR()")
     return [given]
-
-
-class _Binding(TrainerCallback):
-    """Connects an objective to one trainer while it trains: replaces methods of the trainer."""
-
-    def __init__(self, trainer: Trainer, objective: Objective, alternating: Any):
-        self.trainer: Any = trainer
-        self.objective, self.alternating = objective, alternating
-        self.sums: dict[str, Tensor] = {}
-        self.counts: dict[str, int] = defaultdict(int)
-        self.resume_from: Path | None = None
-        self.kept: dict[str, Tensor] = {}  # state of the methods between two calls of train()
-        self.replaced: dict[str, Any] | None = None  # what the trainer had of its own
-        self.checkpoints = Checkpoints(trainer, objective)
-        self.bind()
-        self.original_train = trainer.train
-        self.original_save_model = trainer.save_model
-        self.original_card = trainer.create_model_card
-        self.original_model_init = trainer.call_model_init
-        vars(trainer)["train"] = self.train
-        vars(trainer)["save_model"] = self.save_model
-        vars(trainer)["create_model_card"] = self.create_model_card
-        vars(trainer)["call_model_init"] = self.call_model_init
-        trainer.add_callback(self)
-
-    # --- connecting --------------------------------------------------------------------------
-
-    def bind(self) -> None:
-        """Attach the methods, and take the place of the trainer's methods, on the instance."""
-        if self.replaced is not None:
-            return
-        trainer: Any = self.trainer
-        self.objective.attach(trainer.model)
-        try:
-            if self.kept:
-                self.objective.load_state_dict(self.kept)
-            if trainer.optimizer is not None:
-                self._use(trainer.optimizer)
-        except BaseException:
-            self.objective.detach()
-            raise
-        self.task = TaskLoss(trainer)
-        self.original_create_optimizer, self.original_log = trainer.create_optimizer, trainer.log
-        self.checkpoints.original_save = trainer._save_checkpoint
-        self.original_run_epoch = trainer._run_epoch
-        mine = {
-            "compute_loss": self.compute_loss,
-            "create_optimizer": self.create_optimizer,
-            "log": self.log,
-            "_save_checkpoint": self.checkpoints.save,
-            "_run_epoch": self.run_epoch,
-            "get_batch_samples": self.task.parts.get_batch_samples,
-            # the task loss is scaled here, so that the Trainer takes the mean over the batches
-            "model_accepts_loss_kwargs": self.task.accepts_loss_kwargs,
-            "loss_is_scaled_for_ga": False,
-        }
-        if self.alternating is not None:
-            mine["get_train_dataloader"] = self.alternating
-        self.replaced = {name: vars(trainer).get(name, _CLASS) for name in mine}
-        vars(trainer).update(mine)
-
-    def unbind(self) -> None:
-        """Give model and trainer back as they were."""
-        if self.replaced is None:
-            return
-        for name, value in self.replaced.items():
-            if value is _CLASS:
-                del vars(self.trainer)[name]
-            else:
-                setattr(self.trainer, name, value)
-        self.replaced = None
-        state = self.objective.state_dict()
-        self.kept = {key: value.detach().cpu() for key, value in state.items()}
-        self.objective.detach()
-
-    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
-        """Create the optimizer, or take that which is there, and bind the objective to it."""
-        optimizer = self.original_create_optimizer(*args, **kwargs)
-        self._use(self.trainer.optimizer or optimizer)
-        return optimizer
-
-    def _use(self, optimizer: torch.optim.Optimizer) -> None:
-        if unwrapped_optimizer(optimizer) is not self.objective.optimizer:
-            self.objective.unbind_optimizer()
-            self.objective.bind_optimizer(optimizer)
-
-    # --- models of model_init ----------------------------------------------------------------
-
-    def renew(self, trial: Any) -> None:
-        """Begin anew, with the methods as they were given: `train` will make a new model.
-
-        Args:
-            trial: of a hyperparameter search, which keeps its scores as the trainer's `objective`.
-        """
-        self.unbind()
-        self.kept = {}
-        methods = self.objective.regularizers.values()
-        self.objective = Objective(*(replace(method) for method in methods))
-        self.checkpoints = Checkpoints(self.trainer, self.objective)
-        if trial is None:
-            self.trainer.objective = self.objective
-        if self.trainer.model is None:  # a search gives it up after every trial
-            self.trainer.model = self.original_model_init(trial)
-
-    def call_model_init(self, trial: Any = None) -> nn.Module:
-        """Make the model that is trained, and attach the methods to it."""
-        self.trainer.model = self.original_model_init(trial)
-        self.trainer.optimizer = self.trainer.lr_scheduler = None
-        check_trainer(self.objective.regularizers, self.trainer)
-        self.bind()
-        return self.trainer.model
-
-    # --- a batch -----------------------------------------------------------------------------
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: dict[str, Any],
-        return_outputs: bool = False,
-        num_items_in_batch: Tensor | int | None = None,
-    ) -> Any:
-        """The objective in training, the trainer's own loss in evaluation."""
-        if not model.training:
-            inputs = {key: value for key, value in inputs.items() if key != "example_id"}
-            return self.task.own(model, inputs, return_outputs, num_items_in_batch)
-        prepared = self.task.prepare(inputs, num_items_in_batch)
-        loss = self.objective(
-            model, prepared.batch, prepared.compute_loss, row_share=prepared.row_share
-        )
-        self._count(self.objective.terms)
-        return (loss, None) if return_outputs else loss
-
-    # --- logging -----------------------------------------------------------------------------
-
-    def _count(self, terms: dict[str, Tensor]) -> None:
-        for name, value in terms.items():
-            if name != "loss":
-                self.sums[name] = self.sums.get(name, 0) + value
-                self.counts[name] += 1
-
-    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
-        """Add the mean of every term since the last log to the Trainer's training logs."""
-        if "loss" in logs and self.sums:
-            names = sorted(self.sums)
-            means = torch.stack([self.sums[name].float() / self.counts[name] for name in names])
-            means = self.trainer.accelerator.reduce(means, reduction="mean")
-            logs = {**logs, **dict(zip(names, means.tolist(), strict=True))}
-            self.sums.clear()
-            self.counts.clear()
-        self.original_log(logs, *args, **kwargs)
-
-    # --- the model ---------------------------------------------------------------------------
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, and beside it a record of the methods."""
-        self.original_save_model(output_dir, _internal_call=_internal_call)
-        args = self.trainer.args
-        if args.should_save and not _internal_call:  # checkpoints have a manifest
-            write_record(self.trainer, self.objective, Path(output_dir or str(args.output_dir)))
-
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Create the card, with the methods."""
-        self.original_card(*args, **kwargs)
-        card = Path(str(self.trainer.args.output_dir), "README.md")
-        if self.trainer.is_world_process_zero() and card.exists():
-            extend_card(self.trainer, self.objective, card)
-
-    # --- checkpoints -------------------------------------------------------------------------
-
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
-        """Train; a resumed run takes the methods' state from the checkpoint."""
-        try:
-            if self.trainer.model_init is not None:
-                self.renew(trial=kwargs.get("trial"))
-            else:
-                self.bind()
-            self.checkpoints.run = describe_run(self.trainer, self.objective)
-            self.resume_from, notes = self.checkpoints.choose(resume_from_checkpoint)
-            if notes:
-                warnings.warn("; ".join(notes), stacklevel=2)
-            rows, tokenizer = self.trainer.train_dataset, self.trainer.processing_class
-            for regularizer in self.objective.regularizers.values():
-                regularizer.read_training_rows(rows, tokenizer)
-            checkpoint = str(self.resume_from) if self.resume_from else None
-            return self.original_train(resume_from_checkpoint=checkpoint, **kwargs)
-        except UnpicklingError as error:
-            raise CheckpointError(
-                f"{self.resume_from or 'a file'}: optimizer.pt, scheduler.pt or rng_state.pth "
-                "holds more than data, which could run code, and was not opened: resume from a "
-                "checkpoint of your own"
-            ) from error
-        finally:
-            self.unbind()
-            self.sums.clear()
-            self.counts.clear()
-
-    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Bind the optimizer that is really used; load the methods' state, after the model's."""
-        assert self.trainer.optimizer is not None
-        self._use(self.trainer.optimizer)
-        self.objective.expect(state.max_steps)
-        if self.resume_from is None:
-            return
-        try:
-            self.objective.load_state_dict(load_file(self.resume_from / STATE_FILE))
-        except KeyError as error:
-            raise CheckpointError(
-                f"{self.resume_from / STATE_FILE} has no entry {error}: resume with the methods of "
-                "the interrupted run"
-            ) from error
-
-    def run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """Take no step after the last one; transformers would, resumed there within an epoch.
-
-        The last one is that of `max_steps`, or the one at which a callback ended the training.
-        """
-        state, control = self.trainer.state, self.trainer.control
-        if state.global_step >= state.max_steps or control.should_training_stop:
-            control.should_training_stop = True
-        else:
-            self.original_run_epoch(*args, **kwargs)
-
-    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Stop before weights that are not finite are used or saved."""
-        check_weights(self.trainer.model, state.global_step + 1)
