@@ -4,7 +4,7 @@ import pytest
 import torch
 import yaml
 
-from helpers.heads import question_answering, regression, token_classification
+from helpers.heads import multi_label, question_answering, regression, token_classification
 from helpers.training import Rows, arguments
 from smoothtune import L2SP, LNSR, METHODS, Objective, SmoothTrainer
 from smoothtune.config.run import load_config
@@ -44,7 +44,9 @@ def acts(name, make):
     return terms
 
 
-@pytest.mark.parametrize("make", [regression, question_answering, token_classification])
+@pytest.mark.parametrize(
+    "make", [regression, question_answering, token_classification, multi_label]
+)
 @pytest.mark.parametrize("name", METHODS)
 def test_acts_on_every_task(name, make):
     if name in NO_REGRESSION and make is regression:

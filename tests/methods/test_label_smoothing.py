@@ -9,6 +9,7 @@ from transformers import (
     ElectraForPreTraining,
 )
 
+from helpers.heads import multi_label
 from helpers.literal import MODELS, gradient, probabilities, span_batch, tiny_span_model
 from smoothtune import LabelSmoothing, Objective
 from smoothtune.testing import tiny_batch, tiny_model
@@ -74,6 +75,25 @@ def test_token_classification_means_over_tokens_then_examples():
     first = (smoothed(logits[0, 0], 0, 0.1) + smoothed(logits[0, 1], 1, 0.1)) / 2
     expected = (first + smoothed(logits[1, 0], 2, 0.1)) / 2
     torch.testing.assert_close(Objective(LabelSmoothing())(model, batch), expected)
+
+
+def test_each_of_several_labels_is_a_yes_or_no():
+    """Binary cross entropy against (1 - s) y + s / 2, a mean over labels and examples."""
+    model, batch = multi_label(0.0)
+    logits, terms = model(**batch).logits, []
+    for row in range(4):
+        for label in range(3):
+            p = 1 / (1 + torch.exp(-logits[row, label]))
+            y = 0.8 * batch["labels"][row, label] + 0.1
+            terms.append(-y * torch.log(p) - (1 - y) * torch.log(1 - p))
+    expected = sum(terms) / 12
+    total = Objective(LabelSmoothing(smoothing=0.2))(model, batch)
+    torch.testing.assert_close(total, expected, rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        gradient(total, [model]), gradient(expected, [model]), rtol=1e-8, atol=1e-12
+    )
+    without = Objective(LabelSmoothing(smoothing=0.0))(model, batch)
+    torch.testing.assert_close(without, model(**batch).loss, rtol=1e-12, atol=0)
 
 
 def test_regression_is_refused():

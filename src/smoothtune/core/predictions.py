@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.causal_lm import IGNORED, label_logits, num_items
@@ -38,7 +39,7 @@ def heads(run: ForwardPass) -> list[Head]:
     compared like the scores of a regression.
 
     Raises:
-        ValueError: the model predicts none of these.
+        ValueError: the model predicts none of these, or nothing says what its labels are.
     """
     outputs = run.outputs
     if "sentence_embedding" in outputs:
@@ -62,6 +63,13 @@ def heads(run: ForwardPass) -> list[Head]:
         pairs = torch.stack([logits, torch.zeros_like(logits)], -1)
         return [Head(pairs, torch.ones_like(logits, dtype=torch.bool), False)]
     if logits.ndim == 2:
+        if problem is None and _several_labels(run):
+            raise ValueError(
+                f"labels of shape {tuple(logits.shape)} may be several labels of an example, "
+                "several scores, or shares of classes, and a loss of your own does not say which: "
+                'set model.config.problem_type to "multi_label_classification", "regression" or '
+                '"single_label_classification"'
+            )
         regression = problem == "regression" or logits.shape[-1] == 1
         return [Head(logits[:, None], _ones(logits), regression)]
     labels = run.batch.get("labels")
@@ -73,6 +81,19 @@ def heads(run: ForwardPass) -> list[Head]:
         f"logits of shape {tuple(logits.shape)} from {type(bare).__name__} are not supported: use "
         "a sequence or token classification, regression, extractive QA or language-model head"
     )
+
+
+def _several_labels(run: ForwardPass) -> bool:
+    """Whether an example has a label for each of several outputs, in a loss of the user's own.
+
+    Where a model of transformers computes the loss, it takes them for several labels and says so
+    in its configuration, or (DeBERTa) for shares of classes.
+    """
+    labels, outputs = run.batch.get("labels"), run.outputs
+    its_own = isinstance(unwrap(run.model), PreTrainedModel) and outputs.get("loss") is not None
+    if its_own or not isinstance(labels, Tensor):
+        return False
+    return labels.shape == run.logits.shape and labels.shape[1] > 1
 
 
 def _ones(logits: Tensor) -> Tensor:

@@ -12,6 +12,8 @@ Departures:
       plain loops and for extractive QA.
     * Extractive QA: the C of an example are its real tokens, a position outside of them counts
       nothing, and the mean of the start and the end loss is taken.
+    * Several labels of an example: each is yes or no, so C = 2 and yes has 1 - s / 2 in the place
+      of 1, as in Keras; a mean over labels, then over examples, as the task loss is.
     * Token classification: a mean over an example's labeled tokens, then over examples.
 """
 
@@ -27,7 +29,7 @@ from torch import Tensor, nn
 
 from smoothtune.core.architecture import is_embedding_model, unwrap
 from smoothtune.core.causal_lm import targets
-from smoothtune.core.declarations import is_causal_lm
+from smoothtune.core.declarations import is_causal_lm, problem_type
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, head_mean, heads
 from smoothtune.core.quantities import Quantity
@@ -52,6 +54,24 @@ def smoothed_cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> 
     uniform = (surprise * real).sum(-1) / real.sum(-1).clamp(min=1)  # 0: a row of padding
     chosen = surprise.gather(-1, target[..., None]).squeeze(-1)
     return (1 - smoothing) * chosen + smoothing * uniform
+
+
+def smoothed_yes_or_no(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
+    """Cross entropy of yes and no against (1 - s) y + s / 2 and (1 - s) (1 - y) + s / 2.
+
+    Args:
+        logits: (..., 2) of yes and of no.
+        labels: (...) y, 1 for yes and 0 for no.
+        smoothing: s.
+
+    Returns:
+        (...) in float32 or wider.
+    """
+    yes, no = (
+        smoothed_cross_entropy(logits, torch.full_like(labels, answer, dtype=torch.long), smoothing)
+        for answer in (0, 1)
+    )
+    return labels * yes + (1 - labels) * no
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -88,6 +108,10 @@ class LabelSmoothing(Regularizer):
                 "computed without: leave label_smoothing out"
             )
         labels = [clean.batch[name] for name in names]
+        if problem_type(unwrap(clean.model)) == "multi_label_classification":
+            (head,) = found
+            yes = labels[0].to(head.logits.dtype)
+            return head_mean(smoothed_yes_or_no(head.logits, yes, self.smoothing), head)
         if is_causal_lm(unwrap(clean.model)):
             labels = [targets(clean.batch)]
         return torch.stack(
@@ -97,8 +121,8 @@ class LabelSmoothing(Regularizer):
     def _loss(self, head: Head, labels: Tensor) -> Tensor:
         if head.regression or labels.is_floating_point():
             raise ValueError(
-                "label_smoothing needs one class number per prediction: regression and multi-label "
-                "classification have none. Leave it out"
+                "label_smoothing needs one class number, or a yes or no for each label: regression "
+                "has none. Leave it out"
             )
         if labels.numel() != head.mask.numel():
             raise ValueError(
