@@ -84,3 +84,20 @@ def choice_data(folder: Path, rows: int = 24) -> Path:
         }
 
     return write(folder, **{name: [row() for _ in range(rows)] for name in ("train", "validation")})
+
+
+def topic_rows(rows: int = 24, seed: int = 0) -> list[dict]:
+    """A row's labels are those of "good", "film" and "not" that its text has; it may have none."""
+    draw = random.Random(seed)
+    texts = [" ".join(draw.choices(WORDS, k=draw.randint(1, 4))) for _ in range(rows)]
+    names = ("good", "film", "not")
+    return [{"text": text, "labels": [n for n in names if n in text.split()]} for text in texts]
+
+
+def topic_csv(folder: Path, separator: str = ";", **splits: list[dict]) -> Path:
+    """The same as CSV, labels with a separator."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, rows in splits.items():
+        lines = [f"{row['text']},{separator.join(row['labels'])}" for row in rows]
+        (folder / f"{name}.csv").write_text("\n".join(["text,labels", *lines, ""]))
+    return folder

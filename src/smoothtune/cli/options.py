@@ -42,7 +42,7 @@ def options_from(
             command(options, **values)
 
         _, *own = inspect.signature(command, eval_str=True).parameters.values()
-        made = [_option(name, field) for name, field in fields.items()]
+        made = [_option(name, field, settings) for name, field in fields.items()]
         call.__signature__ = inspect.Signature(made + own)  # type: ignore[attr-defined]
         call.__name__ = command.__name__
         return call
@@ -55,12 +55,13 @@ def repeatable(metavar: str, text: str, panel: Panel) -> Any:
     return typer.Option(metavar=metavar, help=text, rich_help_panel=panel.title)
 
 
-def _option(name: str, field: FieldInfo) -> inspect.Parameter:
+def _option(name: str, field: FieldInfo, settings: type[BaseModel]) -> inspect.Parameter:
     """The option of a field; its value is None unless the user gives it."""
     type_ = without_none(field.annotation)
     several, fields = get_origin(type_) is list, hasattr(type_, "model_fields")
     flag = "--" + name.replace("_", "-")
-    flags = list(dict.fromkeys([flag.removesuffix("s"), flag] if several else [flag]))
+    single = several and name.removesuffix("s") not in settings.model_fields
+    flags = list(dict.fromkeys([flag.removesuffix("s"), flag] if single else [flag]))
     option = typer.Option(
         *flags,
         help=_help(field, type_),

@@ -113,7 +113,8 @@ class Settings(SpanFields, DataFields):
         """What makes numbers comparable; parts and other data sets can be added later."""
         ignored = {"output_dir", "parts", "ood", "further_share", "overwrite_output_dir"}
         ignored |= {"num_examples"}
-        later = ("sep", "encoding", "merge_labels")  # than evaluations that are kept
+        later = ["sep", "encoding", "merge_labels"]  # than evaluations that are kept
+        later += ["label_separator", "label_columns"]
         ignored |= {name for name in later if getattr(self, name) is None}
         ignored |= set(SpanFields.model_fields)
         fields = self.model_dump(mode="json", exclude=ignored)

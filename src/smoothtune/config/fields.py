@@ -43,7 +43,11 @@ def _as_encoding(value: str) -> str:
 Name = Annotated[str, Field(min_length=1), AfterValidator(_as_file_name)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 TaskType = Literal[
-    "text-classification", "question-answering", "token-classification", "multiple-choice"
+    "text-classification",
+    "multi-label-classification",
+    "question-answering",
+    "token-classification",
+    "multiple-choice",
 ]
 
 
@@ -96,7 +100,13 @@ class DataFields(Fields):
     ] = None
     """Text column of your own data set; two for pairs of texts."""
     label_column: Annotated[Name | None, DATA] = None
-    """Label column of your own data set; unset: label, or tags for token classification."""
+    """Label column of your own data set; unset: label; tags for token classification; labels for
+    multi-label classification, where it holds lists of labels."""
+    label_separator: Annotated[Annotated[str, Field(min_length=1)] | None, DATA] = None
+    """Multi-label classification: what stands between two labels where the label column holds
+    texts, as the ; of toxic;insult. An empty text is a row without labels."""
+    label_columns: Annotated[Annotated[list[Name], Field(min_length=1)] | None, DATA] = None
+    """Multi-label classification: a column of 0 and 1 for every label, in place of label_column."""
     choice_columns: Annotated[Annotated[list[Name], Field(min_length=1)] | None, DATA] = None
     """Multiple choice: a column for every choice, or one column that holds lists of choices."""
     sep: Annotated[Annotated[str, AfterValidator(_as_separator)] | None, DATA] = None

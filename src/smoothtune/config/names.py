@@ -76,6 +76,11 @@ def check_names(draft: Draft) -> None:
         draft.report(("methods",), "is empty; for plain fine-tuning leave it out or write plain")
 
 
+MULTI_LABEL = "multi-label-classification"
+OF_TEXTS = ("text-classification", MULTI_LABEL)
+"""Types of tasks whose examples are one text or two."""
+
+
 def clipping_methods(names: Iterable[str]) -> list[str]:
     """Those of the named methods that replace the clipping of the gradient norm."""
     return [name for name in names if catalog.clips_gradients(name)]
@@ -112,10 +117,15 @@ def check_task(draft: Draft) -> None:
             draft.report((name,), f"is for question answering, and the task is {task_type}")
     if values.get("choice_columns") is not None and task_type != "multiple-choice":
         draft.report(("choice_columns",), "needs task_type: multiple-choice")
-    if values.get("merge_labels") is not None and task_type != "text-classification":
-        draft.report(("merge_labels",), f"works with text classification, not with {task_type}")
-    if values.get("unlabeled") is not None and task_type != "text-classification":
-        draft.report(("unlabeled",), f"works with text classification, not with {task_type}")
+    for name in ("merge_labels", "unlabeled"):
+        if values.get(name) is not None and task_type not in OF_TEXTS:
+            draft.report((name,), f"works with text classification, not with {task_type}")
+    for name in ("label_separator", "label_columns"):
+        if values.get(name) is not None and task_type != MULTI_LABEL:
+            draft.report((name,), f"needs task_type: {MULTI_LABEL}")
+    for name in ("label_column", "label_separator", "merge_labels"):
+        if values.get(name) is not None and values.get("label_columns") is not None:
+            draft.report((name,), "cannot stand beside label_columns; leave one of them out")
 
 
 def check_combinations(draft: Draft) -> None:
@@ -143,12 +153,15 @@ def check_combinations(draft: Draft) -> None:
             draft.report(("save_strategy",), message)
         if values.get("lora") is not None:
             draft.report(("load_best_model_at_end",), "is not verified with lora; leave it out")
-    if values.get("class_weights") is not None and task_type_of(values) != "text-classification":
+    if values.get("class_weights") is not None and task_type_of(values) not in OF_TEXTS:
         message = f"works with text classification, not with {task_type_of(values)}"
         draft.report(("class_weights",), message)
     for name in ("hub_model_id", "hub_private_repo"):
         if values.get(name) is not None and not values.get("push_to_hub"):
             draft.report((name,), "needs push_to_hub")
+    if values.get("label_noise") and task_type_of(values) == MULTI_LABEL:
+        message = "replaces one class by another, and a row has several labels: leave it out"
+        draft.report(("label_noise",), message)
     clips = clipping_methods(values["methods"])
     if clips and values.get("max_grad_norm"):
         message = f"must be 0 with {clips[0]}, which clips gradients itself; leave it out"

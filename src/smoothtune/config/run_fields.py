@@ -28,6 +28,8 @@ LATER = (
     "sep",
     "encoding",
     "merge_labels",
+    "label_separator",
+    "label_columns",
     "class_weights",
     "load_best_model_at_end",
     "metric_for_best_model",
@@ -141,7 +143,8 @@ class RunFields(SpanFields, DataFields):
         list[Annotated[float, Field(gt=0)]] | Literal["balanced"] | None, TRAINING
     ] = None
     """Weight of each class in the task loss, in the order of the classes; balanced: inverse to its
-    number of training rows. Text classification."""
+    number of training rows. Multi-label classification: of the rows that have each label, against 1
+    for those that have not (pos_weight); balanced: rows without it by rows with it."""
     bf16: Annotated[bool, TRAINING] = False
     """Train in bfloat16 mixed precision."""
 

@@ -23,6 +23,8 @@ def configured_task(config: RunConfig | Settings | Prediction) -> Task:
             config.task_type,
             text_columns=config.text_columns,
             label_column=config.label_column,
+            label_separator=config.label_separator,
+            label_columns=config.label_columns,
             choice_columns=config.choice_columns,
             spans=config.spans(),
             sep=config.sep,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from datasets import Dataset, Features, Value
+from datasets import Sequence as ListOf
 
 from smoothtune.data.csv_format import SEPARATORS
 
@@ -84,7 +85,7 @@ def select_texts(
         raw: a split.
         columns: its text columns.
         rows: (E,) numbers of the rows.
-        labels: (N,) int64 or float32, for all rows of the split.
+        labels: (N,) int64 or float32, or (N, L), for all rows of the split.
 
     Returns:
         Columns text, for pairs text_pair, labels if given, and example_id, the row's number.
@@ -94,7 +95,10 @@ def select_texts(
         name: (Value("string"), chosen[column][:])
         for name, column in zip(TEXTS, columns, strict=False)
     }
-    labeled = {} if labels is None else {"labels": (Value(str(labels.dtype)), labels[rows])}
+    labeled = {}
+    if labels is not None:
+        kind: Any = Value(str(labels.dtype))
+        labeled["labels"] = (kind if labels.ndim == 1 else ListOf(kind), labels[rows].tolist())
     return typed_columns(**texts, **labeled, example_id=(Value("int64"), rows))
 
 

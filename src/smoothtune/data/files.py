@@ -34,6 +34,8 @@ class CsvFormat:
     """None: a comma, or a tab in TSV."""
     encoding: str | None = None
     """None: UTF-8."""
+    text_labels: bool = False
+    """Cells of the label column are the texts that stand there: an empty one is an empty text."""
 
 
 def load_files(files: list[Path], label_column: str | None, form: CsvFormat) -> Dataset:
@@ -65,6 +67,8 @@ def load_files(files: list[Path], label_column: str | None, form: CsvFormat) -> 
         if reader == "csv" and label_column is None:
             names = pd.read_csv(files[0], nrows=0, **options).columns
             options["features"] = Features({str(name): Value("string") for name in names})
+        elif reader == "csv" and form.text_labels:
+            options["converters"] = {label_column: str}
         elif reader == "csv":
             # An empty label is missing, and must not turn a column of numbers into text.
             options["na_values"] = {label_column: [""]}

@@ -64,7 +64,7 @@ def _class_names(dataset: Dataset, column: str, where: str, merge: bool | None) 
     if kinds == {bool}:
         return ("False", "True")
     if kinds == {str}:
-        return _text_classes(counts, where, merge)
+        return text_classes(counts, where, merge)
     if kinds == {float}:
         return ()
     if kinds != {int}:
@@ -81,7 +81,7 @@ def _class_names(dataset: Dataset, column: str, where: str, merge: bool | None) 
     return tuple(map(str, range(len(values))))
 
 
-def _text_classes(counts: Mapping[str, int], where: str, merge: bool | None) -> tuple[str, ...]:
+def text_classes(counts: Mapping[str, int], where: str, merge: bool | None) -> tuple[str, ...]:
     """Names of classes that are texts, see `class_names`."""
     if any("," in text for text in counts) and all(map(_DECIMAL_COMMA.fullmatch, counts)):
         shown = next(text for text in counts if "," in text)

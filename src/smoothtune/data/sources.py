@@ -36,6 +36,7 @@ def load_splits(
     hub_id: str | None = None,
     hub_config: str | None = None,
     need_train: bool = True,
+    text_labels: bool = False,
     sep: str | None = None,
     encoding: str | None = None,
 ) -> dict[str, Dataset]:
@@ -52,6 +53,7 @@ def load_splits(
             under another owner. None: use it for any.
         hub_config: configuration on the hub, for a data set with several.
         need_train: raise an error without a train split.
+        text_labels: in CSV and TSV files, labels are the texts that stand there, the text "" too.
         sep: what separates the columns of CSV and TSV files; None: a comma or a tab, by the suffix.
         encoding: of CSV and TSV files; None: UTF-8.
 
@@ -61,7 +63,7 @@ def load_splits(
     Raises:
         DataError: the source does not exist, cannot be read, or lacks a train split that is needed.
     """
-    path, form = Path(os.path.expanduser(source)), CsvFormat(sep, encoding)
+    path, form = Path(os.path.expanduser(source)), CsvFormat(sep, encoding, text_labels)
     if os.path.isdir(path):
         splits = _load_folder(path, name, label_column, form)
     elif os.path.isfile(path):

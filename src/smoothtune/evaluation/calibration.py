@@ -10,6 +10,7 @@ MCE, temperature); Nguyen, O'Connor, EMNLP 2015 (bins of equal mass).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -194,6 +195,44 @@ def answer_calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[dic
     return numbers, _diagram("reliability of answers", "exact matches (share of the bin)", series)
 
 
+def label_calibration(
+    probabilities: np.ndarray, gold: np.ndarray, names: Sequence[str]
+) -> tuple[dict[str, Any], Curve]:
+    """Calibration of the probabilities of several labels; no temperature is fitted.
+
+    A bin holds pairs of a row and a label; its share of pairs where the row has the label stands
+    in the place of the accuracy. Rare labels fill the lowest bin, so the error over all pairs is
+    small; the errors by label, and their mean, are not.
+
+    Args:
+        probabilities: (N, L) 0 to 1.
+        gold: (N, L) whether the row has the label.
+        names: (L,) of the labels.
+
+    Returns:
+        Numbers, and the reliability diagram of all pairs.
+    """
+    pairs = probabilities.ravel(), gold.ravel()
+    by_label = {
+        name: binned(*columns, num_bins=NUM_BINS).expected_error
+        for name, *columns in zip(names, probabilities.T, gold.T, strict=True)
+    }
+    numbers = {
+        "all_rows": {"brier": float(((probabilities - gold) ** 2).mean())} | _errors(*pairs),
+        "ece_by_label": by_label,
+        "mean_ece_of_labels": float(np.mean(list(by_label.values()))),
+        "mean_confidence": float(probabilities.mean()),
+        "mean_correct": float(gold.mean()),
+        "bins": _bins(*pairs),
+    }
+    return numbers, _diagram(
+        "reliability of labels",
+        "rows that have the label (share of the bin)",
+        {"as it is": pairs},
+        "probability of a label (mean of the bin)",
+    )
+
+
 def _bins(confidence: np.ndarray, correct: np.ndarray) -> dict[str, list[float]]:
     """The bins of equal width, from which several models' diagrams can be put together."""
     found = binned(confidence, correct, num_bins=NUM_BINS)
@@ -214,12 +253,17 @@ def _errors(confidence: np.ndarray, correct: np.ndarray) -> dict[str, float]:
     }
 
 
-def _diagram(title: str, y_label: str, answers: dict[str, tuple[np.ndarray, np.ndarray]]) -> Curve:
+def _diagram(
+    title: str,
+    y_label: str,
+    answers: dict[str, tuple[np.ndarray, np.ndarray]],
+    x_label: str = "confidence (mean of the bin)",
+) -> Curve:
     """A reliability diagram; `answers` are confidences and whether they are right, by line."""
     lines = {name: _points(binned(*pair, num_bins=NUM_BINS)) for name, pair in answers.items()}
     return Curve(
         title,
-        "confidence (mean of the bin)",
+        x_label,
         y_label,
         {"perfect": [CurvePoint(0, 0), CurvePoint(1, 1)]} | lines,
         band="95 % Wilson interval",

@@ -83,7 +83,9 @@ def _about_gap(run: Run) -> Iterator[str]:
 
 def _about_confidence(run: Run) -> Iterator[str]:
     numbers = run.numbers("calibration")
-    if not numbers or numbers["all_rows"]["ece"] < CALIBRATED:
+    if not numbers:
+        return
+    if numbers.get("mean_ece_of_labels", numbers["all_rows"]["ece"]) < CALIBRATED:
         return
     if _helps(numbers):
         yield f"divide its logits by {numbers['temperature']:.2f} before reading probabilities"
@@ -162,6 +164,10 @@ def _gap(run: Run) -> Iterator[Sentence]:
 def _calibration(run: Run) -> Iterator[Sentence]:
     numbers = run.numbers("calibration")
     if not numbers:
+        return
+    if (of_labels := numbers.get("mean_ece_of_labels")) is not None:
+        text = f"The probability of a label is off by {of_labels:.3f} (ECE, a mean over labels)."
+        yield Sentence("good" if of_labels < CALIBRATED else "fragile", text)
         return
     error = numbers["all_rows"]["ece"]
     text = f"Stated confidence is {numbers['mean_confidence']:.2f} on average and off by "

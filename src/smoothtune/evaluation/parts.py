@@ -13,7 +13,11 @@ from smoothtune.config.evaluation import OtherData, Settings
 from smoothtune.core.architecture import embedding_table
 from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import ModelError
-from smoothtune.evaluation.calibration import answer_calibration, calibration_report
+from smoothtune.evaluation.calibration import (
+    answer_calibration,
+    calibration_report,
+    label_calibration,
+)
 from smoothtune.evaluation.corruption import (
     FURTHER_RATES,
     TEXT_DAMAGE,
@@ -35,6 +39,7 @@ from smoothtune.evaluation.transfer import (
 )
 from smoothtune.models.load import load_base, load_classifier
 from smoothtune.report.curves import Curve
+from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.prepare import Prepared
 
 MAX_ATTACKED = 128
@@ -145,6 +150,10 @@ def calibration(subject: Subject) -> PartResult:
     task, rows = subject.prepared.task, subject.prepared.validation
     if task.regression:
         return PartResult(skipped="a regression model gives no probabilities")
+    if isinstance(task, MultiLabelClassification):
+        found = task.confidence(subject.predictions, rows)
+        numbers, curve = label_calibration(*found, task.known_label_names)
+        return PartResult(numbers, {"reliability": curve})
     if not task.predicts_logits:
         numbers, curve = answer_calibration(*task.confidence(subject.predictions, rows))
         return PartResult(numbers, {"reliability": curve})
@@ -251,7 +260,8 @@ def other_data(subject: Subject, other: OtherData) -> PartResult:
 
 def further_data(subject: Subject, other: OtherData, share: float) -> PartResult:
     """Metrics on another data set after training on a share of it, on the rest."""
-    if not subject.prepared.task.predicts_logits:
+    task = subject.prepared.task
+    if not (task.predicts_logits or task.one_sequence):
         return PartResult(skipped="further training is for classification and regression of texts")
     rows, repeated = _rows_of(subject, other)
     some, rest = split_for_further(rows, share, subject.settings.seed)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, Json
 from rich.console import Console
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
 from smoothtune.config.prediction import Prediction
 from smoothtune.config.task import configured_task
@@ -25,6 +25,7 @@ from smoothtune.files import replacing, write_atomic
 from smoothtune.models.load import load_base
 from smoothtune.report.curves import csv_text
 from smoothtune.tasks.base import Task
+from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.prepare import unlabeled_rows
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
@@ -123,15 +124,23 @@ def column_names(task: Task, *, every_class: bool) -> list[str]:
     if task.predicts_logits and not task.regression:
         classes = task.known_label_names if every_class else ()
         return ["prediction", "probability", *(f"probability_{name}" for name in classes)]
+    if isinstance(task, MultiLabelClassification):
+        labels = task.known_label_names if every_class else ()
+        return ["prediction", *(f"probability_{name}" for name in labels)]
     if every_class:
-        message = f"only for classes of texts and choices, not for {task.task_type}"
+        message = f"only for classes or labels of texts and for choices, not for {task.task_type}"
         message += " of scores" if task.regression else ""
         raise ConfigError([Problem("", "--probabilities", message)])
     return ["prediction"]
 
 
 def _probabilities(task: Task, predictions: np.ndarray) -> list[list[float]]:
-    """(1 + C, N) probability of the prediction, and of every class; empty without classes."""
+    """(1 + C, N) probability of the prediction, and of every class; (L, N) of several labels.
+
+    Empty without classes.
+    """
+    if isinstance(task, MultiLabelClassification):
+        return expit(predictions).T.tolist()
     if not task.predicts_logits or task.regression:
         return []
     shares = softmax(predictions, axis=1)

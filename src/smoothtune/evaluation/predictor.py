@@ -243,6 +243,8 @@ def load_predictor(
         message = f"{base.source} {error}; name the task that the model was trained for"
         raise ModelError(message) from error
     model.config.pad_token_id = base.tokenizer.pad_token_id
+    if model.config.problem_type is None:  # what divergences of its predictions are taken of
+        model.config.problem_type = task.head().get("problem_type")
     return Predictor(
         model.eval(),
         base.tokenizer,

@@ -24,6 +24,8 @@ ABOUT_TASK = (
     "data",
     "text_columns",
     "label_column",
+    "label_separator",
+    "label_columns",
     "choice_columns",
     "task_type",
     "merge_labels",

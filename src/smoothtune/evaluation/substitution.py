@@ -25,6 +25,7 @@ from smoothtune.core.architecture import embedding_table
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.neighbors import nearest
 from smoothtune.report.curves import Curve, CurvePoint, metric_curve
+from smoothtune.tasks.multi_label_metrics import cross_entropy
 
 MAX_WORDS, NUM_NEIGHBORS, MAX_RANKED = 3, 8, 32
 """Words that may be exchanged, neighbors tried for each, words ranked: at most 1 + 32 + 3 * 8
@@ -143,12 +144,17 @@ class _Attack:
     def _loss(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
         if self.predictor.task.regression:
             return (predictions[:, 0] - labels) ** 2
+        if labels.ndim == 2:
+            return cross_entropy(predictions, labels).mean(axis=1)
         return -log_softmax(predictions, axis=1)[np.arange(len(labels)), labels]
 
     def _standing(self) -> np.ndarray:
-        """(N,) examples to attack: those that are right; all scores of a regression."""
+        """(N,) examples to attack: those that are right, in all labels; all of a regression."""
         if self.predictor.task.regression:
             return np.ones(len(self.rows), dtype=bool)
+        if self.labels.ndim == 2:
+            right: np.ndarray = ((self.predictions > 0) == self.labels).all(axis=1)
+            return right
         return self.predictions.argmax(1) == self.labels
 
     def ranking(self, most: int) -> list[list[int]]:

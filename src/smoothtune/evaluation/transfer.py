@@ -23,6 +23,7 @@ from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError, unknown
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.tasks.base import Task
+from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.prepare import Prepared
 from smoothtune.tasks.presets import TASKS
 
@@ -31,8 +32,8 @@ def as_task(other: OtherData, task: Task) -> Task:
     """The model's task with the columns of another data set.
 
     Raises:
-        DataError: another number of text columns than the model reads, or the columns do not fit
-            its task.
+        DataError: another number of text columns than the model reads, the columns do not fit its
+            task, or labels are to be read otherwise where rows have several.
     """
     preset = preset_of(other)
     if preset is not None:
@@ -53,6 +54,14 @@ def as_task(other: OtherData, task: Task) -> Task:
         raise DataError(
             f"{other.source}: {len(other.text_columns)} text columns are named, but task "
             f"{task.name} reads {len(task.text_columns)}"
+        )
+    if isinstance(task, MultiLabelClassification) and (
+        other.labels or (other.label_column and task.label_columns)
+    ):
+        raise DataError(
+            f"{other.source}: labels, and label_column where the task has label_columns, are not "
+            "verified for several labels of a row: write the labels in the task's form, with its "
+            "names"
         )
     read = replace(
         task,

@@ -24,6 +24,7 @@ ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 TASK_TYPES = {  # peft's names
     "text-classification": "SEQ_CLS",
+    "multi-label-classification": "SEQ_CLS",
     "token-classification": "TOKEN_CLS",
     "question-answering": "QUESTION_ANS",
 }

@@ -18,6 +18,7 @@ from smoothtune.models.lora import add_lora
 from smoothtune.models.positions import check_lengths
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.label_noise import with_label_noise
+from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.prepare import Prepared, prepare, prepare_unlabeled
 
 
@@ -86,6 +87,7 @@ def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | N
     """The weight of each class; None unless the run has weights.
 
     Balanced ones are n / (C n_c): the number of training rows, of classes, of rows of the class.
+    Of several labels of a row they are (n - n_l) / n_l, the weight of the rows with label l.
 
     Raises:
         ConfigError: labels are scores, the number of weights is wrong, a class has no rows, or a
@@ -105,12 +107,26 @@ def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | N
         problem = f"are {len(given)}, but the classes are {len(names)}: {', '.join(names)}"
     elif given == "balanced" and (absent := [name for name in names if not counts[name]]):
         problem = f"cannot be balanced: no training row has the label {absent[0]!r}"
+    elif given == "balanced" and (everywhere := _in_every_row(prepared)):
+        problem = f"cannot be balanced: every training row has the label {everywhere!r}"
     if problem:
         raise ConfigError([Problem("", "class_weights", problem)])
+    if given == "balanced" and isinstance(prepared.task, MultiLabelClassification):
+        rows = prepared.report.splits["train"].rows
+        return {name: (rows - counts[name]) / counts[name] for name in names}
     if given == "balanced":
         total = sum(counts.values())
         return {name: total / (len(names) * counts[name]) for name in names}
     return dict(zip(names, given, strict=True))
+
+
+def _in_every_row(prepared: Prepared) -> str:
+    """A label that all training rows have, where rows have several; "" if there is none."""
+    report = prepared.report.splits["train"]
+    if not isinstance(prepared.task, MultiLabelClassification):
+        return ""
+    names = prepared.task.known_label_names
+    return next((name for name in names if report.labels[name] == report.rows), "")
 
 
 def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTrainedModel:

@@ -30,6 +30,7 @@ def model_card(result: dict[str, Any]) -> str:
         "adapter": config.get("lora") is not None and not config.get("merge_adapter"),
         "methods": [_described(name) for name in result["methods"]],
         "model_index": _model_index(result),
+        "hub_task": _hub_task(result["task_type"]),
         "auto_model": TASK_CLASSES[result["task_type"]].auto_model.__name__,
     }
     return render("model_card.md.jinja", result | content)
@@ -45,7 +46,7 @@ def _model_index(result: dict[str, Any]) -> list[dict[str, Any]]:
         data = "local"  # no path of this machine among what the hub indexes
     scores = [
         EvalResult(
-            task_type=result["task_type"],
+            task_type=_hub_task(result["task_type"]),
             dataset_type=data,
             dataset_name=result["task"],
             dataset_split="validation",
@@ -56,6 +57,11 @@ def _model_index(result: dict[str, Any]) -> list[dict[str, Any]]:
     ]
     index = eval_results_to_model_index(Path(config["output_dir"]).name, scores)
     return list(index)
+
+
+def _hub_task(task_type: str) -> str:
+    """The hub's name of a type of task; several labels of a text are text classification there."""
+    return "text-classification" if task_type == "multi-label-classification" else task_type
 
 
 def _described(name: str) -> MethodDescription:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from datasets import Dataset
 from rich.console import Console
+from torch import Tensor
 from torch.utils.data import Sampler, SequentialSampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback
 
@@ -25,7 +26,8 @@ from smoothtune.run.inputs import Inputs
 from smoothtune.run.optimizer import uncorrected
 from smoothtune.run.training_arguments import best_score, training_arguments
 from smoothtune.tasks.base import Task
-from smoothtune.trainer.class_weights import ClassWeightedLoss
+from smoothtune.tasks.multi_label import MultiLabelClassification
+from smoothtune.trainer.class_weights import ClassWeightedLoss, LabelWeightedLoss
 from smoothtune.trainer.trainer import SmoothTrainer
 
 
@@ -93,7 +95,7 @@ def build_trainer(
             data_collator=task.collator(tokenizer),
             processing_class=tokenizer,
             compute_metrics=metrics,
-            compute_loss_func=ClassWeightedLoss(list(weights.values())) if weights else None,
+            compute_loss_func=weighted_loss(task, weights) if weights else None,
             optimizer_cls_and_kwargs=uncorrected(arguments) if not config.bias_correction else None,
         )
     if config.early_stopping_patience is not None:
@@ -123,6 +125,12 @@ def build_trainer(
     if clips := clipping_methods(config.methods):
         say(console, f"max_grad_norm is 0: {clips[0]} clips gradients itself")
     return trainer
+
+
+def weighted_loss(task: Task, weights: Mapping[str, float]) -> Callable[..., Tensor]:
+    """The task loss with weights by class, or by label where a row has several."""
+    several = isinstance(task, MultiLabelClassification)
+    return (LabelWeightedLoss if several else ClassWeightedLoss)(list(weights.values()))
 
 
 @contextmanager

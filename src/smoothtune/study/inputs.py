@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from smoothtune.config.evaluation import OtherData
+from smoothtune.config.names import OF_TEXTS
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.data.demo_sentences import sentiment
@@ -35,7 +36,7 @@ def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None
         OutputError: the files cannot be written.
     """
     task, base = configured_task(run), load_base(run.model, trust_remote_code=run.trust_remote_code)
-    if task.task_type not in ("text-classification", "question-answering"):
+    if task.task_type not in (*OF_TEXTS, "question-answering"):
         message = f"lists of values to choose from do not work with {task.task_type} yet"
         raise ConfigError([Problem("", "task", message)])
     prepared = prepare(

@@ -5,6 +5,7 @@ from smoothtune.data.sources import load_splits, split_of
 from smoothtune.data.summary import Report, SplitReport
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
+from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.multiple_choice import MultipleChoice
 from smoothtune.tasks.prepare import Prepared, prepare, prepare_unlabeled
 from smoothtune.tasks.presets import TASKS, describe_task
@@ -16,6 +17,7 @@ __all__ = [
     "TASKS",
     "Collator",
     "DataError",
+    "MultiLabelClassification",
     "MultipleChoice",
     "Prepared",
     "QuestionAnswering",

@@ -21,9 +21,14 @@ from smoothtune.tasks.labels import output_names
 
 Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]
 TaskType = Literal[
-    "text-classification", "question-answering", "token-classification", "multiple-choice"
+    "text-classification",
+    "multi-label-classification",
+    "question-answering",
+    "token-classification",
+    "multiple-choice",
 ]
-"""Named as on the hub; regression is text classification without classes."""
+"""Named as on the hub; regression is text classification without classes, and several labels of a
+text are a kind of it there."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,6 @@ class Task(ABC):
     """Whether predictions are class logits (N, C) or regression scores (N, 1)."""
     one_sequence: ClassVar[bool] = False
     """Whether an example is one sequence with one prediction, as derivative norms require."""
-    num_label_statistics: ClassVar[int] = 0
-    """Number of leading columns of the example statistics that do not depend on the model."""
     unsupported_parts: ClassVar[Mapping[str, str]] = {}
     """Parts of an evaluation that this type does not support, with the reason."""
 
@@ -128,6 +131,11 @@ class Task(ABC):
         return len(self.known_label_names) or 1
 
     @property
+    def num_label_statistics(self) -> int:
+        """Number of leading columns of the example statistics that do not depend on the model."""
+        return 0
+
+    @property
     def regression(self) -> bool:
         """Whether labels are real numbers; raises ValueError before they are known."""
         return False
@@ -175,6 +183,10 @@ class Task(ABC):
 
     def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
         return ()
+
+    def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
+        """Whether the labels of raw rows are some of a model's outputs, by name or by number."""
+        return False
 
     def with_model_labels(self, config: Any, raw: Dataset, where: str) -> Self:
         """The task with the labels of a fine-tuned model, for rows without; unchanged if known.

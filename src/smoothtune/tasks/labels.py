@@ -74,13 +74,13 @@ def class_ids(
         return np.empty(0), problems
     ids = {name: index for index, name in enumerate(names)}
     feature = dataset.features[column]
-    if stored := _stored_names(feature, names):
+    if stored := stored_names(feature, names):
         values = [stored.get(value, value) for value in values]
     values = [str(value) if isinstance(value, bool) else value for value in values]
     if merge:
         named = {spelled_alike(name): name for name in names}
         values = [named.get(spelled_alike(v), v) if isinstance(v, str) else v for v in values]
-    if problems := rows_with_problems(column, values, (_class_problem(v, ids) for v in values)):
+    if problems := rows_with_problems(column, values, (class_problem(v, ids) for v in values)):
         return np.empty(0), problems
     encoded = [ids[value] if isinstance(value, str) else int(value) for value in values]
     return np.array(encoded, dtype=np.int64), []
@@ -89,12 +89,12 @@ def class_ids(
 def tag_ids(dataset: Dataset, column: str, names: Sequence[str]) -> list[list[Any]]:
     """Lists of tags as class ids; unknown tags are left as they are."""
     ids: dict[Any, Any] = {name: index for index, name in enumerate(names)}
-    stored = _stored_names(getattr(dataset.features[column], "feature", None), names)
+    stored = stored_names(getattr(dataset.features[column], "feature", None), names)
     ids |= {number: ids[name] for number, name in stored.items()}
     return [[ids.get(tag, tag) for tag in tags or ()] for tags in dataset[column][:]]
 
 
-def _stored_names(feature: Any, names: Iterable[str]) -> dict[int, str]:
+def stored_names(feature: Any, names: Iterable[str]) -> dict[int, str]:
     """Class names by stored number, for a column with the same classes in any order."""
     if isinstance(feature, ClassLabel) and set(feature.names) == set(names):
         return dict(enumerate(feature.names))
@@ -114,7 +114,8 @@ def _score_problem(value: object) -> str:
     return "" if abs(value) <= LARGEST_SCORE else "is not a finite number in 32 bits"
 
 
-def _class_problem(value: object, ids: Mapping[str, int]) -> str:
+def class_problem(value: object, ids: Mapping[str, int]) -> str:
+    """What is wrong with a label, by name or number; "" if nothing is."""
     labels = ", ".join(f"{index} {name!r}" for name, index in list(ids.items())[:20])
     if is_missing(value):
         return f"is {MISSING}"

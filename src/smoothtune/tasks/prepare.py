@@ -14,7 +14,6 @@ from smoothtune.data.summary import Report, SplitReport, lengths_of
 from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.labels import holds_labels_of
 
 HELD_OUT = 0.1
 """Share of the train split held out where the source has no validation split."""
@@ -237,8 +236,7 @@ def _is_labeled_as(split: Dataset, task: Task, names: Sequence[str]) -> bool:
     """Whether the labels of a task are not known, and those of the rows are some of a model's."""
     if task.label_names is not None or column_problem(split, task.columns):
         return False
-    by_name = task.task_type in ("text-classification", "token-classification")
-    return by_name and holds_labels_of(split, task.label_column, names)
+    return task.labels_are_of(split, names)
 
 
 def _sampled(rows: np.ndarray, count: int | None, seed: int) -> np.ndarray:

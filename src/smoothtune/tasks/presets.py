@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 from typing import Any
 
 from smoothtune.tasks.base import Task, TaskType
+from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.multiple_choice import MultipleChoice
 from smoothtune.tasks.question_answering.task import QuestionAnswering
 from smoothtune.tasks.text_classification import TextClassification
@@ -14,6 +15,7 @@ from smoothtune.tasks.token_classification import TokenClassification
 
 TASK_CLASSES: dict[TaskType, type[Task]] = {
     "text-classification": TextClassification,
+    "multi-label-classification": MultiLabelClassification,
     "question-answering": QuestionAnswering,
     "token-classification": TokenClassification,
     "multiple-choice": MultipleChoice,
@@ -109,6 +111,8 @@ def describe_task(
     text_columns: str | Sequence[str] | None = None,
     label_column: str | None = None,
     label_names: Sequence[str] | None = None,
+    label_separator: str | None = None,
+    label_columns: Sequence[str] | None = None,
     choice_columns: Sequence[str] | None = None,
     spans: Mapping[str, Any] | None = None,
     hub_id: str | None = None,
@@ -125,9 +129,12 @@ def describe_task(
         task_type: type of the task; None: that of the name in `TASKS`, else text classification.
         text_columns: one column, or two for a pair of texts; for token classification the words.
             If given, `name` is not looked up in `TASKS`.
-        label_column: column with the label; default: label, for token classification tags.
+        label_column: column with the label; default: label, for several labels
+            labels, for token classification tags.
         label_names: names of the classes in the order of their ids; empty for regression; None to
             read them from the data: text and integers are classes, real numbers are regression.
+        label_separator: for several labels, what stands between two in a text; None: lists.
+        label_columns: for several labels, a column of 0 and 1 for each, in place of `label_column`.
         choice_columns: for multiple choice, the columns of the choices, or one with lists of them.
         spans: for question answering, its fields from `doc_stride` on, by name.
         hub_id: data set on the hub, ``org/name``.
@@ -155,6 +162,8 @@ def describe_task(
         "text_columns": _names(text_columns),
         "label_column": label_column,
         "label_names": _names(label_names),
+        "label_separator": label_separator,
+        "label_columns": _names(label_columns),
         "choice_columns": _names(choice_columns),
         "hub_id": hub_id,
         "hub_config": hub_config,

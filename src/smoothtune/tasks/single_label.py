@@ -20,7 +20,11 @@ class SingleLabelTask(Task):
     """One row for every example; predictions are logits (N, C), or scores (N, 1)."""
 
     predicts_logits = True
-    num_label_statistics = 1
+
+    @property
+    def num_label_statistics(self) -> int:
+        """The label."""
+        return 1
 
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
         """Count of every class; minimum, mean and maximum of scores."""

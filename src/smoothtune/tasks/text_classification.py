@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -16,6 +17,7 @@ from smoothtune.data.tokenizing import Encoder, text_encoder
 from smoothtune.tasks.base import Collate
 from smoothtune.tasks.labels import (
     class_ids,
+    holds_labels_of,
     label_head,
     matched_outputs,
     output_names,
@@ -65,6 +67,10 @@ class TextClassification(SingleLabelTask):
         scores = config.num_labels == 1 or config.problem_type == "regression"
         return () if scores else output_names(config)
 
+    def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
+        """Whether every label is one of a model's."""
+        return holds_labels_of(split, self.label_column, names)
+
     def _check_rows(self, split: Dataset) -> tuple[np.ndarray, list[str]]:
         """(N,): int64 class ids, or float32 scores."""
         problems = self._input_problems(split)
@@ -102,5 +108,8 @@ class TextClassification(SingleLabelTask):
             ValueError: the model has other outputs, or gives a row several labels.
         """
         if config.problem_type == "multi_label_classification":
-            raise ValueError("gives a row several labels, but text classification here has one")
+            raise ValueError(
+                "gives a row several labels, and text-classification has one: give task_type: "
+                "multi-label-classification"
+            )
         return matched_outputs(config, self.name, self.known_label_names)

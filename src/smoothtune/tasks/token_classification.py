@@ -25,7 +25,7 @@ from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems, typed_colu
 from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder
 from smoothtune.errors import ModelError
 from smoothtune.tasks.base import Collate, Task
-from smoothtune.tasks.labels import label_head, matched_outputs, tag_ids, tag_names
+from smoothtune.tasks.labels import holds_labels_of, label_head, matched_outputs, tag_ids, tag_names
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
 
@@ -42,7 +42,6 @@ class TokenClassification(Task):
     auto_model = AutoModelForTokenClassification
     model_noun = "token classifier"
     input_columns = ("tokens",)
-    num_label_statistics = 2
     unsupported_parts = {
         "calibration": "a sentence has many tags, and entities have no single probability",
         "corruption": "corrupted words may no longer have their tags",
@@ -51,6 +50,11 @@ class TokenClassification(Task):
 
     text_columns: tuple[str, ...] = ("tokens",)
     label_column: str = "tags"
+
+    @property
+    def num_label_statistics(self) -> int:
+        """The number of words, and of entities."""
+        return 2
 
     def check_description(self) -> None:
         """One column with lists of words, and one with lists of tags."""
@@ -63,6 +67,10 @@ class TokenClassification(Task):
 
     def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
         return tag_names(train, self.label_column, where)
+
+    def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
+        """Whether every tag is one of a model's."""
+        return holds_labels_of(split, self.label_column, names)
 
     def _check_rows(self, split: Dataset) -> tuple[list[list[Any]], list[str]]:
         """The tags as class ids."""

@@ -1,4 +1,4 @@
-"""Cross entropy with class weights, which counts the same however an update is cut."""
+"""Losses with weights of classes or labels, which count the same however an update is cut."""
 
 from __future__ import annotations
 
@@ -43,3 +43,32 @@ class ClassWeightedLoss:
         """Sum of the weights of labels (B,)."""
         counted = labels[labels != IGNORED].cpu()
         return float(self.weights[counted].sum())
+
+
+class LabelWeightedLoss:
+    """Mean of the binary cross entropy over rows and labels, weighted where a row has the label.
+
+    As `compute_loss_func` of a Trainer, for several labels of a row: `pos_weight` of torch.
+
+    Args:
+        weights: of label 0, 1, ... where a row has it, against 1 where it has not; > 0.
+
+    Raises:
+        ValueError: a weight is not positive.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        if not all(weight > 0 for weight in weights):
+            raise ValueError(f"label weights must be above 0, not {list(weights)}")
+        self.weights = torch.tensor([float(weight) for weight in weights])
+
+    def __call__(
+        self, outputs: Mapping[str, Any], labels: Tensor, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """() mean over a batch with logits (B, L) and labels (B, L), 0 or 1."""
+        logits = outputs["logits"]
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()
+        return F.binary_cross_entropy_with_logits(
+            logits, labels.to(logits.dtype), pos_weight=self.weights.to(logits)
+        )

@@ -21,6 +21,7 @@ from smoothtune.console import progress_bars
 from smoothtune.errors import DataError
 from smoothtune.models.load import load_base
 from smoothtune.study.inputs import data_at_hand
+from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.prepare import prepare
 
 FEWEST = 4
@@ -38,6 +39,8 @@ class TrainingRows:
     """(N,) class or score of each row; None for other types of tasks."""
     fingerprint: str
     """sha256, in hex, of the rows."""
+    label_sets: np.ndarray | None = None
+    """(N, L) which labels each row has, where it has several."""
 
 
 def training_rows(config: RunConfig) -> TrainingRows:
@@ -67,9 +70,12 @@ def training_rows(config: RunConfig) -> TrainingRows:
     if prepared.task.task_type == "text-classification":
         values = rows[task.label_column][:]
         labels = [float(v) for v in values] if prepared.task.regression else list(map(str, values))
+    sets = None
+    if isinstance(prepared.task, MultiLabelClassification):
+        sets = prepared.task.check({"train": rows}, source)["train"]
     used = [column for column in prepared.task.columns if column in rows.column_names]
     content = json.dumps([[column, rows[column][:]] for column in used], default=str).encode()
-    return TrainingRows(rows, texts, labels, hashlib.sha256(content).hexdigest())
+    return TrainingRows(rows, texts, labels, hashlib.sha256(content).hexdigest(), sets)
 
 
 def parts_of(
@@ -102,7 +108,8 @@ def parts_of(
 def write_split(training: TrainingRows, parts: np.ndarray, held_out: int, folder: Path) -> None:
     """Write ``train.parquet`` and ``validation.parquet``, the latter the rows of one part.
 
-    Rows of a class that no other part has stay in training, where the class would be unknown.
+    Rows of a class, or with a label, that no other part has stay in training, where it would be
+    unknown.
 
     Args:
         training: the rows.
@@ -121,6 +128,9 @@ def write_split(training: TrainingRows, parts: np.ndarray, held_out: int, folder
     ):
         labels = np.asarray(training.labels)
         out &= np.isin(labels, labels[~out])
+    if training.label_sets is not None:
+        absent = ~training.label_sets[~out].any(axis=0)
+        out &= ~training.label_sets[:, absent].any(axis=1)
     if min(out.sum(), (~out).sum()) < FEWEST:
         raise DataError(
             f"{len(out)} training rows are too few: a held-out part has {out.sum()} of them"

@@ -1,0 +1,174 @@
+"""Several labels of a row: lists of them, texts that hold several, or a column for each."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from datasets import ClassLabel, Dataset
+
+from smoothtune.data.columns import rows_with_problems
+from smoothtune.data.label_names import is_missing, spelled_alike, text_classes
+from smoothtune.errors import DataError
+from smoothtune.tasks.labels import class_problem, stored_names
+
+FORMS = (
+    "give label_separator, such as ;, for texts that hold several labels, or label_columns for "
+    "columns of 0 and 1"
+)
+
+
+def set_names(
+    dataset: Dataset, column: str, separator: str | None, where: str, *, merge: bool | None = None
+) -> tuple[str, ...]:
+    """Names of the labels in a column that holds several for a row.
+
+    Args:
+        dataset: the raw train split.
+        column: its label column, of lists or texts.
+        separator: what stands between two labels of a text; None: there are no texts.
+        where: source and split, for the error.
+        merge: as `class_names`.
+
+    Raises:
+        DataError: no row has a label, there is one label only, numbers do not count from 0 without
+            gaps, or texts differ in blanks or case only.
+    """
+    where = f"{where}, column {column!r}"
+    item = getattr(dataset.features[column], "feature", None)
+    if isinstance(item, ClassLabel):
+        return tuple(item.names)
+    rows = [row for row in _listed(dataset, column, separator) if isinstance(row, list)]
+    if not rows:
+        raise DataError(f"{where}: holds no lists of labels; {FORMS}")
+    counts = Counter(label for row in rows for label in row if not is_missing(label))
+    kinds = {type(label) for label in counts}
+    if kinds == {str}:
+        names = text_classes(counts, where, merge)
+    elif kinds == {int} and set(counts) == set(range(len(counts))):
+        names = tuple(map(str, range(len(counts))))
+    else:
+        shown = ", ".join(map(repr, sorted(counts, key=repr)[:10])) or "none"
+        raise DataError(
+            f"{where}: labels are names, or numbers 0, 1, 2, ... without gaps, found {shown}"
+        )
+    if len(names) == 1:
+        raise DataError(
+            f"{where}: every label is {names[0]!r}; for one question, yes or no, use "
+            "text-classification"
+        )
+    return names
+
+
+def label_sets(
+    dataset: Dataset,
+    column: str,
+    separator: str | None,
+    names: Sequence[str],
+    *,
+    merge: bool | None = None,
+) -> tuple[np.ndarray, list[str]]:
+    """(N, L) float32, 1 where a row has the label, and the problems of the column.
+
+    Args:
+        dataset: a raw split.
+        column: its label column.
+        separator: as `set_names`.
+        names: of the task's labels.
+        merge: look texts up without regard to blanks around them and to case.
+    """
+    ids = {name: index for index, name in enumerate(names)}
+    rows = _listed(dataset, column, separator)
+    stored = stored_names(getattr(dataset.features[column], "feature", None), names)
+    alike = {spelled_alike(name): name for name in names} if merge else {}
+    rows = [
+        [_named(label, stored, alike) for label in row] if isinstance(row, list) else row
+        for row in rows
+    ]
+    problems = [_set_problem(row, ids) for row in rows]
+    if any(problems):
+        return np.empty((0, len(names))), rows_with_problems(column, dataset[column][:], problems)
+    found = np.zeros((len(rows), len(names)), np.float32)
+    for row, labels in enumerate(rows):
+        found[row, [ids[x] if isinstance(x, str) else int(x) for x in labels]] = 1
+    return found, []
+
+
+def yes_or_no(dataset: Dataset, columns: Sequence[str]) -> tuple[np.ndarray, list[str]]:
+    """(N, L) float32, 1 where a row has the label, from a column of 0 and 1 for each.
+
+    Args:
+        dataset: a raw split.
+        columns: (L,) names of the labels and of their columns.
+
+    Returns:
+        The labels, and the problems of the columns.
+    """
+    found = np.zeros((len(dataset), len(columns)), np.float32)
+    problems = []
+    for index, column in enumerate(columns):
+        values = dataset[column][:]
+        wrong = rows_with_problems(column, values, map(_answer_problem, values))
+        problems += wrong
+        if not wrong:
+            found[:, index] = [float(value) for value in values]
+    return found, problems
+
+
+def holds_sets_of(
+    dataset: Dataset, column: str, separator: str | None, names: Sequence[str]
+) -> bool:
+    """Whether every label of a column is one of a model's, by name or by number."""
+    if isinstance(getattr(dataset.features[column], "feature", None), ClassLabel):
+        return False  # labels with names of their own
+    known = {*names, *range(len(names))}
+    rows = _listed(dataset, column, separator)
+    labels = [label for row in rows for label in (row if isinstance(row, list) else [row])]
+    return all(type(label) in (int, str) and label in known for label in labels)
+
+
+def _listed(dataset: Dataset, column: str, separator: str | None) -> list[Any]:
+    """The labels of every row as a list; what holds no several labels stays as it is."""
+    values = dataset[column][:]
+    if separator is None:
+        return values
+    return [
+        [part.strip() for part in value.split(separator) if part.strip()]
+        if isinstance(value, str)
+        else value
+        for value in values
+    ]
+
+
+def _named(label: Any, stored: Mapping[int, str], alike: Mapping[str, str]) -> Any:
+    label = stored.get(label, label) if isinstance(label, int) else label
+    return alike.get(spelled_alike(label), label) if isinstance(label, str) else label
+
+
+def _set_problem(row: Any, ids: Mapping[str, int]) -> str:
+    if row is None:
+        return "is a missing label; write an empty list for a row without labels, or drop the row"
+    if not isinstance(row, list):
+        return f"is no list of labels; {FORMS}"
+    for label in row:
+        if isinstance(label, bool):
+            return f"holds {label}, and a list names the labels of its row; {FORMS}"
+        if problem := class_problem(label, ids):
+            return f"holds {label!r}, which {problem}"
+    numbers = [label for label in row if not isinstance(label, str)]
+    if len(set(numbers)) < len(numbers):
+        return (
+            "holds a number twice, and a list has the numbers of its row's labels, each once; "
+            "for a 0 or 1 for each label write them into columns: label_columns"
+        )
+    return ""
+
+
+def _answer_problem(value: Any) -> str:
+    if is_missing(value):
+        return "is a missing label; write 0 or 1"
+    if isinstance(value, str):
+        return "" if value.strip() in ("0", "1") else "is neither 0 nor 1"
+    return "" if isinstance(value, int | float) and value in (0, 1) else "is neither 0 nor 1"
