@@ -105,3 +105,52 @@ def test_blank_labels_are_told(tmp_path: Path) -> None:
 def test_guesses(columns: dict, expected: tuple) -> None:
     found = guess(Dataset.from_dict(columns))
     assert (found.task_type, found.text_columns, found.label_column) == expected
+
+
+@pytest.mark.parametrize(
+    ("columns", "label", "separator", "several"),
+    [
+        ({"labels": ["a;b", "a", "", "b", "a;b"]}, "labels", ";", []),
+        ({"topics": ["a, b", "a", "b", "c", "c,a"]}, "topics", ",", []),
+        ({"tags": [["a"], ["a", "b"], [], ["b"], ["a"]]}, "tags", None, []),
+        ({"a": [0, 1, 0, 1, 0], "b": ["0", "0", "1", "1", "0"]}, None, None, ["a", "b"]),
+    ],
+)
+def test_several_labels_of_a_row_are_guessed(columns, label, separator, several) -> None:
+    found = guess(Dataset.from_dict({"text": ["x y", "z w v", "w", "v", "u"]} | columns))
+    assert (found.task_type, found.text_columns) == ("multi-label-classification", ["text"])
+    assert (found.label_column, found.label_separator) == (label, separator)
+    assert found.label_columns == several
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"city": ["Rom, Lazio", "Ulm, Bayern", "Rom, Lazio", "Ulm, Bayern", "Rom, Lazio"]},
+        {"label": [0, 1, 1, 0, 1], "seen": [0, 1, 0, 1, 0]},
+        {"seen": [0, 1, 0, 1, 0], "stars": [1, 2, 3, 1, 2]},
+        {"choices": [["a", "b"], ["c", "d"], ["e", "f"], ["g", "h"], ["i", "j"]]},
+    ],
+)
+def test_one_label_of_a_row_stays_one(columns) -> None:
+    found = guess(Dataset.from_dict({"text": ["x y", "z w v", "w", "v", "u"]} | columns))
+    assert found.task_type == "text-classification"
+
+
+def test_a_run_file_of_several_labels_is_one_that_validates(tmp_path: Path) -> None:
+    model, file, to = tiny_bert(tmp_path / "model"), tmp_path / "posts.csv", tmp_path / "run.yaml"
+    rows = [
+        "good film,good;film",
+        "bad plot,",
+        "good plot,good",
+        "a film,film",
+        "good film not,good",
+    ]
+    file.write_text("text,topics\n" + "\n".join(rows * 3) + "\n")
+    found = call("init", file, "--to", to)
+    assert found.exit_code == 0, found.output
+    assert "guessed task type: multi-label-classification" in found.stdout
+    assert "guessed label_separator: ';'" in found.stdout
+    to.write_text(to.read_text().replace("model: minilm", f"model: {model}"))
+    checked = call("validate", to)
+    assert checked.exit_code == 0, checked.output

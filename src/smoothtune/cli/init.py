@@ -85,6 +85,10 @@ def _fields_of(data: str) -> tuple[dict[str, Any], list[str]]:
     if found.label_column is not None:
         fields["label_column"] = found.label_column
         notes.append(f"guessed label: {found.label_column}")
+    if found.task_type == "multi-label-classification":
+        labels, said = _about_sets(found)
+        fields |= labels
+        notes += said
     if found.task_type == "text-classification":
         labels, said = _about_labels(load_splits(data, **form, **_label(found))["train"], found)
         fields |= labels
@@ -94,6 +98,19 @@ def _fields_of(data: str) -> tuple[dict[str, Any], list[str]]:
     if set(splits) == {"train"}:
         notes.append("no validation file: a tenth of the rows is held out")
     return fields, notes
+
+
+def _about_sets(found: Guess) -> tuple[dict[str, Any], list[str]]:
+    """Fields that several labels of a row call for, and what to tell about them."""
+    one = "if rows have one label each, leave task_type out, and give label_column its column"
+    if found.label_columns:
+        told = f"guessed label_columns: {', '.join(found.label_columns)}, 0 or 1 each"
+        return {"label_columns": found.label_columns}, [told, one]
+    if found.label_separator is None:
+        return {}, []
+    told = f"guessed label_separator: {found.label_separator!r}"
+    separator = {"label_separator": found.label_separator}
+    return separator, [told, f"{one}, and label_separator out"]
 
 
 def _label(found: Guess) -> dict[str, Any]:

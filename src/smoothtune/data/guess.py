@@ -9,6 +9,8 @@ from typing import Any
 
 from datasets import Dataset
 
+from smoothtune.data.guess_sets import answer_columns, list_column, separated_column
+
 LABEL_NAMES = ["label", "labels", "class", "category", "target", "sentiment", "score", "rating"]
 LABEL_NAMES += ["stars", "gold", "y", "klasse", "kategorie", "bewertung", "etikett"]
 TEXT_NAMES = ["text", "sentence", "review", "comment", "message", "content", "body", "tweet"]
@@ -36,6 +38,10 @@ class Guess:
     label_column: str | None = None
     others: list[str] = field(default_factory=list)
     """Columns that are not read."""
+    label_separator: str | None = None
+    """What separates several labels in a text."""
+    label_columns: list[str] = field(default_factory=list)
+    """Columns of 0 and 1, one for each of several labels."""
 
 
 def guess(rows: Dataset) -> Guess:
@@ -59,7 +65,34 @@ def guess(rows: Dataset) -> Guess:
         return Guess("token-classification", ["tokens"], tags, others)
     label = _label_column(values)
     texts = _text_columns({name: v for name, v in values.items() if name != label})
+    alone = label if label is not None and label.strip().lower() in LABEL_NAMES else None
+    rest = {name: column for name, column in values.items() if name not in texts}
+    if texts and (several := _several_labels(rest, texts, alone)):
+        return several
     return Guess("text-classification", texts, label, _without(names, [*texts, label]))
+
+
+def _several_labels(
+    values: dict[str, list[Any]], texts: list[str], label: str | None
+) -> Guess | None:
+    """A guess where rows seem to have several labels.
+
+    Args:
+        values: columns that are no texts.
+        texts: the text columns.
+        label: a column with a usual name of labels; no other one is then looked at.
+    """
+    task_type, looked_at = "multi-label-classification", values
+    if label is not None:
+        looked_at = {label: values[label]}
+    if column := list_column(looked_at, LABEL_NAMES):
+        return Guess(task_type, texts, column, _without(values, [column]))
+    if found := separated_column(looked_at):
+        column, separator = found
+        return Guess(task_type, texts, column, _without(values, [column]), separator)
+    if columns := answer_columns(looked_at):
+        return Guess(task_type, texts, None, _without(values, columns), None, columns)
+    return None
 
 
 def _label_column(values: dict[str, list[Any]]) -> str | None:
