@@ -143,7 +143,7 @@ def test_python_blocks_are_found():
     assert found == fences > 0
 
 
-@pytest.mark.parametrize("name", ["command-line.md", "settings.md"])
+@pytest.mark.parametrize("name", ["command-line.md", "settings.md", "tasks.md"])
 def test_run_files_of_a_page_are_valid(name, tmp_path):
     from smoothtune.config.run import load_config
 
