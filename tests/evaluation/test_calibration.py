@@ -7,6 +7,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, log_loss
 
 from smoothtune.evaluation import brier, fit_temperature, nll, reliability, split_for_temperature
+from smoothtune.evaluation.calibration import label_calibration
 
 sample = st.tuples(st.integers(2, 80), st.integers(2, 5), st.integers(0, 10_000))
 
@@ -95,3 +96,20 @@ def test_halves_are_disjoint_and_keep_the_classes():
     assert not np.array_equal(fit, split_for_temperature(labels, seed=2)[0])
     with pytest.raises(ValueError, match="too few"):
         split_for_temperature([0, 1, 0], seed=0)
+
+
+def test_labels_are_calibrated_over_pairs_and_by_label():
+    """Two labels of three rows; bins of width 1/15."""
+    probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.3, 0.1]])
+    gold = np.array([[1, 0], [0, 0], [0, 1]])
+    numbers, curve = label_calibration(probabilities, gold, ["a", "b"])
+    # a: two rows at 0.9, one right; one at 0.3, wrong. b: three at 0.1, one right.
+    assert numbers["ece_by_label"]["a"] == pytest.approx((2 * 0.4 + 1 * 0.3) / 3)
+    assert numbers["ece_by_label"]["b"] == pytest.approx(1 / 3 - 0.1)
+    assert numbers["mean_ece_of_labels"] == pytest.approx((1.1 / 3 + 1 / 3 - 0.1) / 2)
+    assert numbers["all_rows"]["ece"] == pytest.approx((2 * 0.4 + 0.3 + 3 * (1 / 3 - 0.1)) / 6)
+    squares = [0.01, 0.01, 0.81, 0.01, 0.09, 0.81]
+    assert numbers["all_rows"]["brier"] == pytest.approx(sum(squares) / 6)
+    assert numbers["mean_correct"] == pytest.approx(2 / 6)
+    heights = [point.y for point in curve.series["as it is"]]
+    assert heights == pytest.approx([1 / 3, 0, 1 / 2])

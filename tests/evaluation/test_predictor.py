@@ -136,3 +136,19 @@ def test_another_number_of_classes_is_refused(tmp_path, tiny_folder):
     base = saved(tmp_path, tiny_folder / "model")
     with pytest.raises(ModelError, match="has 2 outputs, but task 'custom' needs 3"):
         load_predictor(base, THREE)
+
+
+def test_a_model_that_does_not_say_so_predicts_several_labels(tmp_path, tiny_folder):
+    """Its predictions are compared as those of several labels, and one that says no is refused."""
+    task = describe_task(
+        "topics", "multi-label-classification", text_columns="text", label_names=("poor", "fine")
+    )
+    base = saved(tmp_path / "a", tiny_folder / "model")
+    assert base.config.problem_type is None
+    predictor = load_predictor(base, task)
+    assert predictor.model.config.problem_type == "multi_label_classification"
+    one = BertForSequenceClassification.from_pretrained(tmp_path / "a")
+    one.config.problem_type = "single_label_classification"
+    one.save_pretrained(tmp_path / "a")
+    with pytest.raises(ModelError, match="was trained for single_label_classification"):
+        load_predictor(load_base(str(tmp_path / "a")), task)

@@ -1,5 +1,6 @@
 """Word substitutions on a network that reads the first word alone."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -105,3 +106,34 @@ def test_words_of_several_tokens_and_other_signs_stay(names, words):
     assert places(range(6), known) == words
     assert np.flatnonzero(known.words).tolist() == [1, 3]
     assert np.flatnonzero(known.parts).tolist() == [2]
+
+
+def test_several_labels_fall_where_a_word_can_change_one(linear_predictor, rows):
+    """Only the first word counts, and an example stands while all its labels are right."""
+    predictor = linear_predictor([rotation(0)], batch_size=2)
+    predictor.task = describe_task(
+        "topics", "multi-label-classification", text_columns="text", label_names=("a", "b")
+    )
+    predictor.task = replace(predictor.task, metrics=("accuracy",))
+    rows = rows.remove_columns("labels")
+    gold = (predictor.predict(rows) > 0).astype(float)
+    right = rows.add_column("labels", gold.tolist())
+    yes = logits_of_words(predictor)[WORDS] > 0
+    can_fall = [bool((yes != label).any()) for label in gold.astype(bool)]
+    assert any(can_fall)
+    longest = max(right["length"][:])
+    curve = substitution_curve(predictor, right, vocab_size=14, num_neighbors=9, max_words=longest)
+    (points,) = curve.series.values()
+    assert points[0].y == 1
+    assert points[-1].y <= points[0].y
+    # the word with the greatest loss is taken, and a loss above log 2 means a wrong label
+    losses = [_greatest_loss(logits_of_words(predictor)[WORDS], label) for label in gold]
+    wrong = [bool(((row > 0) != label).any()) for row, label in zip(losses, gold, strict=True)]
+    assert points[-1].y == 1 - np.mean(wrong)
+
+
+def _greatest_loss(logits, label):
+    """The logits of the word whose mean binary cross entropy is the greatest."""
+    p = 1 / (1 + np.exp(-logits))
+    loss = -np.log(np.where(label == 1, p, 1 - p)).mean(axis=1)
+    return logits[loss.argmax()]

@@ -6,8 +6,11 @@ import torch.nn.functional as F
 from transformers import Trainer
 
 from helpers.training import Rows, arguments
-from smoothtune import RDrop, regularize
+from smoothtune import Plain, RDrop, regularize
 from smoothtune.testing import tiny_model
+from smoothtune.trainer.class_weights import LabelWeightedLoss
+
+CUT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2}
 
 
 class Several(Rows):
@@ -51,3 +54,40 @@ def test_what_transformers_finds_out_is_what_is_declared(tmp_path):
 def test_with_a_loss_of_ones_own_the_model_must_say_it(tmp_path):
     with pytest.raises(ValueError, match='problem_type to "multi_label_classification"'):
         trained(tmp_path, None, own_loss)
+
+
+def test_label_weights_count_rows_that_have_the_label():
+    """-w y log p - (1 - y) log(1 - p), a mean over labels and rows; no division by weights."""
+    weights = [0.5, 3.0, 20.0]
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(4, 3, dtype=torch.float64, generator=generator)
+    labels = (torch.rand(4, 3, generator=generator) < 0.5).double()
+    total = 0.0
+    for row in range(4):
+        for label in range(3):
+            p, y = 1 / (1 + torch.exp(-logits[row, label])), labels[row, label]
+            total += -weights[label] * y * torch.log(p) - (1 - y) * torch.log(1 - p)
+    found = LabelWeightedLoss(weights)({"logits": logits}, labels.float())
+    torch.testing.assert_close(found, total / 12)
+    with pytest.raises(ValueError, match="must be above 0"):
+        LabelWeightedLoss([1, 0])
+
+
+def test_label_weights_count_the_same_however_an_update_is_cut(tmp_path):
+    def weights_after(folder, **cut):
+        model = tiny_model("bert", dtype=torch.float64)
+        model.config.problem_type = "multi_label_classification"
+        trainer = Trainer(
+            model=model,
+            args=arguments(folder, **{"per_device_train_batch_size": 6} | cut),
+            train_dataset=Several(6),
+            compute_loss_func=LabelWeightedLoss([0.5, 3.0, 20.0]),
+        )
+        regularize(trainer, Plain())
+        trainer.train()
+        return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+    whole = weights_after(tmp_path / "a")
+    cut = weights_after(tmp_path / "b", **CUT)
+    for name, weight in whole.items():
+        torch.testing.assert_close(cut[name], weight, rtol=1e-6, atol=1e-8)

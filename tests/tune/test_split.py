@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset
 from rich.console import Console
 
-from helpers.tiny_tasks import choice_data, squad_data, tag_data
+from helpers.tiny_tasks import choice_data, squad_data, tag_data, topic_data
 from smoothtune.config.run import load_config
 from smoothtune.errors import DataError
 from smoothtune.run.inputs import read_inputs
@@ -86,6 +86,7 @@ def test_too_few_rows(tmp_path: Path) -> None:
 TYPES = {
     "token-classification": (tag_data, {}),
     "question-answering": (squad_data, {"max_seq_length": 24, "doc_stride": 4}),
+    "multi-label-classification": (topic_data, {"text_columns": ["text"]}),
     "multiple-choice": (choice_data, {"text_columns": ["context"], "choice_columns": ["endings"]}),
 }
 
@@ -122,3 +123,17 @@ def test_other_labels_are_other_rows(inputs: Path, tmp_path: Path) -> None:
     rows[3]["tags"] = ["O"] * len(rows[3]["tags"])
     (data / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     assert training_rows(load_config(options=options)).fingerprint != before
+
+
+def test_rows_with_a_label_that_no_other_part_has_stay_in_training(tmp_path: Path) -> None:
+    sets = np.zeros((48, 2), np.float32)
+    sets[:, 0] = 1
+    sets[7, 1] = 1  # alone with its label
+    rows = Dataset.from_dict({"text": TEXTS[:48], "number": list(range(48))})
+    training = TrainingRows(rows, TEXTS[:48], None, "fingerprint", sets)
+    parts = np.arange(48) % 4
+    parts[7] = 0
+    train, out = held_out(training, parts, tmp_path)
+    numbers = [row["number"] for row in out]
+    assert numbers == [number for number in range(48) if parts[number] == 0 and number != 7]
+    assert 7 in [row["number"] for row in train]
