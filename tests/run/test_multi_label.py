@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from rich.console import Console
 from transformers import AutoModelForSequenceClassification, pipeline
 from typer.testing import CliRunner
 
@@ -20,6 +21,7 @@ from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import ConfigError, DataError
 from smoothtune.evaluation.transfer import as_task
 from smoothtune.models.load import load_base
+from smoothtune.run.inputs import read_inputs
 from smoothtune.tasks.presets import describe_task
 
 NAMES = ["film", "good", "not"]
@@ -173,3 +175,19 @@ def test_other_data_is_in_the_tasks_form(change) -> None:
     other = OtherData("other.csv", **{name: yaml.safe_load(value)})
     with pytest.raises(DataError, match="write the labels in the task's form"):
         as_task(other, task)
+
+
+def test_balanced_weights_are_rows_without_by_rows_with(tuned, tmp_path) -> None:
+    folder, _ = tuned
+    file = tmp_path / "run.yaml"
+    file.write_text(RUN.format(data=folder / "data", model=folder / "bert", out="out"))
+    options = {"class_weights": "balanced"}
+    config = load_config(file, options=options, methods=["plain"])
+    rows = topic_rows(96)
+    having = {name: sum(name in row["labels"] for row in rows) for name in NAMES}
+    found = read_inputs(config, Console(quiet=True)).class_weights
+    assert found == {name: pytest.approx((96 - having[name]) / having[name]) for name in NAMES}
+    everywhere = [row | {"labels": ["good", *row["labels"][:1]]} for row in rows]
+    data = topic_csv(tmp_path / "data", train=everywhere, validation=everywhere)
+    with pytest.raises(ConfigError, match="every training row has the label 'good'"):
+        read_inputs(config.model_copy(update={"data": str(data)}), Console(quiet=True))
