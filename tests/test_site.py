@@ -1,6 +1,11 @@
 """The documentation site: what its hooks make of a page, and what the check of the site finds."""
 
+import functools
 import re
+import subprocess
+import sys
+import threading
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,3 +109,39 @@ def test_what_is_wrong_with_a_site(tmp_path):
         "index.html links to b/#gone, which has no such anchor",
         "index.html links to c/, which is not there",
     ]
+
+
+KINDS_OF_PAGES = ("", "methods/lnsr/", "settings/", "api/", "notebooks/one-line/", "choosing/")
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def served_site(tmp_path_factory):
+    """The address of the site, built and served."""
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet"]
+    subprocess.run([*command, "--site-dir", str(folder)], cwd=ROOT, check=True)
+    with ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder)) as http:
+        threading.Thread(target=http.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{http.server_port}/"
+        http.shutdown()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", KINDS_OF_PAGES)
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 390)])
+def test_axe_finds_nothing_on_the_site(browser, served_site, path, scheme, width):
+    from axe_playwright_python.sync_playwright import Axe
+
+    size = {"width": width, "height": 900}
+    shown = browser.new_page(color_scheme=scheme, viewport=size)
+    shown.goto(served_site + path)
+    shown.wait_for_selector(".md-search[aria-label]", state="attached")
+    found = Axe().run(shown)
+    assert found.violations_count == 0, found.generate_report()
+    assert shown.evaluate("document.documentElement.scrollWidth") <= width
+    shown.close()

@@ -1,8 +1,6 @@
 """Reports in a browser: accessible by axe, light and dark, wide and narrow, whole on paper."""
 
 import json
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,23 +15,7 @@ from smoothtune.study.report.plots import study_plots
 
 pytestmark = pytest.mark.slow
 STUDY = Path(__file__).parents[2] / "results" / "few-sample"
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
-INSTALL = "this test needs a browser: apt-get install chromium, or playwright install chromium"
 PAPER = 1032  # pixels between the margins of A4 landscape
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator:
-    from playwright.sync_api import Error, sync_playwright
-
-    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
-    with sync_playwright() as playwright:
-        try:
-            started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
-        except Error as error:
-            pytest.fail(f"{INSTALL}\n{error}")
-        yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
