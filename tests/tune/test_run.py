@@ -361,6 +361,29 @@ def test_a_file_with_options_over_it(tmp_path: Path) -> None:
         load_tune(file)
 
 
+RUN_FILE = (
+    "task: sst2\nmethods: [plain]\nnum_train_epochs: 3\nlearning_rate: 1e-4\noutput_dir: out\n"
+)
+
+
+def test_the_file_of_a_run_may_be_searched_for(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(RUN_FILE, encoding="utf-8")
+    found = load_tune(file)
+    assert list(found.methods) == list(load_tune(options={"task": "sst2"} | OUT).methods)
+    assert found.settings.learning_rates == (1e-5, 5e-4)
+    assert found.run.output_dir == str(Path("out", "tune"))
+    assert "searched here: learning_rate, num_train_epochs, methods" in found.notes[0]
+    assert load_tune(file, options={"output_dir": "mine"}).run.output_dir == "mine"
+    with pytest.raises(ConfigError, match="learning_rate: is searched"):  # asked for here
+        load_tune(file, options={"learning_rate": 1e-5})
+    file.write_text(RUN_FILE.replace("[plain]", "[smart]"), encoding="utf-8")
+    assert list(load_tune(file).methods) == ["smart"]
+
+
+OUT = {"output_dir": "out"}
+
+
 def test_auto_of_a_run(tmp_path: Path) -> None:
     options = {"task": "sst2", "output_dir": "out"}
     assert load_auto(options=options, methods=["lnsr"]) is None

@@ -18,6 +18,8 @@ from smoothtune.errors import Location, former_name, unknown
 BEST = ("load_best_model_at_end", "early_stopping_patience")
 AUTO = "auto"
 """In the place of a method: `smoothtune train` tunes first."""
+TUNE = "tune"
+"""The folder of a search within that of a run."""
 
 
 def name_methods(draft: Draft) -> None:

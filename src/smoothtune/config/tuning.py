@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +15,7 @@ from smoothtune.config.fields import SEARCH, Count, Fields
 from smoothtune.config.names import (
     AUTO,
     BEST,
+    TUNE,
     check_combinations,
     check_names,
     check_task,
@@ -109,6 +110,8 @@ class Tune:
     """Methods to try beside plain, with the fields that are set for all trials."""
     chosen_by_user: bool
     """Whether the user named the methods."""
+    notes: tuple[str, ...] = ()
+    """What was made of a run file."""
 
 
 def load_tune(
@@ -120,7 +123,9 @@ def load_tune(
     """Read a search from a file, ``key=value`` overrides and options; the later one wins.
 
     Args:
-        file: a YAML file with fields of a run and of `TuneSettings`.
+        file: a YAML file with fields of a run and of `TuneSettings`. It may be that of a run; what
+            it says of fields that are searched is then left out, and the search has its folder in
+            that of the run.
         overrides: ``budget=20``.
         options: fields by name, from the command line.
         methods: ``lnsr`` or ``lnsr:noise=in_manifold``, to try; they replace the file's.
@@ -129,6 +134,7 @@ def load_tune(
         ConfigError: with all problems, each with file, line and field.
     """
     draft = read_draft(file, overrides, options, methods)
+    notes = _read_as_search(draft)
     hints = {
         "learning_rate": "is searched: give learning_rates, one number to keep it fixed",
         "num_train_epochs": "is searched: give epochs, one number to keep them fixed",
@@ -138,7 +144,28 @@ def load_tune(
             draft.report((name,), hint)
     names = TuneSettings.model_fields
     found = {name: draft.values.pop(name) for name in names if name in draft.values}
-    return _tune(draft, found)
+    return replace(_tune(draft, found), notes=notes)
+
+
+def _read_as_search(draft: Draft) -> tuple[str, ...]:
+    """Take from the file of a run what a search finds by itself; say so."""
+
+    def in_file(name: str) -> bool:
+        return name in draft.values and draft.place((name,)).startswith(f"{draft.file}:")
+
+    of_runs = [name for name in ("learning_rate", "num_train_epochs") if in_file(name)]
+    if not draft.file or not of_runs:
+        return ()
+    if in_file("methods") and draft.values["methods"] in (PLAIN, [PLAIN], {PLAIN: {}}):
+        of_runs.append("methods")
+    notes = [f"{draft.file} is the file of a run; searched here: {', '.join(of_runs)}"]
+    for name in of_runs:
+        del draft.values[name]
+    if in_file("output_dir"):
+        folder = str(Path(draft.values["output_dir"]) / TUNE)
+        draft.values["output_dir"] = folder
+        notes.append(f"the search is in {folder}; --output-dir names another folder")
+    return tuple(notes)
 
 
 def load_auto(

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothtune.config.checks import with_present_names
+from smoothtune.config.names import TUNE
 from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import LATER_DEFAULTS
 from smoothtune.errors import OutputError, changed_fields
@@ -24,8 +25,6 @@ from smoothtune.trainer.manifest import Found, newest, nothing_to_resume
 STARTED = "run.json"
 CHECKPOINTS = "checkpoints"
 STAGING = ".unfinished"
-TUNE = "tune"
-"""The search of ``--method auto``."""
 
 
 def finished_result(config: RunConfig) -> dict[str, Any] | None:

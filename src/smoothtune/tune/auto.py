@@ -8,10 +8,11 @@ from typing import Any
 
 from rich.console import Console
 
+from smoothtune.config.names import TUNE
 from smoothtune.config.tuning import Tune
 from smoothtune.console import say
 from smoothtune.files import RESULT, refuse_other_files
-from smoothtune.run.output import STARTED, TUNE, newest_checkpoint
+from smoothtune.run.output import STARTED, newest_checkpoint
 from smoothtune.run.train import train
 from smoothtune.tune.report import best_run
 from smoothtune.tune.run import run_tune

@@ -63,6 +63,8 @@ def run_tune(
     """
     console, folder = console or Console(), Path(tune.run.output_dir)
     optuna()
+    for note in tune.notes:
+        say(console, note)
     if ray is None and not dry_run:
         start_server()  # imports while this process measures
     if dry_run:
