@@ -25,8 +25,10 @@ rows = [{"input_ids": x, "labels": y} for x, y in zip(ids, labels, strict=True)]
 loader = DataLoader(rows, batch_size=16, shuffle=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
-objective = Objective(SMART(), Mixout(p=0.3)).bind(model, optimizer)
-for epoch in range(2):
+epochs = 2
+objective = Objective(SMART(), Mixout(p=0.3))
+objective.bind(model, optimizer, num_training_steps=epochs * len(loader))
+for epoch in range(epochs):
     for batch in loader:
         objective(model, batch).backward()
         optimizer.step()

@@ -86,7 +86,7 @@ if __name__ == "__main__":
         (Transformer(), [LNSR(noise_ratio=0.1)]),
     ]:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-        objective = Objective(*methods).bind(model.train(), optimizer)
+        objective = Objective(*methods).bind(model.train(), optimizer, num_training_steps=30)
         for batch in batches(30):
             objective(model, batch).backward()
             optimizer.step()

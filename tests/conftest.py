@@ -4,6 +4,8 @@ import os
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
@@ -11,6 +13,10 @@ import pytest
 import torch
 
 from helpers.tiny_folder import tiny_bert, tiny_data
+from smoothtune.core import regularizer
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+INSTALL = "this test needs a browser: apt-get install chromium, or playwright install chromium"
 
 
 def pytest_collection_finish():
@@ -28,6 +34,14 @@ def _one_thread_and_own_caches(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "datasets")
 
 
+@pytest.fixture(autouse=True)
+def _terms_begin_at_once(monkeypatch, request):
+    """Runs of two updates would end before a term comes in; `waits` marks tests of the waiting."""
+    if not request.node.get_closest_marker("waits"):
+        monkeypatch.setattr(regularizer, "LATEST", 0.0)
+        monkeypatch.setattr(regularizer, "LATEST_STEPS", 0)
+
+
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model and data for it."""
@@ -35,3 +49,18 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny_bert(folder / "model")
     tiny_data(folder / "data")
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator:
+    """A headless browser."""
+    from playwright.sync_api import Error, sync_playwright
+
+    found = next((path for name in BROWSERS if (path := shutil.which(name))), None)
+    with sync_playwright() as playwright:
+        try:
+            started = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        except Error as error:
+            pytest.fail(f"{INSTALL}\n{error}")
+        yield started
+        started.close()

@@ -44,7 +44,7 @@ def test_fields():
         None,
         1,
         "both",
-        0.0,
+        None,
         0.0,
         0.3,
         "input",

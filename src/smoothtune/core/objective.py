@@ -50,7 +50,7 @@ class Objective:
 
     Use it in a plain loop, or let `SmoothTrainer` / `regularize` do so::
 
-        objective = Objective(LNSR(), Mixout(p=0.7)).bind(model, optimizer)
+        objective = Objective(LNSR(), Mixout(p=0.7)).bind(model, optimizer, len(loader))
         for batch in loader:
             objective(model, batch).backward()
             optimizer.step(); optimizer.zero_grad()
@@ -143,7 +143,8 @@ class Objective:
         Args:
             model: as for `attach`.
             optimizer: as for `bind_optimizer`.
-            num_training_steps: updates of the run, for fields that are a fraction of it.
+            num_training_steps: updates of the run, for fields that are a fraction of it. Terms that
+                wait for the model to learn do so for at most 0.3 of it, or for 100 updates.
         """
         self.attach(model)
         self.expect(num_training_steps)
@@ -238,6 +239,7 @@ class Objective:
         if not losses:
             raise ValueError("the batch has no labels and no method gives a loss without them")
         losses = {name: row_share * losses[name] for name in sorted(losses)}
+        self.strengths.see(losses)
         weighed = {name: self.strengths.factor(name) * loss for name, loss in losses.items()}
         total = torch.stack(list(weighed.values())).sum()
         self._record(total, weighed)
@@ -362,7 +364,7 @@ class Objective:
         batches = ("labeled" if labeled else "unlabeled", "both")
         if not regularizer.has_loss or regularizer.batches not in batches:
             return False
-        return self.step % regularizer.every == 0 and regularizer.ramp(self.step) > 0
+        return self.step % regularizer.every == 0 and self.strengths.ramp(regularizer) > 0
 
     def _shared_masks(self, model: nn.Module, device: torch.device) -> SharedMasks | None:
         """None on accelerators, where drawing a mask costs less than looking it up."""

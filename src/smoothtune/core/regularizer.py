@@ -36,6 +36,8 @@ class Between(NamedTuple):
 
 
 SHARES = Between(0.03, 3.0, log=True)
+LATEST = 0.3  # of a run, when a term no longer waits for the model to learn
+LATEST_STEPS = 100  # of a run of unknown length
 
 
 def entries_under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -91,8 +93,9 @@ class Regularizer:
     """Apply the loss term in every k-th update, k times as strong: same expected gradient."""
     batches: Literal["labeled", "unlabeled", "both"] = "both"
     """Batches the loss term is taken on; a batch without labels has no task loss."""
-    ramp_start: NonNegative = 0.0
-    """Updates before the loss term comes in; below 1, a fraction of the run."""
+    ramp_start: NonNegative | Literal["auto"] | None = None
+    """Updates before the loss term comes in; below 1, a fraction of the run. "auto": until the task
+    loss has fallen by a tenth, at most 0.3 of the run. Default: auto with a share, else 0."""
     ramp_steps: NonNegative = 0.0
     """Updates over which weight or share then rises linearly; below 1, a fraction of the run."""
 
@@ -132,6 +135,8 @@ class Regularizer:
             raise ValueError(
                 f"{self.name} replaces the task loss, so it can have no share beside it"
             )
+        if self.ramp_start is None:
+            self.ramp_start = 0.0 if self.share is None else "auto"
         self.diagnostics: dict[str, Tensor] = {}
         self.num_training_steps: int | None = None  # of the run, where it is known
 
@@ -158,9 +163,23 @@ class Regularizer:
             )
         return round(duration * self.num_training_steps)
 
-    def ramp(self, step: int) -> float:
-        """Part of the weight or share that holds in the update after `step` others."""
-        start = self.updates(self.ramp_start)
+    @property
+    def waits(self) -> bool:
+        """Whether the loss term waits for the model to learn."""
+        return self.has_loss and self.ramp_start == "auto"
+
+    def ramp(self, step: int, learned: int | None = None) -> float:
+        """Part of the weight or share that holds in the update after `step` others.
+
+        Args:
+            step: number of updates before this one.
+            learned: number of updates after which the task loss had fallen; None: it has not.
+        """
+        if self.ramp_start == "auto":
+            start = LATEST_STEPS if self.num_training_steps is None else self.updates(LATEST)
+            start = start if learned is None else min(start, learned)
+        else:
+            start = self.updates(self.ramp_start or 0)
         if step < start:
             return 0.0
         rise = self.updates(self.ramp_steps)

@@ -8,7 +8,8 @@ the 1st, 2nd, 4th and 8th in which a loss is there, every 16th and after 128 eve
 and terms with fixed weights the two in `LOOKS`, to tell a term that changes nothing. Terms on
 predictions may grow fifty-fold in the first hundred updates, as the head does: looking less often
 lets them. The gradients are those of whole updates, over all batches and processes. A weight holds
-for a whole update and follows from those before it, so a term begins in its second update.
+for a whole update and follows from those before it, so a term begins in its second update, and by
+default waits until the model has begun to learn.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.learning import Learning
+from smoothtune.core.regularizer import Regularizer, entries_under
 from smoothtune.core.stored_gradient import with_gradient
 
 PERIOD = 16
@@ -31,6 +33,7 @@ DECAY = 0.9
 NEXT_TO_NOTHING = 0.01
 
 TASK = "task"
+LEARNING = "learning"
 
 Gradients = list[Tensor | None]
 
@@ -61,6 +64,8 @@ class Strengths:
         self._due: dict[str, bool] = {}  # what this update has, and whether it is measured
         self._sums: dict[str, Gradients] = {}  # over its batches
         self._told: set[str] = set()
+        waiting = any(r.waits for r in regularizers.values())
+        self._learning = Learning() if waiting else None
 
     def factor(self, name: str) -> float:
         """By which a loss is multiplied; 1 for the task's."""
@@ -71,9 +76,19 @@ class Strengths:
         share, method = self.shares.get(name), self.regularizers[name]
         if share is None:
             assert method.weight is not None  # a method has the one or the other
-            return method.ramp(self.step) * method.weight
+            return self.ramp(method) * method.weight
         ratio = self.ratio(name)
-        return method.ramp(self.step) * share / ratio if ratio else 0.0
+        return self.ramp(method) * share / ratio if ratio else 0.0
+
+    def ramp(self, method: Regularizer) -> float:
+        """Part of a term's weight or share that holds in this update."""
+        return method.ramp(self.step, self._learning.since if self._learning else None)
+
+    def see(self, losses: Mapping[str, Tensor]) -> None:
+        """Take up the losses () of a batch, without factors, by name."""
+        for name, loss in losses.items():
+            if self._learning and self._quantity(name) == TASK:
+                self._learning.add(loss)
 
     def ratio(self, name: str) -> float | None:
         """||grad term|| / ||grad task||; None before both were measured."""
@@ -137,6 +152,8 @@ class Strengths:
                 before = self.squares.get(name, 0.0)
                 self.squares[name] = before + max(1 - DECAY, 1 / count) * (square - before)
         self._due.clear()
+        if self._learning:
+            self._learning.finish(self.step, next(model.parameters()).device)
         for name in self.shares:
             self._warn(name)
 
@@ -162,7 +179,8 @@ class Strengths:
             "seen": self.seen,
             "measured": self.measured,
         }
-        return {
+        learning = self._learning.state_dict() if self._learning else {}
+        return {f"{LEARNING}.{name}": value for name, value in learning.items()} | {
             f"{kind}.{name}": torch.tensor(float(value), dtype=torch.float64)
             for kind, values in numbers.items()
             for name, value in values.items()
@@ -170,8 +188,12 @@ class Strengths:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore what `state_dict` returned."""
+        if self._learning:
+            self._learning.load_state_dict(entries_under(f"{LEARNING}.", state))
         for key, value in state.items():
             kind, name = key.split(".", 1)
+            if kind == LEARNING:
+                continue
             if kind == "squares":
                 self.squares[name] = value.item()
             else:
