@@ -12,6 +12,7 @@ import datasets
 import pytest
 import torch
 
+from helpers.at_once import LATEST, LATEST_STEPS, begin_at_once
 from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.core import regularizer
 
@@ -34,12 +35,17 @@ def _one_thread_and_own_caches(monkeypatch, tmp_path_factory):
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "datasets")
 
 
-@pytest.fixture(autouse=True)
-def _terms_begin_at_once(monkeypatch, request):
+@pytest.fixture(autouse=True, scope="session")
+def _terms_begin_at_once():
     """Runs of two updates would end before a term comes in; `waits` marks tests of the waiting."""
-    if not request.node.get_closest_marker("waits"):
-        monkeypatch.setattr(regularizer, "LATEST", 0.0)
-        monkeypatch.setattr(regularizer, "LATEST_STEPS", 0)
+    begin_at_once()
+
+
+@pytest.fixture(autouse=True)
+def _terms_wait(monkeypatch, request):
+    if request.node.get_closest_marker("waits"):
+        monkeypatch.setattr(regularizer, "LATEST", LATEST)
+        monkeypatch.setattr(regularizer, "LATEST_STEPS", LATEST_STEPS)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from helpers.at_once import begin_at_once  # noqa: E402
 from helpers.causal import LANGUAGE_TESTED, language_weights_after, lora_weights_after  # noqa: E402
 from helpers.training import (  # noqa: E402
     METHODS_TESTED,
@@ -19,6 +20,7 @@ from helpers.training import (  # noqa: E402
     weights_after,
 )
 
+begin_at_once()
 gc.freeze()  # which every trainer would look at again
 torch.set_num_threads(1)
 output = sys.argv[1]

@@ -76,6 +76,8 @@ class Regularizer:
     """`attach` changes the weights, so it comes before methods that remember them."""
     claims: ClassVar[tuple[Quantity, ...]] = ()
     """What it is about: the quantities that it is to lower, see `smoothtune effect`."""
+    waits_with_share: ClassVar[bool] = False
+    """With a share, its term waits by default until the model has begun to learn."""
     does_nothing: ClassVar[bool] = False
     """It leaves training as it is, so it works wherever training does."""
     renamed: ClassVar[Mapping[str, str]] = {"on": "batches"}
@@ -95,7 +97,8 @@ class Regularizer:
     """Batches the loss term is taken on; a batch without labels has no task loss."""
     ramp_start: NonNegative | Literal["auto"] | None = None
     """Updates before the loss term comes in; below 1, a fraction of the run. "auto": until the task
-    loss has fallen by a tenth, at most 0.3 of the run. Default: auto with a share, else 0."""
+    loss has fallen by a tenth, at most 0.3 of the run. Default: 0, but auto of LNSR and of methods
+    of derivatives with a share."""
     ramp_steps: NonNegative = 0.0
     """Updates over which weight or share then rises linearly; below 1, a fraction of the run."""
 
@@ -136,7 +139,8 @@ class Regularizer:
                 f"{self.name} replaces the task loss, so it can have no share beside it"
             )
         if self.ramp_start is None:
-            self.ramp_start = 0.0 if self.share is None else "auto"
+            waits = self.waits_with_share and self.share is not None
+            self.ramp_start = "auto" if waits else 0.0
         self.diagnostics: dict[str, Tensor] = {}
         self.num_training_steps: int | None = None  # of the run, where it is known
 

@@ -17,8 +17,7 @@ Departures:
     * Both KLs carry gradient into both predictions, as in the equation; `detach_targets=True` makes
       the target of each a constant, as in the released code.
     * How long the curriculum is, is not stated: `ramp_start` updates without the term, and
-      `ramp_steps` in which it grows. By default the term waits, with a share, until the model has
-      begun to learn.
+      `ramp_steps` in which it grows, by default none.
     * The released script never runs its adversarial branch.
     * Dropout masks of all passes are shared; the released code draws new ones.
 """

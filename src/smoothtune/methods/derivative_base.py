@@ -26,6 +26,7 @@ class DerivativePenalty(Regularizer, ABC):
     """Base of the methods that estimate derivatives in the word embeddings."""
 
     differentiates: ClassVar[bool] = True
+    waits_with_share: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {"probes": "num_probes", "step": "difference_step"}
 
     num_probes: PositiveInt = 1

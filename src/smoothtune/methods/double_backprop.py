@@ -38,6 +38,7 @@ class DoubleBackprop(Regularizer):
     name: ClassVar[str] = "double_backprop"
     claims: ClassVar[tuple[Quantity, ...]] = ("loss gradient",)
     differentiates: ClassVar[bool] = True
+    waits_with_share: ClassVar[bool] = True
 
     weight: NonNegative | None = None
     """Factor of the term, in place of share. Not stated for language models."""

@@ -63,6 +63,7 @@ class LNSR(NoisyEmbeddings):
     claims: ClassVar[tuple[Quantity, ...]] = ("noise sensitivity",)
     uses_hidden_states: ClassVar[bool] = True
     compares_passes: ClassVar[bool] = True
+    waits_with_share: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {"reduce": "reduction"}
 
     weight: NonNegative | None = None

@@ -24,10 +24,11 @@ MakeBatch = Callable[..., dict[str, Tensor]]
 
 
 def with_weight(method: Regularizer) -> Regularizer:
-    """The method with weight 1 in place of a share, which is off in the first update."""
+    """The method with weight 1 in place of a share, which is off in the first updates."""
     if method.share is None:
         return method
-    settings = {key: value for key, value in method.settings().items() if key != "share"}
+    left_out = ("share", "ramp_start")
+    settings = {key: value for key, value in method.settings().items() if key not in left_out}
     return type(method)(**settings, weight=1.0)
 
 
