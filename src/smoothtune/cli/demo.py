@@ -30,8 +30,8 @@ def demo(
     *,
     model: str = "minilm",
     seed: int = 42,
-    train_rows: int = 400,
-    validation_rows: int = 300,
+    train_rows: int = 240,
+    validation_rows: int = 200,
     num_train_epochs: float = 4,
 ) -> list[dict[str, Any]]:
     """Fine-tune one model twice on generated sentences and compare.
@@ -75,6 +75,7 @@ def demo(
                 per_device_train_batch_size=16,
                 learning_rate=2e-4,
                 warmup_steps=0.1,
+                eval_strategy="no",
             )
             say(console, f"\n== {method}")
             result = train(config, console=console)
