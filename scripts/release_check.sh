@@ -35,7 +35,7 @@ for path in (wheel, sdist):
 END
 
 if [ "${CLEAN:-yes}" = no ]; then exit; fi
-uv=$(command -v uv) || { "$python" -m pip install --quiet uv && uv=.venv/bin/uv; }
+uv=$(command -v uv) || { "$python" -m pip install --quiet uv && uv=$(dirname "$python")/uv; }
 uv=$(cd "$(dirname "$uv")" && pwd)/uv
 wheel=$(cd "$folder" && pwd)/$(basename "$folder"/*.whl)
 pins=$(pwd)/constraints.txt
