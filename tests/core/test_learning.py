@@ -37,9 +37,10 @@ def test_updates_without_labels_do_not_count():
 
 
 def test_it_goes_on_where_it_was_stopped():
-    learning = fed(*[1.0] * 10, *[0.79] * 4)
+    learning = fed(*[1.0] * 10, *[0.79] * 4, batches=3)
     again = Learning()
     again.load_state_dict(learning.state_dict())
+    assert (again.first, again.recent) == (learning.first, learning.recent)  # to the last bit
     again.add(torch.tensor(0.79))
     again.finish(14, CPU)
     assert again.since == 15

@@ -53,7 +53,8 @@ class Learning:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Losses and the update, if it is known."""
-        state = {"first": torch.tensor(self.first), "recent": torch.tensor(self.recent)}
+        losses = {"first": self.first, "recent": self.recent}
+        state = {key: torch.tensor(x, dtype=torch.float64) for key, x in losses.items()}
         return state if self.since is None else state | {"since": torch.tensor(self.since)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
