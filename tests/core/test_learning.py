@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from smoothtune import L2SP, LNSR, VAT, JacHess, Mixout, Objective
+from smoothtune.config.checks import with_present_names
 from smoothtune.core.learning import Learning
 from smoothtune.testing import tiny_batch, tiny_model
 
@@ -115,3 +116,10 @@ def test_terms_with_a_share_wait_for_the_model_to_learn(method, length, learned,
 def test_a_term_that_waited_rises_from_there():
     method = JacHess(ramp_steps=4)
     assert [method.ramp(step, 5) for step in (4, 5, 6, 7, 8, 9)] == [0, 0.25, 0.5, 0.75, 1, 1]
+
+
+@pytest.mark.parametrize("strength", [{"weight": 1.0}, {"share": 0.3}])
+def test_recorded_methods_from_before_began_at_once(strength):
+    assert with_present_names({"lnsr": strength})["lnsr"]["ramp_start"] == 0
+    kept = with_present_names({"lnsr": strength | {"ramp_start": "auto"}})
+    assert kept["lnsr"]["ramp_start"] == "auto"
