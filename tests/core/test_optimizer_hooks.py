@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.state import GradientState
 from accelerate.utils import GradientAccumulationPlugin
 from torch.nn.functional import cross_entropy
 from torch.optim.optimizer import _global_optimizer_post_hooks
@@ -177,6 +178,7 @@ def test_methods_that_act_once_in_an_update_refuse_several_gradients():
 
 def test_an_accelerate_loop_with_accumulation():
     """Two updates of two batches each, like one of both batches, clipped and counted once."""
+    GradientState._reset_state()  # else at the end of the data of a trainer of another test
     accelerator = Accelerator(
         cpu=True, gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=2)
     )
