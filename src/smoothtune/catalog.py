@@ -7,6 +7,7 @@ command line lists methods, and finds misspelled names and fields, at once.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
@@ -81,6 +82,15 @@ def former_names(method: str) -> dict[str, str]:
 def clips_gradients(method: str) -> bool:
     """Whether a method clips gradients itself; not known of methods of other packages."""
     return bool(_catalog()["methods"].get(method, {}).get("clips_gradients"))
+
+
+def needs_class(method: str, fields: Mapping[str, Any]) -> bool:
+    """Whether fields of the right names and types can still be wrong together, or are another's."""
+    if is_of_others(method):
+        return True
+    both = {"weight", "share"} <= fields.keys()
+    neither = any(name in fields and fields[name] is None for name in ("weight", "share"))
+    return both or neither or not fields.keys() <= set(_catalog()["methods"][method]["independent"])
 
 
 @cache

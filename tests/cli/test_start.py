@@ -1,5 +1,6 @@
 """Commands that need no torch do not wait for it."""
 
+import itertools
 import json
 import os
 import runpy
@@ -11,7 +12,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from smoothtune import METHODS
-from smoothtune.catalog import CATALOG, fields_model
+from smoothtune.catalog import CATALOG, fields_model, needs_class
 
 ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "transformers", "datasets", "numpy", "pandas")
@@ -65,6 +66,48 @@ def test_mistakes_are_told_before_anything_heavy_is_imported(tmp_path: Path) -> 
 def test_catalog_is_fresh() -> None:
     docs = runpy.run_path(str(ROOT / "scripts" / "docs.py"))
     assert (ROOT / "src" / "smoothtune" / CATALOG).read_text("utf-8") == docs["catalog"]()
+
+
+def test_fields_are_checked_without_anything_heavy(tmp_path: Path) -> None:
+    run, study = tmp_path / "run.yaml", tmp_path / "study.yaml"
+    fields = "methods: {lnsr: {share: 0.2, reduction: sum}, mixout: {p: 0.5}}"
+    run.write_text(f"task: rte\noutput_dir: out\n{fields}\n")
+    study.write_text("task: rte\nseeds: [0]\nmethods: [r3f, {name: uegr, keep: 0.1}]\n")
+    code, out, _ = start("validate", "--fields-only", run, study)
+    assert code == 0
+    assert "ok (rte, lnsr + mixout)" in out
+    assert "ok (study study of " in out
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_fields_that_are_called_independent_are_right_in_all_pairs(name: str) -> None:
+    """Of the values that fit their types, a class takes every two whose fields are such."""
+    ours, theirs = fields_model(name), TypeAdapter(METHODS[name])
+    values = [
+        {field: value}
+        for field in ours.model_fields
+        for value in [*WRONG, *_choices(name, field)]
+        if not _messages(ours.model_validate, {field: value}, field)
+        and not needs_class(name, {field: value})
+    ]
+    for one, other in itertools.combinations(values, 2):
+        if not needs_class(name, both := one | other):
+            theirs.validate_python(both)
+
+
+def _choices(name: str, field: str) -> list:
+    schema = TypeAdapter(METHODS[name]).json_schema()["properties"][field]
+    options = schema.get("anyOf", [schema])
+    return [each for option in options for each in option.get("enum", [option.get("const")])]
+
+
+def test_what_is_wrong_together_needs_the_class() -> None:
+    assert needs_class("lnsr", {"share": 0.3, "weight": 1.0})
+    assert needs_class("lnsr", {"share": None})
+    assert needs_class("uegr", {"combination": "list"})
+    assert needs_class("mixout", {"share": 0.3})
+    assert needs_class("my_package.module:Method", {})
+    assert not needs_class("lnsr", {"share": 0.1, "tokens": "pooled"})
 
 
 WRONG = [-1, 0, 0.5, 1, 2.5, True, "", "word", None, [], [1], [-1.0, 2], ["a"], {"a": 1}, "both"]

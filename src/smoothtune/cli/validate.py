@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from smoothtune import catalog
 from smoothtune.cli.output import DATA, JSON, USAGE, echo, fail, print_json
-from smoothtune.config.run import load_config
+from smoothtune.config.run import load_config, read_config
+from smoothtune.config.run_fields import RunFields
 from smoothtune.config.tuning import load_auto
 from smoothtune.config.yaml_file import read_yaml
 from smoothtune.errors import ConfigError, DataError, ModelError, OutputError
-from smoothtune.study.config import StudyConfig, load_study
+from smoothtune.study.config import Outline, Study, StudyConfig, load_study, read_study
 from smoothtune.study.files import scales_of
 
 
@@ -58,6 +61,11 @@ def validate(
 def _checked_run(file: Path, *, fields_only: bool) -> list[str]:
     """What the file holds, if it is a run that would start."""
     search = load_auto(file)
+    if fields_only and not search:
+        draft = read_config(file)
+        methods = draft.values["methods"]
+        if not _need_classes(methods):
+            return [f"{draft.validated(RunFields).task}, {' + '.join(methods or ['plain'])}"]
     run = search.run if search else load_config(file)
     if not fields_only:
         from smoothtune.run.inspect import inspect
@@ -76,14 +84,27 @@ def _checked_study(file: Path, *, fields_only: bool) -> list[str] | None:
     found = []
     scales: list[Any] = [*scales_of(file)]
     for scale in scales or [None]:
+        if fields_only:
+            outline = read_study(file, scale=scale)
+            if not any(_need_classes(run["methods"]) for run in outline.runs.values()):
+                found.append(_told(outline))
+                continue
         study = load_study(file, scale=scale)
         if not fields_only:
             from smoothtune.study.inspect import inspect_study
 
             inspect_study(study, _silent())
-        count = len(study.runs) * len(study.config.seeds)
-        found.append(f"study {study.name} of {count} runs")
+        found.append(_told(study))
     return found
+
+
+def _told(study: Study | Outline) -> str:
+    return f"study {study.name} of {len(study.runs) * len(study.config.seeds)} runs"
+
+
+def _need_classes(methods: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Whether only the methods' own classes can say that their fields fit together."""
+    return any(catalog.needs_class(name, fields) for name, fields in methods.items())
 
 
 def _silent() -> Any:

@@ -41,6 +41,7 @@ OWN = "own"
 class Outline:
     """A study as far as it is known without the methods' classes."""
 
+    name: str
     draft: Draft
     config: StudyConfig
     conditions: list[Condition]
@@ -98,8 +99,9 @@ def load_study(
         if run is not None:
             runs[c, e, s] = run
     draft.stop_at_problems()
-    name = Path(file).stem + (f" ({scale})" if scale else "")
-    return Study(name, outline.config, outline.conditions, outline.entries, runs, outline.protocol)
+    return Study(
+        outline.name, outline.config, outline.conditions, outline.entries, runs, outline.protocol
+    )
 
 
 def read_study(
@@ -140,7 +142,8 @@ def read_study(
     for (_, e, _), options_of_run in runs.items():
         _reported(draft, entries[e], partial(read_config, options=options_of_run))
     draft.stop_at_problems()
-    return Outline(draft, config, conditions, entries, runs, protocol)
+    name = Path(file).stem + (f" ({scale})" if scale else "")
+    return Outline(name, draft, config, conditions, entries, runs, protocol)
 
 
 def _config(draft: Draft) -> StudyConfig:
