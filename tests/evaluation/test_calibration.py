@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import softmax
+from scipy.special import logit, softmax
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, log_loss
 
@@ -102,7 +102,7 @@ def test_labels_are_calibrated_over_pairs_and_by_label():
     """Two labels of three rows; bins of width 1/15."""
     probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.3, 0.1]])
     gold = np.array([[1, 0], [0, 0], [0, 1]])
-    numbers, curve = label_calibration(probabilities, gold, ["a", "b"])
+    numbers, curve = label_calibration(logit(probabilities), gold, ["a", "b"], seed=0)
     # a: two rows at 0.9, one right; one at 0.3, wrong. b: three at 0.1, one right.
     assert numbers["ece_by_label"]["a"] == pytest.approx((2 * 0.4 + 1 * 0.3) / 3)
     assert numbers["ece_by_label"]["b"] == pytest.approx(1 / 3 - 0.1)
@@ -113,3 +113,18 @@ def test_labels_are_calibrated_over_pairs_and_by_label():
     assert numbers["mean_correct"] == pytest.approx(2 / 6)
     heights = [point.y for point in curve.series["as it is"]]
     assert heights == pytest.approx([1 / 3, 0, 1 / 2])
+    assert "temperature" not in numbers  # of three rows
+
+
+def test_one_temperature_is_fitted_for_all_labels_on_half_of_the_rows():
+    """Logits that are three times too large: 3 mends the rows that it was not fitted on."""
+    rng = np.random.default_rng(0)
+    true = rng.normal(0, 1.5, (4000, 2))
+    gold = (rng.random(true.shape) < 1 / (1 + np.exp(-true))).astype(float)
+    numbers, curve = label_calibration(3 * true, gold, ["a", "b"], seed=0)
+    assert numbers["temperature"] == pytest.approx(3, rel=0.1)
+    assert numbers["temperature_fitted_on"] + numbers["judged_on"] == 4000
+    before, after = numbers["judged_rows_before"], numbers["judged_rows_after"]
+    assert after["nll"] < before["nll"] - 0.05
+    assert after["ece"] < 0.02 < 0.1 < before["ece"]
+    assert [name.split()[0] for name in curve.series] == ["perfect", "as", "temperature"]

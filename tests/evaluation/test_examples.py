@@ -109,6 +109,25 @@ def test_scores_change_by_their_difference(tmp_path: Path) -> None:
     assert [row[4] for row in table.rows] == ["+2.00", "-1.00", "+0.10"]
 
 
+def test_sets_of_labels_change_by_the_label_that_moves_most(tmp_path: Path) -> None:
+    before = [[3.0, -1.0], [-2.0, -1.0], [1.0, 1.0], [-3.0, 0.5]]
+    after = [[3.0, -1.1], [-2.0, 2.0], [1.0, 1.0], [-3.0, 0.1]]
+    run = made(tmp_path, "a", {CLEAN: before, NOISY: after})
+    path = tmp_path / "a" / "examples.json"
+    gold = {"labels": [[1, 0], [0, 0], [1, 1], [0, 1]]}
+    path.write_text(json.dumps(json.loads(path.read_text()) | gold))
+    ((title, table),) = example_tables([run])
+    assert title == f"a: {NOISY}: 1 of 4 change labels"
+    assert [row[0] for row in table.rows] == ["flips late", "moves", "same"]
+    none, some = 1 / (1 + np.exp(1.0)), 1 / (1 + np.exp(-2.0))
+    assert table.rows[0][1:4] == ["(no label)", f"(no label) (good {none:.2f})", f"good {some:.2f}"]
+    assert table.rows[0][4] == f"{some - none:+.2f}"
+    assert table.rows[2][1] == "bad"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"labels": [[1]] * 4}))
+    with pytest.raises(OutputError, match="a label or a prediction"):
+        example_tables([run])
+
+
 @pytest.mark.parametrize(
     "damage", [{"labels": [0]}, {"predictions": {}}, {"shown": 0}, {"texts": {CLEAN: [1, 2]}}]
 )

@@ -105,6 +105,13 @@ def test_every_part_of_an_evaluation(tuned) -> None:
     assert parts["robustness"]["curves"]["fgm"]["numbers"]["clean"] == pytest.approx(
         result["metrics"]["f1_micro"]
     )
+    assert pooled["judged_on"] + pooled["temperature_fitted_on"] == 24
+    sentences = json.loads((out / "examples.json").read_text())
+    assert {len(each) for each in sentences["labels"]} == {3}
+    assert len(sentences["predictions"]) == 3
+    page = (out / "evaluation.html").read_text()
+    assert "change labels" in page
+    assert "(no label)" in page
     effect = parts["effect"]["numbers"]
     assert set(effect["quantities"]) == set(QUANTITIES)
     with (out / "predictions.csv").open() as opened:
@@ -117,6 +124,23 @@ def test_every_part_of_an_evaluation(tuned) -> None:
     again = shutil.copytree(out, folder / "again")
     call("report", out, again, "--to", folder / "report.html")
     assert "do not differ beyond the noise" in (folder / "report.html").read_text()
+
+
+@pytest.mark.slow
+def test_a_study_has_their_calibration(tuned) -> None:
+    folder, _ = tuned
+    (folder / "study.yaml").write_text(
+        "".join(
+            f"{line}\n"
+            for line in (folder / "run.yaml").read_text().splitlines()
+            if not line.startswith(("methods", "output_dir"))
+        )
+        + "methods: [plain]\nseeds: [0]\nmore_epochs: null\n"
+    )
+    call("study", folder / "study.yaml", "--output-dir", folder / "study")
+    (cell,) = (folder / "study" / "cells").glob("*.json")
+    content = json.loads(cell.read_text())
+    assert 0 < content["extras"]["ece"] < 0.5
 
 
 def test_predictions_have_the_form_of_the_labels(tuned) -> None:

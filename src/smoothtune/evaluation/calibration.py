@@ -10,19 +10,20 @@ MCE, temperature); Nguyen, O'Connor, EMNLP 2015 (bins of equal mass).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
-from scipy.special import softmax
+from scipy.special import expit, softmax
 from scipy.stats import binomtest
 from sklearn.model_selection import train_test_split
 
 from smoothtune.report.curves import Curve, CurvePoint
 from smoothtune.tasks.metrics import brier, nll
+from smoothtune.tasks.multi_label_metrics import cross_entropy
 
 Bins = Literal["width", "mass"]
 
@@ -105,9 +106,13 @@ def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
     bound exp(-5), and at exp(5) where the logits carry no information.
     """
     scores = np.asarray(logits, np.float64)
+    return _best_temperature(lambda temperature: nll(scores / temperature, labels))
+
+
+def _best_temperature(loss: Callable[[float], float]) -> float:
     bound = LARGEST_LOG_TEMPERATURE
     minimum = minimize_scalar(
-        lambda log_t: nll(scores / np.exp(log_t), labels),
+        lambda log_t: loss(float(np.exp(log_t))),
         bounds=(-bound, bound),
         method="bounded",
         options={"xatol": 1e-6},
@@ -196,41 +201,74 @@ def answer_calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[dic
 
 
 def label_calibration(
-    probabilities: np.ndarray, gold: np.ndarray, names: Sequence[str]
+    logits: np.ndarray, gold: np.ndarray, names: Sequence[str], *, seed: int
 ) -> tuple[dict[str, Any], Curve]:
-    """Calibration of the probabilities of several labels; no temperature is fitted.
+    """Calibration of the probabilities of several labels, and one temperature for all of them.
 
     A bin holds pairs of a row and a label; its share of pairs where the row has the label stands
     in the place of the accuracy. Rare labels fill the lowest bin, so the error over all pairs is
     small; the errors by label, and their mean, are not.
 
     Args:
-        probabilities: (N, L) 0 to 1.
+        logits: (N, L).
         gold: (N, L) whether the row has the label.
         names: (L,) of the labels.
+        seed: of the halves of the rows on which the temperature is fitted and judged.
 
     Returns:
-        Numbers, and the reliability diagram of all pairs.
+        Numbers, and the reliability diagram of all pairs; after scaling, of the rows the
+        temperature was not fitted on. With fewer than four rows none is fitted.
     """
-    pairs = probabilities.ravel(), gold.ravel()
-    by_label = {
-        name: binned(*columns, num_bins=NUM_BINS).expected_error
-        for name, *columns in zip(names, probabilities.T, gold.T, strict=True)
-    }
+    pairs = expit(logits).ravel(), gold.ravel()
+    by_label = dict(zip(names, label_errors(expit(logits), gold), strict=True))
     numbers = {
-        "all_rows": {"brier": float(((probabilities - gold) ** 2).mean())} | _errors(*pairs),
+        "all_rows": _label_numbers(logits, gold),
         "ece_by_label": by_label,
         "mean_ece_of_labels": float(np.mean(list(by_label.values()))),
-        "mean_confidence": float(probabilities.mean()),
+        "mean_confidence": float(pairs[0].mean()),
         "mean_correct": float(gold.mean()),
         "bins": _bins(*pairs),
     }
+    series = {"as it is": pairs}
+    if len(logits) >= 4:
+        fit, judge = split_for_temperature(np.zeros(len(logits)), seed=seed)
+        temperature = _best_temperature(
+            lambda t: float(cross_entropy(logits[fit] / t, gold[fit]).mean())
+        )
+        scaled = logits[judge] / temperature
+        numbers |= {
+            "temperature": temperature,
+            "temperature_fitted_on": len(fit),
+            "judged_on": len(judge),
+            "judged_rows_before": _label_numbers(logits[judge], gold[judge]),
+            "judged_rows_after": _label_numbers(scaled, gold[judge]),
+        }
+        after = expit(scaled).ravel(), gold[judge].ravel()
+        series[f"temperature {temperature:.2f}, other half"] = after
     return numbers, _diagram(
         "reliability of labels",
         "rows that have the label (share of the bin)",
-        {"as it is": pairs},
+        series,
         "probability of a label (mean of the bin)",
     )
+
+
+def label_errors(probabilities: np.ndarray, gold: np.ndarray) -> list[float]:
+    """(L,) ECE of each label, of probabilities (N, L) and of whether rows have it (N, L)."""
+    return [
+        binned(*columns, num_bins=NUM_BINS).expected_error
+        for columns in zip(probabilities.T, gold.T, strict=True)
+    ]
+
+
+def _label_numbers(logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
+    """As `calibration_numbers`, of pairs of a row and a label; brier 0 to 1."""
+    chances = expit(logits)
+    numbers = {
+        "brier": float(((chances - gold) ** 2).mean()),
+        "nll": float(cross_entropy(logits, gold).mean()),
+    }
+    return numbers | _errors(chances.ravel(), gold.ravel())
 
 
 def _bins(confidence: np.ndarray, correct: np.ndarray) -> dict[str, list[float]]:

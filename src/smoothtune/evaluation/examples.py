@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy.special import softmax
+from scipy.special import expit, softmax
 
+from smoothtune.config.names import OF_TEXTS
 from smoothtune.data.columns import TEXTS
 from smoothtune.evaluation.compare import Run
 from smoothtune.evaluation.corruption import damaged_texts
@@ -18,6 +20,7 @@ from smoothtune.evaluation.record import check_examples
 from smoothtune.evaluation.robustness import noisy_predictions
 from smoothtune.files import read_json, write_json
 from smoothtune.report.page import Table
+from smoothtune.tasks.multi_label import NO_LABEL
 
 CLEAN, NOISY, TYPOS = "as it is", "Gaussian noise at 0.3", "typos in a tenth of the words"
 NOISE_LEVEL, TYPO_RATE = 0.3, 0.1
@@ -37,7 +40,7 @@ def measured_examples(subject: Subject, part: str) -> dict[str, Any] | None:
         change; with the metrics also `example_id`, `labels` and `texts` as they are.
     """
     task, settings = subject.prepared.task, subject.settings
-    if task.task_type != "text-classification" or not settings.num_examples:
+    if task.task_type not in OF_TEXTS or not settings.num_examples:
         return None
     if part == "metrics":
         chosen = subject.texts.select(subject.sample(), keep_in_memory=True)
@@ -139,28 +142,85 @@ def _changes(
     after: np.ndarray,
     heads: tuple[str, str],
 ) -> tuple[str, Table]:
-    """A table of the largest changes: first other classes, then by confidence in the first one."""
-    names = run.content["label_names"]
-    if before.shape[1] == 1:
-        change, flips = (after - before)[:, 0], np.zeros(len(before), bool)
-        told = [[f"{value:.2f}" for value in values[:, 0]] for values in (before, after)]
-        gold = [f"{label:g}" for label in content["labels"]]
-    else:
-        rows, classes = np.arange(len(before)), before.argmax(1)
-        chances = softmax(before, axis=1), softmax(after, axis=1)
-        change = chances[1][rows, classes] - chances[0][rows, classes]
-        flips = after.argmax(1) != classes
-        told = [
-            [f"{names[c]} {p:.2f}" for c, p in zip(v.argmax(1), v.max(1), strict=True)]
-            for v in chances
-        ]
-        gold = [names[label] for label in content["labels"]]
-    order = np.lexsort((-np.abs(change), ~flips))[: content["shown"]]
+    """A table of the largest changes: first other answers, then by what moved."""
+    found = _answers(content["labels"], run.content["label_names"], before, after)
+    order = np.lexsort((-np.abs(found.change), ~found.flips))[: content["shown"]]
     cells = [
-        [_shown(texts[i]), gold[i], told[0][i], told[1][i], f"{change[i]:+.2f}"] for i in order
+        [
+            _shown(texts[i]),
+            found.gold[i],
+            found.before[i],
+            found.after[i],
+            f"{found.change[i]:+.2f}",
+        ]
+        for i in order
     ]
-    changed = "" if before.shape[1] == 1 else f": {flips.sum()} of {len(flips)} change class"
-    return title + changed, Table(["sentence", "label", *heads, "change"], cells)
+    if found.what:
+        title += f": {found.flips.sum()} of {len(found.flips)} change {found.what}"
+    return title, Table(["sentence", "label", *heads, "change"], cells)
+
+
+@dataclass
+class _Answers:
+    """What is said of each sentence."""
+
+    what: str
+    """What an answer is; nothing for scores."""
+    gold: list[str]
+    before: list[str]
+    after: list[str]
+    change: np.ndarray
+    """(N,) of the score; of the first answer's probability; of the label that moves most."""
+    flips: np.ndarray
+    """(N,) whether the answer becomes another."""
+
+
+def _answers(
+    gold: Sequence[Any], names: Sequence[str], before: np.ndarray, after: np.ndarray
+) -> _Answers:
+    """The answers of two predictions (N, W) of the same sentences, as one reads them."""
+    rows = np.arange(len(before))
+    if isinstance(gold[0], list):
+        moved = expit(after) - expit(before)
+        return _Answers(
+            "labels",
+            [", ".join(_picked(names, np.array(each) > 0)) or NO_LABEL for each in gold],
+            [_chosen(names, row) for row in expit(before)],
+            [_chosen(names, row) for row in expit(after)],
+            moved[rows, np.abs(moved).argmax(axis=1)],
+            ((before > 0) != (after > 0)).any(axis=1),
+        )
+    if before.shape[1] == 1:
+        told = [f"{value:.2f}" for value in before[:, 0]]
+        now = [f"{value:.2f}" for value in after[:, 0]]
+        none = np.zeros(len(before), bool)
+        return _Answers("", [f"{each:g}" for each in gold], told, now, (after - before)[:, 0], none)
+    classes = before.argmax(1)
+    old, new = softmax(before, axis=1), softmax(after, axis=1)
+    return _Answers(
+        "class",
+        [names[each] for each in gold],
+        [_likeliest(names, row) for row in old],
+        [_likeliest(names, row) for row in new],
+        new[rows, classes] - old[rows, classes],
+        after.argmax(1) != classes,
+    )
+
+
+def _likeliest(names: Sequence[str], chances: np.ndarray) -> str:
+    return f"{names[int(chances.argmax())]} {chances.max():.2f}"
+
+
+def _chosen(names: Sequence[str], chances: np.ndarray) -> str:
+    """The labels above one half, or the one that comes nearest."""
+    if (chances > 0.5).any():
+        told = [f"{name} {chance:.2f}" for name, chance in zip(names, chances, strict=True)]
+        return ", ".join(_picked(told, chances > 0.5))
+    return f"{NO_LABEL} ({_likeliest(names, chances)})"
+
+
+def _picked(names: Sequence[str], chosen: np.ndarray) -> list[str]:
+    return [name for name, yes in zip(names, chosen, strict=True) if yes]
 
 
 def _shown(text: str) -> str:

@@ -165,13 +165,13 @@ def _calibration(run: Run) -> Iterator[Sentence]:
     numbers = run.numbers("calibration")
     if not numbers:
         return
-    if (of_labels := numbers.get("mean_ece_of_labels")) is not None:
-        text = f"The probability of a label is off by {of_labels:.3f} (ECE, a mean over labels)."
-        yield Sentence("good" if of_labels < CALIBRATED else "fragile", text)
-        return
-    error = numbers["all_rows"]["ece"]
-    text = f"Stated confidence is {numbers['mean_confidence']:.2f} on average and off by "
-    text += f"{error:.3f} (ECE)."
+    error = numbers.get("mean_ece_of_labels")
+    if error is not None:
+        text = f"The probability of a label is off by {error:.3f} (ECE, a mean over labels)."
+    else:
+        error = numbers["all_rows"]["ece"]
+        text = f"Stated confidence is {numbers['mean_confidence']:.2f} on average and off by "
+        text += f"{error:.3f} (ECE)."
     temperature = numbers.get("temperature")
     if temperature is not None and temperature >= HOTTEST:
         text += " No temperature mends it: the logits say too little about the labels."

@@ -151,8 +151,10 @@ def calibration(subject: Subject) -> PartResult:
     if task.regression:
         return PartResult(skipped="a regression model gives no probabilities")
     if isinstance(task, MultiLabelClassification):
-        found = task.confidence(subject.predictions, rows)
-        numbers, curve = label_calibration(*found, task.known_label_names)
+        gold = task.confidence(subject.predictions, rows)[1]
+        logits = np.asarray(subject.predictions, np.float64)
+        names, seed = task.known_label_names, subject.settings.seed
+        numbers, curve = label_calibration(logits, gold, names, seed=seed)
         return PartResult(numbers, {"reliability": curve})
     if not task.predicts_logits:
         numbers, curve = answer_calibration(*task.confidence(subject.predictions, rows))

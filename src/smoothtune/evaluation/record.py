@@ -126,7 +126,8 @@ class _Examples(_Record):
 
     shown: Annotated[int, Field(ge=1)]
     example_id: Annotated[list[int], Field(min_length=1)]
-    labels: list[float]
+    labels: list[float] | list[list[float]]
+    """Class ids or scores; of several labels, 0 and 1."""
     texts: dict[str, list[str]]
     predictions: dict[str, list[Annotated[list[float], Field(min_length=1)]]]
 
@@ -134,7 +135,8 @@ class _Examples(_Record):
     def _is_whole(self) -> _Examples:
         count, widths = len(self.example_id), {len(p) for v in self.predictions.values() for p in v}
         columns: list[list[Any]] = [self.labels, *self.texts.values(), *self.predictions.values()]
-        if any(len(column) != count for column in columns) or len(widths) != 1:
+        several = {len(each) for each in self.labels if isinstance(each, list)}
+        if any(len(column) != count for column in columns) or len(widths | several) != 1:
             raise ValueError("a sentence lacks a text, a label or a prediction")
         if not {"as it is"} <= self.texts.keys() & self.predictions.keys():
             raise ValueError("the sentences as they are are missing")

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from smoothtune.config.evaluation import Settings
 from smoothtune.errors import NonFiniteLoss, OutOfMemory, Stopped
-from smoothtune.evaluation.calibration import reliability
+from smoothtune.evaluation.calibration import label_errors, reliability
 from smoothtune.evaluation.output import OOD, further_title
 from smoothtune.evaluation.parts import PART_FUNCTIONS, Subject, further_data, other_data
 from smoothtune.evaluation.predictor import Predictor
@@ -30,6 +30,7 @@ from smoothtune.methods.find import find_method
 from smoothtune.run.train import Trained, fit
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.records import RESULTS, Cell, Extras, Records, Status
+from smoothtune.tasks.multi_label import MultiLabelClassification
 
 WORK, MODELS = "work", "models"
 NOISE_ROWS = 256
@@ -129,14 +130,18 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
     """Calibration, and what the study asks for.
 
     Returns:
-        ``ece`` for classes; ``noise`` (score by noise level, and its mean); ``parts`` with numbers
-        and curves of the parts of an evaluation, and of the scores on other data sets.
+        ``ece`` for classes, a mean over labels where a row has several; ``noise`` (score by noise
+        level, and its mean); ``parts`` with numbers and curves of the parts of an evaluation, and
+        of the scores on other data sets.
     """
     task, extras = trained.prepared.task, cell.extras
     found: dict[str, Any] = {}
     if task.label_names and task.task_type == "text-classification":
         labels = np.asarray(trained.prepared.validation["labels"][:])
         found["ece"] = reliability(trained.predictions, labels).expected_error
+    elif isinstance(task, MultiLabelClassification):
+        pairs = task.confidence(trained.predictions, trained.prepared.validation)
+        found["ece"] = float(np.mean(label_errors(*pairs)))
     if extras == Extras():
         return found
     subject = _subject(trained, cell)
