@@ -1,8 +1,8 @@
 # `make demo` and `make test` set up what they need in .venv; see scripts/install.sh for the
 # variables that choose another Python or another build of torch.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow mutants check lint types audit examples docs site site-serve notebooks test-lowest release-check \
-	format clean
+.PHONY: help demo test test-slow mutants check lint types audit examples docs site site-serve \
+	notebooks test-notebooks test-lowest release-check format clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp-installed
@@ -58,6 +58,9 @@ site: $(STAMP) ## Build the documentation site in site/; broken links are errors
 
 site-serve: $(STAMP) ## Show the site at 127.0.0.1:8000 and build it anew at every change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
+test-notebooks: $(STAMP) ## Run every cell of the notebooks, and write nothing
+	$(subst loadfile,load,$(PYTEST)) -m slow tests/test_notebooks.py
 
 notebooks: $(STAMP) ## Run the notebooks and write what they print
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/notebooks.py
