@@ -38,24 +38,32 @@ def measurable() -> bool:
     return torch.cuda.is_available() or sys.platform == "linux"
 
 
+def reset_peak() -> None:
+    """Begin to measure `peak` anew: collect garbage, and give freed memory back to the system."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return
+    ctypes.CDLL(None).malloc_trim(0)  # freed memory that is kept would hide the rise
+    Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+
+
+def peak() -> int:
+    """Bytes at the peak since `reset_peak`: CUDA allocations, or the resident set on Linux."""
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else _status("VmHWM")
+
+
 class PeakMemory:
     """Peak memory above what is in use now: CUDA allocations, or the resident set on Linux."""
 
     def __init__(self) -> None:
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.reset_peak_memory_stats()
-            self.start = torch.cuda.memory_allocated()
-            return
-        ctypes.CDLL(None).malloc_trim(0)  # freed memory that is kept would hide the rise
-        Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-        self.start = _status("VmRSS")
+        reset_peak()
+        on_gpu = torch.cuda.is_available()
+        self.start = torch.cuda.memory_allocated() if on_gpu else _status("VmRSS")
 
     def rise(self) -> int:
         """Bytes by which the peak since the start exceeds the memory in use then."""
-        if torch.cuda.is_available():
-            return torch.cuda.max_memory_allocated() - self.start
-        return _status("VmHWM") - self.start
+        return peak() - self.start
 
 
 def _status(name: str) -> int:

@@ -1,5 +1,6 @@
 """What a step costs."""
 
+import json
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ from helpers.tiny_folder import tiny_bert
 from smoothtune import CWGNC, LNSR, SMART, FreeLB, JacHess, Mixout
 from smoothtune.cli import app
 from smoothtune.testing import tiny_model
+from smoothtune.trainer.batch_that_fits import PeakOfTraining
 from smoothtune.trainer.step_cost import StepCost, measure_step_cost, random_batches
 
 
@@ -85,6 +87,46 @@ def test_price_list_on_the_command_line(tmp_path):
     rows = [line.split("\t") for line in result.output.splitlines() if "\t" in line]
     assert [row[0] for row in rows] == ["lnsr:layer=1", "cwgnc"]
     assert all(float(row[1]) > 0 for row in rows)
+
+
+def test_the_batch_that_fits_is_read_off_a_line():
+    peak = PeakOfTraining({8: 1000, 16: 1400})  # 600 + 50 a row
+    assert peak.bytes_per_row == 50
+    assert peak.largest_batch(2000) == 26  # 1,300 of 1,900 that are not spared
+    assert peak.largest_batch(1000) == 7
+    assert peak.largest_batch(600) == 0
+    assert PeakOfTraining({8: 1000, 16: 990}).largest_batch(2000) is None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
+def test_the_batch_that_fits_stays_below_the_budget(tmp_path):
+    """A second measurement at the predicted number of rows."""
+    tiny_bert(tmp_path / "model")
+    options = ["--model", str(tmp_path / "model"), "--length", "32", "--json"]
+    command = ["cost", "--method", "lnsr", "--method", "uegr", *options]
+    budget = 2 * 2**30
+    first = CliRunner().invoke(app, [*command, "--batch", "512", "--budget", "2GiB"])
+    assert first.exit_code == 0, first.output
+    plain, checkpointed, _, refused = json.loads(first.stdout)["methods"]
+    assert (plain["method"], checkpointed["gradient_checkpointing"]) == ("lnsr", True)
+    assert "turn checkpointing off" in refused["refused"]
+    assert checkpointed["largest_batch"] > plain["largest_batch"] > 1024
+    rows = plain["largest_batch"] // 2
+    again = CliRunner().invoke(
+        app, [*command[:3], *options, "--batch", str(rows), "--budget", "2GiB"]
+    )
+    peak = json.loads(again.stdout)["methods"][0]["peak_bytes"][str(2 * rows)]
+    assert 0.85 * budget < peak < budget
+
+
+def test_a_budget_is_an_amount_of_memory():
+    found = CliRunner().invoke(app, ["cost", "--method", "lnsr", "--budget", "much"])
+    assert found.exit_code == 2
+    assert "write 16GiB" in found.output
+    found = CliRunner().invoke(app, ["cost", "--method", "lnsr", "--lora", "r=4"])
+    assert found.exit_code == 2
+    assert "--lora needs --budget" in found.output
 
 
 def test_price_of_an_unknown_method_is_a_usage_error():

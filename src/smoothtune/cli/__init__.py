@@ -64,7 +64,7 @@ COMMANDS = {
     ),
     "cost": (
         "tools",
-        "Measure the cost of a training step with each method, relative to plain fine-tuning.",
+        "Measure the cost of a training step with each method, or which batch fits into a memory.",
     ),
     "validate": (
         "validate",

@@ -1,17 +1,25 @@
-"""`smoothtune cost`: the cost of a training step with each method."""
+"""`smoothtune cost`: time and memory of a training step with each method."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import get_context
 from typing import Any
 
-from smoothtune.config.run import load_config
+import torch
+from torch import nn
+
+from smoothtune.config.run import RunConfig, load_config
 from smoothtune.console import quiet
-from smoothtune.errors import ConfigError, Problem
+from smoothtune.errors import ConfigError, ModelError, Problem
 from smoothtune.memory import keep_freed_memory, measurable
 from smoothtune.models.load import load_base, load_classifier
+from smoothtune.models.lora import add_lora
 from smoothtune.models.positions import num_positions
 from smoothtune.tasks.presets import TASKS
+from smoothtune.trainer.batch_that_fits import PeakOfTraining, peak_of_training
 from smoothtune.trainer.step_cost import measure_step_cost, random_batches
 
 
@@ -35,16 +43,10 @@ def price_list(
         ConfigError: an unknown method or field, or more tokens than the model has positions.
         ModelError: the model cannot be loaded.
     """
-    configs = [
-        load_config(options={"task": "sst2", "output_dir": "unused"}, methods=[method])
-        for method in methods
-    ]
+    configs = [_configured(method) for method in methods]
     with quiet():
         classifier, _ = load_classifier(load_base(model), TASKS["sst2"], seed=0)
-    limit = num_positions(classifier)
-    if limit is not None and length > limit:
-        message = f"{model} has {limit} positions: set it to {limit} or less"
-        raise ConfigError([Problem("--length", "", message)])
+    _check_length(classifier, length)
     batches = random_batches(classifier, rounds, batch_size, length)
     keep_freed_memory()
     rows = []
@@ -65,6 +67,113 @@ def price_list(
             }
         )
     return rows
+
+
+def batches_that_fit(
+    methods: Sequence[str],
+    model: str,
+    lora: Any,
+    batch_size: int,
+    length: int,
+    budget: int,
+) -> list[dict[str, Any]]:
+    """The largest batch of each method within a budget of memory, for `smoothtune cost --budget`.
+
+    Every row is measured in a process of its own, without and with gradient checkpointing, at
+    `batch_size` rows and at twice as many.
+
+    Args:
+        methods: as `price_list`.
+        model: as `price_list`.
+        lora: adapters as on the command line; None: all weights are trained.
+        batch_size: B, the smaller batch that is measured.
+        length: T.
+        budget: bytes.
+
+    Returns:
+        For each method, without and with checkpointing: `peak_bytes` by rows, and `largest_batch`,
+        None where a row is too small to be seen; or why the method is `refused`.
+
+    Raises:
+        ConfigError: as `price_list`, or adapters do not fit.
+        ModelError: the model cannot be loaded.
+    """
+    configs = [_configured(method, lora) for method in methods]
+    found = []
+    for method, config in zip(methods, configs, strict=True):
+        for checkpointing in (False, True):
+            row: dict[str, Any] = {"method": method, "gradient_checkpointing": checkpointing}
+            job = (config, model, batch_size, length, checkpointing)
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                try:
+                    measured = pool.submit(_measured, *job).result()
+                except BrokenProcessPool:
+                    row["refused"] = f"was ended at {2 * batch_size} rows: give a smaller --batch"
+                except ModelError:
+                    raise
+                except ValueError as error:
+                    row["refused"] = " ".join(str(error).split())
+                else:
+                    if isinstance(measured, list):
+                        raise ConfigError(measured)
+                    row["peak_bytes"] = {str(k): v for k, v in measured.bytes_by_rows.items()}
+                    row["largest_batch"] = measured.largest_batch(budget)
+            found.append(row)
+    return found
+
+
+def _check_length(model: nn.Module, length: int) -> None:
+    limit = num_positions(model)
+    if limit is not None and length > limit:
+        message = f"the model has {limit} positions: set it to {limit} or less"
+        raise ConfigError([Problem("--length", "", message)])
+
+
+def _configured(method: str, lora: Any = None) -> RunConfig:
+    options = {"task": "sst2", "output_dir": "unused", "lora": lora}
+    return load_config(options=options, methods=[method])
+
+
+def _measured(
+    config: RunConfig, model: str, batch_size: int, length: int, checkpointing: bool
+) -> PeakOfTraining | list[Problem]:
+    """The peaks of a method, in a process that does nothing else; or what is wrong."""
+    torch.set_num_threads(1)
+    classifier: Any
+    with quiet():
+        classifier, new = load_classifier(load_base(model), TASKS["sst2"], seed=0)
+        try:
+            _check_length(classifier, length)
+            if config.lora is not None:
+                task_type = TASKS["sst2"].task_type
+                classifier = add_lora(classifier, config.lora, task_type, new, seed=0)
+        except ConfigError as error:  # which another process cannot read
+            return error.problems
+        if checkpointing:
+            classifier.config.use_cache = False
+            classifier.activation_checkpointing_enable({"use_reentrant": False})
+    if torch.cuda.is_available():
+        classifier.cuda()
+    keep_freed_memory()
+    return peak_of_training(
+        classifier.train(),
+        config.regularizers(),
+        lambda rows: random_batches(classifier, 1, rows, length)[0],
+        (batch_size, 2 * batch_size),
+    )
+
+
+def fit_row(fit: Mapping[str, Any]) -> list[str]:
+    """One row of the table: method, checkpointing, peaks, largest batch."""
+    peaks = [f"{rows}: {size / 2**30:.2f} GiB" for rows, size in fit.get("peak_bytes", {}).items()]
+    largest = fit.get("largest_batch", 0)
+    told = "too small to measure: raise --batch" if largest is None else str(largest)
+    return [
+        fit["method"],
+        "yes" if fit["gradient_checkpointing"] else "no",
+        ", ".join(peaks),
+        fit.get("refused", told),
+    ]
 
 
 def price_row(price: Mapping[str, Any]) -> list[str]:

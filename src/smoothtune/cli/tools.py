@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
+from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from smoothtune.catalog import (
     MethodDescription,
@@ -70,7 +71,7 @@ def _described_by_class(name: str) -> MethodDescription:
         fail(f"{name}: {error}", USAGE)
 
 
-@options_from(RunConfig, "model")
+@options_from(RunConfig, "model", "lora")
 def cost(
     options: dict[str, Any],
     *,
@@ -82,16 +83,44 @@ def cost(
     rounds: Annotated[
         int, typer.Option(min=1, help="Steps measured with and without the method.")
     ] = 5,
+    budget: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="Memory, as 16GiB: instead of the time, say which batch fits, without and with "
+            "gradient checkpointing.",
+        ),
+    ] = None,
     as_json: JSON = False,
 ) -> None:
     """Measure, and print a row for each method."""
     with errors_as_exit_codes():
-        from smoothtune.cli.cost import price_list, price_row
+        from smoothtune.cli.cost import batches_that_fit, fit_row, price_list, price_row
 
-        model = options.get("model", "minilm")
+        model, lora = options.get("model", "minilm"), options.get("lora")
+        if budget is not None:
+            fits = batches_that_fit(method, model, lora, batch, length, _bytes(budget))
+            if as_json:
+                print_json({"model": model, "length": length, "budget": budget, "methods": fits})
+                return
+            titles = ["method", "checkpointing", "rows: peak memory", f"rows that fit in {budget}"]
+            show_rows(titles, [fit_row(fit) for fit in fits])
+            return
+        if lora is not None:
+            fail("--lora needs --budget: times are measured with all weights trained", USAGE)
         prices = price_list(method, model, batch, length, rounds)
         if as_json:
             print_json({"model": model, "batch": batch, "length": length, "methods": prices})
             return
         titles = ["method", "x plain", "range", "seconds", "extra memory"]
         show_rows(titles, [price_row(price) for price in prices])
+
+
+def _bytes(size: str) -> int:
+    try:
+        found = int(TypeAdapter(ByteSize).validate_python(size))
+    except ValidationError:
+        found = 0
+    if found < 1:
+        fail(f"--budget {size}: is no amount of memory; write 16GiB or 500MB", USAGE)
+    return found

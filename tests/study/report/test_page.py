@@ -215,6 +215,8 @@ def test_measures_beside_the_score_are_tested_and_corrected() -> None:
     assert "Brier same" not in long.text
     worse = texts(content(with_brier(found, {"calm": 0.05})))
     assert "fragile: Beside the score, after Holm's correction: worse than plain: calm" in worse
+    chance = texts(content([row | {"trivial_baseline": 0.95} for row in found]))
+    assert f"fragile: {short} That means little where plain" in chance
 
 
 def test_over_tasks_leaves_out_tasks_without_the_measure() -> None:

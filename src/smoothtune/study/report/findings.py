@@ -125,7 +125,7 @@ def _scores_in_short(
         where = f" on {condition_title(condition_of(group[0]))}" if len(groups) > 1 else ""
         found = _named_scores(group, where)
         named = {good: [*named[good], *found[good]] for good in (True, False)}
-    weak = [condition_title(condition_of(group[0])) for group in groups for _ in _chance(group)]
+    weak = _weak(groups)
     doubt = f" Not above a constant answer, so of no meaning: {', '.join(weak)}." if weak else ""
     if any(named.values()):
         text = f"Score, task by task after Holm's correction ({test}): {_both(named)}."
@@ -135,6 +135,11 @@ def _scores_in_short(
             f"correction ({test})."
         )
     yield Sentence("fragile" if doubt else _tone(named), text + doubt)
+
+
+def _weak(groups: Iterable[Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Titles of the conditions in which comparisons with plain mean little."""
+    return [condition_title(condition_of(group[0])) for group in groups for _ in _chance(group)]
 
 
 def _named_beside(tests: Mapping[str, Mapping[str, Mapping[str, Any] | None]]) -> Named:
@@ -167,9 +172,10 @@ def _beside_in_short(
     }
     if any(named.values()):
         where = " over all tasks that have the measure" if several else ""
-        yield Sentence(
-            _tone(named), f"Beside the score{where}, after Holm's correction: {_both(named)}."
-        )
+        text = f"Beside the score{where}, after Holm's correction: {_both(named)}."
+        if _weak(groups):  # a model that has learned nothing is calibrated by saying so
+            text += " That means little where plain fine-tuning is not above a constant answer."
+        yield Sentence("fragile" if _weak(groups) else _tone(named), text)
 
 
 def _tone(named: Named) -> Verdict:
