@@ -2,7 +2,7 @@
 # variables that choose another Python or another build of torch.
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow mutants check lint types audit examples docs site site-serve \
-	notebooks test-notebooks test-lowest release-check format clean
+	notebooks test-notebooks gpu-check test-lowest release-check format clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp-installed
@@ -64,6 +64,9 @@ test-notebooks: $(STAMP) ## Run every cell of the notebooks, and write nothing
 
 notebooks: $(STAMP) ## Run the notebooks and write what they print
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/notebooks.py
+
+gpu-check: $(STAMP) ## Compare every method on a GPU with the CPU, ten minutes; writes gpu-check/
+	$(BIN)/python scripts/gpu_check.py $(GPU_CHECK_ARGS)
 
 test-lowest: ## Run the fast tests with the oldest versions that pyproject.toml allows (needs uv)
 	scripts/lowest.sh

@@ -47,6 +47,7 @@ def price_list(
     with quiet():
         classifier, _ = load_classifier(load_base(model), TASKS["sst2"], seed=0)
     _check_length(classifier, length)
+    nn.Module.to(classifier, _device())
     batches = random_batches(classifier, rounds, batch_size, length)
     keep_freed_memory()
     rows = []
@@ -122,6 +123,11 @@ def batches_that_fit(
     return found
 
 
+def _device() -> torch.device:
+    """Where `smoothtune train` trains."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def _check_length(model: nn.Module, length: int) -> None:
     limit = num_positions(model)
     if limit is not None and length > limit:
@@ -152,8 +158,7 @@ def _measured(
         if checkpointing:
             classifier.config.use_cache = False
             classifier.activation_checkpointing_enable({"use_reentrant": False})
-    if torch.cuda.is_available():
-        classifier.cuda()
+    nn.Module.to(classifier, _device())
     keep_freed_memory()
     return peak_of_training(
         classifier.train(),

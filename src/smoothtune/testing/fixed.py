@@ -25,10 +25,12 @@ def fixed_draws(*, left: bool = False) -> Iterator[None]:
 
     def pattern(x: Tensor) -> Tensor:
         inner = x.shape[1:] if x.ndim > 1 else x.shape
-        index = torch.stack(torch.meshgrid(*map(torch.arange, inner), indexing="ij"), -1).double()
+        places = (torch.arange(size, device=x.device) for size in inner)
+        index = torch.stack(torch.meshgrid(*places, indexing="ij"), -1).double()
         if left and x.ndim > 2:
             index[..., 0] -= inner[0]
-        phase = (index * torch.tensor([0.7, 1.9, 3.1])[: index.shape[-1]]).sum(-1)
+        factors = torch.tensor([0.7, 1.9, 3.1], device=x.device)[: index.shape[-1]]
+        phase = (index * factors).sum(-1)
         return torch.sin(phase + 0.5).to(x.dtype).expand_as(x).clone()
 
     with (
@@ -42,7 +44,8 @@ def fixed_draws(*, left: bool = False) -> Iterator[None]:
 
 
 def _alternate(shape: tuple[int, ...], like: Tensor) -> Tensor:
-    return (torch.arange(like.new_empty(shape).numel()) % 3 > 0).view(shape).to(like)
+    count = like.new_empty(shape).numel()
+    return (torch.arange(count, device=like.device) % 3 > 0).view(shape).to(like)
 
 
 def _scale_features(
@@ -51,7 +54,8 @@ def _scale_features(
     """In place of dropout: depends on the rate and the feature; nothing for attention weights."""
     if not training or x.ndim > 3:
         return x
-    return x * (1 + p * torch.sin(1.3 * torch.arange(x.shape[-1], dtype=x.dtype)))
+    feature = torch.arange(x.shape[-1], dtype=x.dtype, device=x.device)
+    return x * (1 + p * torch.sin(1.3 * feature))
 
 
 def _attention_without_dropout(*args: Any, **kwargs: Any) -> Tensor:

@@ -1,0 +1,67 @@
+"""The check that a user with a GPU runs, here against the CPU itself."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import gpu_check
+import pytest
+import torch
+
+ROOT = Path(__file__).parent.parent
+CPU = torch.device("cpu")
+
+
+def test_a_device_that_computes_something_else_is_told(monkeypatch) -> None:
+    exact, calls = gpu_check.gradient, []
+
+    def one_in_a_million(*arguments, **options):
+        calls.append(arguments)
+        found = exact(*arguments, **options)
+        if len(calls) % 2 == 0:  # what the device gives
+            found[found.abs().argmax()] *= 1 + 1e-5
+        return found
+
+    assert all(row["ok"] for row in gpu_check.agreement(["lnsr"], CPU))
+    monkeypatch.setattr(gpu_check, "gradient", one_in_a_million)
+    found = gpu_check.agreement(["lnsr"], CPU)
+    assert [row["what"] for row in found] == ["lnsr, bert", "lnsr, llama"]
+    assert not any(row["ok"] for row in found)
+    content = {"device": "cuda", "name": "card", "torch": "2", "seconds": 1, "length": 8}
+    text = gpu_check.report(content | {"checks": found, "cost": []})
+    assert "2 of 2 checks differ." in text
+    assert "| agreement | lnsr, llama |" in text
+
+
+def test_a_training_that_differs_the_second_time_is_told(monkeypatch) -> None:
+    assert gpu_check.repeatability(["r3f"], CPU)[0]["ok"]
+    weights = iter([torch.tensor([1.0]), torch.tensor([1.0 + 1e-7])])
+    monkeypatch.setattr(gpu_check, "weights_after", lambda *_: next(weights))
+    assert not gpu_check.repeatability(["r3f"], CPU)[0]["ok"]
+
+
+def test_sixteen_bits_are_near_and_not_the_same() -> None:
+    found = {row["check"]: row for row in gpu_check.in_environments(["plain", "uegr"], CPU)}
+    assert all(row["ok"] for row in found.values())
+    assert 0 < found["bf16 autocast"]["difference"] < gpu_check.NEAR
+    assert gpu_check.difference(torch.ones(2), torch.tensor([1.0, torch.nan])) == torch.inf
+
+
+@pytest.mark.slow
+def test_the_whole_check(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "scripts" / "gpu_check.py", "--device", "cpu"]
+    command += ["--output-dir", tmp_path, "--method", "plain", "--method", "lnsr"]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}"}
+    found = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert found.returncode == 0, found.stdout + found.stderr
+    content = json.loads((tmp_path / "gpu-check.json").read_text())
+    assert {row["check"] for row in content["checks"]} == {
+        "agreement",
+        "repeatability",
+        *gpu_check.MODES,
+        "2 processes",
+    }
+    assert [row["method"] for row in content["cost"]] == ["plain", "lnsr"]
+    assert "Nothing differs." in (tmp_path / "gpu-check.md").read_text()
