@@ -27,7 +27,8 @@ def end_on_signals() -> None:
             os.kill(os.getpid(), number)
             return
         text = "error: stopped by a signal; what was finished is kept: run the same command again"
-        print(text, file=sys.stderr, flush=True)
+        if os.environ.get("RANK", "0") == "0":  # of several processes that torchrun has started
+            print(text, file=sys.stderr, flush=True)
         if _imports(frame):  # modules in C swallow exceptions, and nothing is being written
             os._exit(STOPPED)
         sys.exit(STOPPED)

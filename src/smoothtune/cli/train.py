@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -12,17 +12,17 @@ from smoothtune.cli.options import options_from, repeatable
 from smoothtune.cli.output import (
     FAILED,
     JSON,
-    USAGE,
     command_line,
     echo,
-    errors_as_exit_codes,
     fail,
     output_console,
     print_json,
 )
+from smoothtune.cli.processes import errors_of_all, prints, several
 from smoothtune.config.fields import METHOD
 from smoothtune.config.run import RunConfig, load_config
 from smoothtune.config.tuning import load_auto
+from smoothtune.errors import ConfigError, Problem
 
 
 @options_from(RunConfig, but=["methods"])
@@ -68,19 +68,27 @@ def train(
     as_json: JSON = False,
 ) -> None:
     """Train, and print where the model is."""
-    with errors_as_exit_codes():
+    with errors_of_all():
         if file and config:
-            fail("name the run file once, as an argument or with --config", USAGE)
+            _refuse("name the run file once, as an argument or with --config")
+        if seeds is not None and not compare:
+            _refuse("--seeds needs --compare, such as --compare plain")
+        if several() and (compare or dry_run):
+            option = "--compare" if compare else "--dry-run"
+            _refuse(f"{option} runs in one process: start it without torchrun or accelerate launch")
         given = (file or config, set_ or (), options, method or ())
         console = output_console(as_json=as_json)
-        if seeds is not None and not compare:
-            fail("--seeds needs --compare, such as --compare plain", USAGE)
         if compare:
             content = _compared(load_config(*given), compare, seeds or 3, console, dry_run=dry_run)
             if as_json:
                 print_json(content)
             return
         if search := load_auto(*given):
+            if several():
+                _refuse(
+                    "--method auto searches in one process: run smoothtune tune without torchrun "
+                    "or accelerate launch, and then train with the run file that it writes"
+                )
             from smoothtune.tune.auto import tune_and_train
 
             run = search.run
@@ -102,9 +110,15 @@ def train(
             from smoothtune.run.train import train as run_training
 
             result = run_training(run, resume=resume_from_checkpoint, console=console)
+        if not prints():
+            return
     echo(f"{run.output_dir} is a model folder; result.json and README.md are in it", err=as_json)
     if as_json:
         print_json(result)
+
+
+def _refuse(message: str) -> NoReturn:
+    raise ConfigError([Problem("", "", message)])
 
 
 def _compared(

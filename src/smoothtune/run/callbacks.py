@@ -10,6 +10,7 @@ from rich.console import Console
 from transformers import TrainerCallback
 
 from smoothtune.console import progress_bar, say
+from smoothtune.run.processes import from_main
 from smoothtune.run.signals import Signals
 
 QUIET = {"epoch", "step", "total_flos", "train_runtime", "train_samples_per_second"}
@@ -107,24 +108,24 @@ class StopOnSignal(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Ask the loop for a checkpoint and the end."""
-        if self.signals.received is not None:
+        if self.signals.agree():
             control.should_save = control.should_training_stop = True
             control.should_evaluate = False
 
     def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """End an evaluation; in training, with a checkpoint after it."""
-        if self.signals.received is not None:
+        if self.signals.agree():
             control.should_save = control.should_training_stop = True
             raise EvaluationEnded
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The checkpoint just written is the one to go on from."""
-        if self.signals.received is not None:
+        if self.signals.agree():
             control.should_training_stop = True
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Neither evaluate nor save again at the end of an epoch that was cut."""
-        if self.signals.received is not None:
-            saved = Path(args.output_dir, f"checkpoint-{state.global_step}").exists()
+        if self.signals.agree():
+            saved = from_main(Path(args.output_dir, f"checkpoint-{state.global_step}").exists)
             control.should_save, control.should_evaluate = not saved, False
             control.should_training_stop = True

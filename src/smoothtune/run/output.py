@@ -7,6 +7,7 @@ with ``result.json`` is complete.
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -20,7 +21,9 @@ from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import LATER_DEFAULTS
 from smoothtune.errors import OutputError, changed_fields
 from smoothtune.files import RESULT, owned, read_json, refuse_other_files, write_json
+from smoothtune.run.processes import world_size
 from smoothtune.trainer.manifest import Found, newest, nothing_to_resume
+from smoothtune.trainer.run_record import CUT
 
 STARTED = "run.json"
 CHECKPOINTS = "checkpoints"
@@ -53,7 +56,7 @@ def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
     """
     with owned(Path(config.output_dir)) as folder:
         _check_folder(folder, config, resume)
-        started = {"config": config.model_dump(mode="json")}
+        started = {"config": config.model_dump(mode="json"), "world_size": world_size()}
         write_json(folder / STARTED, started | {"method_versions": config.method_versions()})
         yield folder
 
@@ -112,10 +115,10 @@ def refuse_folder(folder: Path, config: RunConfig, *, resume: bool = False) -> N
         raise OutputError("; ".join([nothing_to_resume(folder), *notes]))
     if not checkpoint and not (folder / RESULT).exists():
         return  # a run that failed early left nothing to lose
-    if record and (changed := _changed(record, config)):
+    if record and (changed := _changed(record, config, resume=resume)):
         raise OutputError(
             f"{folder} holds a different run ({changed}); choose another output_dir "
-            "or replace that run with overwrite_output_dir"
+            f"or replace that run with overwrite_output_dir{_same_update(record, changed)}"
         )
     if checkpoint and not resume:
         raise OutputError(
@@ -124,13 +127,36 @@ def refuse_folder(folder: Path, config: RunConfig, *, resume: bool = False) -> N
         )
 
 
-def _changed(record: Mapping[str, Any], config: RunConfig) -> str:
-    """Fields in which a recorded run differs from a configuration; empty if none does."""
+def _changed(record: Mapping[str, Any], config: RunConfig, *, resume: bool = False) -> str:
+    """Fields in which a recorded run differs from a configuration; empty if none does.
+
+    A resumed run may cut its updates otherwise, over more processes or fewer.
+    """
     recorded = (
         LATER_DEFAULTS
         | dict(record.get("config", {}))
         | {"versions of methods": record.get("method_versions")}
+        | {"world_size": record.get("world_size", 1)}
     )
     recorded["methods"] = with_present_names(recorded.get("methods", {}))
     current = config.identity() | {"versions of methods": config.method_versions()}
+    current["world_size"] = world_size()
+    if resume and _examples(recorded) == _examples(current):
+        current = {name: value for name, value in current.items() if name not in CUT}
     return changed_fields(recorded, current)
+
+
+def _examples(run: Mapping[str, Any]) -> int:
+    """Examples per update of a recorded run or of this one."""
+    return math.prod(int(run.get(name) or 1) for name in CUT)
+
+
+def _same_update(record: Mapping[str, Any], changed: str) -> str:
+    """What a run resumed on another number of processes has to keep."""
+    if "world_size" not in changed:
+        return ""
+    recorded = {**record.get("config", {}), "world_size": record.get("world_size", 1)}
+    return (
+        f"; it is resumed on another number of processes with its {_examples(recorded)} examples "
+        "per update: processes x per_device_train_batch_size x gradient_accumulation_steps"
+    )

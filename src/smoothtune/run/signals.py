@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 from smoothtune.errors import Stopped
+from smoothtune.run.processes import in_any, world_size
 
 
 class _Ended(BaseException):
@@ -19,11 +20,21 @@ class _Ended(BaseException):
 class Signals:
     """Records SIGINT or SIGTERM within a ``with``; a second signal has its usual effect.
 
-    In threads other than the main one, where Python cannot, nothing is recorded.
+    In threads other than the main one, where Python cannot, nothing is recorded. Of several
+    processes each gets the signal at another step, so that they stop at one only if they agree:
+    `agree` asks. Their launcher sends the signal on, so that all may get it twice; a second one
+    has no effect.
     """
 
     received: int | None = None
-    """Number of the first signal received."""
+    """Number of the first signal that this process received."""
+    stopping = False
+    """Whether the processes have agreed to stop."""
+
+    def agree(self) -> bool:
+        """Whether any process has received a signal; all of them must ask, in the same step."""
+        self.stopping = self.stopping or in_any(self.received is not None)
+        return self.stopping
 
     def __enter__(self) -> Signals:
         self.ends_at_once, self.process = False, os.getpid()
@@ -60,6 +71,7 @@ class Signals:
             os.kill(os.getpid(), number)
             return
         self.received = number
-        self.__exit__()
+        if world_size() == 1:
+            self.__exit__()
         if self.ends_at_once:
             raise _Ended

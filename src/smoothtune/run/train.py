@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,7 +18,7 @@ from transformers import PreTrainedModel
 
 from smoothtune.config.run import RunConfig
 from smoothtune.console import quiet, say
-from smoothtune.errors import ConfigError, OutOfMemory, OutputError, Problem, Stopped
+from smoothtune.errors import OutOfMemory, OutputError, Stopped
 from smoothtune.files import RESULT, read_json, versions, write_atomic
 from smoothtune.memory import keep_freed_memory, peak_memory
 from smoothtune.models.load import Base, weights_fingerprint
@@ -29,6 +28,15 @@ from smoothtune.run.hub import push
 from smoothtune.run.inputs import Inputs, prepare_model, read_inputs
 from smoothtune.run.model_card import model_card
 from smoothtune.run.output import STAGING, claimed, finished_result, newest_checkpoint, publish
+from smoothtune.run.processes import (
+    console_of_main,
+    from_main,
+    is_main,
+    join_processes,
+    main_first,
+    wait_for_all,
+    world_size,
+)
 from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import (
     RunTrainer,
@@ -39,6 +47,7 @@ from smoothtune.run.trainer import (
 )
 from smoothtune.run.training_arguments import best_score, watches_scores
 from smoothtune.tasks.prepare import Prepared
+from smoothtune.trainer.manifest import Found
 from smoothtune.trainer.step_cost import StepCost, measure_step_cost
 from smoothtune.trainer.trainer import save_checkpoint
 
@@ -85,26 +94,26 @@ def train(
         The content of ``result.json``; read from the file if this same run is already finished.
 
     Raises:
-        ConfigError: methods and model do not fit together, or several processes were started.
+        ConfigError: methods and model do not fit together.
         OutputError: the output folder holds something else.
         ModelError: the model cannot be loaded.
         DataError: the data cannot be read or do not fit the task.
         NonFiniteLoss: a loss term became NaN or infinite; no model is written.
         Stopped: SIGINT or SIGTERM came; a checkpoint is in the output folder.
     """
-    console = console or Console()
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        message = (
-            "smoothtune train runs in one process; for several, write a script with "
-            "SmoothTrainer, see docs/distributed.md"
-        )
-        raise ConfigError([Problem("torchrun or accelerate launch", "", message)])
-    if result := finished_result(config):
+    join_processes()
+    console = console_of_main(console)
+    if result := from_main(lambda: finished_result(config)):
         say(console, f"{config.output_dir} already holds this run: nothing to do")
-        push(config, result, console)
+        if is_main():
+            push(config, result, console)
         return result
-    with claimed(config, resume=resume) as folder:
+    place = Path(config.output_dir)
+    with claimed(config, resume=resume) if is_main() else nullcontext(place) as folder:
+        wait_for_all()
         trained = fit(config, folder, resume=resume, console=console)
+        if not is_main():
+            return trained.result
         with Signals(), writing(folder):  # a first signal waits for the end, which is near
             trained.save(folder / STAGING)
             publish(folder, trained.result, keep_checkpoints=config.save_strategy != "no")
@@ -139,12 +148,15 @@ def fit(
             "stopped by a signal before the first step; nothing is lost: start again with the "
             "same command"
         ):
-            inputs = read_inputs(config, console)
+            with main_first():
+                inputs = read_inputs(config, console)
             model = prepare_model(config, inputs, console)
             with naming_memory(config):
                 cost = step_cost(config, inputs, model, console)
             trainer = build_trainer(config, inputs, model, folder, console)
-        checkpoint, notes = newest_checkpoint(folder) if resume else (None, [])
+        checkpoint, notes = (
+            from_main(lambda: newest_checkpoint(folder)) if resume else Found(None, [])
+        )
         for note in notes:
             say(console, note)
         with naming_memory(config):
@@ -213,7 +225,7 @@ def train_to_the_end(
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     finally:
         progress.close()
-    if signals.received is not None:
+    if signals.agree():
         stop(trainer)
     return time.perf_counter() - start
 
@@ -249,7 +261,7 @@ def keep_step(trainer: RunTrainer) -> None:
         OutputError: it cannot be written.
     """
     step = trainer.state.global_step
-    if not Path(str(trainer.args.output_dir), f"checkpoint-{step}").exists():
+    if not from_main(Path(str(trainer.args.output_dir), f"checkpoint-{step}").exists):
         with quiet():
             save_checkpoint(trainer)
 
@@ -354,6 +366,7 @@ def run_result(
         "base_model_id": config.model if hub else None,
         "methods": config.methods,
         "seed": config.seed,
+        "world_size": world_size(),
         "headline": main_metric,
         "metrics": metrics,
         "train_metrics": train_metrics,

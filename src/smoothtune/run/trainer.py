@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from datasets import Dataset
 from rich.console import Console
 from torch import Tensor
-from torch.utils.data import Sampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, Sampler, SequentialSampler
 from transformers import EvalPrediction, PreTrainedModel, PrinterCallback
+from transformers.trainer_utils import EvalLoopOutput
 
 from smoothtune.config.names import clipping_methods
 from smoothtune.config.run import RunConfig
@@ -28,7 +30,16 @@ from smoothtune.run.training_arguments import best_score, training_arguments
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.trainer.class_weights import ClassWeightedLoss, LabelWeightedLoss
+from smoothtune.trainer.run_record import EXAMPLES, examples_per_update
 from smoothtune.trainer.trainer import SmoothTrainer
+from smoothtune.trainer.update_batches import (
+    SPARE,
+    EvaluationBatches,
+    SpareCollator,
+    UpdateBatches,
+    WithSpareRows,
+)
+from smoothtune.trainer.update_parts import rows_of
 
 
 class RunTrainer(SmoothTrainer):
@@ -37,7 +48,7 @@ class RunTrainer(SmoothTrainer):
     objective: Objective
     task: Task
     run_identity: dict[str, Any]
-    """What else a resumed run must have in common with this one: data and base model."""
+    """What else a resumed run must have in common with this one: rows of an update, data, model."""
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate in training; without metrics if a signal cut it short."""
@@ -46,12 +57,70 @@ class RunTrainer(SmoothTrainer):
         except EvaluationEnded:
             return {}
 
+    def get_train_dataloader(self) -> DataLoader:
+        """Batches of the training rows; over several processes each row once in an epoch."""
+        args = self.args
+        if args.world_size == 1:
+            return super().get_train_dataloader()
+        order = self._get_train_sampler()
+        assert order is not None
+        batches = UpdateBatches(
+            order,
+            self._train_batch_size,
+            accumulation=args.gradient_accumulation_steps,
+            processes=args.world_size,
+        )
+        return self._loader(self.train_dataset, batches)
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader:
+        """Batches of rows to evaluate on; over several processes each row counts once."""
+        if self.args.world_size == 1:
+            return super().get_eval_dataloader(eval_dataset)
+        rows: Any = self.eval_dataset if eval_dataset is None else eval_dataset
+        size = self.args.eval_batch_size
+        batches = EvaluationBatches(len(rows), size, processes=self.args.world_size)
+        return self._loader(rows, batches)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader:
+        """As `get_eval_dataloader`."""
+        return self.get_eval_dataloader(test_dataset)
+
+    def _loader(self, rows: Any, batches: BatchSampler) -> DataLoader:
+        loader = DataLoader(
+            WithSpareRows(rows),
+            batch_sampler=batches,
+            collate_fn=SpareCollator(self.data_collator),
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+        )
+        prepared: DataLoader = self.accelerator.prepare(loader)
+        return prepared
+
+    def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
+        """As the Trainer's; over several processes with the mean loss of all rows."""
+        self.losses = torch.zeros(2, dtype=torch.float64)
+        found = super().evaluation_loop(*args, **kwargs)
+        name = f"{kwargs.get('metric_key_prefix', 'eval')}_loss"
+        if self.args.world_size > 1 and name in (found.metrics or {}):
+            total, rows = self.accelerator.reduce(self.losses.to(self.args.device)).tolist()
+            found.metrics[name] = total / rows
+        return found
+
+    def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """As the Trainer's, on the rows that count."""
+        rows = 0 if inputs.pop(SPARE, False) else rows_of(inputs)
+        found = super().prediction_step(model, inputs, *args, **kwargs)
+        if found[0] is not None and rows:
+            self.losses += torch.tensor([rows * found[0].item(), rows], dtype=torch.float64)
+        return found
+
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
-        size = self.args.train_batch_size * self.args.gradient_accumulation_steps
-        return LengthGroupedSampler(dataset["length"][:], size, self.args.seed)
+        return LengthGroupedSampler(
+            dataset["length"][:], examples_per_update(self.args), self.args.seed
+        )
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
         return SequentialSampler(eval_dataset)  # transformers' default would shuffle
@@ -110,6 +179,7 @@ def build_trainer(
         )
     trainer.task = task
     trainer.run_identity = {
+        EXAMPLES: examples_per_update(arguments),
         "data": inputs.prepared.fingerprint,
         "unlabeled data": inputs.unlabeled and inputs.unlabeled[1],
         "base model's weights": weights_fingerprint(inputs.base.source),

@@ -9,7 +9,7 @@ from dataclasses import fields
 from typing import Any
 
 from torch import nn
-from transformers import Trainer
+from transformers import Trainer, TrainingArguments
 
 from smoothtune.core.objective import Objective
 
@@ -33,6 +33,15 @@ ARGUMENTS = (
     "fp16",
 )
 """Arguments that decide what an update does; the number of steps may grow."""
+CUT = ("per_device_train_batch_size", "gradient_accumulation_steps", "world_size")
+"""Those that say how an update is cut, which a run may change whose order of rows stays the same."""
+EXAMPLES = "examples per update"
+"""Recorded by such a run."""
+
+
+def examples_per_update(args: TrainingArguments) -> int:
+    """Number of training examples of an update, over accumulation steps and processes."""
+    return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
 
 
 def describe_run(trainer: Trainer, objective: Objective) -> dict[str, Any]:
@@ -55,7 +64,16 @@ def describe_model(model: Any) -> str:
 
 
 def differences(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
-    """Entries that differ, as ``seed 1, here 2``; a method that one side lacks is named once."""
+    """Entries that differ, as ``seed 1, here 2``; a method that one side lacks is named once.
+
+    How an update is cut counts unless both say how many examples it has.
+    """
+    known = EXAMPLES in recorded and EXAMPLES in current
+    passed = CUT if known else (EXAMPLES,)
+    recorded, current = (
+        {key: value for key, value in run.items() if key not in passed}
+        for run in (recorded, current)
+    )
     before, now = _methods(recorded), _methods(current)
     found = [f"method {name}, here without it" for name in sorted(before - now)]
     found += [f"no method {name}, here with it" for name in sorted(now - before)]

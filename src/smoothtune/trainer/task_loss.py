@@ -20,6 +20,7 @@ from smoothtune.core.precision import autocast_dtype
 from smoothtune.trainer.class_weights import ClassWeightedLoss
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
 from smoothtune.trainer.trl import metrics_kept, trl_trainer, unpacked
+from smoothtune.trainer.update_batches import SPARE
 from smoothtune.trainer.update_parts import Size, UpdateParts, labels_in, rows_of
 
 Kind = Literal["next token", "embedding", "stock", "function", "declared", "own"]
@@ -76,6 +77,8 @@ class TaskLoss:
     # --- sizes -------------------------------------------------------------------------------
 
     def _size(self, batch: Mapping[str, Any]) -> Size:
+        if batch.get(SPARE):
+            return Size(0, 0)
         if self.kind == "embedding":
             texts = [len(x) for name, x in batch.items() if name.endswith("input_ids")]
             rows = sum(texts) or rows_of(batch)
@@ -105,6 +108,7 @@ class TaskLoss:
             num_items_in_batch: what the Trainer has counted, for a loss that uses it.
         """
         rows, items = self.parts.shares(inputs)
+        inputs.pop(SPARE, None)
         if self.kind == "embedding":
             embedding = EmbeddingLoss(self.trainer, inputs)
             if not self.compared:
@@ -128,10 +132,10 @@ class TaskLoss:
             with metrics_kept(self.trainer) if reward and passes > 1 else nullcontext():
                 value, outputs = self.own(model, batch, True, count)
             if not share:  # no label in this batch: its mean is 0 / 0
-                value = 0 * outputs["logits"].sum()
+                value = 0 * outputs["logits" if "logits" in outputs else "start_logits"].sum()
             return value, outputs
 
-        return Prepared(batch, weighed(loss, share / rows), rows)
+        return Prepared(batch, weighed(loss, share / rows if rows else 0.0), rows)
 
     def _compare(self, embedding: EmbeddingLoss, inputs: dict[str, Any]) -> None:
         """Once, compare the loss from one forward with the trainer's own, dropout off.

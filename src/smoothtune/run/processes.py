@@ -1,0 +1,103 @@
+"""One run in several processes, which torchrun or accelerate has started.
+
+The first process, the main one, prints, writes and decides what depends on the disk; the others
+compute the same with rows of their own. They must call what waits for others in the same order.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+import datasets
+import torch
+import torch.distributed as dist
+from accelerate import PartialState
+from accelerate.utils import broadcast_object_list
+from rich.console import Console
+from transformers.utils import logging
+
+T = TypeVar("T")
+
+
+def join_processes() -> PartialState:
+    """Meet the other processes, if there are any; those that are not the main one fall silent."""
+    state = PartialState(cpu=not torch.accelerator.is_available())
+    if not state.is_main_process:
+        warnings.simplefilter("ignore")
+        logging.set_verbosity_error()
+        datasets.disable_progress_bars()
+    return state
+
+
+def world_size() -> int:
+    """Number of processes that train together."""
+    return dist.get_world_size() if _together() else 1
+
+
+def is_main() -> bool:
+    """Whether this process prints and writes."""
+    return not _together() or dist.get_rank() == 0
+
+
+def console_of_main(console: Console | None) -> Console:
+    """The console to print to; one that is silent in other processes."""
+    return (console or Console()) if is_main() else Console(quiet=True)
+
+
+def from_main(function: Callable[[], T]) -> T:
+    """What a function returns in the main process, for all; called there alone."""
+    if not _together():
+        return function()
+    found = [function() if is_main() else None]
+    value: T = broadcast_object_list(found)[0]
+    return value
+
+
+def in_any(here: bool) -> bool:
+    """Whether something is so in any process."""
+    if not _together():
+        return here
+    flag = torch.tensor(int(here), device=PartialState().device)
+    dist.all_reduce(flag, op=dist.ReduceOp.MAX)
+    return bool(flag)
+
+
+@contextmanager
+def main_first() -> Iterator[None]:
+    """Let the main process of each machine go first, so that the others find what it cached."""
+    if not _together():
+        yield
+        return
+    with PartialState().local_main_process_first():
+        yield
+
+
+def wait_for_all() -> None:
+    """Go on when every process is here."""
+    if _together():
+        PartialState().wait_for_everyone()
+
+
+def is_first_to_fail() -> bool:
+    """Whether no other process has asked this before; one that cannot ask is not the first."""
+    if not _together():
+        return True
+    try:
+        store = dist.distributed_c10d._get_default_store()  # torch has no public way to it
+        return bool(store.add("smoothtune/failed", 1) == 1)
+    except RuntimeError:  # the process that holds it is gone
+        return False
+
+
+def part() -> None:
+    """Leave the other processes at the end of a run, when all have come to it."""
+    if _together():
+        wait_for_all()
+        dist.destroy_process_group()
+
+
+def _together() -> bool:
+    return dist.is_available() and dist.is_initialized()
