@@ -12,6 +12,8 @@ from typing import NoReturn
 import typer
 
 from smoothtune.cli.output import FAILED, errors_as_exit_codes, fail
+from smoothtune.cli.signals import STOPPED
+from smoothtune.errors import Stopped
 
 LOST = ("closed by peer", "reset by peer", "remote process", "nccl", "broken pipe")
 """What the errors of collectives say after another process has died."""
@@ -65,8 +67,11 @@ def _first_error() -> Iterator[None]:
     except Exception as error:
         from smoothtune.run.processes import is_first_to_fail
 
+        code = STOPPED if isinstance(error, Stopped) else FAILED
         if not is_first_to_fail():
-            _leave(FAILED)
+            _leave(code)
+        if isinstance(error, Stopped):
+            fail(str(error), STOPPED)  # the launcher's command is not known
         if isinstance(error, RuntimeError) and any(word in str(error).lower() for word in LOST):
             fail(
                 "another process of this run died without a message, killed perhaps for want of "

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from logging import ERROR, getLogger
 from typing import TypeVar
 
 import datasets
@@ -27,6 +28,7 @@ def join_processes() -> PartialState:
     state = PartialState(cpu=not torch.accelerator.is_available())
     if not state.is_main_process:
         warnings.simplefilter("ignore")
+        getLogger("smoothtune").setLevel(ERROR)
         logging.set_verbosity_error()
         datasets.disable_progress_bars()
     return state

@@ -17,7 +17,7 @@ from smoothtune.core.causal_lm import causal_lm_loss, target_mask
 from smoothtune.core.declarations import is_causal_lm
 from smoothtune.core.forward import ComputeLoss, device_of, evaluating
 from smoothtune.core.precision import autocast_dtype
-from smoothtune.trainer.class_weights import ClassWeightedLoss
+from smoothtune.trainer.class_weights import ClassWeightedLoss, LabelWeightedLoss
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
 from smoothtune.trainer.trl import metrics_kept, trl_trainer, unpacked
 from smoothtune.trainer.update_batches import SPARE
@@ -160,6 +160,9 @@ class TaskLoss:
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool, count: Any
     ) -> Any:
         """What the trainer's own `compute_loss` returns; `count` for those who take it."""
+        weighted = isinstance(self.trainer.compute_loss_func, ClassWeightedLoss | LabelWeightedLoss)
+        if weighted and not model.training:
+            count = None  # by which the Trainer takes it for a share of a sum over all processes
         counted = {"num_items_in_batch": count} if self.takes_count else {}
         found = self.compute_loss(model, inputs, return_outputs=return_outputs, **counted)
         if self.kind != "function" or not model.training or count is None:

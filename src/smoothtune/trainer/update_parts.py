@@ -70,7 +70,9 @@ class UpdateParts:
         """Count the batches of an update before the first of them is used."""
         samples, num_items = self.original(epoch_iterator, num_batches, device)
         sizes = [self.size(batch) for batch in samples]
-        counts = torch.tensor([[*size] for size in sizes] or [[0, 0]], device=device).sum(0)
+        counts = torch.tensor(  # of one type in every process
+            [[*size] for size in sizes] or [[0, 0]], dtype=torch.float32, device=device
+        ).sum(0)
         counts = self.trainer.accelerator.reduce(counts, reduction="sum")
         self.total = Size(*counts.tolist())
         self.batches = len(samples) * self.trainer.accelerator.num_processes

@@ -1,0 +1,66 @@
+"""Runs of `smoothtune train` that several processes share: those of one process, cut otherwise."""
+
+import os
+from pathlib import Path
+
+from rich.console import Console
+
+from helpers.tiny_folder import tiny_bert, tiny_data
+from smoothtune.config.run import RunConfig
+from smoothtune.run.train import train
+from smoothtune.testing import fixed_draws
+
+ROWS, EXAMPLES = 27, 8  # of an epoch, of an update: the last one has three
+RUNS = {  # name -> what differs
+    "plain": {},
+    "random order": {"train_sampling_strategy": "random"},
+    "class weights": {"class_weights": [1.0, 3.0]},
+    "lnsr with a share": {"methods": {"lnsr": {"share": 0.5}}},
+    "r3f with noise": {"methods": {"r3f": {"noise": "normal", "sigma": 0.1, "weight": 1.0}}},
+    "cwgnc": {"methods": {"cwgnc": {"max_norm": 0.02}}},
+    "mixout": {"methods": {"mixout": {}}},
+    "l2_sp": {"methods": {"l2_sp": {"alpha": 1.0, "beta": 1.0, "weight": 1.0}}},
+    "jacobian": {"methods": {"jacobian": {"estimator": "projected", "weight": 0.01}}},
+    "unlabeled rows": {"methods": {"lnsr": {"weight": 1.0, "batches": "both"}}, "unlabeled": True},
+    "best of all evaluations": {
+        "load_best_model_at_end": True,
+        "metric_for_best_model": "loss",
+        "early_stopping_patience": 1,
+        "num_train_epochs": 4.0,
+    },
+}
+
+
+def make_inputs(folder: Path) -> None:
+    """A model folder and data whose last update is not full."""
+    tiny_bert(folder / "model")
+    tiny_data(folder / "data", ROWS)
+
+
+def config_of(name: str, inputs: Path, folder: Path, *, processes: int, parts: int = 1):
+    """A run with as many examples per update, whatever the number of processes and of parts."""
+    changes = dict(RUNS[name])
+    if changes.get("unlabeled"):
+        changes["unlabeled"] = str(inputs / "data" / "validation.csv")
+    settings = {
+        "task": "quality",
+        "data": str(inputs / "data"),
+        "text_columns": ["text"],
+        "model": str(inputs / "model"),
+        "output_dir": str(folder),
+        "num_train_epochs": 2.0,
+        "learning_rate": 1e-3,
+        "cost_steps": 0,
+        "logging_steps": 1,
+        "per_device_train_batch_size": EXAMPLES // processes // parts,
+        "gradient_accumulation_steps": parts,
+        "per_device_eval_batch_size": 32 // processes,
+        "max_train_eval_samples": 10,
+    }
+    return RunConfig(**settings | changes)
+
+
+def train_fixed(config: RunConfig, **options) -> dict:
+    """Train with draws that depend on the position alone, whatever the process."""
+    with fixed_draws(), open(os.devnull, "w") as nothing:
+        return train(config, console=Console(file=nothing), **options)
