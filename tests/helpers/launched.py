@@ -1,16 +1,24 @@
 """Runs of `smoothtune train` that several processes share: those of one process, cut otherwise."""
 
 import os
+import signal
 from pathlib import Path
+from unittest import mock
 
+import pytest
+import torch.distributed as dist
 from rich.console import Console
 
 from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.config.run import RunConfig
+from smoothtune.errors import Stopped
+from smoothtune.run.callbacks import StopOnSignal
 from smoothtune.run.train import train
 from smoothtune.testing import fixed_draws
 
 ROWS, EXAMPLES = 27, 8  # of an epoch, of an update: the last one has three
+STOP_AT = 6  # within the second epoch
+RESUMED = ("plain", "lnsr with a share")
 RUNS = {  # name -> what differs
     "plain": {},
     "random order": {"train_sampling_strategy": "random"},
@@ -54,7 +62,7 @@ def config_of(name: str, inputs: Path, folder: Path, *, processes: int, parts: i
         "logging_steps": 1,
         "per_device_train_batch_size": EXAMPLES // processes // parts,
         "gradient_accumulation_steps": parts,
-        "per_device_eval_batch_size": 32 // processes,
+        "per_device_eval_batch_size": 8,
         "max_train_eval_samples": 10,
     }
     return RunConfig(**settings | changes)
@@ -64,3 +72,19 @@ def train_fixed(config: RunConfig, **options) -> dict:
     """Train with draws that depend on the position alone, whatever the process."""
     with fixed_draws(), open(os.devnull, "w") as nothing:
         return train(config, console=Console(file=nothing), **options)
+
+
+def train_until(step: int, config: RunConfig) -> None:
+    """Train until a signal comes to the last process, in the middle of a step."""
+    ended, last = StopOnSignal.on_step_end, not dist.is_initialized() or dist.get_rank()
+
+    def signaled(self, args, state, *others, **named):
+        if state.global_step == step and last:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return ended(self, args, state, *others, **named)
+
+    with (
+        mock.patch.object(StopOnSignal, "on_step_end", signaled),
+        pytest.raises(Stopped, match=f"after step {step} of"),
+    ):
+        train_fixed(config)
