@@ -1,1 +1,2 @@
-collect_ignore = ["worker.py", "fsdp_worker.py", "train_worker.py", "cli_worker.py"]  # programs for torchrun, not modules
+# programs for torchrun, not modules
+collect_ignore = ["worker.py", "fsdp_worker.py", "train_worker.py", "cli_worker.py"]

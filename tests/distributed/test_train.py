@@ -200,7 +200,7 @@ def test_what_happens_to_one_process_ends_all(event, code, message, tiny, tmp_pa
 
 
 def test_ctrl_c_saves_once(tiny, tmp_path):
-    """A terminal sends the signal to the launcher and to both processes; the launcher sends it on."""
+    """A terminal sends it to the launcher and to both processes, and the launcher sends it on."""
     long = [*command(tiny, tmp_path / "out"), "--num-train-epochs", "2000"]
     with subprocess.Popen(
         torchrun("-m", "smoothtune", *long),

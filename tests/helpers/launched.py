@@ -20,7 +20,7 @@ ROWS, EXAMPLES = 27, 8  # of an epoch, of an update: the last one has three
 STOP_AT = 6  # within the second epoch
 RESUMED = ("plain", "lnsr with a share")
 RUNS = {  # name -> what differs
-    "plain": {},
+    "plain": {"methods": {"plain": {}}},
     "random order": {"train_sampling_strategy": "random"},
     "class weights": {"class_weights": [1.0, 3.0]},
     "lnsr with a share": {"methods": {"lnsr": {"share": 0.5}}},

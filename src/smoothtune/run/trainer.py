@@ -101,7 +101,7 @@ class RunTrainer(SmoothTrainer):
         self.losses = torch.zeros(2, dtype=torch.float64)
         found = super().evaluation_loop(*args, **kwargs)
         name = f"{kwargs.get('metric_key_prefix', 'eval')}_loss"
-        if self.args.world_size > 1 and name in (found.metrics or {}):
+        if self.args.world_size > 1 and found.metrics and name in found.metrics:
             total, rows = self.accelerator.reduce(self.losses.to(self.args.device)).tolist()
             found.metrics[name] = total / rows
         return found

@@ -34,7 +34,7 @@ ARGUMENTS = (
 )
 """Arguments that decide what an update does; the number of steps may grow."""
 CUT = ("per_device_train_batch_size", "gradient_accumulation_steps", "world_size")
-"""Those that say how an update is cut, which a run may change whose order of rows stays the same."""
+"""How an update is cut, which a run may change whose order of rows stays the same."""
 EXAMPLES = "examples per update"
 """Recorded by such a run."""
 

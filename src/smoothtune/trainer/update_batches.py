@@ -1,8 +1,9 @@
 """Rows spread over processes, each row once: those of every update, and those to evaluate on.
 
-accelerate fills the last update of an epoch with rows from its beginning, so that all processes have
-full batches. Here it is cut as evenly as it can be; batches weigh by their rows, so that the update
-is that of one process. A process for which no row is left gets a spare one, which weighs nothing.
+accelerate fills the last update of an epoch with rows from its beginning, so that all processes
+have full batches. Here it is cut as evenly as it can be; batches weigh by their rows, so that the
+update is that of one process. A process for which no row is left gets a spare one, which weighs
+nothing.
 """
 
 from __future__ import annotations
