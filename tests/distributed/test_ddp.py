@@ -51,6 +51,14 @@ def test_the_share_of_a_term_is_that_of_the_reduced_gradients(on_two, tmp_path):
     assert_equal(expected, on_two / "share-lnsr.pt")
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_loss_that_waiting_terms_look_at_is_that_of_all_batches(rank, on_two):
+    """(1 + 2 + 6) / 3 in the first update, and one more in each that follows."""
+    state = torch.load(on_two / f"learning-{rank}.pt", weights_only=True)
+    assert state["first"].tolist() == [3.0, 4.0, 5.0]
+    assert state["recent"].tolist() == [3.0, 4.0, 5.0]
+
+
 def test_unlabeled_batches(on_two, tmp_path):
     """They do not reach the head; both processes end with the weights of one."""
     expected = dual_weights_after(

@@ -19,6 +19,7 @@ from helpers.training import (  # noqa: E402
     leave,
     weights_after,
 )
+from smoothtune.core.learning import Learning
 
 begin_at_once()
 gc.freeze()  # which every trainer would look at again
@@ -48,4 +49,10 @@ for name, after, methods, size, accumulation in RUNS:
         if rank == 0 or name == "dual":
             torch.save(weights, f"{output}/{name}-{method}{'-1' if rank else ''}.pt")
         torch.distributed.barrier()
+learning = Learning()
+for step in range(3):  # batches of 1 and of 2 in the first process, of 6 in the second
+    for loss in (6.0,) if torch.distributed.get_rank() else (1.0, 2.0):
+        learning.add(torch.tensor(loss + step))
+    learning.finish(step, torch.device("cpu"))
+torch.save(learning.state_dict(), f"{output}/learning-{torch.distributed.get_rank()}.pt")
 leave()

@@ -237,12 +237,6 @@ def test_two_processes_on_one_folder(settings: dict) -> None:
         quiet_train(RunConfig(**settings))
 
 
-def test_several_processes_are_refused(settings: dict, monkeypatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ConfigError, match="docs/distributed.md"):
-        quiet_train(RunConfig(**settings))
-
-
 @pytest.mark.parametrize("strategy", ["group_by_length", "random"])
 def test_signal_leaves_a_checkpoint_and_the_resumed_run_is_the_same(
     settings: dict, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

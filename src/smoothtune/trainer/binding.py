@@ -239,7 +239,7 @@ class Binding(TrainerCallback):
                 "the interrupted run"
             ) from error
 
-    def run_epoch(self, *args: Any, **kwargs: Any) -> None:
+    def run_epoch(self, *, epoch: int, train_dataloader: Any, **kwargs: Any) -> None:
         """Take no step after the last one; transformers would, resumed there within an epoch.
 
         The last one is that of `max_steps`, or the one at which a callback ended the training.
@@ -248,8 +248,23 @@ class Binding(TrainerCallback):
         if state.global_step >= state.max_steps or control.should_training_stop:
             control.should_training_stop = True
         else:
-            self.original_run_epoch(*args, **kwargs)
+            set_epoch(train_dataloader, epoch)
+            self.original_run_epoch(epoch=epoch, train_dataloader=train_dataloader, **kwargs)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop before weights that are not finite are used or saved."""
         check_weights(self.trainer.model, state.global_step + 1)
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell all samplers of a loader the epoch, on which their order depends.
+
+    transformers does not reach those of a process's share of the batches when it skips the first
+    ones, so that a run of several processes resumed within an epoch would see another order.
+    """
+    part = getattr(loader, "batch_sampler", None)
+    while part is not None:
+        for sampler in (part, getattr(part, "sampler", None)):
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        part = getattr(part, "batch_sampler", None)

@@ -48,7 +48,6 @@ class AlternatingBatches(BatchSampler):
         self.labeled, self.unlabeled, self.batch_size = labeled, unlabeled, batch_size
         self.alternate, self.group, self.seed, self.epoch = alternate, group, seed, 0
         self.drop_last = False
-        self.sampler: Any = self  # whose epoch accelerate sets where each process has a part of it
 
     def set_epoch(self, epoch: int) -> None:
         """Called by the training loop before each epoch, counted from 0."""
