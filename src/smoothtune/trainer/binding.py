@@ -262,9 +262,10 @@ def set_epoch(loader: Any, epoch: int) -> None:
     transformers does not reach those of a process's share of the batches when it skips the first
     ones, so that a run of several processes resumed within an epoch would see another order.
     """
-    part = getattr(loader, "batch_sampler", None)
+    part: Any = getattr(loader, "batch_sampler", None)
     while part is not None:
-        for sampler in (part, getattr(part, "sampler", None)):
+        samplers: tuple[Any, Any] = (part, getattr(part, "sampler", None))
+        for sampler in samplers:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
         part = getattr(part, "batch_sampler", None)
