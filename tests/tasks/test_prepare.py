@@ -255,7 +255,9 @@ def test_large_splits_are_tokenized_once(source: Path, monkeypatch: pytest.Monke
     calls = []
     encode = tokenizing._encode
     monkeypatch.setattr(
-        tokenizing, "_encode", lambda *args: calls.append(len(args[0]["text"])) or encode(*args)
+        tokenizing,
+        "_encode",
+        lambda batch, **how: calls.append(len(batch["text"])) or encode(batch, **how),
     )
 
     def prepared(**options: Any) -> Prepared:

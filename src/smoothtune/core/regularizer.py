@@ -259,6 +259,11 @@ class Regularizer:
         """Why it does not support an unwrapped model, and what to change; None if it does."""
         return None
 
+    @property
+    def reads_training_rows(self) -> bool:
+        """Whether `read_training_rows` looks at the tokens of the rows."""
+        return type(self).read_training_rows is not Regularizer.read_training_rows
+
     def read_training_rows(self, rows: Any, tokenizer: Any = None) -> None:
         """Look at the rows to be trained on, before the first update."""
 

@@ -1,14 +1,17 @@
 """Columns of raw splits: their problems, their texts and their fingerprint."""
 
 import hashlib
-import json
 from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any
 
 import numpy as np
-from datasets import Dataset, Features, Value
+import pyarrow as pa
+from datasets import Dataset, DatasetInfo, Features, Value
 from datasets import Sequence as ListOf
+from datasets.table import InMemoryTable
 
+from smoothtune.data.arrow import is_text, json_lines, stored_column, tables, written
 from smoothtune.data.csv_format import SEPARATORS
 
 IGNORE_INDEX = -100
@@ -35,22 +38,26 @@ def column_problem(dataset: Dataset, columns: Iterable[str]) -> str:
     )
 
 
-def rows_with_problems(column: str, values: list[Any], problems: Iterable[str]) -> list[str]:
+def rows_with_problems(
+    column: str, values: Sequence[Any], problems: Iterable[str], rows: Iterable[int] | None = None
+) -> list[str]:
     """The first row of each kind of problem in a column, with the number of rows that have it.
 
     Args:
         column: its name.
         values: its values.
-        problems: for every row its problem, or "".
+        problems: for every value its problem, or "".
+        rows: for every value the number of its row; None: all rows.
     """
-    rows: dict[str, list[int]] = {}
-    for row, problem in enumerate(problems):
+    found: dict[str, list[tuple[int, Any]]] = {}
+    numbered = count() if rows is None else rows
+    for row, value, problem in zip(numbered, values, problems, strict=False):
         if problem:
-            rows.setdefault(problem, []).append(row)
+            found.setdefault(problem, []).append((row, value))
     return [
-        f"row {first}, column {column!r}: {_shown(values[first])} {problem}"
+        f"row {row}, column {column!r}: {_shown(value)} {problem}"
         + (f" (and {len(others)} more rows)" if others else "")
-        for problem, (first, *others) in rows.items()
+        for problem, ((row, value), *others) in found.items()
     ]
 
 
@@ -63,8 +70,13 @@ def text_problems(dataset: Dataset, columns: Iterable[str]) -> list[str]:
     """Problems of text columns: missing, empty or non-text values."""
     problems = []
     for column in columns:
-        values = dataset[column][:]
-        problems += rows_with_problems(column, values, map(_text_problem, values))
+        values = stored_column(dataset, column)
+        rows = np.arange(len(values))
+        if is_text(values.type):
+            unsure = ~written(values)
+            rows, values = rows[unsure], values.filter(pa.array(unsure))
+        texts = values.to_pylist()
+        problems += rows_with_problems(column, texts, map(_text_problem, texts), rows)
     return problems
 
 
@@ -91,15 +103,20 @@ def select_texts(
         Columns text, for pairs text_pair, labels if given, and example_id, the row's number.
     """
     chosen = raw.select_columns(list(columns)).select(rows, keep_in_memory=True)
-    texts = {
-        name: (Value("string"), chosen[column][:])
+    found: dict[str, pa.ChunkedArray | pa.Array] = {
+        name: stored_column(chosen, column).cast(pa.string())
         for name, column in zip(TEXTS, columns, strict=False)
     }
-    labeled = {}
+    kinds: dict[str, Any] = dict.fromkeys(found, Value("string"))
     if labels is not None:
-        kind: Any = Value(str(labels.dtype))
-        labeled["labels"] = (kind if labels.ndim == 1 else ListOf(kind), labels[rows].tolist())
-    return typed_columns(**texts, **labeled, example_id=(Value("int64"), rows))
+        kind = Value(str(labels.dtype))
+        kinds["labels"] = kind if labels.ndim == 1 else ListOf(kind)
+        found["labels"] = pa.array(labels[rows].ravel())
+    if labels is not None and labels.ndim == 2:
+        starts = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * labels.shape[1])
+        found["labels"] = pa.ListArray.from_arrays(starts, found["labels"])
+    kinds["example_id"], found["example_id"] = Value("int64"), pa.array(rows, pa.int64())
+    return Dataset(InMemoryTable(pa.table(found)), DatasetInfo(features=Features(kinds)))
 
 
 def typed_columns(**columns: tuple[Any, Any]) -> Dataset:
@@ -112,6 +129,6 @@ def typed_columns(**columns: tuple[Any, Any]) -> Dataset:
 def fingerprint(texts: Dataset) -> str:
     """Hexadecimal sha256 of the rows."""
     digest = hashlib.sha256()
-    for row in zip(*(texts[name][:] for name in texts.column_names), strict=True):
-        digest.update(json.dumps(row).encode() + b"\n")
+    for table in tables(texts):
+        digest.update(json_lines(table))
     return digest.hexdigest()

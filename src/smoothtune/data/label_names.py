@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections import Counter
 from collections.abc import Mapping
 
+import numpy as np
 from datasets import ClassLabel, Dataset, Value
 
+from smoothtune.data.arrow import distinct, stored_column
 from smoothtune.data.columns import IGNORE_INDEX
 from smoothtune.errors import DataError
 
@@ -56,7 +57,9 @@ def _class_names(dataset: Dataset, column: str, where: str, merge: bool | None) 
     unusable = f"{where}: is of type {feature}; labels are text, integers or real numbers"
     if not isinstance(feature, Value):
         raise DataError(unusable)
-    counts = Counter(value for value in dataset[column][:] if not is_missing(value))
+    labels, rows = distinct(stored_column(dataset, column))
+    numbers = np.bincount(rows, minlength=len(labels)).tolist()
+    counts = {v: n for v, n in zip(labels, numbers, strict=True) if not is_missing(v)}
     values = set(counts)
     kinds = {type(value) for value in values}
     if not kinds:

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import compress
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,7 @@ def text_encoder(
         ValueError: when encoding, if the tokenizer has no separator for the two texts of a pair.
     """
     return Encoder(
-        lambda batch: _encode(batch, tokenizer, max_seq_length),
+        partial(_encode, tokenizer=tokenizer, max_seq_length=max_seq_length),
         f"texts {max_seq_length}",
         MIN_CACHED_ROWS,
         [column for column in TEXTS if column in texts.column_names],
@@ -164,12 +165,26 @@ def check_token_ids(tokenized: Dataset, vocab_size: int, where: str) -> None:
     if _largest(tokenized.data.column("input_ids")) < vocab_size:
         return
     for ids, row in zip(tokenized["input_ids"], tokenized["example_id"], strict=True):
-        if (largest := _largest(pa.chunked_array([pa.array(ids)]))) >= vocab_size:
-            raise DataError(
-                f"{where}, row {row}: token id {largest} is not below the model's vocabulary size "
-                f"{vocab_size}: the tokenizer is another model's, or the embeddings need "
-                "model.resize_token_embeddings(len(tokenizer))"
-            )
+        check_ids(_largest(pa.chunked_array([pa.array(ids)])), vocab_size, f"{where}, row {row}")
+
+
+def check_ids(largest: int, vocab_size: int, where: str) -> None:
+    """Check the largest token id of a row.
+
+    Args:
+        largest: the id.
+        vocab_size: rows of the model's embedding matrix.
+        where: source, split and row, for the error.
+
+    Raises:
+        DataError: it is not below `vocab_size`.
+    """
+    if largest >= vocab_size:
+        raise DataError(
+            f"{where}: token id {largest} is not below the model's vocabulary size {vocab_size}: "
+            "the tokenizer is another model's, or the embeddings need "
+            "model.resize_token_embeddings(len(tokenizer))"
+        )
 
 
 def _largest(ids: pa.ChunkedArray) -> int:

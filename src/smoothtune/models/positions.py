@@ -5,6 +5,7 @@ from __future__ import annotations
 from datasets import Dataset
 from torch import nn
 
+from smoothtune.data.arrow import numbers
 from smoothtune.errors import ConfigError, Problem
 
 RELATIVE = ("relative", "distance")
@@ -40,10 +41,10 @@ def check_lengths(model: nn.Module, rows: Dataset, what: str = "the data") -> No
         ConfigError: a row is too long; the message says which `max_seq_length` cuts it.
     """
     limit = num_positions(model)
-    lengths = rows["length"][:]
-    longest = max(lengths, default=0)
+    lengths = numbers(rows, "length")
+    longest = lengths.max(initial=0)
     if limit is not None and longest > limit:
-        row = rows["example_id"][lengths.index(longest)]
+        row = numbers(rows, "example_id")[lengths.argmax()]
         message = (
             f"row {row} of {what} has {longest} tokens, and the model {limit} positions: set it to "
             f"{limit} or less"

@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.console import say
+from smoothtune.data.arrow import numbers
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.models.load import Base, load_base, load_classifier, new_classifier, start_at_mean
 from smoothtune.models.lora import add_lora
@@ -59,6 +60,7 @@ def read_inputs(config: RunConfig, console: Console) -> Inputs:
         seed=config.seed,
         vocab_size=base.config.get_text_config().vocab_size,
         num_proc=config.preprocessing_num_workers,
+        rows_read=rows_read(config),
     )
     if config.label_noise:
         prepared = with_label_noise(prepared, config.label_noise, config.seed)
@@ -81,6 +83,16 @@ def read_inputs(config: RunConfig, console: Console) -> Inputs:
     if unlabeled is not None:
         say(console, f"unlabeled: {len(unlabeled[0])} rows of {config.unlabeled}")
     return Inputs(base, prepared, unlabeled, class_weights(config, prepared))
+
+
+def rows_read(config: RunConfig) -> int | None:
+    """How many training rows a run reads at most; None: all of them."""
+    scored = config.max_train_eval_samples
+    reading = any(method.reads_training_rows for method in config.regularizers())
+    if config.max_steps < 1 or scored is None or config.label_noise or reading:
+        return None
+    updates = config.max_steps * config.gradient_accumulation_steps + config.cost_steps
+    return updates * config.per_device_train_batch_size + scored
 
 
 def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | None:
@@ -148,7 +160,7 @@ def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTra
     new = "all" if config.from_scratch else ", ".join(new_weights) or "none"
     say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")
     if task.regression and config.regression_bias == "mean":
-        scores = inputs.prepared.train["labels"][:]
+        scores = numbers(inputs.prepared.train, "labels").tolist()
         if start_at_mean(model, new_weights, scores):
             say(console, f"the new head starts at the mean score, {statistics.fmean(scores):.4g}")
     if config.lora is not None:

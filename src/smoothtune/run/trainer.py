@@ -20,6 +20,7 @@ from smoothtune.config.names import clipping_methods
 from smoothtune.config.run import RunConfig
 from smoothtune.console import say
 from smoothtune.core.objective import Objective
+from smoothtune.data.arrow import numbers
 from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.models.load import weights_fingerprint
@@ -118,9 +119,8 @@ class RunTrainer(SmoothTrainer):
         if self.args.train_sampling_strategy != "group_by_length":
             return super()._get_train_sampler(train_dataset)
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
-        return LengthGroupedSampler(
-            dataset["length"][:], examples_per_update(self.args), self.args.seed
-        )
+        lengths = numbers(dataset, "length").tolist()
+        return LengthGroupedSampler(lengths, examples_per_update(self.args), self.args.seed)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
         return SequentialSampler(eval_dataset)  # transformers' default would shuffle
@@ -220,12 +220,12 @@ def evaluate(trainer: RunTrainer, task: Task, rows: Dataset) -> tuple[dict[str, 
 
 def some_examples(rows: Dataset, count: int | None, seed: int) -> Dataset:
     """At most `count` of the examples, drawn at random, each with all of its rows; None: all."""
-    numbers = np.asarray(rows["example_id"][:])
-    examples = np.unique(numbers)
+    of_rows = numbers(rows, "example_id")
+    examples = np.unique(of_rows)
     if count is None or count >= len(examples):
         return rows
     chosen = np.random.default_rng(seed).permutation(examples)[:count]
-    return rows.select(np.flatnonzero(np.isin(numbers, chosen)), keep_in_memory=True)
+    return rows.select(np.flatnonzero(np.isin(of_rows, chosen)), keep_in_memory=True)
 
 
 def shortest_first(rows: Dataset) -> Dataset:
@@ -244,4 +244,4 @@ def score(task: Task, outputs: Any, rows: Dataset) -> tuple[dict[str, float], np
 
 
 def _by_length(rows: Dataset) -> np.ndarray:
-    return np.argsort(rows["length"][:], kind="stable")
+    return np.argsort(numbers(rows, "length"), kind="stable")

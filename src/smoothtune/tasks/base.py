@@ -291,6 +291,21 @@ class Task(ABC):
         encoder = self.encoder(examples, tokenizer, max_seq_length)
         return encoded_rows(examples, encoder, tokenizer, content, num_proc)
 
+    def tokenize_when_read(
+        self,
+        examples: Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int,
+        *,
+        vocab_size: int | None,
+        where: str,
+    ) -> Dataset | None:
+        """The rows of `tokenize`, made when they are read; None where that is not possible.
+
+        See `smoothtune.data.when_read.rows_when_read`.
+        """
+        return None
+
     @abstractmethod
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
         """Numbers about the labels of a split, by name, for its report."""

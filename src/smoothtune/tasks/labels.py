@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset
 
+from smoothtune.data.arrow import distinct, stored_column
 from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems
 from smoothtune.data.label_names import ALL_IGNORED, MERGE, MISSING, is_missing, spelled_alike
 from smoothtune.errors import DataError, ModelError
@@ -51,11 +52,11 @@ def holds_labels_of(dataset: Dataset, column: str, names: Sequence[str]) -> bool
 
 def real_scores(dataset: Dataset, column: str) -> tuple[np.ndarray, list[str]]:
     """(N,) float32 scores of a label column, and its problems."""
-    values = dataset[column][:]
-    problems = _all_ignored(column, values) or rows_with_problems(
-        column, values, map(_score_problem, values)
-    )
-    return np.array([] if problems else values, dtype=np.float32), problems
+    values, rows = distinct(stored_column(dataset, column))
+    problems = _all_ignored(column, values) or _wrong_rows(column, values, rows, _score_problem)
+    return np.array([] if problems else values, dtype=np.float32)[
+        [] if problems else rows
+    ], problems
 
 
 def class_ids(
@@ -69,7 +70,7 @@ def class_ids(
         names: of the task's classes.
         merge: look texts up without regard to blanks around them and to case.
     """
-    values = dataset[column][:]
+    values, rows = distinct(stored_column(dataset, column))
     if problems := _all_ignored(column, values):
         return np.empty(0), problems
     ids = {name: index for index, name in enumerate(names)}
@@ -80,10 +81,22 @@ def class_ids(
     if merge:
         named = {spelled_alike(name): name for name in names}
         values = [named.get(spelled_alike(v), v) if isinstance(v, str) else v for v in values]
-    if problems := rows_with_problems(column, values, (class_problem(v, ids) for v in values)):
+    if problems := _wrong_rows(column, values, rows, lambda value: class_problem(value, ids)):
         return np.empty(0), problems
     encoded = [ids[value] if isinstance(value, str) else int(value) for value in values]
-    return np.array(encoded, dtype=np.int64), []
+    return np.array(encoded, dtype=np.int64)[rows], []
+
+
+def _wrong_rows(
+    column: str, values: Sequence[Any], rows: np.ndarray, problem: Callable[[Any], str]
+) -> list[str]:
+    """Problems of a column with these distinct values, and (N,) the number of every row's."""
+    problems = [problem(value) for value in values]
+    if not any(problems):
+        return []
+    return rows_with_problems(
+        column, [values[row] for row in rows], (problems[row] for row in rows)
+    )
 
 
 def tag_ids(dataset: Dataset, column: str, names: Sequence[str]) -> list[list[Any]]:

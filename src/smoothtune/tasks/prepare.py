@@ -9,9 +9,11 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
+from smoothtune.data.arrow import distinct, numbers, stored_column
 from smoothtune.data.columns import column_problem, fingerprint
 from smoothtune.data.summary import Report, SplitReport, lengths_of
 from smoothtune.data.tokenizing import check_token_ids
+from smoothtune.data.when_read import few_are_read
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
 
@@ -55,6 +57,7 @@ def prepare(
     seed: int = 0,
     vocab_size: int | None = None,
     num_proc: int | None = None,
+    rows_read: int | None = None,
 ) -> Prepared:
     """Load, check, subsample and tokenize a data set.
 
@@ -74,6 +77,9 @@ def prepare(
         vocab_size: rows of the model's embedding matrix, to check token ids against.
         num_proc: processes that tokenize a large data set; None: this one, with the threads of the
             tokenizer.
+        rows_read: how many rows of the train split are read at most; None: all. Where these are few
+            of many, they are tokenized when they are read: `smoothtune.data.arrow.numbers` gives
+            the columns of all rows that hold no tokens, and all others cost tokenizing.
 
     Returns:
         The tokenized splits, with the task, a report and a fingerprint.
@@ -89,7 +95,16 @@ def prepare(
     task = task.with_labels(splits["train"], str(source))
     chosen, note = _choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
     return _prepared(
-        splits, task, source, chosen, note, tokenizer, max_seq_length, vocab_size, num_proc
+        splits,
+        task,
+        source,
+        chosen,
+        note,
+        tokenizer,
+        max_seq_length,
+        vocab_size,
+        num_proc=num_proc,
+        rows_read=rows_read,
     )
 
 
@@ -167,6 +182,7 @@ def _prepared(
     max_seq_length: int,
     vocab_size: int | None,
     num_proc: int | None = None,
+    rows_read: int | None = None,
 ) -> Prepared:
     """The chosen rows of the splits, checked and tokenized; `note` says how they were made."""
     raw = {name: splits[name] for name in dict.fromkeys(split for split, _ in chosen.values())}
@@ -177,25 +193,50 @@ def _prepared(
         examples = task.select(raw[split], indices, labels[split])
         content = fingerprint(examples)
         digest.update(content.encode())
-        try:
-            rows = task.tokenize(examples, tokenizer, max_seq_length, content, num_proc)
-        except DataError as error:
-            raise DataError(f"{where}, {error}") from error
-        if vocab_size is not None:
-            check_token_ids(rows, vocab_size, where)
+        rows = None
+        if role == "train" and few_are_read(rows_read, len(examples)):
+            rows = task.tokenize_when_read(
+                examples, tokenizer, max_seq_length, vocab_size=vocab_size, where=where
+            )
+        notes = [note] if note and role == "validation" else []
+        notes += ["tokenized when read"] if rows is not None else []
+        if rows is None:
+            rows = _tokenized(
+                examples, task, tokenizer, max_seq_length, content, vocab_size, where, num_proc
+            )
         tokenized[role] = rows
         reports[role] = SplitReport(
             rows=len(examples),
             source_rows=len(raw[split]),
             labels=task.label_counts(examples, rows),
-            lengths=lengths_of(np.asarray(rows["length"][:])),
-            truncated=len(np.unique(np.asarray(rows["example_id"][:])[rows["cut"][:]])),
-            note=note if role == "validation" else "",
+            lengths=lengths_of(numbers(rows, "length")),
+            truncated=len(np.unique(numbers(rows, "example_id")[numbers(rows, "cut")])),
+            note="; ".join(notes),
         )
     validation = tokenized["validation"]
     train = tokenized.get("train", validation.select(range(0), keep_in_memory=True))
     report, (split, _) = Report(max_seq_length, reports), chosen["validation"]
     return Prepared(task, train, validation, split, report, digest.hexdigest())
+
+
+def _tokenized(
+    examples: Dataset,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    max_seq_length: int,
+    content: str,
+    vocab_size: int | None,
+    where: str,
+    num_proc: int | None = None,
+) -> Dataset:
+    """The rows of examples, their token ids checked."""
+    try:
+        rows = task.tokenize(examples, tokenizer, max_seq_length, content, num_proc)
+    except DataError as error:
+        raise DataError(f"{where}, {error}") from error
+    if vocab_size is not None:
+        check_token_ids(rows, vocab_size, where)
+    return rows
 
 
 def _choose_rows(
@@ -250,10 +291,11 @@ def _same_texts(raw: Dataset, task: Task, rows: np.ndarray) -> np.ndarray:
     """All rows with the same texts as one of `rows`, including those."""
     if column_problem(raw, task.text_columns):
         return rows  # `Task.check` reports the problem
-    columns = (raw[column][:] for column in task.text_columns)
-    texts = [str(values) for values in zip(*columns, strict=True)]
-    chosen = {texts[row] for row in rows}
-    return np.array([row for row, text in enumerate(texts) if text in chosen])
+    texts = np.zeros(len(raw), np.int64)
+    for column in task.text_columns:
+        values, numbers = distinct(stored_column(raw, column))
+        _, texts = np.unique(texts * len(values) + numbers, return_inverse=True)
+    return np.flatnonzero(np.isin(texts, texts[rows]))
 
 
 def _validation_split(splits: Mapping[str, Dataset], task: Task, source: str | Path) -> str:
@@ -353,10 +395,5 @@ def unlabeled_rows(
     inputs = raw.select_columns(list(task.unlabeled_columns))
     examples = task.select(inputs, np.arange(len(raw)) if rows is None else rows, None)
     content = fingerprint(examples)
-    try:
-        tokenized = task.tokenize(examples, tokenizer, max_seq_length, content)
-    except DataError as error:
-        raise DataError(f"{where}, {error}") from error
-    if vocab_size is not None:
-        check_token_ids(tokenized, vocab_size, where)
-    return tokenized, content
+    found = _tokenized(examples, task, tokenizer, max_seq_length, content, vocab_size, where)
+    return found, content

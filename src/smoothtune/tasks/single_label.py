@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from datasets import Dataset
 from torch import Tensor
 
+from smoothtune.data.arrow import numbers
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.metrics import compute_metrics, roc_auc, trivial_baseline
 
@@ -28,7 +29,7 @@ class SingleLabelTask(Task):
 
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
         """Count of every class; minimum, mean and maximum of scores."""
-        labels, names = np.asarray(rows["labels"][:]), self.known_label_names
+        labels, names = numbers(rows, "labels"), self.known_label_names
         if self.regression:
             counts = {"min": labels.min(), "mean": labels.mean(), "max": labels.max()}
         else:

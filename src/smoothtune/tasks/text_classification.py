@@ -14,6 +14,7 @@ from smoothtune.data.collator import Collator
 from smoothtune.data.columns import TEXTS, select_texts
 from smoothtune.data.label_names import class_names
 from smoothtune.data.tokenizing import Encoder, text_encoder
+from smoothtune.data.when_read import rows_when_read
 from smoothtune.tasks.base import Collate
 from smoothtune.tasks.labels import (
     class_ids,
@@ -91,6 +92,21 @@ class TextClassification(SingleLabelTask):
     ) -> Encoder:
         """Texts or pairs of texts."""
         return text_encoder(examples, tokenizer, max_seq_length)
+
+    def tokenize_when_read(
+        self,
+        examples: Dataset,
+        tokenizer: PreTrainedTokenizerBase,
+        max_seq_length: int,
+        *,
+        vocab_size: int | None,
+        where: str,
+    ) -> Dataset | None:
+        """See `smoothtune.data.when_read.rows_when_read`."""
+        encoder = self.encoder(examples, tokenizer, max_seq_length)
+        return rows_when_read(
+            examples, encoder, tokenizer, max_seq_length, vocab_size=vocab_size, where=where
+        )
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:
         """Pads with the tokenizer."""
