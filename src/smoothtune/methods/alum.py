@@ -16,8 +16,9 @@ Departures:
       input of block 0; see `smart`.
     * Both KLs carry gradient into both predictions, as in the equation; `detach_targets=True` makes
       the target of each a constant, as in the released code.
-    * How long the curriculum is, is not stated: `ramp_start` updates without the term, and
-      `ramp_steps` in which it grows, by default none.
+    * How long the curriculum is, is not stated. With a share the term waits until the model has
+      begun to learn (`ramp_start="auto"`): from the first update on it held MiniLM at chance on 320
+      sentences of SST-2 in two of three seeds. `ramp_steps` lets it grow, by default at once.
     * The released script never runs its adversarial branch.
     * Dropout masks of all passes are shared; the released code draws new ones.
 """
@@ -44,6 +45,7 @@ class ALUM(AdversarialSearch):
     claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     compares_passes: ClassVar[bool] = True
+    waits_with_share: ClassVar[bool] = True
 
     weight: NonNegative | None = None
     """alpha, in place of share. Paper: 1."""
