@@ -2,11 +2,12 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from helpers.fsdp import SHARDED
 from helpers.processes import on_two_processes
-from helpers.training import FSDP_TESTED, collate
-from smoothtune import LNSR, METHODS, Jacobian, Objective
+from helpers.training import FSDP_TESTED, Rows, arguments, collate
+from smoothtune import LNSR, METHODS, Jacobian, Objective, SmoothTrainer
 from smoothtune.testing import fixed_draws, tiny_model, with_weight
 
 
@@ -31,6 +32,56 @@ def test_two_processes_equal_one(method, kind, on_two):
     assert graded.keys() == found.keys()
     for name, gradient in graded.items():
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-6, msg=name)
+
+
+@pytest.fixture(scope="module")
+def by_trainer(tmp_path_factory):
+    """Folder of the whole weights after two updates of a Trainer with accelerate's plugin."""
+    folder = tmp_path_factory.mktemp("trainer")
+    on_two_processes("fsdp_trainer_worker.py", folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["plain", *FSDP_TESTED])
+def test_the_trainer_on_two_processes_equals_one(method, by_trainer, tmp_path):
+    found = torch.load(by_trainer / f"{method}.pt", weights_only=True)
+    fields = FSDP_TESTED.get(method, {})
+    model = tiny_model("bert")
+    with fixed_draws():
+        SmoothTrainer(
+            model=model,
+            args=arguments(tmp_path, max_steps=2),
+            train_dataset=Rows(),
+            regularizers=[with_weight(METHODS[method](**fields))],
+        ).train()
+    weights, start = model.state_dict(), tiny_model("bert").state_dict()
+    assert weights.keys() == found.keys()
+    for name, weight in weights.items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
+    assert any(not torch.equal(weights[name], start[name]) for name in weights)
+
+
+@pytest.mark.slow
+def test_the_trainer_resumes_and_saves_whole_models(by_trainer):
+    whole, resumed = (
+        torch.load(by_trainer / f"{name}.pt", weights_only=True) for name in ("whole", "resumed")
+    )
+    for name, weight in whole.items():
+        torch.testing.assert_close(resumed[name], weight, rtol=0, atol=1e-6, msg=name)
+    saved = load_file(by_trainer / "model" / "model.safetensors")
+    for name, weight in saved.items():
+        torch.testing.assert_close(resumed[name], weight, rtol=0, atol=0, msg=name)
+    assert (by_trainer / "model" / "result.json").exists()
+
+
+@pytest.mark.slow
+def test_the_trainer_says_what_shards_forbid(by_trainer):
+    told = torch.load(by_trainer / "told.pt", weights_only=True)
+    assert "lnsr with FSDP2: a share of the task's gradient cannot be measured" in told["share"]
+    assert "mixout with FSDP2: it needs whole weights" in told["whole weights"]
+    assert "jacobian with FSDP2: sharded modules have no second" in told["second derivatives"]
+    assert "FSDP2 with bf16 and fp16 is not verified" in told["bf16"]
 
 
 def test_refuses_what_it_cannot_do(monkeypatch):

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 import typer
@@ -16,6 +17,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, OutputError, Stopped
 from smoothtune.run import output, processes, signals
 from smoothtune.run.signals import Signals
+from smoothtune.run.trainer import refuse_shards
 from smoothtune.trainer.manifest import Found
 
 
@@ -102,6 +104,12 @@ def test_what_needs_one_process_says_so(options, message, monkeypatch, tmp_path)
     given |= {"output_dir": str(tmp_path), "task": "rte", "as_json": False} | options
     with pytest.raises(ConfigError, match=message):
         cli_train.train(**given)
+
+
+def test_the_command_shards_no_model():
+    refuse_shards(SimpleNamespace(is_fsdp_enabled=False))
+    with pytest.raises(ConfigError, match="start it with DDP"):
+        refuse_shards(SimpleNamespace(is_fsdp_enabled=True))
 
 
 @pytest.mark.parametrize(

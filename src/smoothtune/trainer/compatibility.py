@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from accelerate.utils import DistributedType
+from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import Trainer, TrainingArguments
 
 from smoothtune.core.optimizer_hooks import needs_updates
@@ -15,6 +16,9 @@ from smoothtune.trainer.sentence_transformers import (
     sentence_transformers_problems,
 )
 from smoothtune.trainer.trl import trl_problems
+
+VERIFIED = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
+"""One process, and DDP."""
 
 
 def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> None:
@@ -27,11 +31,36 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
     if args.n_gpu > 1:
         wrong.append("nn.DataParallel does not split perturbations: use torchrun or accelerate")
     strategy = trainer.accelerator.distributed_type
-    if strategy not in (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU):
+    if strategy == DistributedType.FSDP:
+        wrong += sharding_problems(trainer)
+        for name, regularizer in regularizers.items():
+            wrong += problems(name, regularizer, {"FSDP2"})
+    elif strategy not in VERIFIED:
         wrong.append(f"{strategy} is not verified in the Trainer: use a single process or DDP")
     wrong += trl_problems(trainer)
     wrong += sentence_transformers_problems(trainer)
     refuse(wrong + setting_problems(regularizers, args))
+
+
+def sharding_problems(trainer: Trainer) -> list[str]:
+    """What is not verified of the settings of accelerate's plugin for FSDP, and what to change."""
+    plugin: Any = trainer.accelerator.state.fsdp_plugin
+    if plugin.fsdp_version != 2:
+        return ["FSDP1 is not verified: set fsdp_version to 2, or use DDP"]
+    unverified = {
+        "bf16 and fp16": trainer.args.bf16
+        or trainer.args.fp16
+        or trainer.accelerator.mixed_precision != "no",
+        "activation_checkpointing": plugin.activation_checkpointing
+        or trainer.args.activation_checkpointing,
+        "cpu_ram_efficient_loading": plugin.cpu_ram_efficient_loading,
+        "offload_params": isinstance(plugin.cpu_offload, CPUOffloadPolicy),
+    }
+    return [
+        f"FSDP2 with {setting} is not verified: turn it off, or use DDP"
+        for setting, used in unverified.items()
+        if used
+    ]
 
 
 def setting_problems(regularizers: dict[str, Regularizer], args: TrainingArguments) -> list[str]:
