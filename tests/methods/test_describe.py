@@ -22,7 +22,7 @@ def test_parts_of_a_docstring():
     assert found.departures.splitlines()[0].startswith("* The mask is drawn once per input neuron")
     assert found.departures.splitlines()[1].startswith("  paper's figure;")  # of the same item
     assert describe("plain").departures == "none."
-    assert found.as_dict()["fields"][6]["name"] == "p"
+    assert found.as_dict()["fields"][7]["name"] == "p"
 
 
 def test_fields():
@@ -31,6 +31,7 @@ def test_fields():
         "weight",
         "share",
         "every",
+        "rows",
         "batches",
         "ramp_start",
         "ramp_steps",
@@ -43,6 +44,7 @@ def test_fields():
         1.0,
         None,
         1,
+        1.0,
         "both",
         None,
         0.0,
@@ -80,7 +82,7 @@ def test_values_a_field_takes(name, field, expected):
 
 def test_fields_of_a_base_come_last():
     names = [field.name for field in describe("smart").fields]
-    assert names[:4] == ["weight", "share", "every", "batches"]
+    assert names[:4] == ["weight", "share", "every", "rows"]
     assert names.index("compat") < names.index("epsilon") < names.index("units")
 
 

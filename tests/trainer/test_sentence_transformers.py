@@ -116,6 +116,13 @@ def test_every_method_trains_and_logs_its_terms(name, folder, tmp_path):
     assert trainer.state.log_history[1]["loss"] > 0
 
 
+def test_terms_on_a_part_of_the_batch_are_refused(folder, tmp_path):
+    """Texts are compared with all others of their batch."""
+    trainer = regularize(trainer_of(folder, tmp_path), METHODS["lnsr"](rows=0.5, weight=1.0))
+    with pytest.raises(ValueError, match="rows below 1 does not work with SentenceTransformerTr"):
+        trainer.train()
+
+
 def test_divergence_is_the_squared_distance_of_the_embeddings(folder, tmp_path):
     trainer = trainer_of(folder, tmp_path)
     model = trainer.model.eval()

@@ -241,6 +241,13 @@ def test_rewards_must_not_move_with_noise(tmp_path):
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_rewards_are_not_compared_on_a_part_of_the_batch(tmp_path):
+    trainer = regularize(reward_trainer(tmp_path), R3F(rows=0.5, weight=1.0))
+    with pytest.raises(ValueError, match="rows below 1 does not work with RewardTrainer"):
+        trainer.train()
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_rewards_have_no_labels_to_smooth(tmp_path):
     trainer = regularize(reward_trainer(tmp_path), LabelSmoothing())
     with pytest.raises(ValueError, match="label_smoothing needs labels in the batch"):

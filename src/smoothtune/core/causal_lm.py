@@ -46,7 +46,7 @@ def targets(batch: Mapping[str, Any]) -> Tensor:
 
 
 def num_items(batch: Mapping[str, Any]) -> Tensor:
-    """() divisor of sums over label tokens, at least 1.
+    """() divisor of sums over label tokens, 1 in place of 0.
 
     `num_items_in_batch`, if the batch holds it: with gradient accumulation or several processes,
     the label tokens of one update divided by its number of batches.
@@ -54,7 +54,8 @@ def num_items(batch: Mapping[str, Any]) -> Tensor:
     given = batch.get("num_items_in_batch")
     mask = target_mask(batch)
     count = mask.sum() if given is None else torch.as_tensor(given)
-    return count.to(mask.device).clamp(min=1)
+    count = count.to(mask.device)
+    return count.where(count > 0, 1)
 
 
 def causal_lm_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:

@@ -1,4 +1,4 @@
-"""Dropout rates set during a forward, and dropout masks shared by several forwards."""
+"""Dropout rates set during a forward, none at all, and masks shared by several forwards."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
-from smoothtune.core.architecture import head_modules
+from smoothtune.core.architecture import head_modules, unwrap
 
 DropoutKind = Literal["hidden", "attention", "head"]
 Rate = float | Mapping[DropoutKind, float]
@@ -91,6 +91,23 @@ def dropout_rates(model: nn.Module, rate: Rate) -> Iterator[None]:
             setattr(module, name, before)
 
 
+@contextmanager
+def unchanged_weights(model: nn.Module) -> Iterator[None]:
+    """Refuses a pass that changes weights in place, which the gradient of another pass needs.
+
+    Raises:
+        RuntimeError: it has.
+    """
+    before = [(weight, weight._version) for weight in model.parameters()]
+    yield
+    if any(weight._version != version for weight, version in before):
+        raise RuntimeError(
+            f"{type(unwrap(model)).__name__} changes its weights in evaluation mode, so a pass in "
+            "that mode spoils the gradient: turn that off (RWKV: config.rescale_every=0), or use a "
+            "method whose passes keep dropout on"
+        )
+
+
 aten = torch.ops.aten
 Key = tuple[bytes, torch.Size, torch.dtype, float]
 
@@ -112,14 +129,26 @@ class SharedMasks(TorchDispatchMode):
 
     Dropout is `bernoulli_` on a fresh tensor and, as the next operation on any tensor, `div_` of
     it; any other call draws as usual. Masks are referenced weakly: they live as long as a graph
-    needs them for its backward.
+    needs them for its backward. Passes over some rows of the batch take their rows of these masks.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self._masks: dict[Key, Mask] = {}
+        self._rows: Tensor | None = None  # of the sequences, if these passes have not all
+        self._others = 0  # draws that are no known masks
         self._drawn: tuple[Tensor, Key] | None = None  # waits for its div_
         self._found: tuple[Tensor, Tensor, Any] | None = None  # likewise: tensor, mask, divisor
+
+    def are_by_row(self, count: int) -> bool:
+        """Whether masks alone were drawn, all of them with `count` rows, one for each sequence."""
+        return not self._others and all(shape[:1] == (count,) for _, shape, _, _ in self._masks)
+
+    def of_rows(self, rows: Tensor) -> SharedMasks:
+        """The same masks for passes over some of the sequences, whose numbers are (n,) `rows`."""
+        part = SharedMasks()
+        part._masks, part._rows = self._masks, rows
+        return part
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
@@ -136,22 +165,56 @@ class SharedMasks(TorchDispatchMode):
             aten.set_.source_Tensor(tensor, scaled.mul(divisor).round_())
         if func is aten.bernoulli_.float and not kwargs and type(args[0]) is Tensor:
             return self._bernoulli(*args)
+        before = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
         result = func(*args, **(kwargs or {}))
+        if before is not None and not torch.equal(before, torch.get_rng_state()):
+            self._count_other()
         if drawn is not None and divides and args[0] is drawn[0]:
             version = args[0]._version + 1  # div_ is counted once this has returned
             state = torch.get_rng_state()
             self._masks[drawn[1]] = Mask(TensorWeakRef(args[0]), version, args[1], state)
+            self._others -= 1
         return result
 
     def _bernoulli(self, tensor: Tensor, p: float = 0.5) -> Tensor:
         if tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.is_inference():
+            self._count_other()
             return tensor.bernoulli_(p)
+        if self._rows is not None:
+            return self._of_rows(tensor, p, self._rows)
         key = (torch.get_rng_state().numpy().tobytes(), tensor.shape, tensor.dtype, p)
         mask = self._masks.get(key)
         scaled = None if mask is None else mask.scaled()
         if mask is None or scaled is None or scaled._version != mask.version:
             self._drawn = (tensor, key)
+            self._count_other()  # until its div_
             return tensor.bernoulli_(p)
         torch.set_rng_state(mask.after)
         self._found = (tensor, scaled, mask.divisor)
         return aten.set_.source_Tensor(tensor, scaled)
+
+    def _count_other(self) -> None:
+        self._others += 1
+        if self._rows is not None:
+            raise RuntimeError(
+                "the model draws other random numbers than dropout masks, which a pass over some "
+                "rows cannot share: leave rows at 1, or give the method every=k"
+            )
+
+    def _of_rows(self, tensor: Tensor, p: float, rows: Tensor) -> Tensor:
+        """Rows of the mask that all rows have; drawn again, for all, if no graph holds it."""
+        found = (torch.get_rng_state().numpy().tobytes(), tensor.dtype, p)
+        shape = next((s for state, s, *rest in self._masks if (state, *rest) == found), None)
+        if shape is None or tensor.shape not in (shape, (len(rows), *shape[1:])):
+            raise RuntimeError(
+                f"a dropout mask of shape {tuple(tensor.shape)} has none to be {len(rows)} rows of "
+                "in the pass over the whole batch: leave rows at 1, or give the method every=k"
+            )
+        mask = self._masks[found[0], shape, *found[1:]]
+        scaled = mask.scaled()
+        if scaled is None or scaled._version != mask.version:
+            scaled = tensor.new_empty(shape).bernoulli_(p).div_(mask.divisor)
+        torch.set_rng_state(mask.after)
+        part = scaled if tensor.shape == shape else scaled[rows]
+        self._found = (tensor, part, mask.divisor)
+        return aten.set_.source_Tensor(tensor, part)

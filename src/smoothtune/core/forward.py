@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.declarations import SPANS, has_labels, is_causal
-from smoothtune.core.dropout import Rate, SharedMasks, dropout_rates
+from smoothtune.core.dropout import Rate, SharedMasks, dropout_rates, unchanged_weights
 from smoothtune.core.hooks import INSTEAD, WEIGHT_SIDE, Point, PointReached, depth, tapped, width_at
 
 Batch = Mapping[str, Any]
@@ -97,6 +97,14 @@ class ForwardPass:
         self._rate: Rate | None = None
         self._detach = False
         self._clean: ForwardPass | None = None  # the pass that this one perturbs
+        # set by `smoothtune.core.part`
+        self._whole: ForwardPass | None = None  # the pass over all rows
+        self._must_end: rng.State | None = None  # where passes that share its masks end
+
+    @property
+    def whole(self) -> ForwardPass:
+        """The pass over all rows of the batch; itself, unless the term is taken on some of them."""
+        return self._whole or self
 
     # --- input -------------------------------------------------------------------------------
 
@@ -205,7 +213,8 @@ class ForwardPass:
             The pass, which has run.
 
         Raises:
-            RuntimeError: as `run`.
+            RuntimeError: as `run`; or this pass has some rows of a batch, and other random numbers
+                are drawn for them than for the whole.
             ValueError: as `run`; or the model has no dropout whose rate could be set.
         """
         shares = dropout == "shared"
@@ -226,6 +235,12 @@ class ForwardPass:
         other.run()
         if shares:  # this pass, should it never run, would have ended there
             self.end = self.end or other.end
+            if self._must_end and not rng.same(self._must_end, other.end):
+                raise RuntimeError(
+                    f"{type(unwrap(self.model)).__name__} draws other random numbers than dropout "
+                    "for every row, so a pass over some rows cannot share them: leave rows at 1, "
+                    "or give the method every=k"
+                )
         return other
 
     def embeddings(self, point: Point = "word") -> Tensor:
@@ -313,9 +328,15 @@ class ForwardPass:
         """() task loss, a mean over the batch; None without labels.
 
         Raises:
+            RuntimeError: the pass has some rows of a batch.
             ValueError: a batch that counts as labeled has given no loss.
         """
         loss = self._finished.loss
+        if self._whole or (self._clean and self._clean._whole):
+            raise RuntimeError(
+                "with rows below 1 a term cannot hold the task loss, which may be no mean over "
+                "examples: leave rows at 1, or give the method every=k"
+            )
         if self.labeled and loss is None:
             raise ValueError(
                 "the model gave no loss on a batch that is not marked as unlabeled: give it labels "
@@ -373,20 +394,3 @@ def evaluating(model: nn.Module) -> Iterator[None]:
     finally:
         for module in training:
             module.training = True
-
-
-@contextmanager
-def unchanged_weights(model: nn.Module) -> Iterator[None]:
-    """Refuses a pass that changes weights in place, which the gradient of another pass needs.
-
-    Raises:
-        RuntimeError: it has.
-    """
-    before = [(weight, weight._version) for weight in model.parameters()]
-    yield
-    if any(weight._version != version for weight, version in before):
-        raise RuntimeError(
-            f"{type(unwrap(model)).__name__} changes its weights in evaluation mode, so a pass in "
-            "that mode spoils the gradient: turn that off (RWKV: config.rescale_every=0), or use a "
-            "method whose passes keep dropout on"
-        )

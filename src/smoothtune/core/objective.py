@@ -37,6 +37,7 @@ from smoothtune.core.optimizer_hooks import (
     UpdateWatch,
     unwrapped_optimizer,
 )
+from smoothtune.core.part import part_of
 from smoothtune.core.precision import autocast_dtype, in_float32
 from smoothtune.core.reach import FullReach
 from smoothtune.core.regularizer import Regularizer, entries_under
@@ -378,12 +379,28 @@ class Objective:
             regularizer.diagnostics.clear()
             if not self._acts(regularizer, clean.labeled):
                 continue
+            part = self._part(name, clean)
             with rng.stream(clean.device, self.seed, name, self.calls):
-                term = regularizer.loss(clean)
+                term = regularizer.loss(part)
             found = regularizer.diagnostics
             regularizer.diagnostics = {key: value.detach() for key, value in found.items()}
             if term is not None:
                 yield name, term
+
+    def _part(self, name: str, clean: ForwardPass) -> ForwardPass:
+        """What a term is taken on: the whole batch when its gradient is measured, or `rows`.
+
+        The norm of a part's gradient would hold the noise of its rows too.
+        """
+        method = self.regularizers[name]
+        if method.rows == 1 or self.strengths.is_measured(name):
+            return clean
+        replaced = any(
+            r.replaces_task_loss and self._acts(r, clean.labeled)
+            for r in self.regularizers.values()
+        )
+        with rng.stream(clean.device, self.seed, f"{name}/rows", self.calls):
+            return part_of(clean, method, runs=clean.labeled and not replaced)
 
     def _record(self, total: Tensor, losses: dict[str, Tensor]) -> None:
         parts = {"loss": total} | {f"loss/{name}": value for name, value in losses.items()}

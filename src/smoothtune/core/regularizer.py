@@ -78,6 +78,8 @@ class Regularizer:
     """What it is about: the quantities that it is to lower, see `smoothtune effect`."""
     waits_with_share: ClassVar[bool] = False
     """With a share, its term waits by default until the model has begun to learn."""
+    needs_all_rows: ClassVar[str | None] = None
+    """Why its loss term cannot be taken on a part of the batch."""
     does_nothing: ClassVar[bool] = False
     """It leaves training as it is, so it works wherever training does."""
     renamed: ClassVar[Mapping[str, str]] = {"on": "batches"}
@@ -93,6 +95,9 @@ class Regularizer:
     followed as training goes on."""
     every: PositiveInt = 1
     """Apply the loss term in every k-th update, k times as strong: same expected gradient."""
+    rows: Fraction = 1.0
+    """Part of a batch's examples that the loss term is taken on, drawn anew in every batch: same
+    expected gradient for less time."""
     batches: Literal["labeled", "unlabeled", "both"] = "both"
     """Batches the loss term is taken on; a batch without labels has no task loss."""
     ramp_start: NonNegative | Literal["auto"] | None = None
@@ -134,6 +139,8 @@ class Regularizer:
             raise ValueError(
                 f"{self.name} has no loss term, so weight is 1 (on) or 0 (off) and every is 1"
             )
+        if self.rows < 1 and (reason := self.why_all_rows()):
+            raise ValueError(f"{self.name} {reason}, so rows is 1")
         if self.share is not None and self.replaces_task_loss:
             raise ValueError(
                 f"{self.name} replaces the task loss, so it can have no share beside it"
@@ -143,6 +150,20 @@ class Regularizer:
             self.ramp_start = "auto" if waits else 0.0
         self.diagnostics: dict[str, Tensor] = {}
         self.num_training_steps: int | None = None  # of the run, where it is known
+
+    @classmethod
+    def why_all_rows(cls) -> str | None:
+        """Why `rows` is 1; None if it may be less."""
+        if cls.loss is Regularizer.loss:
+            return "has no loss term"
+        if cls.replaces_task_loss:
+            return "replaces the task loss, which is that of the whole batch"
+        return cls.needs_all_rows
+
+    @property
+    def shares_masks(self) -> bool:
+        """Whether its passes may see the dropout masks of the clean one."""
+        return getattr(self, "dropout", "shared") == "shared"
 
     @property
     def is_on(self) -> bool:

@@ -32,6 +32,12 @@ def set_state(device: torch.device, state: State) -> None:
         torch.get_device_module(device).set_rng_state(state[1], device)
 
 
+def same(one: State, other: State | None) -> bool:
+    """Whether two states are equal."""
+    pairs = zip(one, other or (None, None), strict=True)
+    return all(torch.equal(a, b) if a is not None and b is not None else a is b for a, b in pairs)
+
+
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
     """Leave the global generators as they were found, also after an exception."""

@@ -102,11 +102,21 @@ class Strengths:
                 self._due[self._quantity(name)] = self._count(self._quantity(name))
         return {name for name in names if self._due[self._quantity(name)]}
 
+    def is_measured(self, name: str) -> bool:
+        """Whether a term, if it is there, is measured in this update."""
+        quantity = self._quantity(name)
+        found = self._due.get(quantity)
+        return self._is_due(quantity, self.seen.get(quantity, 0) + 1) if found is None else found
+
     def _quantity(self, name: str) -> str:
         return name if name in self.shares else TASK  # its own, or what replaces it
 
     def _count(self, name: str) -> bool:
-        count = self.seen[name] = self.seen.get(name, 0) + 1
+        self.seen[name] = self.seen.get(name, 0) + 1
+        return self._is_due(name, self.seen[name])
+
+    def _is_due(self, name: str, count: int) -> bool:
+        """Whether the update in which a loss is there for the count-th time is measured."""
         shares = self.shares.values() if name == TASK else [self.shares[name]]
         if any(share is not None for share in shares):
             if count < PERIOD:

@@ -47,6 +47,7 @@ class ALICE(AdversarialSearch):
 
     name: ClassVar[str] = "alice"
     claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
+    needs_all_rows: ClassVar[str | None] = "holds the task loss, which may be a mean over tokens"
     version: ClassVar[int] = 2
     compares_passes: ClassVar[bool] = True
 

@@ -53,6 +53,9 @@ def independent_fields(cls: type[Regularizer]) -> list[str]:
     own = [name for name in _in_order(cls) if name in cls.__pydantic_fields__]  # type: ignore[attr-defined]
     common = set(Regularizer.__pydantic_fields__)  # type: ignore[attr-defined]
     if default.has_loss and not default.replaces_task_loss:
+        if cls.needs_all_rows:
+            common -= {"rows"}
+            seen.add("rows")
         return [name for name in own if name in common or name not in seen]
     return [name for name in own if name not in common | seen]
 

@@ -57,6 +57,7 @@ from smoothtune.functional.input_derivatives import (
     DifferenceScheme,
     EstimatorName,
     InputDerivatives,
+    Reader,
     scores,
 )
 from smoothtune.methods.derivative_base import DerivativePenalty
@@ -192,15 +193,11 @@ class JacHess(DerivativePenalty):
             estimate = self._derivatives.estimate(clean, lambda run: [scores(run)], weights)
             width = scores(clean.run()).shape[1]
         else:
-            positions = self._positions(clean.run())
-            rows = torch.arange(len(positions), device=clean.device)
-
-            def read(run: ForwardPass) -> list[Tensor]:
-                return [hidden[rows, positions] for hidden in run.hidden_states[1:]]
-
+            read, whole = self._reader(clean), clean.whole
             if self._norms is None:
+                read_whole = read if whole is clean else self._reader(whole)
                 self._norms = _mean_over_processes(
-                    self._derivatives.jacobian_norms(clean, read, CALIBRATION_PROBES)
+                    self._derivatives.jacobian_norms(whole, read_whole, CALIBRATION_PROBES)
                 )
             n = self._norms.clamp(min=torch.finfo(self._norms.dtype).tiny) ** self.power
             weights = layer_factors(n, self.factors, self.temperature)
@@ -213,6 +210,12 @@ class JacHess(DerivativePenalty):
             hessian = counted / width * hessian
         self.diagnostics |= {"jacobian": jacobian, "hessian": hessian}
         return self._c * (jacobian + self.hessian_weight * hessian)
+
+    def _reader(self, clean: ForwardPass) -> Reader:
+        """What reads z_1..z_L of a pass on the same rows."""
+        positions = self._positions(clean.run())
+        rows = torch.arange(len(positions), device=clean.device)
+        return lambda run: [hidden[rows, positions] for hidden in run.hidden_states[1:]]
 
     def _positions(self, clean: ForwardPass) -> Tensor:
         """(B,) the token of every example whose state is z_l."""

@@ -63,6 +63,7 @@ class L2SP(Regularizer):
 
     name: ClassVar[str] = "l2_sp"
     claims: ClassVar[tuple[Quantity, ...]] = ("weight distance",)
+    needs_all_rows: ClassVar[str | None] = "has a term about weights, not about examples"
     searched: ClassVar[Mapping[str, Between] | None] = {"alpha": Between(1e-4, 1.0, log=True)}
 
     alpha: NonNegative = 0.01

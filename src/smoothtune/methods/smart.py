@@ -174,6 +174,8 @@ class SMART(AdversarialSearch):
         super().__post_init__()
         if self.compat:
             self._ascent = self.ascent(MT_DNN)
+        if self.compat and self.rows < 1:
+            raise ValueError("compat compares examples of a whole batch, so rows is 1")
         inner = self.inner_criterion or ("stable_kl" if self.compat else self.criterion)
         for name, chosen in (("criterion", self.criterion), ("inner_criterion", inner)):
             if chosen not in PAPER and self.compat is None:

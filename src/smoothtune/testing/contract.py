@@ -7,11 +7,14 @@ A clause makes its models and batches with `make_model(architecture, dropout=...
 from __future__ import annotations
 
 from collections.abc import Callable, Container
+from itertools import combinations
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import Tensor, nn
 
+from smoothtune.core import part
 from smoothtune.core.objective import Objective
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.support import REFUSED
@@ -149,6 +152,51 @@ def is_mean_over_examples(
     torch.testing.assert_close(whole, (first + second) / 2, rtol=1e-6, atol=1e-9)
 
 
+def is_unbiased_on_a_part(
+    make: MakeMethod,
+    architecture: str,
+    *,
+    make_model: MakeModel = tiny_model,
+    make_batch: MakeBatch = tiny_batch,
+) -> None:
+    """The term's gradient is the mean over all pairs of the four rows, or rows=0.5 is refused.
+
+    What a method measures on its first batch is measured once, on the whole one.
+    """
+    method = with_weight(make())
+    halves = _on_half(method)
+    if halves is None:
+        return
+    with fixed_draws(), all_in_float64():
+        objective = Objective(method).attach(make_model(architecture))
+        objective(objective.model, make_batch())
+        state = objective.state_dict()
+
+        def gradient(*regularizers: Regularizer, rows: tuple[int, ...] = ()) -> Tensor:
+            with mock.patch.object(part, "draw_rows", return_value=torch.tensor(rows)) as drawn:
+                objective, model = Objective(*regularizers), make_model(architecture)
+                given = state if regularizers else None
+                found = _gradient(objective, model, make_batch(), raw=True, state=given)
+            assert drawn.called == bool(rows)
+            return found
+
+        plain, whole = gradient(), gradient(method)
+        pairs = [gradient(halves, rows=rows) for rows in combinations(range(4), 2)]
+    error = (torch.stack(pairs).mean(0) - whole).norm()
+    allowed = 1e-6 if method.finite_differences else 1e-9
+    assert error < allowed * (whole - plain).norm() + 1e-14 * plain.norm()
+
+
+def _on_half(method: Regularizer) -> Regularizer | None:
+    """The method with rows=0.5; None if it says that its term is on all rows."""
+    try:
+        return type(method)(**method.settings() | {"rows": 0.5})
+    except ValueError as error:
+        if "so rows is 1" not in str(error):
+            raise
+        return None
+
+
 def has_right_gradient(
     make: MakeMethod,
     architecture: str,
@@ -267,6 +315,7 @@ CLAUSES = [
     leaves_ambient_draws,
     ignores_padding,
     is_mean_over_examples,
+    is_unbiased_on_a_part,
     has_right_gradient,
     leaves_no_trace,
     resumes,

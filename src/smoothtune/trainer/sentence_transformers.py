@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from smoothtune.core.architecture import unwrap
+from smoothtune.trainer.update_parts import refuse_parts
 
 TEXT = ("input_ids", "attention_mask", "token_type_ids")
 Column = dict[str, Any]
@@ -88,6 +89,7 @@ class EmbeddingLoss:
 
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
         """Embed all texts once; scalar loss, and the outputs with `sentence_embedding` (N, D)."""
+        refuse_parts(batch, self.batch, "SentenceTransformerTrainer")
         outputs = dict(model({name: batch[name] for name in TEXT if name in batch}))
         embedded = Embedded(unwrap(model), self.columns, outputs)
         from sentence_transformers.base.losses.merged_forward import column_merging_disabled

@@ -21,7 +21,7 @@ from smoothtune.trainer.class_weights import ClassWeightedLoss, LabelWeightedLos
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
 from smoothtune.trainer.trl import metrics_kept, trl_trainer, unpacked
 from smoothtune.trainer.update_batches import SPARE
-from smoothtune.trainer.update_parts import Size, UpdateParts, labels_in, rows_of
+from smoothtune.trainer.update_parts import Size, UpdateParts, labels_in, refuse_parts, rows_of
 
 Kind = Literal["next token", "embedding", "stock", "function", "declared", "own"]
 
@@ -130,6 +130,8 @@ class TaskLoss:
             nonlocal passes
             passes += 1
             with metrics_kept(self.trainer) if reward and passes > 1 else nullcontext():
+                if reward:
+                    refuse_parts(batch, inputs, "RewardTrainer")
                 value, outputs = self.own(model, batch, True, count)
             if not share:  # no label in this batch: its mean is 0 / 0
                 value = 0 * outputs["logits" if "logits" in outputs else "start_logits"].sum()

@@ -30,6 +30,19 @@ def rows_of(batch: Mapping[str, Any]) -> int:
     return len(first if isinstance(first, Tensor) else next(tensors, (None,)))
 
 
+def refuse_parts(batch: Mapping[str, Any], whole: Mapping[str, Any], trainer: str) -> None:
+    """Refuse some rows of a batch to a loss that compares rows with one another.
+
+    Raises:
+        ValueError: `batch` has fewer rows than `whole`.
+    """
+    if rows_of(batch) < rows_of(whole):
+        raise ValueError(
+            f"rows below 1 does not work with {trainer}, whose loss compares rows of a batch: "
+            "leave rows at 1, or give the method every=k"
+        )
+
+
 def labels_in(batch: Mapping[str, Any], names: list[str], *, shifted: bool) -> int:
     """Number of labels over which a model's own loss is a mean.
 

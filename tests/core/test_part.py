@@ -1,0 +1,434 @@
+"""Terms on a random part of the batch: what they are, and which passes and masks they share."""
+
+from itertools import combinations
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from helpers.heads import multi_label, question_answering, regression, token_classification
+from smoothtune import (
+    ALICE,
+    FGM,
+    L2SP,
+    LNSR,
+    R3F,
+    SMART,
+    CrossHolder,
+    DoubleBackprop,
+    ForwardPass,
+    FreeLB,
+    JacHess,
+    Jacobian,
+    Mixout,
+    Objective,
+    RDrop,
+    Regularizer,
+)
+from smoothtune.core import part, rng
+from smoothtune.core.part import draw_rows
+from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
+from smoothtune.testing.tiny import COMMON_CONFIG, random_model
+
+ROWS = (1, 3)
+UNSHARED = {
+    "deberta",
+    "opt",
+}  # have masks of positions, or of tokens of all rows one after the other
+
+
+@pytest.fixture
+def chosen(monkeypatch):
+    """Rows 1 and 3 of four are the part."""
+    monkeypatch.setattr(part, "draw_rows", lambda *_: torch.tensor(ROWS))
+
+
+@pytest.fixture
+def noise(monkeypatch):
+    """Noise that depends on the place in an example alone."""
+
+    def draws(x: Tensor) -> Tensor:
+        places = torch.arange(x[0].numel(), dtype=x.dtype).view(x.shape[1:])
+        return torch.sin(1.7 * places + 0.3).expand_as(x).clone()
+
+    monkeypatch.setattr(rng, "normal_like", draws)
+    monkeypatch.setattr(rng, "uniform_like", draws)
+    return draws
+
+
+def passes(monkeypatch) -> list[int]:
+    """The number of rows of every forward from now on."""
+    found: list[int] = []
+    original = ForwardPass.run
+
+    def run(self):
+        if not self.has_run:
+            found.append(len(self.batch["input_ids"]))
+        return original(self)
+
+    monkeypatch.setattr(ForwardPass, "run", run)
+    return found
+
+
+def gradient(loss: Tensor, model: nn.Module) -> list[Tensor]:
+    weights = list(model.parameters())
+    return [
+        torch.zeros_like(w) if g is None else g
+        for w, g in zip(weights, torch.autograd.grad(loss, weights, allow_unused=True), strict=True)
+    ]
+
+
+def test_rows_are_a_part_of_the_batch_rounded_up_and_every_choice_is_as_likely():
+    torch.manual_seed(0)
+    for count, fraction, expected in [(16, 0.25, 4), (5, 0.25, 2), (100, 0.07, 7), (3, 0.01, 1)]:
+        rows = draw_rows(count, fraction, torch.device("cpu"))
+        assert len(rows) == expected
+        assert rows.tolist() == sorted(set(rows.tolist()) & set(range(count)))
+    draws = [tuple(draw_rows(4, 0.5, torch.device("cpu")).tolist()) for _ in range(3000)]
+    for pair in combinations(range(4), 2):  # 500 expected, with a deviation of 20
+        assert 400 < draws.count(pair) < 600
+
+
+@pytest.mark.parametrize("architecture", [a for a in ARCHITECTURES if a not in UNSHARED])
+def test_lnsr_is_the_equation_on_the_chosen_rows_with_their_own_masks(
+    architecture, chosen, noise, monkeypatch
+):
+    """Both passes of the reference run over the whole batch, with the masks of the task loss."""
+    with all_in_float64():
+        model, batch = tiny_model(architecture, dropout=0.3), tiny_batch()
+        torch.manual_seed(3)
+        task = model(**batch).loss
+        torch.manual_seed(3)
+        clean = ForwardPass(
+            model, batch, points=(0,), start=rng.get_state(torch.device("cpu"))
+        ).run()
+        x, mask = clean.embeddings(0), clean.mask
+        z = noise(x)
+        z = (
+            z
+            * (0.05 * x.norm(dim=-1, keepdim=True) / z.norm(dim=-1, keepdim=True))
+            * mask[..., None]
+        )
+        moved = clean.at(z, 0, dropout="shared")
+        term = torch.zeros((), dtype=torch.float64)
+        for h, h_ in zip(clean.hidden_states[1:], moved.hidden_states[1:], strict=True):
+            for row in ROWS:
+                real = mask[row]
+                distance = (h[row, real] - h_[row, real]).square().sum(-1).mean()
+                term = term + distance / len(ROWS)
+        expected = gradient(task + 2 * term, model)
+
+        ran = passes(monkeypatch)
+        objective = Objective(LNSR(rows=0.5, weight=2.0)).attach(model)
+        torch.manual_seed(3)
+        found = objective(model, batch)
+        assert ran == [4, 2]  # the clean pass is the task's
+        torch.testing.assert_close(found, task + 2 * term, rtol=1e-12, atol=1e-12)
+        for one, other in zip(gradient(found, model), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_both_passes_of_a_part_have_the_same_masks(architecture, monkeypatch):
+    """Nothing but the noise, which is next to nothing, is between them."""
+    model, ran = tiny_model(architecture, dropout=0.3), passes(monkeypatch)
+    objective = Objective(LNSR(rows=0.5, weight=1.0, noise_ratio=1e-6)).attach(model)
+    for _ in range(3):
+        objective(model, tiny_batch())
+        assert 0 < objective.terms["loss/lnsr"] < 1e-8
+    assert ran == ([4, 2, 2] if architecture in UNSHARED else [4, 2]) * 3
+
+
+def test_what_r3f_smart_and_jachess_add_is_theirs_on_the_whole_batch_row_by_row(noise, monkeypatch):
+    """A mean over examples is the mean of one-row parts; masks are those of the whole batch."""
+    for make, runs in [
+        (lambda **f: R3F(sigma=0.1, dropout="shared", weight=1.0, **f), [4, 1]),
+        (lambda **f: SMART(weight=1.0, **f), [4, 1, 1, 1]),
+        (lambda **f: JacHess(c=0.1, smoothness=[1.0, 2.0], weight=1.0, **f), [4, 1, 1, 1]),
+    ]:
+        model = tiny_model("bert", dropout=0.3)
+
+        def term(method, row=0, model=model):
+            monkeypatch.setattr(part, "draw_rows", lambda *_: torch.tensor([row]))
+            objective = Objective(method).attach(model)
+            torch.manual_seed(3)
+            objective(model, tiny_batch())
+            objective.detach()
+            return objective.terms[f"loss/{method.name}"]
+
+        whole = term(make())
+        ran = passes(monkeypatch)
+        each = [term(make(rows=0.25), row) for row in range(4)]
+        assert ran == 4 * runs
+        monkeypatch.undo()
+        monkeypatch.setattr(rng, "normal_like", noise)
+        monkeypatch.setattr(rng, "uniform_like", noise)
+        assert len({value.item() for value in each}) == 4
+        torch.testing.assert_close(torch.stack(each).mean(), whole, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    "make", [regression, question_answering, token_classification, multi_label]
+)
+@pytest.mark.parametrize("method", [LNSR, R3F, SMART, JacHess, Jacobian])
+def test_every_task_has_the_mean_over_all_pairs(make, method, noise, monkeypatch):
+    fields = {"weight": 1.0} | ({"sigma": 0.1} if method is R3F else {})
+    fields |= {"smoothness": [1.0, 2.0]} if method is JacHess else {}
+
+    def term(**more):
+        model, batch = make(0.0)
+        objective = Objective(method(**fields, **more)).attach(model)
+        objective(model, batch)
+        return objective.terms[f"loss/{method.name}"]
+
+    whole, pairs = term(), []
+    for pair in combinations(range(4), 2):
+        monkeypatch.setattr(part, "draw_rows", lambda *_, pair=pair: torch.tensor(pair))
+        pairs.append(term(rows=0.5))
+    assert len({value.item() for value in pairs}) == 6
+    torch.testing.assert_close(torch.stack(pairs).mean(), whole, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize("items", [None, 5.0, 40.0])
+@pytest.mark.parametrize("method", [R3F, LNSR, Jacobian])
+def test_label_tokens_of_a_language_model_have_the_mean_over_all_pairs(
+    method, items, noise, monkeypatch
+):
+    """A sum over label tokens is divided by their number in the whole batch, or what it says."""
+    batch = tiny_batch()
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    labels[2, :4] = -100
+    batch |= {"labels": labels} | ({} if items is None else {"num_items_in_batch": items})
+    fields = {"weight": 1.0} | ({"sigma": 0.1} if method is R3F else {})
+    fields |= {"estimator": "finite_difference"} if method is Jacobian else {}
+
+    def term(**more):
+        model = random_model(LlamaForCausalLM, LlamaConfig(**COMMON_CONFIG))
+        objective = Objective(method(**fields, **more)).attach(model)
+        objective(model, batch)
+        return objective.terms[f"loss/{method.name}"]
+
+    with all_in_float64():
+        whole, pairs = term(), []
+        for pair in combinations(range(4), 2):
+            monkeypatch.setattr(part, "draw_rows", lambda *_, pair=pair: torch.tensor(pair))
+            pairs.append(term(rows=0.5))
+    # the number of tokens is float32
+    torch.testing.assert_close(torch.stack(pairs).mean(), whole, rtol=1e-7, atol=0)
+
+
+def test_fewer_label_tokens_than_one_for_every_batch_are_no_whole_one():
+    batch = {"labels": torch.tensor([[1, 2]]), "num_items_in_batch": 0.5}
+    assert part.num_items(batch).item() == 0.5
+    assert part.num_items({"labels": torch.tensor([[1, -100]])}).item() == 1
+
+
+class TestWhichPassesRun:
+    def ran(self, monkeypatch, method, model=None, batch=None, *others: Regularizer):
+        found = passes(monkeypatch)
+        model = model or tiny_model("bert", dropout=0.1)
+        objective = Objective(method, *others).attach(model)
+        objective(model, tiny_batch() if batch is None else batch).backward()
+        objective.detach()
+        return found
+
+    @pytest.mark.parametrize(
+        ("make", "expected"),
+        [
+            (lambda: R3F(rows=0.5, weight=1.0), [4, 2]),
+            (lambda: LNSR(rows=0.25, weight=1.0), [4, 1]),
+            (lambda: JacHess(rows=0.5, weight=1.0, smoothness=[1.0, 1.0]), [4, 2, 2, 2]),
+            (lambda: CrossHolder(rows=0.5, weight=1.0), [4, 2, 2, 2, 2]),
+            (lambda: SMART(rows=0.5, weight=1.0), [4, 2, 2, 2]),
+            # a derivative of the clean pass is cheaper on the part alone
+            (lambda: Jacobian(rows=0.5, weight=1.0), [2, 4]),
+        ],
+    )
+    def test_of_a_labeled_batch(self, make, expected, monkeypatch):
+        assert self.ran(monkeypatch, make()) == expected
+
+    def test_of_a_batch_without_labels_only_the_part(self, monkeypatch):
+        batch = tiny_batch()
+        del batch["labels"]
+        method = LNSR(rows=0.5, weight=1.0)
+        assert self.ran(monkeypatch, method, batch=batch) == [2, 2]
+
+    def test_beside_a_method_that_runs_no_clean_pass(self, monkeypatch):
+        method = LNSR(rows=0.5, weight=1.0)
+        found = self.ran(monkeypatch, method, None, None, FreeLB(num_steps=2))
+        assert found == [4, 4, 2, 2]
+
+    def test_with_recomputed_blocks_masks_are_not_shared(self, monkeypatch):
+        model = tiny_model("bert", dropout=0.1)
+        model.activation_checkpointing_enable()
+        assert self.ran(monkeypatch, LNSR(rows=0.5, weight=1.0), model) == [4, 2, 2]
+
+    def test_beside_mixout_which_draws_in_every_pass(self, monkeypatch):
+        method = LNSR(rows=0.5, weight=1.0)
+        assert self.ran(monkeypatch, method, None, None, Mixout(p=0.5)) == [4, 2, 2]
+
+    def test_without_dropout_no_masks_are_needed(self, monkeypatch):
+        model = tiny_model("bert")
+        monkeypatch.setattr(Objective, "_shared_masks", lambda *_: None)  # as on accelerators
+        assert self.ran(monkeypatch, LNSR(rows=0.5, weight=1.0), model) == [4, 2]
+        model = tiny_model("bert", dropout=0.1)
+        assert self.ran(monkeypatch, LNSR(rows=0.5, weight=1.0), model)[-3:] == [4, 2, 2]
+        assert self.ran(monkeypatch, R3F(rows=0.5, weight=1.0), model)[-2:] == [4, 2]
+
+    def test_a_part_that_rounds_up_to_all_rows_is_the_batch(self, monkeypatch):
+        whole, most = (LNSR(rows=rows, weight=1.0) for rows in (1.0, 0.9))
+        losses = []
+        for method in (whole, most):
+            model = tiny_model("bert", dropout=0.1)
+            torch.manual_seed(3)
+            losses.append(Objective(method).attach(model)(model, tiny_batch()))
+        assert torch.equal(*losses)
+
+
+class TestStrangeDraws:
+    """What a pass over some rows could not draw as the whole one did."""
+
+    @pytest.mark.parametrize("kind", ["flattened", "transposed", "uniform", "stochastic depth"])
+    def test_leave_the_part_a_clean_pass_of_its_own(self, kind, noise, chosen, monkeypatch):
+        model = tiny_model("bert", dropout=0.1)
+        draws = {
+            "flattened": lambda x: nn.functional.dropout(x.flatten(0, 1), 0.4).view_as(x),
+            "transposed": lambda x: nn.functional.dropout(x.transpose(0, 1), 0.4).transpose(0, 1),
+            "uniform": lambda x: x * torch.empty_like(x).uniform_(0.5, 1.5),
+            "stochastic depth": lambda x: x * torch.bernoulli(torch.full((len(x), 1, 1), 0.5)),
+        }
+        block = model.bert.encoder.layer[0]
+        block.register_forward_hook(lambda module, args, output: draws[kind](output))
+        ran = passes(monkeypatch)
+        objective = Objective(LNSR(rows=0.5, weight=1.0)).attach(model)
+        objective(model, tiny_batch())
+        assert ran == [4, 2, 2]
+
+    def test_of_the_other_pass_alone_are_refused(self, chosen, monkeypatch):
+        model = tiny_model("bert", dropout=0.1)
+        block, count = model.bert.encoder.layer[0], []
+
+        def draw(module, args, output):
+            count.append(0)
+            return output if len(count) == 1 else nn.functional.dropout(output, 0.4)
+
+        block.register_forward_hook(draw)
+        objective = Objective(LNSR(rows=0.5, weight=1.0)).attach(model)
+        with pytest.raises(RuntimeError, match=r"mask of shape \(2, 6, 8\) .* leave rows at 1"):
+            objective(model, tiny_batch())
+
+    def test_without_shared_masks_they_are_refused(self, chosen, monkeypatch):
+        monkeypatch.setattr(Objective, "_shared_masks", lambda *_: None)
+        model, count = tiny_model("bert"), []
+
+        def draw(module, args, output):
+            count.append(0)
+            return output if len(count) == 1 else output + torch.rand(1)
+
+        model.bert.encoder.layer[0].register_forward_hook(draw)
+        objective = Objective(LNSR(rows=0.5, weight=1.0)).attach(model)
+        with pytest.raises(RuntimeError, match="other random numbers than dropout"):
+            objective(model, tiny_batch())
+
+
+def test_masks_that_no_graph_holds_are_drawn_again(chosen, noise):
+    """A frozen model's clean pass keeps none of its lower masks."""
+    terms = []
+    for frozen in (False, True):
+        model = tiny_model("bert", dropout=0.3)
+        model.bert.embeddings.requires_grad_(not frozen)
+        model.bert.encoder.layer[0].requires_grad_(not frozen)
+        objective = Objective(LNSR(rows=0.5, weight=1.0)).attach(model)
+        torch.manual_seed(3)
+        objective(model, tiny_batch())
+        terms.append(objective.terms["loss/lnsr"])
+    assert torch.equal(*terms)
+
+
+def test_a_term_is_measured_on_the_whole_batch(monkeypatch):
+    """A share then means the same with and without rows: no noise of the rows is in the norm."""
+    squares, sizes = [], []
+    for rows in (1.0, 0.25):
+        ran = passes(monkeypatch)
+        model = tiny_model("bert")
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        method = LNSR(share=0.3, ramp_start=0, rows=rows)
+        objective = Objective(method).bind(model, optimizer)
+        for _ in range(5):
+            for _ in range(2):
+                objective(model, tiny_batch()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        squares.append(objective.strengths.squares)
+        sizes.append(ran)
+        objective.detach()
+        monkeypatch.undo()
+    assert sizes[0] == [4] * 20
+    perturbed = sizes[1][1::2]
+    assert perturbed == [4, 4, 4, 4, 1, 1, 4, 4, 1, 1]  # the 1st, 2nd and 4th update of five
+    assert squares[0] == squares[1]
+
+
+def test_rows_differ_between_calls_and_leave_all_other_draws_as_they_are(monkeypatch):
+    found, noises = [], []
+    original, draws = part.draw_rows, rng.normal_like
+    monkeypatch.setattr(part, "draw_rows", lambda *a: found.append(original(*a)) or found[-1])
+    monkeypatch.setattr(rng, "normal_like", lambda x: noises.append(draws(x)) or noises[-1])
+    results = []
+    for rows in (1.0, 0.5):
+        model = tiny_model("bert", dropout=0.1)
+        torch.manual_seed(3)
+        objective = Objective(LNSR(weight=1.0, rows=rows), R3F(weight=1.0, rows=0.5, sigma=0.1))
+        objective.attach(model)
+        for _ in range(4):
+            objective(model, tiny_batch())
+        results.append(objective.terms)
+    one, other = found[:4], found[4:]
+    assert results[0]["loss/r3f"] == results[1]["loss/r3f"]
+    assert results[0]["loss/task"] == results[1]["loss/task"]
+    assert len({tuple(rows.tolist()) for rows in one}) > 1
+    assert [r.tolist() for r in other[1::2]] == [r.tolist() for r in one]  # r3f's, beside lnsr's
+    assert noises[0].flatten()[:10].tolist() == noises[4].flatten()[:10].tolist()
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (L2SP, "about weights"),
+        (FGM, "task loss"),
+        (ALICE, "task loss"),
+        (DoubleBackprop, "task loss"),
+        (RDrop, "replaces the task loss"),
+        (Mixout, "has no loss term"),
+        (lambda **f: SMART(compat="mt-dnn", **f), "compat"),
+    ],
+)
+def test_what_is_no_mean_over_examples_is_refused(make, reason):
+    make(rows=1.0)
+    with pytest.raises(ValueError, match=f"{reason}.*so rows is 1"):
+        make(rows=0.5)
+    with pytest.raises(ValueError, match="rows"):
+        LNSR(rows=0.0)
+
+
+def test_inputs_without_an_entry_for_each_row_are_named():
+    model = tiny_model("bert")
+    batch = tiny_batch() | {"position_ids": torch.arange(6).expand(3, 6)}
+    objective = Objective(LNSR(rows=0.5, weight=1.0)).attach(model)
+    batch["extra"] = torch.zeros(3)
+    loss = lambda model, batch: ((out := model(**tiny_batch())).loss, out)  # noqa: E731
+    with pytest.raises(ValueError, match=r"`position_ids` has shape \(3, 6\).*rows at 1"):
+        objective(model, batch, loss)
+
+
+def test_a_term_of_your_own_cannot_hold_the_task_loss_of_a_part():
+    class Twice(Regularizer):
+        name = "twice"
+
+        def loss(self, clean):
+            return clean.run().loss
+
+    model = tiny_model("bert")
+    with pytest.raises(RuntimeError, match="cannot hold the task loss"):
+        Objective(Twice(rows=0.5)).attach(model)(model, tiny_batch())
