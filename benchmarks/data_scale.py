@@ -98,6 +98,11 @@ def measure(folder, code):
     return json.loads(run.stdout.splitlines()[-1])
 
 
+def peak(measured):
+    """GiB; a dash where memory was not measured."""
+    return "–" if measured[2] is None else f"{measured[2]:.2f}"
+
+
 def table(content):
     """Markdown."""
     lines = ["# Many rows", "", *(f"`{command}`" for command in content["commands"]), ""]
@@ -108,7 +113,7 @@ def table(content):
         first, end = row["first"], row["end"]
         lines += [
             f"| {row['name']} | {row['file']} | {row['rows']:,} | {first[0]:.1f} | {first[1]:.1f} "
-            f"| {first[2]:.2f} | {end[0]:.1f} | {end[2]:.2f} |"
+            f"| {peak(first)} | {end[0]:.1f} | {peak(end)} |"
         ]
     return "\n".join(lines) + "\n"
 
@@ -126,7 +131,9 @@ def main():
     other = f" --code FOLDER --name '{arguments.name}'" if arguments.name != "this version" else ""
     command = f"python benchmarks/data_scale.py --rows {shown}{other}"
     kept["commands"] = [*dict.fromkeys([*kept["commands"], command])]
-    kept["machine"] = f"{os.cpu_count()} cores, other work running"
+    kept["machine"] = (
+        f"{os.cpu_count()} cores, other work running, now more, now less: compare processor seconds"
+    )
     for count in arguments.rows:
         for suffix in ("csv", "parquet"):
             with tempfile.TemporaryDirectory() as made:
