@@ -1,10 +1,12 @@
 """Class weights: a weighted mean over all rows of an update, however it is cut."""
 
+from unittest import mock
+
 import pytest
 import torch
 from torch import Tensor
 
-from helpers.training import Rows, arguments
+from helpers.training import Rows, arguments, collate
 from smoothtune import FGM, L2SP, Plain, SmoothTrainer
 from smoothtune.testing import tiny_model
 from smoothtune.trainer.class_weights import ClassWeightedLoss
@@ -70,3 +72,24 @@ def test_with_methods_the_cut_does_not_matter(tmp_path, method) -> None:
 def test_weights_are_positive() -> None:
     with pytest.raises(ValueError, match="must be above 0"):
         ClassWeightedLoss([1, 0])
+
+
+def test_the_loss_of_an_evaluation_is_that_of_its_rows_whatever_the_processes(tmp_path):
+    """The Trainer takes a loss that could use the count of labels for a share of a sum."""
+    model = tiny_model("bert", num_labels=3, dtype=torch.float64).eval()
+    trainer = SmoothTrainer(
+        model=model,
+        args=arguments(tmp_path),
+        regularizers=Plain(),
+        train_dataset=Rows(6),
+        compute_loss_func=ClassWeightedLoss(WEIGHTS),
+    )
+    batch = collate([Rows(6)[i] for i in range(6)])
+    rows = {name: value for name, value in batch.items() if name != "example_id"}
+    logits, weights = model(**rows).logits, torch.tensor(WEIGHTS).double()[rows["labels"]]
+    losses = -logits.log_softmax(1)[torch.arange(6), rows["labels"]]
+    expected = (weights * losses).sum() / weights.sum()
+    two = mock.PropertyMock(return_value=2)
+    with mock.patch.object(type(trainer.accelerator), "num_processes", two):
+        found = trainer.compute_loss(model, batch, num_items_in_batch=torch.tensor(12))
+    torch.testing.assert_close(found, expected)
