@@ -1,8 +1,10 @@
 """`smoothtune train` in several gloo processes gives what one process gives."""
 
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,6 +28,16 @@ from smoothtune.errors import OutputError
 
 pytestmark = pytest.mark.slow
 LAUNCHES = {"two": (2, 1), "four": (4, 1), "two, two batches an update": (2, 2)}
+CASES, RESUMED_CASES = (
+    # norms of an update of fewer batches, the last of an epoch, count less for a share
+    [
+        (launch, n)
+        for launch in LAUNCHES
+        for n in names
+        if LAUNCHES[launch][1] == 1 or "share" not in n
+    ]
+    for names in (RUNS, RESUMED)
+)
 MEANS = {"loss", "grad_norm", "learning_rate", "eval_brier", "eval_nll", "eval_accuracy"}
 
 
@@ -80,7 +92,7 @@ def assert_same(expected: Path, found: Path) -> None:
         assert second[scores] == pytest.approx(first[scores], abs=1e-6)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(("several", "name"), CASES, indirect=["several"])
 def test_several_processes_equal_one(name, one, several):
     folder, processes = several
     assert_same(one / name, folder / name)
@@ -102,12 +114,12 @@ def test_the_mean_loss_of_an_evaluation_is_that_of_all_rows(one, several):
         assert losses[1] == pytest.approx(likelihoods, abs=1e-6)
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize(("several", "name"), RESUMED_CASES, indirect=["several"])
 def test_a_run_of_one_process_goes_on_in_several(name, one, several):
     assert_same(one / name, several[0] / "begun" / name)
 
 
-@pytest.mark.parametrize("name", RESUMED)
+@pytest.mark.parametrize(("several", "name"), RESUMED_CASES, indirect=["several"])
 def test_a_run_of_several_processes_goes_on_in_one(name, one, several, tiny, tmp_path):
     folder, processes = several
     stopped = shutil.copytree(folder / "stopped" / name, tmp_path / "out")
@@ -211,7 +223,7 @@ def test_ctrl_c_saves_once(tiny, tmp_path):
     ) as run:
         for line in run.stdout:
             if "step 3/" in line:
-                subprocess.run(["kill", "-INT", f"-{run.pid}"], check=True)
+                os.killpg(run.pid, signal.SIGINT)
                 break
         _, told = run.communicate(timeout=120)
     assert run.returncode != 0
