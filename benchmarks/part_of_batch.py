@@ -1,25 +1,29 @@
 """Terms on a part of the batch: what a step costs, and how much its gradient varies.
 
-    python benchmarks/part_of_batch.py --data DIR [--rounds 3] [--batches 11]
+    python benchmarks/part_of_batch.py --data DIR [--method NAME ...] [--rounds 3] [--batches 11]
 
 DIR is a folder of Parquet data sets with `sst2`. MiniLM after 20 plain updates, batches of 16
 sentences of SST-2 of at most 32 tokens, dropout on, one thread on a CPU. For every method and part
 of the batch:
 
-- time of a whole update relative to a plain one, alternating (weight 1; updates in which a share is
-  measured take the whole batch), and floating-point operations of forward and backward likewise;
+- processor time of a whole update relative to a plain one, alternating (weight 1; updates in which
+  a share is measured take the whole batch), and floating-point operations of forward and backward
+  likewise; `--rounds 0` leaves both as they were;
 - noise of the term's gradient, sqrt(E ||g - Eg||^2) / ||Eg||, over batches, rows, noise and masks;
 - noise of the whole gradient, task plus term at a share of 0.3: sqrt(E ||g - Eg||^2), relative to
   that of the task alone. Of the draws of each setting the one with the largest gradient of the term
   is left out, as LNSR's has outliers; how large it is beside the median stands beside.
 
 `every=4` is reckoned from the draws on whole batches: the term's gradient times 4 in one of four
-updates. Writes benchmarks/results/part-of-batch.json and .md.
+updates; `--batches 0` leaves the noise as it was. Writes benchmarks/results/part-of-batch.json
+and .md.
 """
 
 import argparse
 import json
 import math
+import statistics
+import time
 from pathlib import Path
 
 import torch
@@ -152,36 +156,71 @@ def make(model, name, rows):
     return CLASSES[name](weight=1.0, rows=rows, **fields)
 
 
-def measure(model, name, batches, rounds, plain_operations):
-    """One row for every part of the batch, and one for every=4."""
-    from smoothtune.trainer.step_cost import measure_step_cost
-
-    noise, rows = vary(model, name, batches), []
-    for part in METHODS[name]:
-        method = make(model, name, part)
-        cost = measure_step_cost(model, [method], batches[:rounds])
-        counted = sum(operations(model, make(model, name, part), batch) for batch in batches[:2])
-        share = counted / plain_operations
-        rows.append(entry(name, f"rows={part:g}", cost.ratio, cost.ratios, share, noise[part]))
-        print(rows[-1], flush=True)
-    whole, k = rows[0], EVERY
-    ratio, share = (1 + (whole[key] - 1) / k for key in ("ratio", "operations"))
-    rows.append(entry(name, f"every={k}", ratio, None, share, noise["every"]))
-    return rows
+def cost(model, name, batches, rounds):
+    """(Processor times, operations) relative to plain ones, by part of the batch."""
+    plain = sum(operations(model, None, batch) for batch in batches[:2])
+    found = {}
+    for rows in METHODS[name]:
+        steppers = [stepper(model, []), stepper(model, [make(model, name, rows)])]
+        # the first is no round; in the third of a fixed weight the term is measured, on all rows
+        taken = [[step(batch) for step in steppers] for batch in batches[: rounds + 2]]
+        ratios = [method / plain for plain, method in (taken[1], *taken[3:])][:rounds]
+        counted = sum(operations(model, make(model, name, rows), batch) for batch in batches[:2])
+        found[rows] = ratios, counted / plain
+    return found
 
 
-def entry(name, setting, ratio, ratios, operations, noise):
-    """Numbers of one method with one setting."""
-    return {
-        "method": name,
-        "setting": setting,
-        "ratio": round(ratio, 3),
-        "ratio_range": ratios and [round(min(ratios), 3), round(max(ratios), 3)],
-        "operations": round(operations, 3),
-        "term_noise": round(noise[0], 3),
-        "gradient_noise": round(noise[1], 3),
-        "largest": round(noise[2], 1),
-    }
+def stepper(model, methods):
+    """A function that takes an update of a copy of the model and returns its processor time."""
+    import copy
+
+    from smoothtune import Objective
+
+    model = copy.deepcopy(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
+    objective = Objective(*methods).bind(model, optimizer, 1000)
+
+    def step(batch):
+        start = time.process_time()
+        objective(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return time.process_time() - start
+
+    return step
+
+
+def measure(model, name, batches, rounds, noisy, previous):
+    """Rows of the table by setting: parts of the batch, and every=4."""
+    settings = {f"rows={part:g}": part for part in METHODS[name]} | {f"every={EVERY}": "every"}
+    rows = {label: dict(previous.get((name, label), {})) for label in settings}
+    if rounds:
+        found = cost(model, name, batches, rounds)
+        ratios, counted = found[1.0]
+        whole = statistics.median(ratios)
+        found["every"] = [1 + (whole - 1) / EVERY], 1 + (counted - 1) / EVERY
+        for label, setting in settings.items():
+            ratios, counted = found[setting]
+            rows[label] |= {
+                "ratio": round(statistics.median(ratios), 3),
+                "ratio_range": [round(min(ratios), 3), round(max(ratios), 3)],
+                "operations": round(counted, 3),
+            }
+    if noisy:
+        noise = vary(model, name, batches)
+        for label, setting in settings.items():
+            of_term, of_all, largest = noise[setting]
+            rows[label] |= {
+                "term_noise": round(of_term, 3) if of_term < math.inf else None,
+                "gradient_noise": round(of_all, 3),
+                "largest": round(largest, 1),
+            }
+    return [{"method": name, "setting": label} | row for label, row in rows.items()]
+
+
+def number(row, key):
+    """Two decimals, or a dash for what was not measured, or is lost in the draws."""
+    return "-" if row.get(key) is None else f"{row[key]:.2f}"
 
 
 def table(rows, heading):
@@ -189,17 +228,16 @@ def table(rows, heading):
     lines = [
         heading,
         "",
-        "| method | setting | time, x plain | range | operations, x plain | noise of the term "
-        "| noise of task + term, x task | largest gradient, x median |",
+        "| method | setting | processor time, x plain | range | operations, x plain "
+        "| noise of the term | noise of task + term, x task | largest gradient, x median |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for r in rows:
-        low, high = r["ratio_range"] or (None, None)
-        span = f"{low:.2f}-{high:.2f}" if low else "reckoned"
-        lines.append(
-            f"| {r['method']} | {r['setting']} | {r['ratio']:.2f} | {span} | {r['operations']:.2f} "
-            f"| {r['term_noise']:.2f} | {r['gradient_noise']:.2f} | {r['largest']:.1f} |"
-        )
+        low, high = r.get("ratio_range", (math.nan, math.nan))
+        span = "reckoned" if r["setting"].startswith("every") else f"{low:.2f}-{high:.2f}"
+        cells = [r["method"], r["setting"], number(r, "ratio"), span, number(r, "operations")]
+        cells += [number(r, key) for key in ("term_noise", "gradient_noise", "largest")]
+        lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
 
 
@@ -213,6 +251,7 @@ def main():
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--method", action="append", choices=METHODS)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--batches", type=int, default=11)
     arguments = parser.parse_args()
@@ -221,22 +260,33 @@ def main():
     with quiet():
         base = load_base("minilm")
         model, _ = load_classifier(base, TASKS["sst2"], seed=0)
-    batches = sst2_batches(base, arguments.data, WARM_UP + arguments.batches)
+    count = arguments.batches or 2 + arguments.rounds
+    batches = sst2_batches(base, arguments.data, WARM_UP + count)
     torch.manual_seed(0)
     warm_up(model.train(), batches[:WARM_UP])
-    batches = batches[WARM_UP:]
-    plain = sum(operations(model, None, batch) for batch in batches[:2])
-    command = (
-        f"python benchmarks/part_of_batch.py --data DIR --rounds {arguments.rounds} "
-        f"--batches {arguments.batches}"
-    )
-    rows = []
-    for name in METHODS:
-        rows += measure(model, name, batches, arguments.rounds, plain)
-        content = {"command": command, "versions": versions(), "rows": rows}
-        (RESULTS / "part-of-batch.json").write_text(json.dumps(content, indent=1) + "\n")
-        heading = f"# Terms on a part of the batch\n\n`{command}`"
-        (RESULTS / "part-of-batch.md").write_text(table(rows, heading))
+    chosen = arguments.method or list(METHODS)
+    command = "python benchmarks/part_of_batch.py --data DIR"
+    command += "".join(f" --method {name}" for name in arguments.method or [])
+    command += f" --rounds {arguments.rounds} --batches {arguments.batches}"
+    file = RESULTS / "part-of-batch.json"
+    before = json.loads(file.read_text()) if file.exists() else {"commands": [], "rows": []}
+    previous = {
+        (r["method"], r["setting"]): {k: v for k, v in r.items() if k not in ("method", "setting")}
+        for r in before["rows"]
+    }
+    commands = list(dict.fromkeys([*before["commands"], command]))
+    for name in chosen:
+        found = measure(
+            model, name, batches[WARM_UP:], arguments.rounds, arguments.batches > 0, previous
+        )
+        print(*found, sep="\n", flush=True)
+        kept = [r for r in before["rows"] if r["method"] != name]
+        rows = sorted([*kept, *found], key=lambda r: list(METHODS).index(r["method"]))
+        before = {"commands": commands, "versions": versions(), "rows": rows}
+        file.write_text(json.dumps(before, indent=1) + "\n")
+        ran = "\n".join(f"`{each}`  " for each in commands)
+        heading = f"# Terms on a part of the batch\n\n{ran}"
+        file.with_suffix(".md").write_text(table(rows, heading))
 
 
 if __name__ == "__main__":
