@@ -19,6 +19,7 @@ def on_two(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", SHARDED)
 @pytest.mark.parametrize("method", FSDP_TESTED)
 def test_two_processes_equal_one(method, kind, on_two):

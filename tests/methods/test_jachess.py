@@ -330,6 +330,7 @@ def test_an_optimizer_without_a_learning_rate_needs_c():
     Objective(JacHess(c=0.1, weight=1.0)).bind(tiny_model("bert"), optimizer)
 
 
+@pytest.mark.slow
 def test_the_plain_sum_over_a_subset_grows_with_its_size():
     """Eq 4 sums over S_l; a mean over it would have the same expectation for every size."""
     model = tiny_model("bert")
