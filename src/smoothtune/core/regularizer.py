@@ -102,8 +102,8 @@ class Regularizer:
     """Batches the loss term is taken on; a batch without labels has no task loss."""
     ramp_start: NonNegative | Literal["auto"] | None = None
     """Updates before the loss term comes in; below 1, a fraction of the run. "auto": until the task
-    loss has fallen by a tenth, at most 0.3 of the run. Default: 0, but auto of LNSR, SiFT, ALUM and
-    methods of derivatives, with a share."""
+    loss has fallen by a tenth, at most 0.3 of the run. Default: 0, but auto of LNSR, SiFT, ALUM,
+    VAT and methods of derivatives, with a share."""
     ramp_steps: NonNegative = 0.0
     """Updates over which weight or share then rises linearly; below 1, a fraction of the run."""
 
