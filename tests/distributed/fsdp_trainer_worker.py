@@ -14,7 +14,7 @@ from accelerate.utils import DistributedType
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from helpers.training import FSDP_TESTED, METHODS_TESTED, Rows, arguments, leave  # noqa: E402
-from smoothtune import METHODS, Plain, SmoothTrainer
+from smoothtune import METHODS, SmoothTrainer
 from smoothtune.testing import fixed_draws, tiny_model, with_weight
 
 os.environ |= {
@@ -75,10 +75,6 @@ for name, method in refused.items():
         trainer_of(method)
     except ValueError as error:
         told[name] = str(error)
-try:
-    trainer_of(Plain(), bf16=True)
-except ValueError as error:
-    told["bf16"] = str(error)
 if rank == 0:
     torch.save(told, output / "told.pt")
 leave()

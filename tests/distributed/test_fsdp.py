@@ -1,14 +1,18 @@
 """Two gloo processes that shard a model with FSDP2 give what one process gives."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.distributed.fsdp import CPUOffloadPolicy
 
 from helpers.fsdp import SHARDED
 from helpers.processes import on_two_processes
 from helpers.training import FSDP_TESTED, Rows, arguments, collate
 from smoothtune import LNSR, METHODS, Jacobian, Objective, SmoothTrainer
 from smoothtune.testing import fixed_draws, tiny_model, with_weight
+from smoothtune.trainer.compatibility import sharding_problems
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +86,39 @@ def test_the_trainer_says_what_shards_forbid(by_trainer):
     assert "lnsr with FSDP2: a share of the task's gradient cannot be measured" in told["share"]
     assert "mixout with FSDP2: it needs whole weights" in told["whole weights"]
     assert "jacobian with FSDP2: sharded modules have no second" in told["second derivatives"]
-    assert "FSDP2 with bf16 and fp16 is not verified" in told["bf16"]
+
+
+PLAIN = {"bf16": False, "fp16": False, "activation_checkpointing": False}
+PLUGIN = {
+    "fsdp_version": 2,
+    "activation_checkpointing": False,
+    "cpu_ram_efficient_loading": False,
+    "cpu_offload": None,
+}
+
+
+def with_settings(args=(), plugin=(), mixed_precision="no"):
+    """What is read of a trainer."""
+    state = SimpleNamespace(fsdp_plugin=SimpleNamespace(**PLUGIN | dict(plugin)))
+    accelerator = SimpleNamespace(state=state, mixed_precision=mixed_precision)
+    return SimpleNamespace(args=SimpleNamespace(**PLAIN | dict(args)), accelerator=accelerator)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"args": {"bf16": True}}, "FSDP2 with bf16 and fp16 is not verified"),
+        ({"mixed_precision": "fp16"}, "FSDP2 with bf16 and fp16 is not verified"),
+        ({"args": {"activation_checkpointing": True}}, "with activation_checkpointing is not"),
+        ({"plugin": {"cpu_ram_efficient_loading": True}}, "cpu_ram_efficient_loading is not"),
+        ({"plugin": {"cpu_offload": CPUOffloadPolicy()}}, "with offload_params is not"),
+        ({"plugin": {"fsdp_version": 1}}, "set fsdp_version to 2"),
+    ],
+)
+def test_settings_of_the_plugin_that_are_not_verified(settings, message):
+    assert sharding_problems(with_settings()) == []
+    (told,) = sharding_problems(with_settings(**settings))
+    assert message in told
 
 
 def test_refuses_what_it_cannot_do(monkeypatch):
