@@ -129,6 +129,37 @@ def test_a_budget_is_an_amount_of_memory():
     assert "--lora needs --budget" in found.output
 
 
+def test_a_budget_is_refused_where_memory_cannot_be_measured(monkeypatch):
+    monkeypatch.setattr("smoothtune.cli.cost.measurable", lambda: False)
+    found = CliRunner().invoke(app, ["cost", "--method", "lnsr", "--budget", "4GiB"])
+    assert found.exit_code == 2
+    assert "leave --budget out" in found.output
+
+
+class _Pool:
+    """Runs nothing: its job ends for want of memory."""
+
+    def __init__(self, *_, **__):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def submit(self, *_):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def test_a_batch_that_is_too_large_to_measure_is_told(monkeypatch):
+    monkeypatch.setattr("smoothtune.cli.cost.ProcessPoolExecutor", _Pool)
+    command = ["cost", "--method", "lnsr", "--budget", "4GiB", "--batch", "8"]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 0, found.output
+    assert "too little memory for 16 rows: lower --batch" in found.output
+
+
 def test_price_of_an_unknown_method_is_a_usage_error():
     result = CliRunner().invoke(app, ["cost", "--method", "lnrs"])
     assert result.exit_code == 2

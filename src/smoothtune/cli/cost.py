@@ -96,9 +96,12 @@ def batches_that_fit(
         None where a row is too small to be seen; or why the method is `refused`.
 
     Raises:
-        ConfigError: as `price_list`, or adapters do not fit.
+        ConfigError: as `price_list`; adapters do not fit; or memory cannot be measured here.
         ModelError: the model cannot be loaded.
     """
+    if not measurable():
+        message = "peak memory is measured on Linux and CUDA alone: leave --budget out"
+        raise ConfigError([Problem("--budget", "", message)])
     configs = [_configured(method, lora) for method in methods]
     found = []
     for method, config in zip(methods, configs, strict=True):
@@ -108,8 +111,8 @@ def batches_that_fit(
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 try:
                     measured = pool.submit(_measured, *job).result()
-                except BrokenProcessPool:
-                    row["refused"] = f"was ended at {2 * batch_size} rows: give a smaller --batch"
+                except (BrokenProcessPool, torch.OutOfMemoryError):
+                    row["refused"] = f"too little memory for {2 * batch_size} rows: lower --batch"
                 except ModelError:
                     raise
                 except ValueError as error:

@@ -18,7 +18,7 @@ Departures:
       the target of each a constant, as in the released code.
     * How long the curriculum is, is not stated. With a share the term waits until the model has
       begun to learn (`ramp_start="auto"`): from the first update on it held MiniLM at chance on 320
-      sentences of SST-2 in two of three seeds. `ramp_steps` lets it grow, by default at once.
+      sentences of SST-2 in two of three seeds (results/README.md). `ramp_steps` lets it grow.
     * The released script never runs its adversarial branch.
     * Dropout masks of all passes are shared; the released code draws new ones.
 """

@@ -26,17 +26,13 @@ class ClassWeightedLoss:
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
-        if not all(weight > 0 for weight in weights):
-            raise ValueError(f"class weights must be above 0, not {list(weights)}")
-        self.weights = torch.tensor([float(weight) for weight in weights])
+        self.weights = _positive(weights, "class")
 
     def __call__(
         self, outputs: Mapping[str, Any], labels: Tensor, num_items_in_batch: Any = None
     ) -> Tensor:
         """() weighted mean over a batch with logits (B, C) and labels (B,)."""
-        logits = outputs["logits"]
-        if logits.dtype in (torch.float16, torch.bfloat16):
-            logits = logits.float()
+        logits = _logits(outputs)
         return F.cross_entropy(logits, labels, weight=self.weights.to(logits))
 
     def total(self, labels: Tensor) -> float:
@@ -58,17 +54,26 @@ class LabelWeightedLoss:
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
-        if not all(weight > 0 for weight in weights):
-            raise ValueError(f"label weights must be above 0, not {list(weights)}")
-        self.weights = torch.tensor([float(weight) for weight in weights])
+        self.weights = _positive(weights, "label")
 
     def __call__(
         self, outputs: Mapping[str, Any], labels: Tensor, num_items_in_batch: Any = None
     ) -> Tensor:
         """() mean over a batch with logits (B, L) and labels (B, L), 0 or 1."""
-        logits = outputs["logits"]
-        if logits.dtype in (torch.float16, torch.bfloat16):
-            logits = logits.float()
+        logits = _logits(outputs)
         return F.binary_cross_entropy_with_logits(
             logits, labels.to(logits.dtype), pos_weight=self.weights.to(logits)
         )
+
+
+def _positive(weights: Sequence[float], kind: str) -> Tensor:
+    """(C,) the weights, all above 0."""
+    if not all(weight > 0 for weight in weights):
+        raise ValueError(f"{kind} weights must be above 0, not {list(weights)}")
+    return torch.tensor([float(weight) for weight in weights])
+
+
+def _logits(outputs: Mapping[str, Any]) -> Tensor:
+    """The logits, in float32 where they have 16 bits."""
+    logits: Tensor = outputs["logits"]
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
