@@ -5,6 +5,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,13 @@ def _one_thread_and_own_caches(monkeypatch, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     monkeypatch.setenv("SMOOTHTUNE_CACHE", str(folder / "cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "datasets")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _signals_arrive():
+    """A suite in the background of a shell ignores SIGINT, and so would all that it starts."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

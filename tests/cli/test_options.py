@@ -41,10 +41,11 @@ def test_every_field_is_an_option_in_its_panel(command: str, settings: type[Base
 
 def test_defaults_and_choices_are_shown() -> None:
     text = " ".join(help_of("train").split())
-    assert re.search(r"--max-seq-length <int> [^-]*\[default: 128\]", text)
-    assert re.search(r"--weight-decay <float> [^-]*\[default: 0.0\]", text)
+    # Types are written <int> or INTEGER, by the version of typer.
+    assert re.search(r"--max-seq-length \S+ [^-]*\[default: 128\]", text)
+    assert re.search(r"--weight-decay \S+ [^-]*\[default: 0.0\]", text)
     assert "One of no, steps, epoch. [default: epoch]" in text
-    assert "--text-column, --text-columns <list[str]>" in text
+    assert re.search(r"--text-column, ?--text-columns \S+ ", text)
     assert "`" not in text
 
 

@@ -270,8 +270,8 @@ def test_progress_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch) -> Non
         bar.start("Gaussian noise", 2)
         bar.advance()
         bar.advance()
-    lines = text.getvalue().splitlines()
-    assert [line.split(" batches")[0] for line in lines if line] == [
+    lines = [line for line in text.getvalue().splitlines() if line]
+    assert [line.split(" batches")[0] for line in lines] == [
         "robustness: Gaussian noise 1/2",
         "robustness: Gaussian noise 2/2",
     ]
