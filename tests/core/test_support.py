@@ -1,6 +1,7 @@
 """Every cell of the support table: equal to one float32 process, or refused.
 
-DDP and FSDP2 cells run on two processes in tests/distributed.
+DDP and FSDP2 cells run on two processes in tests/distributed, 16-bit and quantized base weights in
+test_wide_weights.py, with every method.
 """
 
 import re
@@ -23,7 +24,7 @@ from smoothtune import (
     Mixout,
     Objective,
 )
-from smoothtune.core.support import ENVIRONMENTS, KINDS, REFUSED, environments, kinds
+from smoothtune.core.support import ENVIRONMENTS, KINDS, NARROW, REFUSED, environments, kinds
 from smoothtune.testing import (
     all_in_float64,
     fixed_draws,
@@ -208,6 +209,8 @@ def test_environments_of_a_model():
     assert environments(DistributedModel(model)) == {"DDP"}
     model.classifier.to(torch.bfloat16)  # one is enough
     assert environments(model) == {"16-bit weights"}
+    model.classifier.requires_grad_(False)
+    assert environments(model) == {"16-bit base weights"}
     for reentrant, name in (
         (True, "reentrant checkpointing"),
         (False, "activation checkpointing"),
@@ -254,16 +257,12 @@ def test_everything_that_is_wrong_is_said_at_once_and_once():
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        (L2SP(), "l2_sp with quantized weights: that is not verified"),
-        (
-            Jacobian(weight=0.01),
-            "jacobian with quantized weights: their kernels have no second derivative",
-        ),
+        (L2SP(), "l2_sp with quantized weights in Adapted: use bitsandbytes"),
         (METHODS["plain"](), None),
     ],
 )
-def test_quantized_weights(method, message):
-    """Of bitsandbytes, which is told by the module its layers are defined in."""
+def test_quantized_layers_of_another_kind(method, message):
+    """Of bitsandbytes by the module that it is defined in, without weights of its kind."""
     quantized = type("Linear4bit", (torch.nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
     model = tiny_model("bert")
     model.classifier.__class__ = type("Adapted", (quantized,), {})
@@ -275,14 +274,14 @@ class Int8Tensor(torch.Tensor):
     """As torchao's: told by the module that defines its class."""
 
 
-def test_weights_in_few_bits_of_any_kind_are_refused():
+def test_quantized_weights_that_are_trained_or_unknown():
     Int8Tensor.__module__ = "torchao.quantization.int8"
-    subclass, declared = tiny_model("bert", dtype=torch.float32), tiny_model("bert")
-    weight = subclass.classifier.weight.detach().as_subclass(Int8Tensor)
-    subclass.classifier.weight = torch.nn.Parameter(weight, requires_grad=False)
+    trained, declared = tiny_model("bert", dtype=torch.float32), tiny_model("bert")
+    weight = trained.classifier.weight.detach().as_subclass(Int8Tensor)
+    trained.classifier.weight = torch.nn.Parameter(weight)
     declared.hf_quantizer = object()
-    for model in (subclass, declared):
-        with pytest.raises(ValueError, match="l2_sp with quantized weights"):
+    for model, message in ((trained, "that are trained: freeze"), (declared, "of an unknown kind")):
+        with pytest.raises(ValueError, match=f"l2_sp with quantized weights {message}"):
             Objective(L2SP()).attach(model)
 
 
@@ -365,7 +364,7 @@ def test_lora(kind, make):
 
 
 def test_nothing_else_is_refused():
-    assert set(ENVIRONMENTS) == {*EXACT, *ROUNDED, "DDP", "FSDP2", "LoRA"}
+    assert set(ENVIRONMENTS) == {*EXACT, *ROUNDED, *NARROW, "DDP", "FSDP2", "LoRA"}
     assert {kind: set(row) for kind, row in REFUSED.items()} == {
         kind: set(row) for kind, row in REFUSES.items()
     }

@@ -42,7 +42,13 @@ from smoothtune.core.precision import autocast_dtype, in_float32
 from smoothtune.core.reach import FullReach
 from smoothtune.core.regularizer import Regularizer, entries_under
 from smoothtune.core.strength import TASK, Strengths
-from smoothtune.core.support import NO_NORMS, check, environments, is_compiled
+from smoothtune.core.support import (
+    NO_NORMS,
+    check,
+    computes_wide,
+    environments,
+    is_compiled,
+)
 from smoothtune.errors import NonFiniteLoss
 
 
@@ -83,6 +89,7 @@ class Objective:
         self._hooks: OptimizerHooks | None = None
         self._compared = False  # whether the task loss has been compared with the model's own
         self._measurable = True  # whether gradient norms can be taken aside
+        self._narrow = False  # whether frozen weights in few bits are read as float32
         self.strengths = Strengths(self.regularizers)
         self._watch, self._reach = UpdateWatch(self.regularizers), FullReach()
 
@@ -223,10 +230,11 @@ class Objective:
         self._check_task_loss(model, batch, compute_loss, labeled)
         clean = self._clean_pass(model, batch, compute_loss, labeled)
         dtype = autocast_dtype(model, clean.device)
-        exact = dtype is None or self._needs_float32(dtype, labeled)
+        rounds = dtype is not None or self._narrow
+        exact = not rounds or self._needs_float32(dtype, labeled)
         order = max((r.derivative_order for r in self.regularizers.values()), default=1)
         with (
-            in_float32(model, clean.device) if dtype and exact else nullcontext(),
+            in_float32(model, clean.device) if rounds and exact else nullcontext(),
             differentiable_attention(order),
         ):
             losses = dict(self._losses(clean))
@@ -310,7 +318,9 @@ class Objective:
         precision = autocast_dtype(model, device)
         if (id(model), precision) not in self._checked:
             check(self.regularizers, model, device)
-            self._measurable = not environments(model, device) & NO_NORMS
+            found = environments(model, device)
+            self._measurable = not found & NO_NORMS
+            self._narrow = computes_wide(found)
             self._checked.add((id(model), precision))
 
     def _check_task_loss(
@@ -348,17 +358,17 @@ class Objective:
             shared_masks=self._shared_masks(model, device_of(batch)),
         )
 
-    def _needs_float32(self, dtype: torch.dtype, labeled: bool) -> bool:
-        """Whether autocast would round away what a method of this update compares or measures.
+    def _needs_float32(self, dtype: torch.dtype | None, labeled: bool) -> bool:
+        """Whether rounding would spoil what a method of this update adds, compares or measures.
 
         The clean pass, task loss included, is then float32 too: a method compares with it.
         """
-        half = dtype == torch.float16
         methods = self.regularizers.values()
-        if half and any(r.share is not None for r in methods):
+        if dtype == torch.float16 and any(r.share is not None for r in methods):
             return True  # also where the task alone is measured
+        runs = dtype == torch.float16 or self._narrow
         acting = (r for r in methods if self._acts(r, labeled))
-        return any(r.needs_float32 or (half and r.runs_model) for r in acting)
+        return any(r.needs_float32 or (runs and r.runs_model) for r in acting)
 
     def _acts(self, regularizer: Regularizer, labeled: bool) -> bool:
         """Whether a method gives a loss in this update."""

@@ -1,6 +1,7 @@
 """Mixed precision: which one is on, and float32 in its midst.
 
-Autocast is on around a training step, or inside the forward that accelerate has wrapped, or both.
+Autocast is on around a training step, or inside the forward that accelerate has wrapped, or both;
+frozen weights may be stored in fewer than 32 bits, with or without it.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from smoothtune.core.architecture import unwrap
+from smoothtune.core.wide_weights import WideWeights
 
 MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -34,14 +36,14 @@ def autocast_dtype(model: nn.Module, device: torch.device) -> torch.dtype | None
 
 @contextmanager
 def in_float32(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Autocast off, also that which accelerate wraps around a model's forward.
+    """Autocast off, also that which accelerate wraps around a model's forward; weights read wide.
 
     Inner gradients belong inside too: their products would be cast like those of a forward.
     """
     bare: Any = unwrap(model)
     wrapped = vars(bare).get("forward")
     inner = vars(bare).get("_original_forward") if wrapped is not None else None
-    with torch.autocast(device.type, enabled=False):
+    with torch.autocast(device.type, enabled=False), WideWeights(bare):
         if inner is not None:
             bare.forward = inner
         try:

@@ -6,16 +6,24 @@ pair of kind and environment with a single float32 process; every other pair is 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import chain
 from typing import Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from smoothtune.core.architecture import is_embedding_model, transformer, unwrap
 from smoothtune.core.declarations import is_causal_lm, reads_text
 from smoothtune.core.precision import autocast_dtype
 from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.wide_weights import (
+    HALF,
+    INSTEAD_OF_QUANTIZED,
+    is_quantized,
+    why_unreadable,
+)
 
 Kind = Literal[
     "perturbs",
@@ -32,6 +40,8 @@ Environment = Literal[
     "bf16 autocast",
     "fp16 and scaler",
     "16-bit weights",
+    "16-bit base weights",
+    "quantized base weights",
     "activation checkpointing",
     "reentrant checkpointing",
     "torch.compile",
@@ -42,7 +52,10 @@ Environment = Literal[
 KINDS: tuple[Kind, ...] = get_args(Kind)
 ENVIRONMENTS: tuple[Environment, ...] = get_args(Environment)
 
-_FLOAT32 = "load the model with dtype=torch.float32 and train with bf16=True"
+_FLOAT32 = (
+    "load the model with dtype=torch.float32 and train with bf16=True, or freeze what has 16 bits "
+    "and train LoRA adapters in float32"
+)
 _NO_BF16 = f"its derivatives are lost in 16-bit rounding: {_FLOAT32}"
 _NO_COMPILE = "hooks that are added later are lost in a compiled model: set torch_compile=False"
 _NO_FSDP = "it needs whole weights where FSDP2 has shards: use DDP"
@@ -104,6 +117,12 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
 NO_NORMS: set[Environment] = set(REFUSED["has a share"])
 """Where a loss has no gradient norm of its own before the backward pass."""
 
+_WIDE = "load the base model with dtype=torch.float32"
+NARROW: tuple[Environment, ...] = ("16-bit base weights", "quantized base weights")
+"""Frozen weights in fewer than 32 bits, which are read as float32 where a method needs it."""
+NOT_NARROW: tuple[Environment, ...] = ("reentrant checkpointing", "torch.compile", "FSDP2")
+"""Where weights are not read as float32."""
+
 ONE_PREDICTION = "needs exactly one prediction per example, and a causal language model has many"
 CLASS_SCORES = "compares class scores, and an embedding model has none"
 ONE_SEQUENCE = (
@@ -142,6 +161,11 @@ def kinds(regularizer: Regularizer) -> set[Kind]:
     return {kind for kind, applies in told.items() if applies}
 
 
+def computes_wide(where: set[Environment]) -> bool:
+    """Whether frozen weights in few bits can be read as float32; not beside trained ones."""
+    return bool(where & set(NARROW)) and "16-bit weights" not in where
+
+
 def is_compiled(model: nn.Module) -> bool:
     """Whether `torch.compile` or `model.compile()` acts on a part of the model."""
     return any(
@@ -159,8 +183,13 @@ def environments(model: nn.Module, device: torch.device | None = None) -> set[En
     """
     found: set[Environment] = set()
     modules = list(unwrap(model).modules())
-    if any(p.dtype in (torch.float16, torch.bfloat16) for p in model.parameters()):
+    half = {p.requires_grad for p in model.parameters() if p.dtype in HALF and not is_quantized(p)}
+    if True in half:
         found.add("16-bit weights")
+    if False in half:
+        found.add("16-bit base weights")
+    if has_quantized(unwrap(model)):
+        found.add("quantized base weights")
     if any(getattr(module, "gradient_checkpointing", False) for module in modules):
         found.add("reentrant checkpointing" if _reentrant(modules) else "activation checkpointing")
     if is_compiled(model):
@@ -212,12 +241,15 @@ def check(
     bare = unwrap(model)
     reasons = {name: r.refuses(bare) for name, r in regularizers.items()}
     found += [f"{name} {reason}" for name, reason in reasons.items() if reason]
-    if is_quantized(bare):
-        found += [
-            f"{name} with quantized weights: {_why_not(r)}"
-            for name, r in regularizers.items()
-            if not r.does_nothing
-        ]
+    if reason := _unreadable(bare):
+        found += [f"{name} with {reason}" for name, r in regularizers.items() if not r.does_nothing]
+    found += [
+        f"{name} with {narrow} and {environment}: its passes would not be float32: {_WIDE}"
+        for name, r in regularizers.items()
+        for narrow in NARROW
+        for environment in NOT_NARROW
+        if {narrow, environment} <= where and (r.needs_float32 or r.runs_model)
+    ]
     config = getattr(transformer(bare), "config", None)
     if perturbing and not reads_text(bare):
         read = getattr(transformer(bare), "main_input_name", "")
@@ -235,26 +267,33 @@ def check(
             f"{', '.join(perturbing)} with an encoder-decoder model: the word embeddings are "
             "passed twice in one forward: use a weight-side method such as mixout or l2_sp"
         )
+    if found and "16-bit weights" in where and where & set(NARROW):
+        names = [n for n, p in bare.named_parameters() if p.requires_grad and p.dtype in HALF]
+        found.append(
+            f"trained in 16 bits: {', '.join(names)}: make what is trained float32: for w in "
+            "model.parameters(): if w.requires_grad: w.data = w.data.float()"
+        )
     refuse(found)
 
 
-def is_quantized(model: nn.Module) -> bool:
+def has_quantized(model: nn.Module) -> bool:
     """Whether a layer holds its weights in few bits: bitsandbytes, torchao, or as it declares."""
     if getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None:
         return True
-    layers = {type(module) for module in model.modules()}
-    tensors = {type(weight.data) for weight in model.parameters()}
-    return any(
-        cls.__module__.startswith(("bitsandbytes", "torchao"))
-        for kind in layers | tensors
-        for cls in kind.__mro__
-    )
+    parts: Iterator[nn.Module | Tensor] = chain(model.modules(), model.parameters())
+    return any(map(is_quantized, parts))
 
 
-def _why_not(regularizer: Regularizer) -> str:
-    second = regularizer.second_order
-    reason = "their kernels have no second derivative" if second else "that is not verified"
-    return f"{reason}: load the base model with dtype=torch.float32, and train LoRA with bf16=True"
+def _unreadable(model: nn.Module) -> str | None:
+    """Which quantized weights cannot be read as float32, and what to use; None if all can."""
+    if not has_quantized(model):
+        return None
+    reasons = (why_unreadable(module) for module in model.modules())
+    if reason := next(filter(None, reasons), None):
+        return reason
+    if any(map(is_quantized, model.parameters())):
+        return None
+    return f"quantized weights of an unknown kind: {INSTEAD_OF_QUANTIZED}"
 
 
 def _reentrant(modules: list[nn.Module]) -> bool:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.core.forward import Dropout, ForwardPass
+from smoothtune.core.wide_weights import WideWeights
 
 
 class Teacher:
@@ -44,7 +45,7 @@ class Teacher:
         """
         for module, copied in self._modules:
             copied.training = module.training
-        with torch.no_grad():
+        with torch.no_grad(), WideWeights(self.model):  # as the student's
             return clean.at(dropout=dropout, model=self.model.to(clean.device))
 
     @torch.no_grad()

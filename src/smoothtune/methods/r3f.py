@@ -94,8 +94,9 @@ class SpectralNorm(nn.Module):
     """W -> W / sigma_max(W), so that x -> W x is Lipschitz with constant 1."""
 
     def forward(self, weight: Tensor) -> Tensor:
-        """Divide by the largest singular value."""
-        return weight / torch.linalg.matrix_norm(weight, 2)
+        """Divide by the largest singular value, which has no algorithm in 16 bits."""
+        wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
+        return weight / torch.linalg.matrix_norm(wide, 2)
 
 
 @dataclass(config=STRICT, kw_only=True)
