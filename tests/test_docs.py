@@ -120,7 +120,8 @@ def test_python_blocks_run(page, tmp_path, monkeypatch):
             names |= prelude(tmp_path)
             if "model_folder" in block[2]:
                 names["model_folder"] = tmp_path / "model"
-                names["model"].save_pretrained(names["model_folder"])
+                decoder = tiny_model("llama", num_labels=2, dtype=torch.float32)
+                decoder.save_pretrained(names["model_folder"])
             exec(code, names)
 
 
