@@ -6,8 +6,9 @@ Those libraries are imported when they are silenced: a command that only prints 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -17,6 +18,7 @@ from rich.text import Text
 from smoothtune.errors import printable
 
 SECONDS_BETWEEN_LINES = 10.0
+T = TypeVar("T")
 
 
 def say(console: Console, text: str) -> None:
@@ -45,6 +47,13 @@ def progress_bar(console: Console) -> Progress:
         transient=True,
         disable=not console.is_terminal,
     )
+
+
+@contextmanager
+def tracked(items: Sequence[T], title: str, console: Console) -> Iterator[Iterator[T]]:
+    """Items to go through once, with a progress bar in a terminal."""
+    with progress_bar(console) as bar:
+        yield iter(bar.track(items, description=title))
 
 
 class Bar:

@@ -103,9 +103,9 @@ def read_json(path: Path) -> dict[str, Any] | None:
             raw = file.read(MAX_JSON_BYTES + 1)
         if len(raw) > MAX_JSON_BYTES:
             raise ValueError(f"it is longer than {MAX_JSON_BYTES:,} bytes")
-        value = json.loads(raw, parse_float=_finite, parse_constant=_finite)
-        if not _is_flat(value):
-            raise RecursionError
+        value = json.loads(raw, parse_constant=_finite)
+        if not _is_finite(value):
+            json.loads(raw, parse_float=_finite)  # which names the number
     except FileNotFoundError:
         return None
     except RecursionError:
@@ -121,20 +121,25 @@ def read_json(path: Path) -> dict[str, Any] | None:
     )
 
 
-def _is_flat(value: Any) -> bool:
-    """Whether nothing is nested deeper than `MAX_DEPTH`."""
-    layer = [value]
+def _is_finite(value: Any) -> bool:
+    """Whether all numbers are finite.
+
+    Raises:
+        RecursionError: something is nested deeper than `MAX_DEPTH`.
+    """
+    layer: list[Any] = [[value]]
     for _ in range(MAX_DEPTH):
         inner: list[Any] = []
         for item in layer:
-            if isinstance(item, dict):
-                inner.extend(item.values())
-            elif isinstance(item, list):
-                inner.extend(item)
+            for part in item.values() if isinstance(item, dict) else item:
+                if isinstance(part, dict | list):
+                    inner.append(part)
+                elif isinstance(part, float) and not math.isfinite(part):
+                    return False
         if not inner:
             return True
         layer = inner
-    return False
+    raise RecursionError
 
 
 def _finite(text: str) -> float:

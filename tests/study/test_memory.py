@@ -17,10 +17,10 @@ from helpers.study_files import finished
 from helpers.tiny_folder import tiny_bert
 from smoothtune.study import run, worker
 from smoothtune.study.config import load_study
+from smoothtune.study.live import Live
 from smoothtune.study.plan import Plan
 from smoothtune.study.pool import Ended
 from smoothtune.study.records import Records
-from smoothtune.study.status import Live
 
 STUDY = "methods: [plain, lnsr]\nmore_epochs: null\nseeds: [0, 1]\n"
 

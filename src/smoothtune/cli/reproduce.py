@@ -94,8 +94,8 @@ def reproduce(
         name = Path(recipe).stem + (f"-{scale}" if scale else "")
         folder = Path(output_dir or f"reproduced/{name}")
         if dry_run:
+            from smoothtune.study.forecast import show_forecast
             from smoothtune.study.protocol import departures
-            from smoothtune.study.status import show_forecast
 
             show_forecast(study, folder if folder.exists() else None, jobs, console)
             for line in departures(study):

@@ -144,7 +144,7 @@ def study(
         runs = not (dry_run or report) and ray is None
         plan = planned(file, scale=scale, options=options, only=only, runs=runs)
         if dry_run:
-            from smoothtune.study.status import show_forecast
+            from smoothtune.study.forecast import show_forecast
 
             folder = Path(output_dir) if output_dir else None
             show_forecast(plan, folder, jobs, console)

@@ -11,10 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -72,14 +71,21 @@ class Plan:
         self.study, self.folder = study, folder
         self._data: dict[str, str] = {}
         self._weights: dict[str, str] = {}
+        self._selection: dict[Key, dict[int, list[Cell]]] | None = None
+        self._first: dict[tuple[int, int, int], Cell] = {}
+        """Final cells of the file's first seed, by condition, entry and setting."""
+        self._final: dict[tuple[int, int, int, int], Cell] = {}
+        """The same, by seed too."""
 
     def selection(self) -> dict[Key, dict[int, list[Cell]]]:
         """Cells that compare settings, by condition and entry, then by setting."""
-        found: dict[Key, dict[int, list[Cell]]] = {}
-        for (c, e), settings in self._settings().items():
-            if len(settings) > 1:
-                found[c, e] = {s: self._selection_cells(c, e, s) for s in settings}
-        return found
+        if self._selection is None:
+            self._selection = {
+                (c, e): {s: self._selection_cells(c, e, s) for s in settings}
+                for (c, e), settings in self._settings().items()
+                if len(settings) > 1
+            }
+        return self._selection
 
     def selection_cells(self) -> list[Cell]:
         """All cells that compare settings."""
@@ -94,7 +100,7 @@ class Plan:
             means = {s: _mean_score(cells, records) for s, cells in by_setting.items()}
             known = {s: mean for s, mean in means.items() if mean is not None}
             complete = all(
-                records.read(cell.id) or records.failure(cell.id)
+                records.row(cell.id) or records.failure(cell.id)
                 for cells in by_setting.values()
                 for cell in cells
             )
@@ -105,15 +111,33 @@ class Plan:
 
     def final(self, choices: Mapping[Key, Choice]) -> list[Cell]:
         """Cells that are reported, for which the setting is known; first seed first."""
-        cells = []
-        for seed in self.study.config.seeds:
-            for (c, e), settings in self._settings().items():
-                chosen = choices[c, e].setting if (c, e) in choices else settings[0]
-                if chosen is not None:
-                    run = self.study.runs[c, e, chosen].model_copy(update={"seed": seed})
-                    extras = self._extras(self.study.conditions[c])
-                    cells.append(self._cell(c, e, chosen, run, extras, selection=False))
-        return cells
+        chosen = {
+            (c, e): choices[c, e].setting if (c, e) in choices else settings[0]
+            for (c, e), settings in self._settings().items()
+        }
+        return [
+            self._final_cell(c, e, s, seed)
+            for seed in self.study.config.seeds
+            for (c, e), s in chosen.items()
+            if s is not None
+        ]
+
+    def _final_cell(self, c: int, e: int, s: int, seed: int) -> Cell:
+        """A cell that differs from that of the first seed by the seed alone."""
+        if (c, e, s) not in self._first:
+            run, extras = self.study.runs[c, e, s], self._extras(self.study.conditions[c])
+            self._first[c, e, s] = self._cell(c, e, s, run, extras, selection=False)
+        if (c, e, s, seed) not in self._final:
+            first = self._first[c, e, s]
+            known = first.identity | {"config": first.identity["config"] | {"seed": seed}}
+            self._final[c, e, s, seed] = replace(
+                first,
+                seed=seed,
+                config=first.config.model_copy(update={"seed": seed}),
+                id=digest_of(known)[:16],
+                identity=known,
+            )
+        return self._final[c, e, s, seed]
 
     def _extras(self, condition: Condition) -> Extras:
         """What is measured on the models of a condition."""
@@ -215,11 +239,10 @@ def _mean_score(cells: list[Cell], records: Records) -> float | None:
     """Mean score; None unless every run gave one."""
     scores: list[float] = []
     for cell in cells:
-        record: dict[str, Any] = records.read(cell.id) or {}
-        if record.get("status") != "done":
+        row = records.row(cell.id)
+        if row is None or row["status"] != "done":
             return None
-        result = record["result"]
-        scores.append(result["metrics"][result["headline"]])
+        scores.append(row["score"])
     return float(np.mean(scores))
 
 

@@ -80,6 +80,7 @@ class LocalPool:
 
     def __init__(self, folder: Path, size: int, keep_models: bool) -> None:
         self.folder, self.size, self.keep_models = folder, size, keep_models
+        self.records = Records(folder)
         self.running: dict[Any, tuple[ForkServerProcess, Cell]] = {}
         start_server()
 
@@ -124,14 +125,13 @@ class LocalPool:
         return found
 
     def _judge(self, cell: Cell, code: int | None) -> Ended:
-        records = Records(self.folder)
-        if record := records.read(cell.id):
+        if record := self.records.read(cell.id):
             return Ended(cell, record["status"], record.get("message", ""))
-        failure = records.failure(cell.id)
+        failure = self.records.failure(cell.id)
         if code == 1 and failure:  # else it is of an attempt before
             return Ended(cell, failure["status"], failure["message"])
         message = _how_it_died(code)
-        records.fail(cell, "killed", message)
+        self.records.fail(cell, "killed", message)
         return Ended(cell, "killed", message)
 
     def stop(self) -> None:

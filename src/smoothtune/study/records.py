@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,12 +14,20 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
-from smoothtune.config.checks import with_present_names
 from smoothtune.config.evaluation import OtherData
 from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import LATER_DEFAULTS
 from smoothtune.errors import OutputError
 from smoothtune.files import make_folder, not_written, open_log, read_json, write_json
+from smoothtune.study.table import (
+    DESCRIBED,
+    Row,
+    open_row,
+    read_table,
+    row_of,
+    state_of,
+    write_table,
+)
 
 STUDY, CELLS, FAILURES, LOG = "study.json", "cells", "failures", "log.jsonl"
 
@@ -114,6 +123,19 @@ class Cell:
         stage = f", choosing: {self.setting}" if self.selection else ""
         return f"{self.task}{size} {self.label} seed {self.seed}{stage}"
 
+    @property
+    def described(self) -> dict[str, Any]:
+        """What the study says of it, as in the table of cells."""
+        return {
+            "task": self.task,
+            "model": self.model,
+            "max_train_samples": self.max_train_samples,
+            "method": self.label,
+            "setting": self.setting,
+            "seed": self.seed,
+            "selection": self.selection,
+        }
+
 
 def digest(value: Any) -> str:
     """Sha256, in hex, of plain data, whatever the order of its keys."""
@@ -122,10 +144,17 @@ def digest(value: Any) -> str:
 
 
 class Records:
-    """The files that cells leave in a study's folder; each is written whole or not at all."""
+    """The files that cells leave in a study's folder; each is written whole or not at all.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    Args:
+        folder: the study's.
+        asked: ids of the cells that are asked for; their files are not searched for other cells.
+    """
+
+    def __init__(self, folder: Path, asked: Collection[str] = ()) -> None:
+        self.folder, self.asked = folder, set(asked)
+        self.verified = 0
+        """Records that had to be verified because the table did not have them."""
 
     def write(self, cell: Cell, content: dict[str, Any]) -> None:
         """Write a finished cell, and forget how it failed before."""
@@ -137,18 +166,54 @@ class Records:
 
     def read(self, cell_id: str) -> dict[str, Any] | None:
         """The record of a finished cell; None if there is none, or it does not verify."""
-        record = _read(path := self.folder / CELLS / f"{cell_id}.json")
-        if record is None:
-            known = not path.exists() and cell_id in self.former
-            return self.read(self.former[cell_id]) if known else None
-        content = {key: value for key, value in record.items() if key != "sha256"}
-        try:
-            whole = record.get("sha256") == digest(content)
-            own = digest(record.get("identity"))[:16] == cell_id == record.get("id")
-            _Ended.model_validate(content)
-        except (ValidationError, ValueError, RecursionError):
-            return None
-        return record if whole and own else None
+        state = state_of(path := self.folder / CELLS / f"{cell_id}.json")
+        if state is None:
+            former = self.former.get(cell_id)
+            return self.read(former) if former else None
+        if self._known(cell_id, state) and (known := _parsed(path)):
+            return known
+        record = _verified(path)
+        self.rows.pop(cell_id, None)
+        if record is not None:
+            self.rows[cell_id] = row_of(record, state)
+            self.verified += 1
+        return record
+
+    def row(self, cell_id: str) -> Row | None:
+        """What the table of cells holds of a finished cell; None as `read`."""
+        state = state_of(self.folder / CELLS / f"{cell_id}.json")
+        if state and (row := self._known(cell_id, state)):
+            return row
+        record = self.read(cell_id)
+        return self.rows[record["id"]] if record else None
+
+    @cached_property
+    def rows(self) -> dict[str, Row]:
+        """The table's rows by cell; those of records that have changed since are not used."""
+        return read_table(self.folder)
+
+    def _known(self, cell_id: str, state: tuple[int, int]) -> Row | None:
+        row = self.rows.get(cell_id)
+        return row if row and (row["bytes"], row["modified"]) == state else None
+
+    def save(self, cells: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
+        """Write the table, with the finished cells that are not asked for at its end.
+
+        Args:
+            cells: ids of those that are asked for, with `Cell.described` as far as it is known.
+        """
+        found = dict[str, Row]()
+        for cell_id, described in cells:
+            row = self.row(cell_id) or open_row(cell_id, self.failure(cell_id))
+            known = {name: described[name] for name in DESCRIBED if name in described}
+            found.setdefault(row["cell"], row | known | {"asked": True})
+        others = {path.stem for path in (self.folder / CELLS).glob("*.json")} - found.keys()
+        for stem in sorted(others):
+            if other := self.row(stem):
+                found[stem] = other | {"asked": False}
+        if list(found.values()) != list(read_table(self.folder).values()):
+            write_table(self.folder, found.values())
+        self.rows.update(found)
 
     @cached_property
     def former(self) -> dict[str, str]:
@@ -159,8 +224,13 @@ class Records:
     @cached_property
     def _identities(self) -> dict[str, dict[str, Any]]:
         """What determined each record's result, under the present names, by the file's name."""
+        paths = [p for p in (self.folder / CELLS).glob("*.json") if p.stem not in self.asked]
+        if not paths:
+            return {}
+        from smoothtune.config.checks import with_present_names  # imports torch
+
         found = {}
-        for path in (self.folder / CELLS).glob("*.json"):
+        for path in paths:
             known = (_read(path) or {}).get("identity")
             config = known.get("config") if isinstance(known, dict) else None
             recorded = config.get("methods") if isinstance(config, dict) else None
@@ -176,10 +246,10 @@ class Records:
 
         Reports show such runs and say so; `smoothtune study` makes them anew.
         """
-        if self.read(cell.id) or self.failure(cell.id):
+        if self.row(cell.id) or self.failure(cell.id):
             return cell
         earlier = self._of_any_version.get(_without_versions(cell.identity))
-        return replace(cell, id=earlier) if earlier and self.read(earlier) else cell
+        return replace(cell, id=earlier) if earlier and self.row(earlier) else cell
 
     @cached_property
     def _of_any_version(self) -> dict[str, str]:
@@ -290,6 +360,30 @@ class _Ended(_Plain):
         if self.status == "done" and None in (self.result, self.extras):
             raise ValueError("the result is missing")
         return self
+
+
+def _verified(path: Path) -> dict[str, Any] | None:
+    """The record in a cell's file; None if it is not whole, or that of another cell."""
+    record = _read(path)
+    if record is None:
+        return None
+    content = {key: value for key, value in record.items() if key != "sha256"}
+    try:
+        whole = record.get("sha256") == digest(content)
+        own = digest(record.get("identity"))[:16] == path.stem == record.get("id")
+        _Ended.model_validate(content)
+    except (ValidationError, ValueError, RecursionError):
+        return None
+    return record if whole and own else None
+
+
+def _parsed(path: Path) -> dict[str, Any] | None:
+    """A record that was verified before."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,19 +14,20 @@ from typing import Any, Protocol
 from rich.console import Console
 
 from smoothtune.config.evaluation import OtherData
-from smoothtune.console import say
+from smoothtune.console import say, tracked
 from smoothtune.errors import Stopped
 from smoothtune.files import owned, refuse_other_files, remove_partial, versions, write_json
 from smoothtune.run.callbacks import Signals
 from smoothtune.study.config import Study
 from smoothtune.study.files import portable, portable_fields
+from smoothtune.study.live import Live
 from smoothtune.study.plan import SELECTION, Choice, Key, Plan
 from smoothtune.study.pool import Ended, LocalPool, Pool, default_jobs
 from smoothtune.study.records import CELLS, FAILURES, RESULTS, STUDY, Cell, Records
-from smoothtune.study.status import Live
 from smoothtune.study.worker import WORK
 
 ATTEMPTS = 2
+SECONDS_BETWEEN_TABLES = 60.0
 TRIED_AGAIN = ("killed", "out of memory")
 """May be the machine's fault; any other failure would be repeated."""
 
@@ -68,18 +70,23 @@ def run_study(
         pool: Pool | None = None
         try:
             for stage in ("selection", "final"):
+                trials = plan.selection_cells()
+                records.asked |= {cell.id for cell in trials}
                 choices = plan.choices(records) if stage == "final" else {}
-                cells = plan.final(choices) if stage == "final" else plan.selection_cells()
+                cells = plan.final(choices) if stage == "final" else trials
                 cells = list({cell.id: cell for cell in cells}.values())
-                _describe(folder, study, cells, choices, command)
-                missing = [cell for cell in cells if records.read(cell.id) is None]
+                records.asked |= {cell.id for cell in cells}
+                _describe(folder, study, cells, choices, command, trials)
+                with tracked(cells, "reading records", console) as shown:
+                    missing = [cell for cell in shown if records.row(cell.id) is None]
                 if stage == "final":
                     _tell_ignored(console, records, plan, cells)
+                listed = [*trials, *cells] if stage == "final" else cells
                 if missing:
                     keep = study.config.keep_models
                     pool = pool or make_pool(folder, plan.weight_bytes, jobs, ray, keep)
-                    with Live(console, cells, records) as live:
-                        execute(missing, pool, live, signals)
+                    with Live(console, cells, records) as live, _saving(records, listed) as save:
+                        execute(missing, pool, live, signals, save)
         finally:
             if pool is not None:
                 pool.stop()
@@ -136,8 +143,39 @@ def make_pool(
     return LocalPool(folder, jobs or default_jobs(weight_bytes()), keep_models)
 
 
-def execute(missing: Sequence[Cell], pool: Pool, shown: Shown, signals: Signals) -> None:
+@contextmanager
+def _saving(records: Records, cells: Sequence[Cell]) -> Iterator[Callable[[], None]]:
+    """Write the table of cells before and after, and when it is called, at most once a minute."""
+    saved = 0.0
+
+    def save(wait: float = SECONDS_BETWEEN_TABLES) -> None:
+        nonlocal saved
+        if time.monotonic() - saved >= wait:
+            records.save((cell.id, cell.described) for cell in cells)
+            saved = time.monotonic()
+
+    save(0)
+    try:
+        yield save
+    finally:
+        save(0)
+
+
+def execute(
+    missing: Sequence[Cell],
+    pool: Pool,
+    shown: Shown,
+    signals: Signals,
+    save: Callable[[], None] = lambda: None,
+) -> None:
     """Run cells until all have ended.
+
+    Args:
+        missing: the cells.
+        pool: runs them.
+        shown: is told of each.
+        signals: end it.
+        save: is called after cells have ended.
 
     Raises:
         Stopped: a signal came; unfinished cells have written nothing.
@@ -154,12 +192,15 @@ def execute(missing: Sequence[Cell], pool: Pool, shown: Shown, signals: Signals)
         if signals.received:
             pool.stop()
             raise Stopped(f"stopped by a signal with {shown.state()}; the same command goes on")
-        for ended in pool.ended(0.5):
+        found = pool.ended(0.5)
+        for ended in found:
             running.discard(ended.cell.id)
             again = ended.status in TRIED_AGAIN and attempts[ended.cell.id] < ATTEMPTS
             shown.ended(ended, again)
             if again:
                 waiting.append(ended.cell)
+        if found:
+            save()
         shown.refresh()
 
 
@@ -169,8 +210,9 @@ def _describe(
     cells: list[Cell],
     choices: Mapping[Key, Choice],
     command: Sequence[str],
+    trials: Sequence[Cell],
 ) -> None:
-    """Write ``study.json``: what is asked for, and the cells by id."""
+    """Write ``study.json``: what is asked for, and the cells by id; also those that chose."""
     content = {
         "name": study.name,
         "command": [portable(part) for part in command],
@@ -193,9 +235,10 @@ def _describe(
             for choice in choices.values()
         ],
         "cells": [
-            {"id": cell.id, "title": cell.title, "label": cell.label, "seed": cell.seed}
+            {"id": cell.id, "title": cell.title, "label": cell.label} | cell.described
             for cell in cells
         ],
+        "choosing": [cell.id for cell in trials],
         "versions": versions(),
     }
     write_json(folder / STUDY, content)

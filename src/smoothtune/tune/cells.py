@@ -123,7 +123,7 @@ class Trainings:
     def run(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
         """The record, or the failure, of every cell."""
         unique = {cell.id: cell for cell in cells}
-        missing = [cell for cell in unique.values() if self.records.read(cell.id) is None]
+        missing = [cell for cell in unique.values() if self.records.row(cell.id) is None]
         self.progress.kept(len(unique) - len(missing))
         if missing:
             self.pool = self.pool or self.make_pool()

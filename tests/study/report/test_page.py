@@ -15,6 +15,7 @@ from smoothtune.study.report.aggregate import aggregates
 from smoothtune.study.report.comparison import (
     SECONDARY,
     compare,
+    measured,
     over_tasks,
     paired,
     table_of_runs,
@@ -94,12 +95,11 @@ def test_comparisons_pair_by_seed_and_correct_over_methods() -> None:
     found = [r for r in found if (r["method"], r["seed"]) != ("good", 3)][::-1]
     runs = table_of_runs(found)
     by_name = {item["method"]: item for item in compare(runs, "paired t")}
-    pairs = paired(runs, "good", "score")
-    assert pairs.index.tolist() == by_name["good"]["against_plain"]["seeds"] == [4, 2, 1, 0]
+    seeds, a, b = paired(measured(runs, "score"), "good")
+    assert seeds == by_name["good"]["against_plain"]["seeds"] == [4, 2, 1, 0]
     lookup = {(r["method"], r["seed"]): r["score"] for r in found}
-    a, b = pairs["method"], pairs["plain"]
-    assert a.tolist() == [lookup["good", s] for s in pairs.index]
-    assert b.tolist() == [lookup["plain", s] for s in pairs.index]
+    assert a.tolist() == [lookup["good", s] for s in seeds]
+    assert b.tolist() == [lookup["plain", s] for s in seeds]
     p = {m: by_name[m]["against_plain"]["p"]["paired t"] for m in ("good", "same")}
     assert p["good"] == pytest.approx(stats.ttest_rel(a, b).pvalue)
     assert by_name["good"]["against_plain"]["p_holm"] == pytest.approx(2 * p["good"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -29,6 +29,18 @@ COLUMNS = (
 of memory, error or missing; None stands for what was not measured."""
 
 
+Measured = dict[str, dict[int, float]]
+"""A measure by method and seed."""
+
+
+class Pairs(NamedTuple):
+    """A measure on the seeds that a method and plain fine-tuning have, (N,) each."""
+
+    seeds: list[int]
+    method: np.ndarray
+    plain: np.ndarray
+
+
 def table_of_runs(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
     """One row for each run that is reported, with `COLUMNS`; what a row lacks is None."""
     table = pd.DataFrame(rows, columns=COLUMNS, dtype=object)
@@ -37,33 +49,11 @@ def table_of_runs(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
 
 def run_of(cell: Cell, records: Records) -> dict[str, Any]:
     """The row of a cell, done or not."""
-    known: dict[str, Any] = {
-        "task": cell.task,
-        "model": cell.model,
-        "max_train_samples": cell.max_train_samples,
-        "method": cell.label,
-        "setting": cell.setting,
-        "seed": cell.seed,
-    }
-    record = records.read(cell.id) or records.failure(cell.id) or {"status": "missing"}
-    known["cell"] = record.get("id", cell.id)  # of the file, which may have a former id
-    if record["status"] != "done":
-        return known | {"status": record["status"]}
-    result, extras = record["result"], record["extras"]
-    metric, metrics, cost = result["headline"], result["metrics"], result["cost"]
-    return known | {
-        "status": "done",
-        "metric": metric,
-        "score": metrics[metric],
-        "trivial_baseline": result["trivial_baseline"],
-        "train_score": result["train_metrics"][metric],
-        "generalization_gap": result["generalization_gap"],
-        "brier": metrics.get("brier"),
-        "nll": metrics.get("nll"),
-        "ece": extras.get("ece"),
-        "noise": extras.get("noise", {}).get("area"),
-        **{name: cost[name] for name in COSTS},
-    }
+    row = records.row(cell.id)
+    if row is None:
+        status = (records.failure(cell.id) or {"status": "missing"})["status"]
+        row = {"status": status, "cell": cell.id}
+    return row | cell.described  # the row's cell is its file, which may have a former id
 
 
 def condition_of(item: Mapping[str, Any] | pd.Series) -> Condition:
@@ -105,26 +95,28 @@ def compare(runs: pd.DataFrame, test: str) -> list[dict[str, Any]]:
     """
     compared = []
     for group in runs_by_condition(runs).values():
-        methods = [_method(own, group, test) for _, own in group.groupby("method", sort=False)]
+        values = {name: measured(group, name) for name in (*MEASURES, *COSTS)}
+        methods = [_method(own, values, test) for _, own in group.groupby("method", sort=False)]
         compared += methods
         against = [item["against_plain"] for item in methods if item["against_plain"]]
         _correct(against, [item["p"][test] for item in against])
         for measure in SECONDARY:
-            measured = [
-                item["secondary"][measure] for item in against if item["secondary"][measure]
-            ]
-            _correct(measured, [item["p"] for item in measured])
+            tested = [item["secondary"][measure] for item in against if item["secondary"][measure]]
+            _correct(tested, [item["p"] for item in tested])
     return compared
 
 
-def _method(own: pd.DataFrame, group: pd.DataFrame, test: str) -> dict[str, Any]:
-    """One method under one condition."""
+def _method(own: pd.DataFrame, values: Mapping[str, Measured], test: str) -> dict[str, Any]:
+    """One method under one condition.
+
+    Args:
+        own: its runs.
+        values: all measures of the condition.
+        test: the one that decides.
+    """
     done, first = own[own["status"] == "done"], own.iloc[0]
     lost = own["status"][~own["status"].isin(["done", "missing"])]
-    summaries = {}
-    for measure in (*MEASURES, *COSTS):
-        values = done[measure].dropna()
-        summaries[measure] = statistics.summary(values) if len(values) else None
+    mine = {name: list(of.get(first["method"], {}).values()) for name, of in values.items()}
     return {
         **{name: first[name] for name in (*CONDITION, "method", "setting")},
         "metric": done["metric"].iloc[0] if len(done) else None,
@@ -132,57 +124,57 @@ def _method(own: pd.DataFrame, group: pd.DataFrame, test: str) -> dict[str, Any]
         "asked": len(own),
         "missing": int((own["status"] == "missing").sum()),
         "failed": {status: int((lost == status).sum()) for status in lost.unique()},
-        "measures": summaries,
-        "against_plain": _against(group, first["method"], test),
+        "measures": {name: statistics.summary(of) if of else None for name, of in mine.items()},
+        "against_plain": _against(values, first["method"], test),
     }
 
 
-def paired(group: pd.DataFrame, method: str, measure: str) -> pd.DataFrame:
-    """A measure of a method and of plain, where both have it.
-
-    Args:
-        group: runs of one condition.
-        method: one of its methods.
-        measure: one of its columns.
-
-    Returns:
-        Columns `method` and `plain` by seed, in the order of the method's runs.
-    """
-    done = group[group["status"] == "done"].set_index("seed")
-    ours = done.loc[done["method"] == method, measure].rename("method")
-    plain = done.loc[done["method"] == PLAIN, measure].rename("plain")
-    return ours.to_frame().join(plain, how="left").dropna().astype(np.float64)
+def measured(runs: pd.DataFrame, measure: str) -> Measured:
+    """A measure of the finished runs of one condition that have it, by method and seed."""
+    found: Measured = {}
+    columns = (runs[name].tolist() for name in ("method", "seed", "status", measure))
+    for method, seed, status, value in zip(*columns, strict=True):
+        if status == "done" and value is not None:
+            found.setdefault(method, {})[seed] = float(value)
+    return found
 
 
-def _against(group: pd.DataFrame, method: str, test: str) -> dict[str, Any] | None:
+def paired(values: Measured, method: str) -> Pairs:
+    """What a method and plain have on the seeds of both, in the order of the method's runs."""
+    ours, plain = values.get(method, {}), values.get(PLAIN, {})
+    seeds = [seed for seed in ours if seed in plain]
+    a, b = (np.array([of[seed] for seed in seeds], np.float64) for of in (ours, plain))
+    return Pairs(seeds, a, b)
+
+
+def _against(values: Mapping[str, Measured], method: str, test: str) -> dict[str, Any] | None:
     """A method against plain on one condition; None for plain, and without common seeds."""
-    pairs = paired(group, method, "score")
-    if method == PLAIN or pairs.empty:
+    seeds, a, b = paired(values["score"], method)
+    if method == PLAIN or not seeds:
         return None
-    a, b = pairs["method"], pairs["plain"]
-    ratio, times = statistics.variance_ratio(a, b), paired(group, method, "train_seconds")
+    ratio, times = statistics.variance_ratio(a, b), paired(values["train_seconds"], method)
     return {
-        "seeds": pairs.index.tolist(),
+        "seeds": seeds,
         "difference": asdict(statistics.mean_difference(a, b, test)),
-        "sd": float((a - b).std(ddof=1)) if len(pairs) > 1 else None,
+        "sd": float((a - b).std(ddof=1)) if len(seeds) > 1 else None,
         "equal": bool((a == b).all()),
         "p": statistics.p_values(a, b),
         "improvement": asdict(statistics.probability_of_improvement(a, b)),
         "variance_ratio": ratio and asdict(ratio),
         "p_variance": statistics.variance_test(a, b),
-        "secondary": {name: _tested(paired(group, method, name), test) for name in SECONDARY},
-        "cost_ratio": float(np.median(times["method"] / times["plain"])) if len(times) else None,
+        "secondary": {name: _tested(paired(values[name], method), test) for name in SECONDARY},
+        "cost_ratio": float(np.median(times.method / times.plain)) if times.seeds else None,
         "test": test,
     }
 
 
-def _tested(pairs: pd.DataFrame, test: str) -> dict[str, Any] | None:
+def _tested(pairs: Pairs, test: str) -> dict[str, Any] | None:
     """Mean difference in a measure and its uncorrected p-value; None where it is not measured."""
-    if pairs.empty:
+    seeds, a, b = pairs
+    if not seeds:
         return None
-    a, b = pairs["method"], pairs["plain"]
     effect = statistics.mean_difference(a, b, test)
-    return {"difference": asdict(effect), "p": statistics.p_values(a, b)[test]}
+    return {"difference": asdict(effect), "p": statistics.p_value(a, b, test)}
 
 
 def over_tasks(runs: pd.DataFrame, measure: str = "score") -> list[dict[str, Any]]:
@@ -198,29 +190,29 @@ def over_tasks(runs: pd.DataFrame, measure: str = "score") -> list[dict[str, Any
         corrected after Holm over methods, and the seeds and number of conditions behind it.
         Empty for fewer than two conditions.
     """
-    conditions = [
-        group
-        for group in runs_by_condition(runs).values()
-        if measure == "score" or group[measure].notna().any()
-    ]
+    found = (measured(group, measure) for group in runs_by_condition(runs).values())
+    conditions = [values for values in found if values or measure == "score"]
     compared: list[dict[str, Any]] = []
     if len(conditions) < 2:
         return []
     for name in runs["method"].unique():
-        pairs = [paired(group, name, measure) for group in conditions]
-        gaps = pd.concat([p["method"] - p["plain"] for p in pairs], axis=1, join="inner")
-        if name == PLAIN or gaps.empty:
+        by_seed = [
+            dict(zip(seeds, a - b, strict=True))
+            for seeds, a, b in (paired(of, name) for of in conditions)
+        ]
+        common = sorted(set[int].intersection(*map(set, by_seed)))
+        if name == PLAIN or not common:
             continue
-        gaps = gaps.sort_index()
-        effect, p, test = statistics.mean_over_tasks(gaps.to_numpy().T)
+        gaps = np.array([[of[seed] for seed in common] for of in by_seed])
+        effect, p, test = statistics.mean_over_tasks(list(gaps))
         compared.append(
             {
                 "method": name,
                 "conditions": len(conditions),
-                "seeds": gaps.index.tolist(),
+                "seeds": common,
                 "difference": asdict(effect),
-                "sd": float(gaps.mean(axis=1).std(ddof=1)) if len(gaps) > 1 else None,
-                "equal": bool((gaps == 0).all(axis=None)),
+                "sd": float(gaps.mean(0).std(ddof=1)) if len(common) > 1 else None,
+                "equal": bool((gaps == 0).all()),
                 "p": p,
                 "test": test,
             }

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from rich.console import Console
+
+from smoothtune.console import tracked
 from smoothtune.study.config import Study
 from smoothtune.study.plan import Choice, Plan
 from smoothtune.study.records import Cell, Records
@@ -19,6 +23,7 @@ from smoothtune.study.report.comparison import (
     table_of_runs,
 )
 from smoothtune.study.report.effect import (
+    EFFECT,
     compare_effects,
     compare_robustness,
     effect_rows,
@@ -28,20 +33,27 @@ from smoothtune.study.report.statistics import NAMES
 from smoothtune.study.report.training import method_fields, training_of
 
 
-def study_content(study: Study, plan: Plan, records: Records) -> dict[str, Any]:
+def study_content(study: Study, plan: Plan, records: Records, console: Console) -> dict[str, Any]:
     """The content of ``results.json``, from the finished cells.
 
     Args:
         study: the study.
         plan: its cells.
         records: theirs.
+        console: gets progress bars.
     """
     choices = plan.choices(records)
     asked = plan.final(choices)
-    cells = [records.as_recorded(cell) for cell in asked]
+    trials = plan.selection_cells()
+    records.asked |= {cell.id for cell in (*trials, *asked)}
+    with tracked(asked, "reading records", console) as shown:
+        cells = [records.as_recorded(cell) for cell in shown]
+    records.save((cell.id, cell.described) for cell in (*trials, *cells))
     runs = table_of_runs(run_of(cell, records) for cell in cells)
-    read = [(cell.label, records.read(cell.id)) for cell in cells]
-    measured = effect_rows((label, record) for label, record in read if record)
+    extended = [cell for cell in cells if EFFECT in cell.extras.evaluate]
+    with tracked(extended, "reading effects", console) as shown:
+        read = ((cell.label, records.read(cell.id)) for cell in shown)
+        measured = effect_rows((label, record) for label, record in read if record)
     compared = compare_effects(measured)
     said = effect_sentences(compared, measured)
     return {
@@ -60,7 +72,7 @@ def study_content(study: Study, plan: Plan, records: Records) -> dict[str, Any]:
         "effect_findings": [sentence._asdict() for sentence in said],
         "choices": [_choice(choice) for choice in choices.values()],
         "paper": [paper.model_dump() for paper in study.config.paper],
-        "failures": _failures([*plan.selection_cells(), *cells], records),
+        "failures": _failures([*trials, *cells], records),
         "versions": _versions(cells, records),
         "earlier": _earlier(asked, cells),
         "rows": runs.to_dict("records"),
@@ -99,9 +111,9 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 def _failures(cells: Sequence[Cell], records: Records) -> list[dict[str, str]]:
     """Every cell that gave no scores, with the reason."""
-    ended = [(cell, records.read(cell.id) or records.failure(cell.id)) for cell in cells]
+    ended = [(cell, records.row(cell.id) or records.failure(cell.id)) for cell in cells]
     return [
-        {"title": cell.title, "status": end["status"], "message": end.get("message", "")}
+        {"title": cell.title, "status": end["status"], "message": end["message"]}
         for cell, end in ended
         if end and end["status"] != "done"
     ]
@@ -110,8 +122,8 @@ def _failures(cells: Sequence[Cell], records: Records) -> list[dict[str, str]]:
 def _versions(cells: Sequence[Cell], records: Records) -> dict[str, list[str]]:
     """Versions that the finished cells were run with."""
     found: dict[str, set[str]] = {}
-    for cell in cells:
-        result = (records.read(cell.id) or {}).get("result", {})
-        for name, value in result.get("versions", {}).items():
+    rows = [row for cell in cells if (row := records.row(cell.id))]
+    for text in dict.fromkeys(row["versions"] for row in rows if row["versions"]):
+        for name, value in json.loads(text).items():
             found.setdefault(name, set()).add(value)
     return {name: sorted(values) for name, values in found.items()}

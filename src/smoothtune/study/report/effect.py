@@ -28,11 +28,11 @@ from smoothtune.report.tables import POINTS, effect_text, p_text
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import STUDY, Records
 from smoothtune.study.report.comparison import CONDITION, Condition, condition_of, condition_title
-from smoothtune.study.report.statistics import holm, mean_difference, p_values
+from smoothtune.study.report.statistics import holm, mean_difference, p_value
 
 LEVEL = 0.05
 TOLERATED = 0.5  # points of score that may be lost
-ALL = "all conditions"
+EFFECT, ALL = "effect", "all conditions"
 NOISE, TOKENS = "noise that costs 10 points", "random tokens that cost 10 points"
 WORDS = "score under word substitutions"
 ROBUSTNESS = {
@@ -79,7 +79,7 @@ def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[s
     """
     rows = []
     for label, record in labeled:
-        part = ((record.get("extras") or {}).get("parts") or {}).get("effect")
+        part = ((record.get("extras") or {}).get("parts") or {}).get(EFFECT)
         if record["status"] != "done" or part is None:
             continue
         result, numbers = record["result"], part["numbers"]
@@ -231,7 +231,7 @@ def _compared(
         "ours": float(ours.mean()) if alone else None,
         "difference": _student((ours - plain)[0]) if alone else None,
         "change": _student(change),
-        "p": p_values(change, np.zeros_like(change))["paired t"],
+        "p": p_value(change, np.zeros_like(change), "paired t"),
         "score": _student((score - base).mean(0)),
         "cost_ratio": float(np.median(time)),
     }

@@ -65,7 +65,7 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
         The content of ``results.json``.
     """
     records = Records(folder)
-    content = study_content(study, plan, records)
+    content = study_content(study, plan, records, console)
     runs = table_of_runs(content["rows"])
     write_json(folder / RESULTS, content)
     write_atomic(folder / "results.csv", csv_text(COLUMNS, runs.itertuples(index=False)))

@@ -58,19 +58,28 @@ def p_values(a: ArrayLike, b: ArrayLike) -> dict[str, float | None]:
         a: scores, (N,).
         b: scores of the same seeds, (N,).
     """
+    return {name: p_value(a, b, name) for name in NAMES}
+
+
+def p_value(a: ArrayLike, b: ArrayLike, test: str) -> float | None:
+    """p-value of one test of `NAMES`, as `p_values`."""
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if len(x) < 2:
-        return dict.fromkeys(NAMES)
+        return None
     gaps = x - y
-    return {
-        "welch": _p_value(
-            lambda: stats.ttest_ind(x, y, equal_var=False).pvalue,
-            constant=np.ptp(x) == 0 and np.ptp(y) == 0,
-        ),
-        "paired t": _p_value(lambda: stats.ttest_rel(x, y).pvalue, constant=np.ptp(gaps) == 0),
-        "wilcoxon": _wilcoxon(gaps),
-        "permutation": _permutation(gaps),
-    }
+    match test:
+        case "welch":
+            constant = bool(np.ptp(x) == 0 and np.ptp(y) == 0)
+            welch = stats.ttest_ind
+            return _p_value(lambda: welch(x, y, equal_var=False).pvalue, constant=constant)
+        case "paired t":
+            constant = bool(np.ptp(gaps) == 0)
+            return _p_value(lambda: stats.ttest_rel(x, y).pvalue, constant=constant)
+        case "wilcoxon":
+            return _wilcoxon(gaps)
+        case "permutation":
+            return _permutation(gaps)
+    raise ValueError(f"no test {test!r}")
 
 
 def _p_value(test: Callable[[], float], *, constant: bool) -> float | None:
@@ -198,17 +207,20 @@ def probability_of_improvement(a: ArrayLike, b: ArrayLike) -> Effect:
     Scores of both are resampled apart (Agarwal et al. 2021).
     """
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    draw = np.random.default_rng(SEED)
+    draw, gaps = np.random.default_rng(SEED), x[:, None] - y
+    wins, interval = (gaps > 0) + 0.5 * (gaps == 0), None
+    if min(wins.shape) > 1:
+        drawn = [draw.integers(n, size=(RESAMPLES // 2, n)) for n in wins.shape]
+        ours, theirs = (_counts(rows) for rows in drawn)
+        interval = percentiles((ours @ wins * theirs).sum(1) / wins.size)
+    return Effect(float(wins.mean()), interval)
 
-    def share(u: np.ndarray, v: np.ndarray) -> np.ndarray:
-        gaps = u[..., :, None] - v[..., None, :]
-        return ((gaps > 0) + 0.5 * (gaps == 0)).mean((-1, -2))
 
-    interval = None
-    if min(len(x), len(y)) > 1:
-        resampled = [z[draw.integers(len(z), size=(RESAMPLES // 2, len(z)))] for z in (x, y)]
-        interval = percentiles(share(*resampled))
-    return Effect(float(share(x, y)), interval)
+def _counts(drawn: np.ndarray) -> np.ndarray:
+    """How often each of N was drawn, (R, N), in each of R resamples of N."""
+    resamples, size = drawn.shape
+    places = drawn + size * np.arange(resamples)[:, None]
+    return np.bincount(places.ravel(), minlength=drawn.size).reshape(resamples, size).astype(float)
 
 
 def variance_ratio(a: ArrayLike, b: ArrayLike) -> Effect | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -43,8 +44,10 @@ def training_of(cells: Sequence[Cell], records: Records) -> list[dict[str, Any]]
     found: dict[Any, dict[str, Any]] = {}
     for cell in sorted(cells, key=lambda cell: cell.label != PLAIN):
         condition = (cell.task, cell.model, cell.max_train_samples)
+        if condition in found and found[condition]["done"]:
+            continue
         result = (records.read(cell.id) or {}).get("result")
-        if condition in found and (result is None or found[condition]["done"]):
+        if condition in found and result is None:
             continue
         config = (result or {}).get("config") or cell.identity["config"]  # without places
         found[condition] = {
@@ -75,10 +78,9 @@ def method_fields(cells: Sequence[Cell], records: Records) -> list[dict[str, Any
     """
     found: list[dict[str, Any]] = []
     for cell in cells:
-        result = (records.read(cell.id) or {}).get("result") or {}
-        methods = result.get("methods")
-        configured = methods if isinstance(methods, Mapping) else cell.config.methods
-        item = {"method": cell.label, "fields": dict(configured), "changes": cell.changes}
+        recorded = (records.row(cell.id) or {}).get("fields")
+        fields = json.loads(recorded) if recorded else dict(cell.config.methods)
+        item = {"method": cell.label, "fields": fields, "changes": cell.changes}
         if item not in found:
             found.append(item)
     return found

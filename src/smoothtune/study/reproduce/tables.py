@@ -177,7 +177,7 @@ def _p_value(layout: TableLayout, row: Line, column: Line, runs: Runs, test: str
     printed = dict(zip(["mean"], _printed(layout, row.name, column.name), strict=False))
     p = None
     if len(seeds) > 1 and row.name != base.name:
-        p = statistics.p_values([ours[s] for s in seeds], [plain[s] for s in seeds])[test]
+        p = statistics.p_value([ours[s] for s in seeds], [plain[s] for s in seeds], test)
     found = None if p is None else Summary(len(seeds), p, None, p)
     kind: Verdict = "not run" if found is None else "no interval" if printed else "not printed"
     return TableCell(row.name, column.name, printed, found, None, None, kind)

@@ -1,0 +1,81 @@
+"""What ``--dry-run`` shows: the cells of a study, and about how long they take."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from smoothtune.console import say, tracked
+from smoothtune.errors import DataError, ModelError
+from smoothtune.study.config import Study
+from smoothtune.study.plan import Plan
+from smoothtune.study.pool import default_jobs
+from smoothtune.study.records import Cell, Records
+from smoothtune.study.table import Row
+
+
+def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: Console) -> None:
+    """Print the cells of a study, how many are done, and the time for the others.
+
+    The time is judged by cells that are done, in the same folder: of the same method on the same
+    condition where there are any, else of the same condition. Without any it is not known.
+
+    Args:
+        study: the study.
+        folder: its output folder, which need not exist.
+        jobs: cells at once; None: as cores and memory allow.
+        console: where to print.
+    """
+    chosen = sum(len(entry.settings) > 1 for entry in study.entries)
+    several = [e for _, e, _ in study.runs if len(study.entries[e].settings) > 1]
+    count = len({(c, e) for c, e, _ in study.runs}) * len(study.config.seeds)
+    choosing = len(several) * len(study.selection_seeds)
+    say(console, f"{study.name}: {len(study.entries)} methods x {len(study.conditions)} conditions")
+    say(console, f"  methods: {', '.join(entry.label for entry in study.entries)}")
+    say(console, f"  seeds: {', '.join(map(str, study.config.seeds))}")
+    say(console, f"  {count} runs" + f", and {choosing} to choose settings" * (chosen > 0))
+    plan = Plan(study, None)
+    try:
+        records = Records(folder or Path())
+        cells = [*plan.selection_cells(), *plan.final(plan.choices(records))]
+        at_once = jobs or default_jobs(plan.weight_bytes())
+    except (DataError, ModelError) as error:
+        say(console, f"  what is done cannot be told: {error}")
+        return
+    records.asked |= {cell.id for cell in cells}
+    done = dict[str, Row]()
+    with tracked(cells if folder else [], "reading records", console) as shown:
+        for cell in shown:
+            if row := records.row(cell.id):
+                done[cell.id] = row
+    if records.verified:
+        records.save((cell.id, cell.described) for cell in cells)
+    for cell in cells:
+        say(console, f"  {'done' if cell.id in done else 'to do'}: {cell.id} {cell.title}")
+    say(console, f"  {len(done)} of {len(cells)} known runs are done; {at_once} at once")
+    if seconds := _seconds_left(cells, done):
+        say(console, f"  about {timedelta(seconds=round(seconds / at_once))} left")
+
+
+def _seconds_left(cells: Sequence[Cell], done: Mapping[str, Row]) -> float | None:
+    """Time of the other cells one after another; None where nothing like them is done."""
+    times: dict[tuple[str, ...], list[float]] = {}
+    for cell in cells:
+        row = done.get(cell.id)
+        if row and row["status"] == "done":
+            taken = row["train_seconds"] + row["evaluation_seconds"]
+            for key in ((cell.task, cell.label), (cell.task,)):
+                times.setdefault(key, []).append(taken)
+    total = 0.0
+    for cell in cells:
+        if cell.id in done:
+            continue
+        like = times.get((cell.task, cell.label)) or times.get((cell.task,))
+        if like is None:
+            return None
+        total += float(np.mean(like))
+    return total
