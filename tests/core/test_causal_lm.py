@@ -19,9 +19,9 @@ from helpers.causal import (
 from helpers.literal import added, gradient, kl, probabilities
 from helpers.training import arguments
 from smoothtune import METHODS, ForwardPass, Jacobian, Objective
-from smoothtune.core import causal_lm
-from smoothtune.core.causal_lm import by_example, causal_lm_loss, target_mask
+from smoothtune.core import next_token
 from smoothtune.core.declarations import is_causal_lm
+from smoothtune.core.next_token import by_example, next_token_loss, target_mask
 from smoothtune.functional.divergences import divergence, symmetric_kl
 from smoothtune.testing import (
     all_in_float64,
@@ -112,7 +112,7 @@ def test_equals_the_mean_over_label_tokens(name, architecture, perturbations):
             ForwardPass(
                 model,
                 batch,
-                compute_loss=causal_lm_loss,
+                compute_loss=next_token_loss,
                 points=method.points(),
                 differentiable=method.differentiates,
             )
@@ -166,7 +166,7 @@ def test_r_drop_is_the_mean_of_two_losses_and_their_divergence(architecture):
             masks.append(torch.get_rng_state())
             label_rows(model, batch)
         torch.manual_seed(4)
-        clean = ForwardPass(model, batch, compute_loss=causal_lm_loss).run()
+        clean = ForwardPass(model, batch, compute_loss=next_token_loss).run()
         term = METHODS["r_drop"](alpha=2.0).loss(clean)
         runs = []
         for state in masks:
@@ -307,7 +307,7 @@ def test_chunks_change_nothing(monkeypatch):
     model, batch = tiny_language_model("gpt2"), language_batch()
     results = []
     for chunk in (2**24, 3 * 40):  # the second: three tokens of forty logits
-        monkeypatch.setattr(causal_lm, "CHUNK", chunk)
+        monkeypatch.setattr(next_token, "CHUNK", chunk)
         with fixed_draws():
             objective = Objective(METHODS["r3f"](noise="normal", sigma=0.1, weight=1.0))
             results.append(gradient(objective(model, batch), [model]))
@@ -319,7 +319,7 @@ def test_chunks_hold_one_softmax_at_a_time(monkeypatch):
     logits = torch.randn(64, 1, 1000, requires_grad=True)
     saved = {}
     for chunk in (2**24, 4 * 1000):
-        monkeypatch.setattr(causal_lm, "CHUNK", chunk)
+        monkeypatch.setattr(next_token, "CHUNK", chunk)
         sizes = {}
 
         def keep(tensor, sizes=sizes):
@@ -327,7 +327,7 @@ def test_chunks_hold_one_softmax_at_a_time(monkeypatch):
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            value = causal_lm.in_chunks(symmetric_kl, logits, 2 * logits)
+            value = next_token.in_chunks(symmetric_kl, logits, 2 * logits)
         saved[chunk] = sum(sizes.values())
         value.sum().backward()
     assert saved[2**24] > 4 * 64 * 1000 * 4
@@ -336,14 +336,14 @@ def test_chunks_hold_one_softmax_at_a_time(monkeypatch):
 
 @pytest.mark.parametrize(("chunk", "sizes"), [(1, [1] * 5), (20, [2, 2, 1]), (50, [5])])
 def test_size_of_chunks(monkeypatch, chunk, sizes):
-    monkeypatch.setattr(causal_lm, "CHUNK", chunk)
+    monkeypatch.setattr(next_token, "CHUNK", chunk)
     rows, found = torch.arange(50.0).view(5, 10), []
 
     def total(first, second):
         found.append(len(first))
         return first.sum(1) + second
 
-    assert causal_lm.in_chunks(total, rows, torch.ones(5)).tolist() == (rows.sum(1) + 1).tolist()
+    assert next_token.in_chunks(total, rows, torch.ones(5)).tolist() == (rows.sum(1) + 1).tolist()
     assert found == sizes
 
 
@@ -369,7 +369,7 @@ def test_full_logits_of_a_loss_of_your_own_are_narrowed_to_label_tokens():
         return outputs.logits.square().mean(), outputs
 
     own = ForwardPass(model, batch, compute_loss=squared).run()
-    stock = ForwardPass(model, batch, compute_loss=causal_lm_loss).run()
+    stock = ForwardPass(model, batch, compute_loss=next_token_loss).run()
     noise = 0.1 * torch.randn(4, 6, 8, dtype=torch.float64)
     torch.testing.assert_close(
         divergence(own, own.at(noise)), divergence(stock, stock.at(noise)), rtol=1e-12, atol=0

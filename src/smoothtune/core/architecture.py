@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Literal
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from transformers.pytorch_utils import Conv1D
+
+from smoothtune.core.declarations import (
+    ENCODER_DECODERS,
+    declaring,
+    is_encoder_decoder,
+    reads_text,
+)
+
+Side = Literal["encoder", "decoder", "both"]
 
 _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel)
 
@@ -40,13 +50,35 @@ def transformer(model: nn.Module) -> nn.Module:
     return getattr(model, "transformers_model", None) or model
 
 
-def word_embeddings(model: nn.Module) -> nn.Module:
-    """The word-embedding layer of an unwrapped model.
+def stack(model: nn.Module, side: Side = "encoder") -> nn.Module:
+    """The stack of blocks on one side of an encoder-decoder; any other model is one by itself.
+
+    The two stacks of an encoder-decoder have a module of word embeddings each, or one together,
+    and it is not always the one that the whole model names: that of T5 and BART never runs. So
+    does that of T5's encoder alone.
+    """
+    inner = declaring(model)
+    kind = getattr(getattr(inner, "config", None), "model_type", "")
+    if is_encoder_decoder(inner) and reads_text(inner) and hasattr(inner, "get_decoder"):
+        return inner.get_decoder() if side == "decoder" else inner.get_encoder()  # type: ignore
+    return inner.get_encoder() if kind in ENCODER_DECODERS else model  # type: ignore
+
+
+def sides_of(model: nn.Module, side: Side = "both") -> list[Side]:
+    """The sides that an unwrapped model has of those named, in the order in which they run."""
+    if not is_encoder_decoder(model):
+        return ["encoder"]
+    both: list[Side] = ["encoder", "decoder"]
+    return both if side == "both" else [side]
+
+
+def word_embeddings(model: nn.Module, side: Side = "encoder") -> nn.Module:
+    """The word-embedding layer of an unwrapped model, or of one side of an encoder-decoder.
 
     Raises:
         ValueError: a model that is no transformers model has not exactly one `nn.Embedding`.
     """
-    model = transformer(model)
+    model = transformer(stack(model, side))
     if callable(getattr(model, "get_input_embeddings", None)):
         try:
             words = model.get_input_embeddings()  # type: ignore[operator]
@@ -74,13 +106,17 @@ def embedding_table(model: nn.Module) -> Tensor:
     return table
 
 
-def blocks(model: nn.Module) -> nn.ModuleList:
-    """The transformer blocks of an unwrapped model, bottom first.
+def blocks(model: nn.Module, side: Side = "encoder") -> nn.ModuleList:
+    """The blocks of an unwrapped model, or of one side of an encoder-decoder, bottom first.
 
     Raises:
         ValueError: the model has no list of blocks as long as its configuration says.
     """
-    num_layers = getattr(getattr(transformer(model), "config", None), "num_hidden_layers", None)
+    model = stack(model, side)
+    config = getattr(transformer(model), "config", None)
+    num_layers = getattr(config, "num_hidden_layers", None)
+    if side == "decoder":  # BART's stacks have one configuration together
+        num_layers = getattr(config, "decoder_layers", num_layers)
     for parent in model.modules():
         lists = {
             name: child
@@ -103,8 +139,11 @@ def blocks(model: nn.Module) -> nn.ModuleList:
     )
 
 
-def embedding_norm(model: nn.Module) -> nn.Module:
+def embedding_norm(model: nn.Module, side: Side = "encoder") -> nn.Module:
     """The LayerNorm at the end of an unwrapped model's embeddings; block 0 if it has none."""
+    model = stack(model, side)
+    if isinstance(norm := getattr(model, "layernorm_embedding", None), nn.LayerNorm):
+        return norm  # BART's, which stands beside the blocks
     word = word_embeddings(model)
     embeddings = next(m for m in model.modules() if word in m.children())
     norms = [m for m in embeddings.children() if isinstance(m, nn.LayerNorm)]

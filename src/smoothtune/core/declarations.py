@@ -27,9 +27,14 @@ PROBLEM_TYPES = (
     "multi_label_classification",
 )
 SPANS = ("start_positions", "end_positions")
+IGNORED = -100
+"""The label of a token that is none."""
 
 # Encoders that become decoders by `config.is_decoder`, as those with a masked-LM head do.
 ENCODERS = {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation", "xlnet", "cpmant"}
+
+# Encoder-decoders whose embeddings, losses and shifts of labels are verified.
+ENCODER_DECODERS = {"bart", "mbart", "mt5", "t5"}
 
 
 def declaring(model: nn.Module) -> nn.Module:
@@ -42,6 +47,23 @@ def declaring(model: nn.Module) -> nn.Module:
 def is_encoder_decoder(model: nn.Module) -> bool:
     """Whether an unwrapped model reads one sequence and writes another."""
     return bool(getattr(getattr(declaring(model), "config", None), "is_encoder_decoder", False))
+
+
+def is_seq2seq_lm(model: nn.Module) -> bool:
+    """Whether an unwrapped model's loss is the mean cross entropy of its decoder's label tokens."""
+    model = declaring(model)
+    head = getattr(model, "get_output_embeddings", None)
+    return (
+        is_encoder_decoder(model)
+        and getattr(getattr(model, "config", None), "model_type", "") in ENCODER_DECODERS
+        and callable(head)
+        and head() is not None
+    )
+
+
+def predicts_tokens(model: nn.Module) -> bool:
+    """Whether an unwrapped model is a language model: every label token is a prediction."""
+    return is_causal_lm(model) or is_seq2seq_lm(model)
 
 
 def is_causal_lm(model: nn.Module) -> bool:

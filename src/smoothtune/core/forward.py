@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import unwrap
-from smoothtune.core.declarations import SPANS, has_labels, is_causal
+from smoothtune.core.architecture import Side, sides_of, unwrap
+from smoothtune.core.declarations import SPANS, has_labels, is_causal, is_encoder_decoder
+from smoothtune.core.decoder_inputs import joined, tokens_and_mask, with_decoder_inputs
 from smoothtune.core.dropout import Rate, SharedMasks, dropout_rates, unchanged_weights
 from smoothtune.core.hooks import INSTEAD, WEIGHT_SIDE, Point, PointReached, depth, tapped, width_at
 
@@ -54,13 +55,16 @@ class ForwardPass:
 
     Args:
         model: as the loop holds it, DDP and other wrappers included.
-        batch: model inputs by name; perturbing needs `input_ids` (B, T), or (B, choices, T), whose
-            sequences then count as B * choices examples wherever a shape says B, but in outputs.
+        batch: model inputs by name; an encoder-decoder's get `decoder_input_ids`. Perturbing needs
+            `input_ids` (B, T), or (B, choices, T), whose sequences then count as B * choices
+            examples wherever a shape says B, but in outputs.
         compute_loss: (model, batch) -> (scalar loss or None, outputs).
         points: where perturbations may enter; see `smoothtune.core.hooks`.
         deltas: (B, T, D) perturbation by point; missing points are not perturbed.
         differentiable: give every point a zero leaf, so that gradients with respect to it exist.
         hidden_states: record the hidden states.
+        side: of an encoder-decoder, where points, perturbations and hidden states are; T counts
+            its tokens, on both sides the encoder's and then the decoder's.
         labeled: whether the batch has a task loss; None: as the model declares its labels.
         dropout: "independent": the model's own; "off": evaluation mode; "shared", as `at` sets it:
             that of another pass.
@@ -79,12 +83,15 @@ class ForwardPass:
         deltas: Mapping[Point, Tensor] | None = None,
         differentiable: bool = False,
         hidden_states: bool = True,
+        side: Side = "encoder",
         labeled: bool | None = None,
         dropout: Dropout = "independent",
         start: rng.State | None = None,
         shared_masks: SharedMasks | None = None,
     ):
-        self.model, self.batch, self.compute_loss = model, batch, compute_loss
+        self.model, self.compute_loss, self.side = model, compute_loss, side
+        labels = batch.get("labels") is not None
+        self.batch = with_decoder_inputs(unwrap(model), batch) if labels else batch
         self.points, self.dropout, self.shared_masks = tuple(points), dropout, shared_masks
         self.device, self.deltas = device_of(batch), dict(deltas or {})
         self.start = start  # generator state in which the forward begins; None: the current one
@@ -113,21 +120,28 @@ class ForwardPass:
         """(B, T) the tokens; models for multiple choice put all their sequences into one batch.
 
         Raises:
-            ValueError: the batch has no `input_ids`.
+            ValueError: the batch has no `input_ids`, or not what the decoder reads.
         """
+        return joined([ids for ids, _ in self._sequences()])
+
+    @property
+    def mask(self) -> Tensor:
+        """(B, T) True on real tokens, False on padding."""
+        return joined([mask for _, mask in self._sequences()])
+
+    def _sequences(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """(B, T) tokens and mask of every side."""
+        for side in sides_of(unwrap(self.model), self.side):
+            yield self._of_encoder() if side == "encoder" else tokens_and_mask(self.batch)
+
+    def _of_encoder(self) -> tuple[Tensor, Tensor]:
         if "input_ids" not in self.batch:
             raise ValueError(
                 f"a perturbation needs `input_ids`, and the batch has {', '.join(self.batch)}: use "
                 "a weight-side method such as mixout or l2_sp"
             )
-        return self.batch["input_ids"].flatten(0, -2)
-
-    @property
-    def mask(self) -> Tensor:
-        """(B, T) True on real tokens, False on padding."""
-        mask = self.batch.get("attention_mask")
-        ids = self.input_ids
-        return torch.ones_like(ids).bool() if mask is None else mask.flatten(0, -2).bool()
+        ids, mask = self.batch["input_ids"].flatten(0, -2), self.batch.get("attention_mask")
+        return ids, torch.ones_like(ids).bool() if mask is None else mask.flatten(0, -2).bool()
 
     def delta(self, point: Point = "word") -> Tensor:
         """(B, T, D) the perturbation leaf at a point, zero in the clean pass."""
@@ -146,7 +160,15 @@ class ForwardPass:
 
         Args:
             hidden: (B, T, D).
+
+        Raises:
+            ValueError: the head of an encoder-decoder reads none of the encoder's tokens.
         """
+        if is_encoder_decoder(unwrap(self.model)):
+            raise ValueError(
+                "the head of an encoder-decoder reads the decoder's tokens, so no token of a stack "
+                "is pooled: compare all tokens (tokens of lnsr), or a random one (token of jachess)"
+            )
         positions = torch.arange(hidden.shape[1], device=hidden.device)
         if is_causal(unwrap(self.model)):
             chosen = (positions * self.mask).argmax(1)
@@ -173,6 +195,7 @@ class ForwardPass:
             self.model,
             self.points,
             self.deltas,
+            side=self.side,
             detach=self._detach,
             bases=self._values_below(),
             hidden_states=states,
@@ -225,6 +248,7 @@ class ForwardPass:
             points=self.points,
             deltas={point: delta} if isinstance(delta, Tensor) else delta,
             hidden_states=self._records_states,
+            side=self.side,
             labeled=self.labeled,
             dropout=dropout,
             start=self._fixed_start() if shares else None,
@@ -258,7 +282,7 @@ class ForwardPass:
                 torch.no_grad(),
                 self._conditions(),
                 suppress(PointReached),
-                tapped(bare, [point], {}, stop=True) as taps,
+                tapped(bare, [point], {}, side=self.side, stop=True) as taps,
             ):
                 self.compute_loss(bare, dict(self.batch))
             value = taps[point].value
@@ -303,6 +327,8 @@ class ForwardPass:
             return {}
         lowest = min(self.deltas, key=depth)
         same_masks = self.dropout == "shared" and self._rate is None
+        if self.side == "both" and depth(lowest) > 0:  # a block that reads the perturbed encoder
+            return {}
         values = clean._result.values
         if lowest in values and (lowest == "word" or same_masks):  # no dropout acts before "word"
             return {lowest: values[lowest]}

@@ -8,6 +8,9 @@ normalize their embeddings (pre-norm decoders) have it at the input of block 0. 
 always kept: models that are given `inputs_embeds` instead pool the wrong token and number positions
 wrongly.
 Hooks exist during one forward only.
+
+An encoder-decoder has every point on each side. On both sides together, the T tokens of an example
+are the encoder's and then the decoder's, so that norms and means run over all of them.
 """
 
 from __future__ import annotations
@@ -15,20 +18,25 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Literal
+from itertools import product
+from typing import Any, Literal
 
 import torch
 from pydantic import NonNegativeInt
 from torch import Tensor, nn
 
 from smoothtune.core.architecture import (
+    Side,
     blocks,
     embedding_norm,
     embedding_table,
+    sides_of,
+    stack,
     transformer,
     unwrap,
     word_embeddings,
 )
+from smoothtune.core.decoder_inputs import joined
 
 Point = Literal["word", "normalized"] | int
 Layer = Literal["word"] | NonNegativeInt  # a point, as a field of a method
@@ -42,21 +50,20 @@ class PointReached(Exception):  # noqa: N818 - it is a signal, not an error
     """Raised on purpose to end a forward at a point."""
 
 
-def module_at(model: nn.Module, point: Point) -> nn.Module:
+def module_at(model: nn.Module, point: Point, side: Side = "encoder") -> nn.Module:
     """The module whose output ("word") or input (all other points) is the point.
 
     Raises:
         ValueError: the model has fewer blocks.
     """
     if point == "word":
-        return word_embeddings(model)
+        return word_embeddings(model, side)
     if point == "normalized":
-        return embedding_norm(model)
-    layers = blocks(model)
+        return embedding_norm(model, side)
+    layers = blocks(model, side)
     if point >= len(layers):
-        raise ValueError(
-            f"there is no block {point}: {type(model).__name__} has {len(layers)}, numbered from 0"
-        )
+        name = type(stack(model, side)).__name__
+        raise ValueError(f"there is no block {point}: {name} has {len(layers)}, numbered from 0")
     return layers[point]
 
 
@@ -81,14 +88,34 @@ class Tap:
 
     `base`, if given, is that value as another pass has computed it: using it again spares a second
     backward through everything below the point, the word-embedding matrix above all.
+
+    On both sides of an encoder-decoder it is passed once on each, with that side's tokens.
     """
 
     def __init__(
-        self, point: Point, delta: Tensor | None, base: Tensor | None, detach: bool, stop: bool
+        self,
+        point: Point,
+        delta: Tensor | None,
+        base: Tensor | None,
+        detach: bool,
+        stop: bool,
+        passes: int = 1,
     ):
         self.point, self.delta, self.base = point, delta, base
-        self.detach, self.stop = detach, stop
-        self.value: Tensor | None = None
+        self.detach, self.stop, self.passes = detach, stop, passes
+        self._parts: list[Tensor] = []
+
+    @property
+    def value(self) -> Tensor | None:
+        """(B, T, D) the activation before the perturbation; None before all passes."""
+        if len(self._parts) < self.passes:
+            return None
+        return joined(self._parts)
+
+    def _part(self, whole: Tensor, x: Tensor) -> Tensor:
+        """What belongs to the pass at hand, whose activation is x."""
+        start = sum(part.shape[1] for part in self._parts)
+        return whole if self.passes == 1 else whole[:, start : start + x.shape[1]]
 
     @property
     def instead(self) -> str:
@@ -104,23 +131,24 @@ class Tap:
             )
         if self.value is not None:
             raise RuntimeError(
-                f"point {self.point!r} was passed twice in one forward. Encoder-decoder models and "
-                "losses that run the model several times are not supported by this method: "
-                f"{WEIGHT_SIDE}"
+                f"point {self.point!r} was passed twice in one forward. Losses that run the model "
+                f"several times are not supported by this method: {WEIGHT_SIDE}"
             )
-        self.value = x if self.base is None else self.base
-        if self.stop:
+        delta = None if self.delta is None else self._part(self.delta, x)
+        base = x if self.base is None else self._part(self.base, x)
+        self._parts.append(base)
+        if self.stop and self.value is not None:
             raise PointReached
-        x = self.value.detach() if self.detach else self.value
-        if self.delta is None:
+        x = base.detach() if self.detach else base
+        if delta is None:
             return x
-        if self.delta.shape != x.shape:
+        if delta.shape != x.shape:
             raise RuntimeError(
-                f"a perturbation of shape {tuple(self.delta.shape)} does not fit the activation at "
+                f"a perturbation of shape {tuple(delta.shape)} does not fit the activation at "
                 f"point {self.point!r}, {tuple(x.shape)}: {self.instead}"
             )
         scale = token_std(x) if self.point == "normalized" else 1
-        return x + scale * self.delta.to(x.dtype)
+        return x + scale * delta.to(x.dtype)
 
     def after(self, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
         """Forward hook of the word embeddings."""
@@ -140,6 +168,7 @@ def tapped(
     points: Sequence[Point],
     deltas: Mapping[Point, Tensor],
     *,
+    side: Side = "encoder",
     detach: bool = False,
     bases: Mapping[Point, Tensor] | None = None,
     hidden_states: list[Tensor] | None = None,
@@ -151,6 +180,7 @@ def tapped(
         model: as the loop holds it, wrappers included.
         points: where to record, and perhaps perturb.
         deltas: (B, T, D) perturbations by point.
+        side: of an encoder-decoder, where points and hidden states are.
         detach: cut the graph below the points.
         bases: (B, T, D) values by point, from another pass, used in place of this one's.
         hidden_states: list to fill with the L+1 states (B, T, D): input of block 0, block outputs.
@@ -163,20 +193,17 @@ def tapped(
         RuntimeError: a point or a block was passed never or twice.
     """
     bare = unwrap(model)
-    recorded = nn.ModuleList() if hidden_states is None else blocks(bare)
+    recorded = nn.ModuleList() if hidden_states is None else blocks(bare, side)
+    sides = sides_of(bare, side)
     bases = bases or {}
     taps = {
-        point: Tap(point, deltas.get(point), bases.get(point), detach, stop)
+        point: Tap(point, deltas.get(point), bases.get(point), detach, stop, len(sides))
         for point in {*points, *deltas}
     }
     with ExitStack() as hooks:
-        for point, tap in taps.items():
-            module = module_at(bare, point)
-            hooks.enter_context(
-                module.register_forward_hook(tap.after)
-                if point == "word"
-                else module.register_forward_pre_hook(tap.before, with_kwargs=True)
-            )
+        for tap, one in product(taps.values(), sides):
+            for handle in _hook(tap, bare, one):
+                hooks.enter_context(handle)
         if hidden_states is not None:
             for handle in _record(recorded, hidden_states):
                 hooks.enter_context(handle)
@@ -194,6 +221,25 @@ def tapped(
             f"{type(bare).__name__} with {len(recorded)} blocks, and every block is to be called "
             f"once: {INSTEAD}"
         )
+
+
+def _hook(tap: Tap, model: nn.Module, side: Side) -> Iterator:
+    module, within = module_at(model, tap.point, side), stack(model, side)
+    if tap.point != "word":
+        yield module.register_forward_pre_hook(tap.before, with_kwargs=True)
+        return
+    if within is model:
+        yield module.register_forward_hook(tap.after)
+        return
+    # the stacks of an encoder-decoder may call one module: it acts while its own stack runs
+    running: list[bool] = []
+
+    def after(*call: Any) -> Tensor | None:
+        return tap.after(*call) if running else None
+
+    yield within.register_forward_pre_hook(lambda *_: running.append(True))
+    yield module.register_forward_hook(after)
+    yield within.register_forward_hook(lambda *_: running.clear())
 
 
 def depth(point: Point) -> int:

@@ -14,12 +14,11 @@ from torch import Tensor, nn
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.attachment import Attachment
-from smoothtune.core.causal_lm import causal_lm_loss, check_next_token_loss
 from smoothtune.core.declarations import (
     PROBLEM_TYPES,
     declaring,
     has_labels,
-    is_causal_lm,
+    predicts_tokens,
     problem_type,
     undeclared_labels,
 )
@@ -32,6 +31,7 @@ from smoothtune.core.forward import (
     model_loss,
 )
 from smoothtune.core.higher_order import differentiable_attention
+from smoothtune.core.next_token import check_next_token_loss, next_token_loss
 from smoothtune.core.optimizer_hooks import (
     OptimizerHooks,
     UpdateWatch,
@@ -203,7 +203,7 @@ class Objective:
             batch: model inputs; `example_id`, if there, names the rows in errors. `unlabeled`, if
                 there and True, says that the batch has no task loss.
             compute_loss: (model, batch) -> (scalar mean loss, outputs); unless given, the model's
-                own loss, which `causal_lm_loss` computes for causal language models.
+                own loss, which `next_token_loss` computes for language models.
             row_share: rows of this batch, divided by the mean number of rows of the batches that
                 one update is made from (accumulation steps times processes). With it, batches of
                 unequal size give the gradient of all their rows together.
@@ -222,11 +222,13 @@ class Objective:
         self._check_once(model, device_of(batch))
         example_ids, unlabeled = batch.pop("example_id", None), batch.pop("unlabeled", False)
         bare = unwrap(model)
-        given = compute_loss not in (None, causal_lm_loss)
+        given = compute_loss not in (None, next_token_loss)
         labeled = not unlabeled and (given or has_labels(bare, batch))
-        if compute_loss in (None, causal_lm_loss):
-            next_token = bool(self.regularizers) and is_causal_lm(bare)  # else plain, bit for bit
-            compute_loss = causal_lm_loss if next_token else model_loss
+        if compute_loss in (None, next_token_loss):
+            next_token = bool(self.regularizers) and predicts_tokens(
+                bare
+            )  # else plain, bit for bit
+            compute_loss = next_token_loss if next_token else model_loss
         self._check_task_loss(model, batch, compute_loss, labeled)
         clean = self._clean_pass(model, batch, compute_loss, labeled)
         dtype = autocast_dtype(model, clean.device)
@@ -327,7 +329,7 @@ class Objective:
         self, model: nn.Module, batch: dict[str, Any], compute_loss: ComputeLoss, labeled: bool
     ) -> None:
         """Compare, once, a loss that is computed in the model's place with the model's own."""
-        if labeled and compute_loss is causal_lm_loss and not self._compared:
+        if labeled and compute_loss is next_token_loss and not self._compared:
             check_next_token_loss(unwrap(model), batch)
             self._compared = True
         compares = any(
@@ -353,6 +355,7 @@ class Objective:
             points=tuple(points),
             differentiable=any(r.differentiates for r in methods),
             hidden_states=any(r.uses_hidden_states for r in methods),
+            side=next((r.side for r in methods if r.points()), "encoder"),
             labeled=labeled,
             start=rng.get_state(device_of(batch)),
             shared_masks=self._shared_masks(model, device_of(batch)),

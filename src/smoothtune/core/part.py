@@ -16,10 +16,10 @@ from torch import Tensor
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
-from smoothtune.core.causal_lm import num_items, target_mask
-from smoothtune.core.declarations import is_causal_lm
+from smoothtune.core.declarations import predicts_tokens
 from smoothtune.core.dropout import SharedMasks
 from smoothtune.core.forward import ForwardPass, Result
+from smoothtune.core.next_token import num_items, target_mask
 from smoothtune.core.regularizer import Regularizer
 
 PREDICTIONS = ("logits", "start_logits", "end_logits", "sentence_embedding")
@@ -65,6 +65,7 @@ def part_of(clean: ForwardPass, method: Regularizer, *, runs: bool) -> ForwardPa
         points=clean.points if shares else method.points(),
         differentiable=derivative,
         hidden_states=method.uses_hidden_states,
+        side=clean.side,
         labeled=clean.labeled,
         start=clean.start if shares else rng.get_state(clean.device),
     )
@@ -79,7 +80,7 @@ def part_of(clean: ForwardPass, method: Regularizer, *, runs: bool) -> ForwardPa
 def rows_of_batch(clean: ForwardPass, rows: Tensor, count: int) -> dict[str, Any]:
     """The model inputs of some rows.
 
-    The number of label tokens that a causal language model's sums are divided by is that of the
+    The number of label tokens that a language model's sums are divided by is that of the
     whole batch times the part, so that their expectation is that of the whole batch.
 
     Raises:
@@ -99,7 +100,7 @@ def rows_of_batch(clean: ForwardPass, rows: Tensor, count: int) -> dict[str, Any
                 f"and `{name}` has shape {tuple(value.shape)}: leave rows at 1, or give the method "
                 "every=k"
             )
-    if is_causal_lm(unwrap(clean.model)):
+    if predicts_tokens(unwrap(clean.model)):
         found["num_items_in_batch"] = num_items(clean.batch) * (len(rows) / count)
     return found
 
@@ -139,7 +140,7 @@ def _take_results(part: ForwardPass, clean: ForwardPass, rows: Tensor, count: in
 
 def _rows_of_output(clean: ForwardPass, name: str, rows: Tensor, count: int) -> Tensor:
     value = clean.outputs[name]
-    if name == "logits" and value.ndim == 2 and is_causal_lm(unwrap(clean.model)):
+    if name == "logits" and value.ndim == 2 and predicts_tokens(unwrap(clean.model)):
         of_token = target_mask(clean.batch).nonzero()[:, 0]  # the row of every label token
         return value[torch.isin(of_token, rows)]
     if len(value) != count:

@@ -9,14 +9,16 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from smoothtune.core.architecture import unwrap
-from smoothtune.core.causal_lm import IGNORED, label_logits, num_items
 from smoothtune.core.declarations import (
+    IGNORED,
     is_causal,
-    is_causal_lm,
     is_encoder_decoder,
     labels_at_the_token,
+    predicts_tokens,
 )
+from smoothtune.core.decoder_inputs import with_decoder_inputs
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.next_token import label_logits, num_items
 
 
 class Head(NamedTuple):
@@ -33,7 +35,7 @@ def heads(run: ForwardPass) -> list[Head]:
 
     Sequence classification and regression give one head with N = 1, multi-label classification N
     Bernoulli distributions, extractive question answering two heads (start, end) over the real
-    tokens, token classification one distribution per token that has a label. In causal language
+    tokens, token classification one distribution per token that has a label. In language
     models every label token counts as an example with one distribution: B is their number, and
     means are over tokens, as the task loss is. An embedding model gives its embedding, which is
     compared like the scores of a regression.
@@ -52,8 +54,8 @@ def heads(run: ForwardPass) -> list[Head]:
             Head(span.masked_fill(~run.mask, low)[:, None], _ones(span), False) for span in spans
         ]
     logits, bare = run.logits, unwrap(run.model)
-    if is_causal_lm(bare):
-        tokens = label_logits(logits, run.batch)[:, None]
+    if predicts_tokens(bare):
+        tokens = label_logits(logits, with_decoder_inputs(bare, run.batch))[:, None]
         return [Head(tokens, _ones(tokens), False, len(tokens) / num_items(run.batch))]
     if logits.ndim == 1:  # DeBERTa flattens the scores of a regression when it is given labels
         logits = logits[:, None]
@@ -118,9 +120,9 @@ def head_mean(x: Tensor, head: Head) -> Tensor:
 def prediction_mean(run: ForwardPass, sums: Tensor) -> Tensor:
     """() mean of what was summed over each example's predictions (B,).
 
-    It is the mean over examples; in causal language models the mean over label tokens, each of
+    It is the mean over examples; in language models the mean over label tokens, each of
     which is a prediction.
     """
-    if is_causal_lm(unwrap(run.model)):
+    if predicts_tokens(unwrap(run.model)):
         return sums.sum() / num_items(run.batch)
     return sums.mean()

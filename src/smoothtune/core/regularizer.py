@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 from torch import Tensor, nn
 
+from smoothtune.core.architecture import Side
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.quantities import Quantity
@@ -100,6 +101,8 @@ class Regularizer:
     expected gradient for less time."""
     batches: Literal["labeled", "unlabeled", "both"] = "both"
     """Batches the loss term is taken on; a batch without labels has no task loss."""
+    side: Side = "encoder"
+    """Of an encoder-decoder, whose tokens are perturbed: the encoder's, the decoder's, or both."""
     ramp_start: NonNegative | Literal["auto"] | None = None
     """Updates before the loss term comes in; below 1, a fraction of the run. "auto": until the task
     loss has fallen by a tenth, at most 0.3 of the run. Default: 0, but auto of LNSR, SiFT, ALUM,

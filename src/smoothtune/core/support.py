@@ -15,7 +15,14 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from smoothtune.core.architecture import is_embedding_model, transformer, unwrap
-from smoothtune.core.declarations import is_causal_lm, reads_text
+from smoothtune.core.declarations import (
+    ENCODER_DECODERS,
+    declaring,
+    is_encoder_decoder,
+    is_seq2seq_lm,
+    predicts_tokens,
+    reads_text,
+)
 from smoothtune.core.precision import autocast_dtype
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.wide_weights import (
@@ -123,7 +130,7 @@ NARROW: tuple[Environment, ...] = ("16-bit base weights", "quantized base weight
 NOT_NARROW: tuple[Environment, ...] = ("reentrant checkpointing", "torch.compile", "FSDP2")
 """Where weights are not read as float32."""
 
-ONE_PREDICTION = "needs exactly one prediction per example, and a causal language model has many"
+ONE_PREDICTION = "needs exactly one prediction per example, and a language model has many"
 CLASS_SCORES = "compares class scores, and an embedding model has none"
 ONE_SEQUENCE = (
     "takes derivatives at the one sequence of an example, and multiple choice has several: use "
@@ -133,7 +140,7 @@ ONE_SEQUENCE = (
 
 def no_class_scores(model: nn.Module) -> str | None:
     """Why an example has not exactly one prediction with class scores; None if it has."""
-    if is_causal_lm(model):
+    if predicts_tokens(model):
         return ONE_PREDICTION
     return CLASS_SCORES if is_embedding_model(model) else None
 
@@ -262,11 +269,7 @@ def check(
             f"{', '.join(perturbing)} with XLNet: its embeddings are (T, B, D), not (B, T, D): use "
             "a weight-side method such as mixout or l2_sp"
         )
-    if perturbing and getattr(config, "is_encoder_decoder", False):
-        found.append(
-            f"{', '.join(perturbing)} with an encoder-decoder model: the word embeddings are "
-            "passed twice in one forward: use a weight-side method such as mixout or l2_sp"
-        )
+    found += side_problems(regularizers, bare, where)
     if found and "16-bit weights" in where and where & set(NARROW):
         names = [n for n, p in bare.named_parameters() if p.requires_grad and p.dtype in HALF]
         found.append(
@@ -274,6 +277,47 @@ def check(
             "model.parameters(): if w.requires_grad: w.data = w.data.float()"
         )
     refuse(found)
+
+
+def side_problems(
+    regularizers: dict[str, Regularizer], model: nn.Module, where: set[Environment]
+) -> list[str]:
+    """Why methods cannot perturb a side of an unwrapped model, and what to change."""
+    perturbing = {name: r for name, r in regularizers.items() if r.points()}
+    names, found = ", ".join(perturbing), list[str]()
+    kind = getattr(getattr(declaring(model), "config", None), "model_type", "")
+    if perturbing and is_encoder_decoder(model):
+        if kind not in ENCODER_DECODERS:
+            found.append(
+                f"{names} with an encoder-decoder model of type {kind!r}: perturbations are "
+                f"verified in {', '.join(sorted(ENCODER_DECODERS))}: use one of them, or a "
+                "weight-side method such as mixout or l2_sp"
+            )
+        found += [
+            f"{names} with an encoder-decoder model and {environment} is not verified: use "
+            "DDP, and load the model with dtype=torch.float32"
+            for environment in ENVIRONMENTS
+            if environment in where and environment in ("FSDP2", *NARROW)
+        ]
+    sides = {r.side for r in perturbing.values()}
+    if len(sides) > 1:
+        found.append(f"{names} have side={' and '.join(sorted(sides))}: give them one side")
+    for name, regularizer in regularizers.items():
+        if regularizer.side == "encoder":
+            continue
+        if name not in perturbing:
+            found.append(f"{name} perturbs no tokens: leave side out")
+        elif not is_seq2seq_lm(model):
+            found.append(
+                f'{name} with side="{regularizer.side}": {type(model).__name__} is no encoder-'
+                "decoder language model, whose decoder reads its labels: leave side out"
+            )
+        elif regularizer.uses_hidden_states and regularizer.side == "both":
+            found.append(
+                f'{name} with side="both": it looks at the hidden states of one stack: give '
+                'side="encoder" or "decoder"'
+            )
+    return found
 
 
 def has_quantized(model: nn.Module) -> bool:

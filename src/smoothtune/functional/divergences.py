@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smoothtune.core.causal_lm import in_chunks
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.next_token import in_chunks
 from smoothtune.core.predictions import head_mean, heads
 
 Divergence = Callable[[Tensor, Tensor], Tensor]

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from smoothtune.core.architecture import embedding_table, unwrap, word_embeddings
-from smoothtune.core.causal_lm import by_example, label_logits
-from smoothtune.core.declarations import is_causal_lm
+from smoothtune.core.declarations import predicts_tokens
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import WEIGHT_SIDE
+from smoothtune.core.next_token import by_example, label_logits
 from smoothtune.core.predictions import heads
 from smoothtune.functional import derivative_norms
 from smoothtune.functional.derivative_norms import Estimate, Probe
@@ -153,6 +153,7 @@ class InputDerivatives:
                 clean.batch,
                 compute_loss=clean.compute_loss,
                 deltas={"word": delta * clean.mask[..., None]},
+                side=clean.side,
                 dropout="off",
             )
             return read(moved.run())
@@ -172,7 +173,7 @@ def scores(run: ForwardPass) -> Tensor:
     if "start_logits" in outputs:
         spans = torch.stack([outputs["start_logits"], outputs["end_logits"]], -1)
         return (spans * run.mask[..., None]).flatten(1)
-    if is_causal_lm(unwrap(run.model)):
+    if predicts_tokens(unwrap(run.model)):
         return by_example(label_logits(run.logits, run.batch), run.batch).flatten(1)
     (head,) = heads(run)
     return (head.logits * head.mask[..., None]).flatten(1)

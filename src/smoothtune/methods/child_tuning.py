@@ -33,7 +33,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import blocks, trainable
+from smoothtune.core.architecture import blocks, sides_of, trainable
 from smoothtune.core.regularizer import STRICT, Between, Fraction, Regularizer, entries_under
 from smoothtune.functional.update_masks import PartialUpdate, over, top_fraction
 
@@ -95,7 +95,7 @@ class ChildTuning(Regularizer):
         """Whether there is a mask; else count this update's gradients."""
         if self._masks:
             return True
-        inside = {id(p) for p in blocks(model).parameters()}
+        inside = {id(p) for s in sides_of(model) for p in blocks(model, s).parameters()}
         for name, weight in found.items():
             if id(weight) in inside and weight.grad is not None:
                 square = clipped_square(weight.grad)

@@ -22,7 +22,7 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.architecture import is_multiple_choice_model
-from smoothtune.core.declarations import is_causal_lm
+from smoothtune.core.declarations import predicts_tokens
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.quantities import Quantity
@@ -57,7 +57,7 @@ class DoubleBackprop(Regularizer):
 
     def refuses(self, model: nn.Module) -> str | None:
         """Only the gradient of a mean over examples holds each example's."""
-        if is_causal_lm(model):
+        if predicts_tokens(model):
             return "needs each example's gradient, and the loss is a mean over tokens: use jacobian"
         return ONE_SEQUENCE if is_multiple_choice_model(model) else None
 

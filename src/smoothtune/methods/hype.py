@@ -21,10 +21,10 @@ from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 from pydantic.dataclasses import dataclass
-from torch import Tensor
+from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import blocks, unwrap
+from smoothtune.core.architecture import blocks, sides_of, unwrap
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.quantities import Quantity
@@ -59,11 +59,18 @@ class HyPe(Regularizer):
         z = rng.uniform_like(like)
         return self.sigma * ((z + 1) / 2 if self.compat == "official" else z)
 
+    def refuses(self, model: nn.Module) -> str | None:
+        """Both sides together get noise block by block."""
+        if len({len(blocks(model, side)) for side in sides_of(model, self.side)}) > 1:
+            return "needs as many blocks in the encoder as in the decoder: give one side"
+        return None
+
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss of the noisy forward; the clean one runs only up to the first block."""
         if not clean.labeled:
             return None
-        count, keep = len(blocks(unwrap(clean.model))), clean.mask[..., None]
+        (first, *_) = sides_of(unwrap(clean.model), self.side)
+        count, keep = len(blocks(unwrap(clean.model), first)), clean.mask[..., None]
         noise: dict[Point, Tensor] = {b: self.draw(clean.zeros(b)) * keep for b in range(count)}
         self.diagnostics["delta_ratio"] = relative_norm(noise[0], clean.embeddings(0), clean.mask)
         return clean.at(noise, dropout="shared").loss

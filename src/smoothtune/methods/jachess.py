@@ -47,7 +47,7 @@ from torch import Tensor, nn
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import blocks, unwrap
-from smoothtune.core.declarations import is_causal_lm
+from smoothtune.core.declarations import is_encoder_decoder, predicts_tokens
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive
@@ -129,8 +129,8 @@ class JacHess(DerivativePenalty):
     reduction: Literal["sum", "token_mean"] = "sum"
     """Over input tokens: the norm, or divided by their number. Code: token_mean, with padding."""
     token: Literal["auto", "pooled", "random"] = "auto"
-    """z_l: the token the head reads, or a random one; "auto": random in extractive QA and causal
-    language models."""
+    """z_l: the token the head reads, or a random one; "auto": random in extractive QA,
+    language models and encoder-decoders."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -151,7 +151,7 @@ class JacHess(DerivativePenalty):
 
     def refuses(self, model: nn.Module) -> str | None:
         """Logits of many predictions have no common width."""
-        if self.factors == "logits" and is_causal_lm(model):
+        if self.factors == "logits" and predicts_tokens(model):
             return f"{ONE_PREDICTION}: leave factors at its default, or use jacobian"
         return super().refuses(model)
 
@@ -161,7 +161,7 @@ class JacHess(DerivativePenalty):
         Raises:
             ValueError: `smoothness` does not fit the model's depth.
         """
-        layers = len(blocks(model))
+        layers = len(blocks(model, self.side))
         if self.smoothness is not None and len(self.smoothness) != layers:
             raise ValueError(
                 f"smoothness has {len(self.smoothness)} entries; this model has {layers} layers"
@@ -219,7 +219,9 @@ class JacHess(DerivativePenalty):
 
     def _positions(self, clean: ForwardPass) -> Tensor:
         """(B,) the token of every example whose state is z_l."""
-        several = "start_logits" in clean.outputs or is_causal_lm(unwrap(clean.model))
+        bare = unwrap(clean.model)
+        several = "start_logits" in clean.outputs or predicts_tokens(bare)
+        several |= is_encoder_decoder(bare)  # whose head reads no token of the encoder
         drawn = self.token == "random" or (self.token == "auto" and several)
         if drawn:
             draws = rng.uniform_like(clean.mask.float())

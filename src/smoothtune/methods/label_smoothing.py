@@ -28,9 +28,9 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.architecture import is_embedding_model, unwrap
-from smoothtune.core.causal_lm import targets
-from smoothtune.core.declarations import is_causal_lm, problem_type
+from smoothtune.core.declarations import predicts_tokens, problem_type
 from smoothtune.core.forward import ForwardPass
+from smoothtune.core.next_token import targets
 from smoothtune.core.predictions import Head, head_mean, heads
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, BelowOne, Between, Regularizer
@@ -112,7 +112,7 @@ class LabelSmoothing(Regularizer):
             (head,) = found
             yes = labels[0].to(head.logits.dtype)
             return head_mean(smoothed_yes_or_no(head.logits, yes, self.smoothing), head)
-        if is_causal_lm(unwrap(clean.model)):
+        if predicts_tokens(unwrap(clean.model)):
             labels = [targets(clean.batch)]
         return torch.stack(
             [self._loss(head, label) for head, label in zip(found, labels, strict=True)]

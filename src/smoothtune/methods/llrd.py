@@ -11,6 +11,8 @@ Equation:
 
 Departures:
     * Howard and Ruder use xi = 1 / 2.6 with an LSTM; 0.9 to 0.95 is usual for BERT.
+    * Encoder-decoders: l counts from the top of either stack, so that both top blocks have the same
+      rate; the embeddings lie below the deeper one (RECONSTRUCTED).
     * Parameter groups of the optimizer are split; their other options (weight decay) stay.
 """
 
@@ -23,24 +25,35 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import base_model, blocks
+from smoothtune.core.architecture import base_model, blocks, sides_of, stack
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Between, Fraction, Regularizer
 
 
 def depths(model: nn.Module) -> dict[nn.Parameter, int]:
     """Depth of every parameter: -1 embeddings, l block l, L what is above the blocks."""
-    layers = blocks(model)
-    inside = {p: level for level, layer in enumerate(layers) for p in layer.parameters()}
+    sides = {side: blocks(model, side) for side in sides_of(model)}
+    top = depth_of(model)
+    inside = {
+        p: level + top - len(layers)
+        for layers in sides.values()
+        for level, layer in enumerate(layers)
+        for p in layer.parameters()
+    }
     base = base_model(model)
     below: set[nn.Parameter] = set()
     for module in base.modules():
         if isinstance(module, nn.Embedding) or "Embeddings" in type(module).__name__:
             below |= set(module.parameters())
-    return {
-        p: inside[p] if p in inside else -1 if p in below else len(layers)
-        for p in model.parameters()
-    }
+    for side in sides:  # BART's stands beside the blocks
+        norm = getattr(stack(model, side), "layernorm_embedding", nn.Module())
+        below |= set(norm.parameters())
+    return {p: inside.get(p, -1 if p in below else top) for p in model.parameters()}
+
+
+def depth_of(model: nn.Module) -> int:
+    """L: the number of blocks, in the deeper stack of an encoder-decoder."""
+    return max(len(blocks(model, side)) for side in sides_of(model))
 
 
 def split_group(
@@ -104,7 +117,7 @@ class LLRD(Regularizer):
                     "make the optimizer from model.parameters()"
                 )
         self._optimizer, self._groups = optimizer, list(optimizer.param_groups)
-        top = len(blocks(model))
+        top = depth_of(model)
         optimizer.param_groups[:] = [
             part for group in self._groups for part in split_group(group, depth, self.decay, top)
         ]

@@ -93,7 +93,7 @@ class LNSR(NoisyEmbeddings):
         Raises:
             ValueError: `layer_weights` does not fit the model's depth.
         """
-        wanted = len(blocks(model)) - self._first
+        wanted = len(blocks(model, self.side)) - self._first
         if self.layer_weights is not None and len(self.layer_weights) != wanted:
             raise ValueError(
                 f"layer_weights has {len(self.layer_weights)} entries; with noise at layer "

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import embedding_table, head_modules
-from smoothtune.core.declarations import is_causal_lm
+from smoothtune.core.declarations import predicts_tokens
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.predictions import heads
@@ -146,7 +146,7 @@ class R4F(NoisyPrediction):
 
 
 def _head_layers(model: nn.Module) -> list[nn.Linear]:
-    if not is_causal_lm(model):
+    if not predicts_tokens(model):
         return [module for module in head_modules(model) if isinstance(module, nn.Linear)]
     head = model.get_output_embeddings()  # type: ignore[operator]
     if head.weight is embedding_table(model):

@@ -13,6 +13,7 @@ Departures:
     * The paper goes with it a debiased Adam, which torch's AdamW is, and more steps: set these
       yourself.
     * A final norm above the blocks (decoders) stays pre-trained.
+    * Encoder-decoders: the last N blocks of the decoder, below the output (RECONSTRUCTED).
     * Methods that remember the starting point (l2_sp, mixout) see it after re-initialization.
 """
 
@@ -27,7 +28,7 @@ from pydantic.dataclasses import dataclass
 from torch import nn
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import base_model, blocks
+from smoothtune.core.architecture import base_model, blocks, sides_of
 from smoothtune.core.regularizer import STRICT, Between, Regularizer
 
 
@@ -65,7 +66,7 @@ class ReInit(Regularizer):
             ValueError: the model has fewer blocks, no initialization of its own, or does not train
                 what would be re-initialized.
         """
-        layers = blocks(model)
+        layers = blocks(model, sides_of(model)[-1])
         if self.layers > len(layers):
             raise ValueError(
                 f"layers={self.layers}, but {type(model).__name__} has {len(layers)} blocks"

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smoothtune.core.causal_lm import IGNORED
+from smoothtune.core.declarations import IGNORED
 
 
 class ClassWeightedLoss:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -13,9 +14,10 @@ from transformers import Trainer
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
-from smoothtune.core.causal_lm import causal_lm_loss, target_mask
-from smoothtune.core.declarations import is_causal_lm
+from smoothtune.core.declarations import adds_router_loss, predicts_tokens
+from smoothtune.core.decoder_inputs import with_decoder_inputs
 from smoothtune.core.forward import ComputeLoss, device_of, evaluating
+from smoothtune.core.next_token import next_token_loss, target_mask
 from smoothtune.core.precision import autocast_dtype
 from smoothtune.trainer.class_weights import ClassWeightedLoss, LabelWeightedLoss
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
@@ -47,6 +49,8 @@ class TaskLoss:
         self.trainer: Any = trainer
         self.compute_loss = trainer.compute_loss
         self.scaled = trainer.loss_is_scaled_for_ga
+        smoother = trainer.label_smoother
+        self.smoothing = 0.0 if smoother is None else float(smoother.epsilon)
         self.kind: Kind = self._kind()
         self.compared = False  # whether the loss from one forward has been compared
         counted = bool(trainer.model_accepts_loss_kwargs)
@@ -65,8 +69,10 @@ class TaskLoss:
         if is_embedding_trainer(trainer):
             return "embedding"
         stock = getattr(self.compute_loss, "__func__", None) is Trainer.compute_loss
-        plain = trainer.label_smoother is None and trainer.compute_loss_func is None
-        if is_causal_lm(bare) and plain and (stock or trl_trainer(trainer) is not None):
+        tokens = predicts_tokens(bare) and trainer.compute_loss_func is None
+        if self.smoothing:
+            tokens &= stock and not adds_router_loss(bare, {})
+        if tokens and (stock or trl_trainer(trainer) is not None):
             return "next token"
         if self.scaled is not None:
             return "declared"
@@ -84,7 +90,7 @@ class TaskLoss:
             rows = sum(texts) or rows_of(batch)
             return Size(rows, rows)
         if self.kind == "next token":
-            batch = unpacked(batch)
+            batch = self._sequences(batch)
             return Size(rows_of(batch), int(target_mask(batch).sum()))
         weighted = self.trainer.compute_loss_func
         if isinstance(weighted, ClassWeightedLoss) and "labels" in batch:
@@ -97,6 +103,10 @@ class TaskLoss:
 
     def _label_names(self) -> list[str]:
         return list(dict.fromkeys([*(self.trainer.label_names or ()), "labels"]))
+
+    def _sequences(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """A language model's batch with a text in every row, and what its decoder reads."""
+        return with_decoder_inputs(unwrap(self.trainer.model), unpacked(batch))
 
     # --- one batch ---------------------------------------------------------------------------
 
@@ -117,8 +127,9 @@ class TaskLoss:
         batch = dict(inputs)
         if self.kind == "next token":
             mean = self.parts.mean_items(batch)
-            batch = unpacked(batch) | {"num_items_in_batch": mean * rows}
-            return Prepared(batch, causal_lm_loss, rows)
+            batch = self._sequences(batch) | {"num_items_in_batch": mean * rows}
+            smoothed = partial(next_token_loss, smoothing=self.smoothing)
+            return Prepared(batch, smoothed if self.smoothing else next_token_loss, rows)
         if self._lacks_labels(batch):
             batch["unlabeled"] = True
         if batch.get("unlabeled"):

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
 
-from smoothtune.core.causal_lm import IGNORED
+from smoothtune.core.declarations import IGNORED
 
 # inputs that describe a packed row, and not the documents in it
 PACKING = (

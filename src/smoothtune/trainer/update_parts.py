@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from transformers import Trainer
 
-from smoothtune.core.causal_lm import IGNORED
+from smoothtune.core.declarations import IGNORED
 
 
 class Size(NamedTuple):

@@ -1,4 +1,8 @@
-"""Causal language models: the prediction after every token whose next token is a label.
+"""Language models: the prediction after every token whose next token is a label.
+
+Causal ones read the labels themselves, so labels and tokens are shifted by one. The decoder of an
+encoder-decoder reads `decoder_input_ids`, labels that are shifted already; a batch that holds them
+is one of an encoder-decoder, and `with_decoder_inputs` makes them as the model itself does.
 
 N counts these label tokens over the whole batch. Only they are given to the language-model head, so
 the (B, T, V) logits of the whole batch never exist. A loss over them is a sum divided by
@@ -10,6 +14,7 @@ A mixture of experts that adds a router loss computes its own loss, from all log
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,18 +24,23 @@ from torch.utils.checkpoint import checkpoint
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
-from smoothtune.core.declarations import adds_router_loss
+from smoothtune.core.declarations import IGNORED, adds_router_loss
+from smoothtune.core.decoder_inputs import DECODER_IDS, with_decoder_inputs
 from smoothtune.core.forward import evaluating
 from smoothtune.core.precision import autocast_dtype
 
-IGNORED = -100
 CHUNK = 2**24
 """Number of logits converted to float32 at a time: 64 MiB."""
 
 
 def target_mask(batch: Mapping[str, Any]) -> Tensor:
-    """(B, T-1) True where the next token is a label; without labels, where it is a real token."""
+    """(B, T-1) True where the next token is a label; without labels, where it is a real token.
+
+    Of an encoder-decoder's batch (B, T), as its labels are those of the decoder's positions.
+    """
     labels = batch.get("labels")
+    if DECODER_IDS in batch:
+        return batch["labels"] != IGNORED
     if labels is not None:
         return labels[:, 1:] != IGNORED
     mask = batch.get("attention_mask")
@@ -41,8 +51,9 @@ def target_mask(batch: Mapping[str, Any]) -> Tensor:
 
 
 def targets(batch: Mapping[str, Any]) -> Tensor:
-    """(N,) the label tokens, in the order of the logits of `causal_lm_loss`."""
-    return batch["labels"][:, 1:][target_mask(batch)]
+    """(N,) the label tokens, in the order of the logits of `next_token_loss`."""
+    labels = batch["labels"] if DECODER_IDS in batch else batch["labels"][:, 1:]
+    return labels[target_mask(batch)]
 
 
 def num_items(batch: Mapping[str, Any]) -> Tensor:
@@ -58,12 +69,15 @@ def num_items(batch: Mapping[str, Any]) -> Tensor:
     return count.where(count > 0, 1)
 
 
-def causal_lm_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
-    """Run a causal language model with its head on the label tokens only.
+def next_token_loss(
+    model: nn.Module, batch: dict[str, Any], *, smoothing: float = 0.0
+) -> tuple[Tensor | None, Any]:
+    """Run a language model with its head on the label tokens only.
 
     Args:
         model: as the loop holds it, wrappers included.
         batch: model inputs by name.
+        smoothing: probability that label smoothing spreads over all tokens, in [0, 1).
 
     Returns:
         () sum of the cross entropies over `num_items`, None without labels; and the outputs, whose
@@ -80,11 +94,11 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | No
     if adds_router_loss(unwrap(model), batch):
         outputs = model(**{"use_cache": False} | batch)
         return outputs.get("loss"), outputs
+    batch = with_decoder_inputs(unwrap(model), batch)
     inputs = {k: v for k, v in batch.items() if k not in ("labels", "num_items_in_batch")}
-    keep = target_mask(batch)
 
     def choose(module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (_before_labels(args[0], keep)[None], *args[1:])
+        return (_before_labels(args[0], batch)[None], *args[1:])
 
     head: Any = unwrap(model)
     handle = head.get_output_embeddings().register_forward_pre_hook(choose)
@@ -95,12 +109,12 @@ def causal_lm_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | No
     logits = outputs["logits"][0]
     if "labels" not in batch:
         return None, {"logits": logits}
-    losses = in_chunks(label_losses, logits, targets(batch))
+    losses = in_chunks(partial(label_losses, smoothing=smoothing), logits, targets(batch))
     return losses.sum() / num_items(batch), {"logits": logits}
 
 
 def check_next_token_loss(model: nn.Module, batch: Mapping[str, Any]) -> None:
-    """Compare `causal_lm_loss` with the model's own loss, on the first row that has label tokens.
+    """Compare `next_token_loss` with the model's own loss, on the first row that has label tokens.
 
     Args:
         model: unwrapped.
@@ -109,6 +123,7 @@ def check_next_token_loss(model: nn.Module, batch: Mapping[str, Any]) -> None:
     Raises:
         ValueError: the model's loss is another one than it declares.
     """
+    batch = with_decoder_inputs(model, batch)
     labeled = target_mask(batch).any(1).nonzero().flatten()[:1]
     if not len(labeled):
         return
@@ -119,14 +134,14 @@ def check_next_token_loss(model: nn.Module, batch: Mapping[str, Any]) -> None:
         if name != "num_items_in_batch"
     }
     with torch.no_grad(), evaluating(model), rng.isolated(labeled.device):
-        ours = causal_lm_loss(model, dict(one))[0]
+        ours = next_token_loss(model, dict(one))[0]
         own = model(**{"use_cache": False} | one).get("loss")
     assert ours is not None
     rounded = model_is_rounded(model, labeled.device)
     if own is None or not torch.isclose(ours.float(), own.float(), rtol=0.05 if rounded else 1e-3):
         raise ValueError(
-            f"{type(model).__name__} declares the loss of causal language models, {ours:.6g} on "
-            f"the first row, but computes {own if own is None else own.item():.6g}: give "
+            f"{type(model).__name__} declares the loss of language models, {ours:.6g} on the first "
+            f"row, but computes {own if own is None else own.item():.6g}: give "
             "`objective(model, batch, compute_loss)` a loss of your own"
         )
 
@@ -139,19 +154,21 @@ def model_is_rounded(model: nn.Module, device: torch.device) -> bool:
 
 def label_logits(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
     """(N, V) logits of the label tokens, from all logits (B, T, V) or from (N, V) themselves."""
-    return logits if logits.ndim == 2 else _before_labels(logits, target_mask(batch))
+    return logits if logits.ndim == 2 else _before_labels(logits, batch)
 
 
-def _before_labels(values: Tensor, keep: Tensor) -> Tensor:
+def _before_labels(values: Tensor, batch: Mapping[str, Any]) -> Tensor:
     """(N, ...) what (B, T, ...) holds at the positions whose next token is a label."""
-    if values.shape[1] != keep.shape[1] + 1:
+    keep = target_mask(batch)
+    last = DECODER_IDS not in batch  # has no next token
+    if values.shape[1] != keep.shape[1] + last:
         raise ValueError(
-            f"the model has {values.shape[1]} positions for {keep.shape[1] + 1} tokens (of an "
+            f"the model has {values.shape[1]} positions for {keep.shape[1] + last} tokens (of an "
             "image?), so which of them predict the labels is not known: use a weight-side method "
             "such as mixout or l2_sp, and give `objective(model, batch, compute_loss)` a loss of "
             "your own"
         )
-    return values[:, :-1][keep]
+    return values[:, : keep.shape[1]][keep]
 
 
 def by_example(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
@@ -168,10 +185,10 @@ def by_example(logits: Tensor, batch: Mapping[str, Any]) -> Tensor:
     return filled.index_put((rows, columns), logits)
 
 
-def label_losses(logits: Tensor, labels: Tensor) -> Tensor:
-    """(N,) -log p of the labels, in float32 or wider."""
+def label_losses(logits: Tensor, labels: Tensor, smoothing: float = 0.0) -> Tensor:
+    """(N,) -log p of the labels, smoothed or not, in float32 or wider."""
     wide = torch.promote_types(logits.dtype, torch.float32)
-    return F.cross_entropy(logits.to(wide), labels, reduction="none")
+    return F.cross_entropy(logits.to(wide), labels, reduction="none", label_smoothing=smoothing)
 
 
 def in_chunks(function: Callable[..., Tensor], first: Tensor, *others: Tensor) -> Tensor:
