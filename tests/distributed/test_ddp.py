@@ -5,6 +5,7 @@ import torch
 
 from helpers.causal import LANGUAGE_TESTED, language_weights_after, lora_weights_after
 from helpers.processes import on_two_processes
+from helpers.seq2seq import SEQ2SEQ_TESTED, seq2seq_weights_after
 from helpers.training import (
     METHODS_TESTED,
     UNEQUAL_TESTED,
@@ -78,3 +79,9 @@ def test_decoders(kind, after, method, on_two, tmp_path):
     start = after(tmp_path, method, max_steps=1)
     assert any(not torch.equal(expected[name], start[name]) for name in start)
     assert_equal(expected, on_two / f"{kind}-{method}.pt")
+
+
+@pytest.mark.parametrize("method", SEQ2SEQ_TESTED)
+def test_encoder_decoders(method, on_two, tmp_path):
+    """2 processes x 2 batches x 2 texts, whose answers differ in length."""
+    assert_equal(seq2seq_weights_after(tmp_path, method), on_two / f"seq2seq-{method}.pt")

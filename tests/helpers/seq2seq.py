@@ -7,10 +7,13 @@ from transformers import (
     BartConfig,
     MBartConfig,
     MT5Config,
+    Seq2SeqTrainer,
+    Seq2SeqTrainingArguments,
     T5Config,
 )
 
-from smoothtune.testing import PAD, VOCABULARY, tiny_batch
+from smoothtune import METHODS, regularize
+from smoothtune.testing import PAD, VOCABULARY, fixed_draws, tiny_batch, with_weight
 from smoothtune.testing.tiny import random_model
 
 EOS = 3
@@ -56,8 +59,7 @@ def tiny_seq2seq(architecture, *, dropout=0.0, dtype=torch.float64, cls=None, **
         setattr(config, name, value)
     if "t5" in architecture:
         config.dropout_rate = dropout
-    make = (cls or AutoModelForSeq2SeqLM).from_config if cls is None else cls
-    return random_model(make, config, dropout, dtype)
+    return random_model(cls or AutoModelForSeq2SeqLM.from_config, config, dropout, dtype)
 
 
 def tiny_seq2seq_classifier(architecture, *, dropout=0.0):
@@ -77,12 +79,13 @@ def classifier_batch(**changes):
     return batch
 
 
-def seq2seq_batch(*, padding=0, left=False, rows=slice(None), num_items=True):
+def seq2seq_batch(*, padding=0, left=False, rows=slice(None), num_items=True, pad_texts=True):
     """Four texts of 6, 4, 5 and 3 tokens, to be followed by 4, 2, 3 and 1 label tokens.
 
-    `num_items_in_batch` is given, so that parts of the batch weigh by their label tokens.
+    `num_items_in_batch` is given, so that parts of the batch weigh by their label tokens. Without
+    `pad_texts`, labels alone get more padding.
     """
-    batch = tiny_batch(padding=padding, left=left)
+    batch = tiny_batch(padding=padding if pad_texts else 0, left=left)
     generator = torch.Generator().manual_seed(2)
     labels = torch.full((4, 4 + padding), -100)
     for row, length in enumerate([4, 2, 3, 1]):
@@ -91,3 +94,65 @@ def seq2seq_batch(*, padding=0, left=False, rows=slice(None), num_items=True):
     if num_items:
         batch["num_items_in_batch"] = torch.tensor(10.0 * len(batch["labels"]) / 4)
     return batch
+
+
+SEQ2SEQ_TESTED = {
+    "plain": {},
+    "r3f": {"noise": "normal", "sigma": 0.1, "side": "both"},
+    "freelb": {},
+    "lnsr": {},
+    "mixout": {},
+}
+
+
+class Pairs(torch.utils.data.Dataset):
+    """Random texts of one length with answers of 1 to 5 tokens."""
+
+    def __init__(self, count=8):
+        generator = torch.Generator().manual_seed(0)
+        self.ids = torch.randint(5, VOCABULARY, (count, 6), generator=generator)
+        self.answers = torch.randint(5, VOCABULARY, (count, 5), generator=generator)
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, i):
+        labels = self.answers[i].clone()
+        labels[1 + i % 5 :] = -100
+        ids = self.ids[i]
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+
+def seq2seq_trainer(output_dir, method, *, architecture="t5", dropout=0.0, dtype=None, **changes):
+    """A regularized Seq2SeqTrainer of a tiny model, eight texts an update."""
+    settings = {
+        "output_dir": str(output_dir),
+        "max_steps": 2,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 0.1,
+        "optim": "sgd",
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 0,
+        "train_sampling_strategy": "sequential",
+        "use_cpu": True,
+        "report_to": [],
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+    }
+    trainer = Seq2SeqTrainer(
+        model=tiny_seq2seq(architecture, dropout=dropout, dtype=dtype or torch.float64),
+        args=Seq2SeqTrainingArguments(**settings | changes),
+        train_dataset=Pairs(),
+        eval_dataset=Pairs(3),
+    )
+    return regularize(trainer, with_weight(METHODS[method](**SEQ2SEQ_TESTED[method])))
+
+
+def seq2seq_weights_after(output_dir, method, **changes):
+    """Weights by name after two updates of a tiny T5, eight texts each."""
+    with fixed_draws():
+        trainer = seq2seq_trainer(output_dir, method, **changes)
+        trainer.train()
+    trainer.objective.detach()
+    return {name: weight.detach().clone() for name, weight in trainer.model.named_parameters()}

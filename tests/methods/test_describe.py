@@ -33,6 +33,7 @@ def test_fields():
         "every",
         "rows",
         "batches",
+        "side",
         "ramp_start",
         "ramp_steps",
         "p",
