@@ -22,7 +22,7 @@ def test_parts_of_a_docstring():
     assert found.departures.splitlines()[0].startswith("* The mask is drawn once per input neuron")
     assert found.departures.splitlines()[1].startswith("  paper's figure;")  # of the same item
     assert describe("plain").departures == "none."
-    assert found.as_dict()["fields"][7]["name"] == "p"
+    assert found.as_dict()["fields"][8]["name"] == "p"
 
 
 def test_fields():
@@ -47,6 +47,7 @@ def test_fields():
         1,
         1.0,
         "both",
+        "encoder",
         None,
         0.0,
         0.3,
