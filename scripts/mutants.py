@@ -46,6 +46,8 @@ MORE_TESTS: dict[str, list[str]] = {
     "core/forward": ["core/test_dropout.py", "core/test_shared_masks.py"],
     "core/dropout": ["core/test_shared_masks.py"],
     "core/hooks": ["core/test_forward.py"],
+    "core/next_token": ["core/test_causal_lm.py", "core/test_seq2seq.py"],
+    "core/decoder_inputs": ["core/test_seq2seq.py"],
     "core/regularizer": ["core/test_objective.py", "core/test_support.py"],
     "functional/divergences": ["methods/test_r3f.py"],
     "functional/noise": ["methods/test_lnsr.py"],

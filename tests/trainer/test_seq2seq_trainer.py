@@ -16,8 +16,15 @@ from helpers.seq2seq import (
 )
 
 
-@pytest.mark.parametrize("method", SEQ2SEQ_TESTED)
-@pytest.mark.parametrize("architecture", ["t5", pytest.param("bart", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("method", "architecture"),
+    [
+        pytest.param(method, model, marks=() if fast else pytest.mark.slow)
+        for method in SEQ2SEQ_TESTED
+        for model in ("t5", "bart")
+        for fast in [(method, model) in {("r3f", "t5"), ("mixout", "bart")}]
+    ],
+)
 def test_accumulation_is_exact_although_answers_differ_in_length(method, architecture, tmp_path):
     whole, parts = (
         seq2seq_weights_after(
