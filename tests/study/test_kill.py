@@ -101,7 +101,7 @@ def test_a_server_that_is_killed_is_started_again(write, tmp_path: Path) -> None
     (folder := tmp_path / "out").mkdir()
     (cell,) = Plan(study, folder).final({})
     assert run_here  # imported, so that the process is asked for at once
-    pool = LocalPool(folder, 1, keep_models=False)
+    pool = LocalPool(folder, 1, folder / "checkpoints", keep_models=False)
     first = forkserver._forkserver._forkserver_pid
     os.kill(first, signal.SIGSTOP)  # it is killed while it is asked for a process
     threading.Timer(1, os.kill, (first, signal.SIGKILL)).start()
@@ -125,7 +125,7 @@ def test_a_run_whose_server_is_killed_is_over_before_it_is_tried_again(
     file.write_text(file.read_text().replace("max_steps: 3", "max_steps: 100000"))
     (folder := tmp_path / "out").mkdir()
     (cell,) = Plan(load_study(file), folder).final({})
-    pool = LocalPool(folder, 1, keep_models=False)
+    pool = LocalPool(folder, 1, folder / "checkpoints", keep_models=False)
     pool.start(cell)
     ((process, _),) = pool.running.values()
     while not Records(folder).log():

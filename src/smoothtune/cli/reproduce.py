@@ -20,6 +20,8 @@ from smoothtune.cli.output import (
     show_rows,
 )
 from smoothtune.cli.study import (
+    CHECKPOINTS,
+    GPUS,
     JOBS,
     MAX_EVAL,
     MAX_STEPS,
@@ -58,6 +60,8 @@ def reproduce(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster, or auto.")
     ] = None,
+    gpus_per_run: GPUS = None,
+    checkpoint_dir: CHECKPOINTS = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs; run none.")] = False,
     report: Annotated[
         bool, typer.Option("--report", help="Draw the finished runs; run none.")
@@ -109,6 +113,8 @@ def reproduce(
             folder,
             jobs=jobs,
             ray=ray,
+            gpus_per_run=gpus_per_run,
+            checkpoint_dir=checkpoint_dir,
             report_only=report,
             console=console,
             command=["smoothtune", *sys.argv[1:]],

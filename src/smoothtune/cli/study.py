@@ -36,6 +36,18 @@ JOBS = Annotated[
     int | None, typer.Option(min=1, help="Runs at once; default: by cores and memory.")
 ]
 
+GPUS = Annotated[
+    float | None,
+    typer.Option(min=0, help="GPUs of the Ray cluster for every run; 0.25: four share one."),
+]
+CHECKPOINTS = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder for checkpoints of unfinished runs with a save_strategy; with --ray, one that "
+        "all nodes see. Default: in the output folder."
+    ),
+]
+
 
 def numbers(text: str | None, option: str) -> list[int] | None:
     """The numbers of a list in an option."""
@@ -101,6 +113,8 @@ def study(
     ray: Annotated[
         str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster, or auto.")
     ] = None,
+    gpus_per_run: GPUS = None,
+    checkpoint_dir: CHECKPOINTS = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs; run none.")] = False,
     report: Annotated[
         bool, typer.Option("--report", help="Write the report of the finished runs; run none.")
@@ -163,6 +177,8 @@ def study(
             output_dir or "",
             jobs=jobs,
             ray=ray,
+            gpus_per_run=gpus_per_run,
+            checkpoint_dir=checkpoint_dir,
             console=console,
             command=["smoothtune", *sys.argv[1:]],
         )

@@ -19,6 +19,7 @@ from smoothtune.cli.output import (
     output_console,
     print_json,
 )
+from smoothtune.cli.study import GPUS
 from smoothtune.config.fields import METHOD
 from smoothtune.config.run import RunConfig
 from smoothtune.config.tuning import DEFAULT_METHODS, NOT_OFFERED, TuneSettings, load_tune
@@ -56,6 +57,7 @@ def tune(
     ] = None,
     jobs: Annotated[int | None, JOBS] = None,
     ray: Annotated[str | None, RAY] = None,
+    gpus_per_run: GPUS = None,
     dry_run: Annotated[
         bool,
         typer.Option("--dry-run", help="Show what would be done, and its time; train nothing."),
@@ -73,6 +75,7 @@ def tune(
             search,
             jobs=jobs,
             ray=ray,
+            gpus_per_run=gpus_per_run,
             dry_run=dry_run,
             console=output_console(as_json=as_json),
             command=["smoothtune", *sys.argv[1:]],

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
 
 from smoothtune.console import progress_bar, say
 from smoothtune.run.processes import from_main
@@ -94,6 +96,28 @@ class EarlyStopping(TrainerCallback):
             waited = 0 if score > best + self.threshold else waited + 1
             best = max(best, score)
         return waited >= self.patience
+
+
+class Stopwatch(TrainerCallback, ExportableState):
+    """Seconds of training, with those before the checkpoint that a run was resumed from."""
+
+    def __init__(self) -> None:
+        self.before, self.start, self.resumed_from = 0.0, time.perf_counter(), 0
+
+    @property
+    def seconds(self) -> float:
+        """Since the training began."""
+        return self.before + time.perf_counter() - self.start
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds."""
+        return {"args": {}, "attributes": {"before": self.seconds}}
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Go on counting; checkpoints of earlier versions hold no time."""
+        held = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        if state.global_step:
+            self.before, self.resumed_from = held["attributes"]["before"], state.global_step
 
 
 class EvaluationEnded(BaseException):

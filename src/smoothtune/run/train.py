@@ -23,7 +23,7 @@ from smoothtune.files import RESULT, read_json, versions, write_atomic
 from smoothtune.memory import keep_freed_memory, peak_memory
 from smoothtune.models.load import Base, weights_fingerprint
 from smoothtune.models.lora import merged, save
-from smoothtune.run.callbacks import EvaluationEnded, ProgressCallback, StopOnSignal
+from smoothtune.run.callbacks import EvaluationEnded, ProgressCallback, StopOnSignal, Stopwatch
 from smoothtune.run.hub import push
 from smoothtune.run.inputs import Inputs, prepare_model, read_inputs
 from smoothtune.run.model_card import model_card
@@ -160,9 +160,10 @@ def fit(
         for note in notes:
             say(console, note)
         with naming_memory(config):
-            train_seconds = train_to_the_end(
+            stopwatch = train_to_the_end(
                 trainer, "+".join(config.methods), checkpoint, signals, console
             )
+            train_seconds = stopwatch.seconds
             if resumable:
                 keep_training(trainer, console)
             start = time.perf_counter()
@@ -170,6 +171,7 @@ def fit(
             metrics, train_metrics, predictions = final_evaluation(trainer, inputs, seen)
     times = {"train": train_seconds, "evaluation": time.perf_counter() - start}
     result = run_result(config, inputs, trainer, metrics, train_metrics, cost, times)
+    result["cost"]["resumed_from_step"] = stopwatch.resumed_from
     trainer.objective.detach()
     model = merged(model) if config.merge_adapter else model
     return Trained(inputs.base, inputs.prepared, model, predictions, result)
@@ -209,17 +211,19 @@ def step_cost(
 
 def train_to_the_end(
     trainer: RunTrainer, title: str, checkpoint: Path | None, signals: Signals, console: Console
-) -> float:
-    """Train to the last step, from a checkpoint if there is one; returns the seconds taken.
+) -> Stopwatch:
+    """Train to the last step, from a checkpoint if there is one.
+
+    Returns:
+        What has taken the time.
 
     Raises:
         NonFiniteLoss: a loss term became NaN or infinite.
         Stopped: SIGINT or SIGTERM came; a checkpoint is written.
     """
-    progress = ProgressCallback(console, title)
-    trainer.add_callback(progress)
-    trainer.add_callback(StopOnSignal(signals))
-    start = time.perf_counter()
+    progress, stopwatch = ProgressCallback(console, title), Stopwatch()
+    for callback in (progress, stopwatch, StopOnSignal(signals)):
+        trainer.add_callback(callback)
     try:
         with quiet():
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
@@ -227,7 +231,7 @@ def train_to_the_end(
         progress.close()
     if signals.agree():
         stop(trainer)
-    return time.perf_counter() - start
+    return stopwatch
 
 
 def final_evaluation(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from smoothtune.errors import OutputError
-from smoothtune.study.records import Cell, Records, Status
+from smoothtune.study.records import RESULTS, Cell, Records, Status
 
 PRELOAD = "smoothtune.study.worker"
 STARTS = 5
@@ -38,6 +39,21 @@ MEMORY_PER_CELL = 1.5e9
 """Bytes that a process takes beside its model."""
 COPIES_OF_MODEL = 6
 """Weights, gradients, two moments of the optimizer, and activations of about twice the weights."""
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where cells run, and what each may use."""
+
+    jobs: int | None = None
+    """Cells at once; None: as cores and memory allow, on a cluster as its CPUs and GPUs do."""
+    ray: str | None = None
+    """Address of a Ray cluster, "auto" for the one of this machine; None: this machine alone."""
+    gpus_per_run: float | None = None
+    """GPUs of the cluster for every cell, 0.25: four share one."""
+    checkpoint_dir: Path | None = None
+    """Where cells with a `save_strategy` keep checkpoints until they are done; on a cluster, a
+    folder that all nodes see. None: in the folder of the study, on this machine."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +81,14 @@ class Pool(Protocol):
         """End all cells."""
 
 
+def forget(cell: Cell, status: Status, checkpoints: Path) -> None:
+    """Remove the checkpoints of a cell that has its result."""
+    if status in RESULTS:
+        shutil.rmtree(checkpoints / cell.id, ignore_errors=True)
+        with suppress(OSError):  # others are there
+            checkpoints.rmdir()
+
+
 def start_server() -> None:
     """Start the server unless it runs; it imports in the background, so call this early."""
     context = multiprocessing.get_context("forkserver")
@@ -76,11 +100,19 @@ def start_server() -> None:
 
 
 class LocalPool:
-    """A `Pool` of processes on this machine, one thread each."""
+    """A `Pool` of processes on this machine, one thread each.
 
-    def __init__(self, folder: Path, size: int, keep_models: bool) -> None:
+    Args:
+        folder: of the records.
+        size: cells at once.
+        checkpoints: folder for those of unfinished cells.
+        keep_models: keep the model folders.
+    """
+
+    def __init__(self, folder: Path, size: int, checkpoints: Path, keep_models: bool) -> None:
         self.folder, self.size, self.keep_models = folder, size, keep_models
         self.records = Records(folder)
+        self.checkpoints = checkpoints
         self.running: dict[Any, tuple[ForkServerProcess, Cell]] = {}
         start_server()
 
@@ -107,7 +139,7 @@ class LocalPool:
 
         start_server()  # another one, if it was killed
         context = multiprocessing.get_context("forkserver")
-        arguments = (cell, self.folder, self.keep_models)
+        arguments = (cell, self.folder, self.checkpoints, self.keep_models)
         process = context.Process(target=run_here, args=arguments, daemon=True)
         with _without_current_directory():
             process.start()

@@ -1,32 +1,58 @@
 """Cells on a Ray cluster: the nodes train, this process keeps the records.
 
 Every cell is a task in a worker process of its own, which ends with it. A worker that is killed, or
-a node that is lost, costs the cells that ran there, and the study tries these once more. Nodes need
-smoothtune, and data and models under the same paths; they write nothing into the study's folder.
+a node that is lost, costs the cells that ran there, and the study tries these once more, on any
+node, from their newest checkpoint if they keep some. Nodes need smoothtune, and data and models
+under the same paths; they write nothing into the study's folder.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from smoothtune.errors import ConfigError, Problem
-from smoothtune.study.pool import ONE_THREAD, SAFE_PATH, Ended
+from smoothtune.study.pool import ONE_THREAD, SAFE_PATH, Ended, Where, forget
 from smoothtune.study.records import Cell, Records, Status
 
 
-def compute_on_node(cell: Cell) -> tuple[Status, Any]:
-    """Run a cell on a node.
+def compute_on_node(cell: Cell, checkpoints: Path | None, gpus: float | None) -> tuple[Status, Any]:
+    """Run a cell on a node, with its share of a GPU's memory where it shares one.
 
     Returns:
         How it ended, with the record's content, or with the message of an error.
     """
+    import torch
+
     from smoothtune.study.worker import attempt
 
+    if gpus and gpus < 1 and torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(gpus)
     with tempfile.TemporaryDirectory(prefix="smoothtune-cell-") as work:
-        return attempt(cell, Path(work))
+        return attempt(cell, Path(work), checkpoints)
+
+
+def cells_at_once(resources: Mapping[str, float], gpus: float | None) -> int:
+    """How many cells a cluster runs at once, with a CPU each.
+
+    Args:
+        resources: of the cluster, by Ray's names.
+        gpus: for each cell; less than one is a part of one GPU. None: it has none.
+
+    Raises:
+        ConfigError: no cell has room on the GPUs.
+    """
+    cpus, there = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
+    if gpus is None:
+        return max(1, cpus)
+    room = there * int(1 / gpus + 1e-9) if gpus < 1 else int(there / gpus)
+    if not room:
+        message = f"the cluster has {there} GPUs, no room for a run with {gpus:g}"
+        raise ConfigError([Problem("--gpus-per-run", "", message)])
+    return max(1, min(cpus, room))
 
 
 class RayPool:
@@ -34,15 +60,15 @@ class RayPool:
 
     Args:
         folder: the study's, on this machine.
-        address: of the cluster, "auto" for the one of this machine.
-        jobs: cells that run at once; None: one for every CPU of the cluster.
+        where: the cluster, and what its cells may use.
         keep_models: not possible here.
 
     Raises:
-        ConfigError: Ray is not installed or cannot be reached, or models are to be kept.
+        ConfigError: Ray is not installed or cannot be reached, it has too few GPUs, or models are
+            to be kept.
     """
 
-    def __init__(self, folder: Path, address: str, jobs: int | None, keep_models: bool) -> None:
+    def __init__(self, folder: Path, where: Where, keep_models: bool) -> None:
         if keep_models:
             message = "does not work with --ray: leave it out, or run with --jobs"
             raise ConfigError([Problem("", "keep_models", message)])
@@ -55,21 +81,36 @@ class RayPool:
         self.ray, self.records = ray, Records(folder)
         if not ray.is_initialized():
             try:
-                ray.init(address=address, log_to_driver=False)
+                ray.init(address=where.ray, log_to_driver=False)
             except (ConnectionError, RuntimeError, ValueError) as error:
-                message = f"no Ray cluster at {address}: {error}"
+                message = f"no Ray cluster at {where.ray}: {error}"
                 raise ConfigError([Problem("--ray", "", message)]) from error
+        self.gpus, self.checkpoints = where.gpus_per_run, where.checkpoint_dir
         fresh = ray.remote(
-            num_cpus=1, max_retries=0, max_calls=1, runtime_env={"env_vars": ONE_THREAD | SAFE_PATH}
+            num_cpus=1,
+            num_gpus=self.gpus or 0,
+            max_retries=0,
+            max_calls=1,
+            runtime_env={"env_vars": ONE_THREAD | SAFE_PATH},
         )
         self.task = fresh(compute_on_node)
-        self.size = jobs or max(1, int(ray.cluster_resources().get("CPU", 1)))
+        self.size = where.jobs or cells_at_once(ray.cluster_resources(), self.gpus)
         self.running: dict[Any, Cell] = {}
 
     def start(self, cell: Cell) -> None:
-        """Start a cell."""
+        """Start a cell.
+
+        Raises:
+            ConfigError: it is to keep checkpoints, and there is no folder for them.
+        """
+        if cell.config.save_strategy != "no" and self.checkpoints is None:
+            message = (
+                "on a cluster, checkpoints go into a folder that all nodes see: name it with "
+                "--checkpoint-dir, or leave save_strategy out"
+            )
+            raise ConfigError([Problem("", "save_strategy", message)])
         self.records.note("start", cell.id)
-        self.running[self.task.remote(cell)] = cell
+        self.running[self.task.remote(cell, self.checkpoints, self.gpus)] = cell
 
     def ended(self, seconds: float) -> list[Ended]:
         """Cells that have ended, after waiting for one at most this long."""
@@ -85,6 +126,8 @@ class RayPool:
         except self.ray.exceptions.RayError as error:
             status, found = "killed", f"{type(error).__name__}: the worker or its node was lost"
         self.records.end(cell, status, found)
+        if self.checkpoints is not None:
+            forget(cell, status, self.checkpoints)
         return Ended(cell, status, "" if status == "done" else found)
 
     def stop(self) -> None:

@@ -74,6 +74,7 @@ def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> di
     fields = config.identity()
     for place in ("data", "sep", "encoding", "unlabeled", "model", "task"):
         fields.pop(place, None)
+    fields |= {"save_strategy": "no", "save_steps": 500}  # a resumed run is the same run
     for name, default in LATER_DEFAULTS.items():
         if fields.get(name) == default:
             fields.pop(name, None)

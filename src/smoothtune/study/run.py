@@ -15,14 +15,15 @@ from rich.console import Console
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.console import say, tracked
-from smoothtune.errors import Stopped
+from smoothtune.errors import ConfigError, Problem, Stopped
 from smoothtune.files import owned, refuse_other_files, remove_partial, versions, write_json
 from smoothtune.run.callbacks import Signals
+from smoothtune.run.output import CHECKPOINTS
 from smoothtune.study.config import Study
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.live import Live
 from smoothtune.study.plan import SELECTION, Choice, Key, Plan
-from smoothtune.study.pool import Ended, LocalPool, Pool, default_jobs
+from smoothtune.study.pool import Ended, LocalPool, Pool, Where, default_jobs
 from smoothtune.study.records import CELLS, FAILURES, RESULTS, STUDY, Cell, Records
 from smoothtune.study.worker import WORK
 
@@ -38,6 +39,8 @@ def run_study(
     *,
     jobs: int | None = None,
     ray: str | None = None,
+    gpus_per_run: float | None = None,
+    checkpoint_dir: Path | None = None,
     console: Console | None = None,
     command: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -49,6 +52,9 @@ def run_study(
             study, because the file has changed, are left alone.
         jobs: cells that run at once; None: as cores and memory allow.
         ray: address of a Ray cluster to run on, "auto" for the one of this machine.
+        gpus_per_run: GPUs of the cluster for every run; 0.25: four share one.
+        checkpoint_dir: where runs with a `save_strategy` keep checkpoints until they are done;
+            on a cluster, a folder that all nodes see. None: in the study's folder.
         console: where to print.
         command: how the study was started, for the record.
 
@@ -62,7 +68,7 @@ def run_study(
     """
     from smoothtune.study.report.page import write_study_report
 
-    console = console or Console()
+    console, where = console or Console(), Where(jobs, ray, gpus_per_run, checkpoint_dir)
     with _claimed(Path(output_dir)) as folder, Signals() as signals:
         plan, records = Plan(study, folder), Records(folder)
         shutil.rmtree(folder / WORK, ignore_errors=True)
@@ -84,7 +90,7 @@ def run_study(
                 listed = [*trials, *cells] if stage == "final" else cells
                 if missing:
                     keep = study.config.keep_models
-                    pool = pool or make_pool(folder, plan.weight_bytes, jobs, ray, keep)
+                    pool = pool or make_pool(folder, where, plan.weight_bytes, keep)
                     with Live(console, cells, records) as live, _saving(records, listed) as save:
                         execute(missing, pool, live, signals, save)
         finally:
@@ -118,29 +124,28 @@ class Shown(Protocol):
 
 
 def make_pool(
-    folder: Path,
-    weight_bytes: Callable[[], int],
-    jobs: int | None,
-    ray: str | None,
-    keep_models: bool,
+    folder: Path, where: Where, weight_bytes: Callable[[], int], keep_models: bool = False
 ) -> Pool:
-    """Where cells run.
+    """What runs cells.
 
     Args:
         folder: of their records.
+        where: this machine or a cluster.
         weight_bytes: size of the largest model's weights.
-        jobs: cells at once; None: as cores and memory allow.
-        ray: address of a Ray cluster; None: this machine.
         keep_models: keep the model folders.
 
     Raises:
-        ConfigError: Ray cannot be used.
+        ConfigError: Ray cannot be used, or GPUs are shared out without it.
     """
-    if ray is not None:
+    if where.ray is not None:
         from smoothtune.study.ray_pool import RayPool
 
-        return RayPool(folder, ray, jobs, keep_models)
-    return LocalPool(folder, jobs or default_jobs(weight_bytes()), keep_models)
+        return RayPool(folder, where, keep_models)
+    if where.gpus_per_run is not None:
+        message = "is for runs on a Ray cluster: add --ray auto, or leave it out"
+        raise ConfigError([Problem("--gpus-per-run", "", message)])
+    checkpoints = where.checkpoint_dir or folder / CHECKPOINTS
+    return LocalPool(folder, where.jobs or default_jobs(weight_bytes()), checkpoints, keep_models)
 
 
 @contextmanager

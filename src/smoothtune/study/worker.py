@@ -19,7 +19,8 @@ from rich.console import Console
 from tqdm import tqdm
 
 from smoothtune.config.evaluation import Settings
-from smoothtune.errors import NonFiniteLoss, OutOfMemory, Stopped
+from smoothtune.console import say
+from smoothtune.errors import CheckpointError, NonFiniteLoss, OutOfMemory, Stopped
 from smoothtune.evaluation.calibration import label_errors, reliability
 from smoothtune.evaluation.output import OOD, further_title
 from smoothtune.evaluation.parts import PART_FUNCTIONS, Subject, further_data, other_data
@@ -29,6 +30,7 @@ from smoothtune.evaluation.run import evaluate_part
 from smoothtune.methods.find import find_method
 from smoothtune.run.train import Trained, fit
 from smoothtune.study.files import portable, portable_fields
+from smoothtune.study.pool import forget
 from smoothtune.study.records import RESULTS, Cell, Extras, Records, Status
 from smoothtune.tasks.multi_label import MultiLabelClassification
 
@@ -46,12 +48,13 @@ NO_MEMORY = (
 STOPPED = 75
 
 
-def run_here(cell: Cell, folder: Path, keep_model: bool) -> None:
+def run_here(cell: Cell, folder: Path, checkpoints: Path, keep_model: bool) -> None:
     """Run a cell in this process, which does nothing else; what it prints goes into a file.
 
     Args:
         cell: the run.
         folder: the study's.
+        checkpoints: folder for those of unfinished cells.
         keep_model: leave the model folder under ``models/``.
     """
     gc.freeze()  # the trainer collects garbage: what was imported before the fork stays out of it
@@ -64,10 +67,12 @@ def run_here(cell: Cell, folder: Path, keep_model: bool) -> None:
     records.note("start", cell.id)
     with contextlib.redirect_stdout(log), contextlib.redirect_stderr(log):
         try:
-            status, found = attempt(cell, work, folder / MODELS if keep_model else None)
+            models = folder / MODELS if keep_model else None
+            status, found = attempt(cell, work, checkpoints, models)
         except Stopped:  # a signal that the study got as well
             os._exit(STOPPED)
     records.end(cell, status, found)
+    forget(cell, status, checkpoints)
     log.close()
     shutil.rmtree(work, ignore_errors=True)
     os._exit(0 if status in RESULTS else 1)  # all is written; tearing down takes a second
@@ -81,14 +86,16 @@ def _end_with_parent() -> None:
         os._exit(STOPPED)
 
 
-def attempt(cell: Cell, work: Path, models: Path | None = None) -> tuple[Status, Any]:
+def attempt(
+    cell: Cell, work: Path, checkpoints: Path | None = None, models: Path | None = None
+) -> tuple[Status, Any]:
     """`compute` a cell; an error becomes its status.
 
     Returns:
         How it ended, with the record's content, or with the message of an error.
     """
     try:
-        return "done", compute(cell, work, models)
+        return "done", compute(cell, work, checkpoints, models)
     except Stopped:
         raise
     except Exception as error:
@@ -100,12 +107,16 @@ def attempt(cell: Cell, work: Path, models: Path | None = None) -> tuple[Status,
         return status, message
 
 
-def compute(cell: Cell, work: Path, models: Path | None = None) -> dict[str, Any]:
+def compute(
+    cell: Cell, work: Path, checkpoints: Path | None = None, models: Path | None = None
+) -> dict[str, Any]:
     """Train as ``smoothtune train`` does, with one thread, and measure.
 
     Args:
         cell: the run.
         work: an empty folder, to be thrown away.
+        checkpoints: folder for those of unfinished cells; a cell with a `save_strategy` goes on
+            from its newest there. None: nothing is kept.
         models: keep the model folder in it.
 
     Returns:
@@ -115,7 +126,7 @@ def compute(cell: Cell, work: Path, models: Path | None = None) -> dict[str, Any
 
     torch.set_num_threads(1)
     console = Console(file=sys.stdout, width=200)
-    trained = fit(cell.config, work, resumable=False, console=console)
+    trained = _fit(cell, work, checkpoints, console)
     if models is not None:
         models.mkdir(exist_ok=True)
         trained.save(work / "model")
@@ -124,6 +135,19 @@ def compute(cell: Cell, work: Path, models: Path | None = None) -> dict[str, Any
     result = trained.result | {"model": portable(cell.config.model)}
     result["config"] = portable_fields(trained.result["config"])
     return {"status": "done", "result": result, "extras": measure(trained, cell)}
+
+
+def _fit(cell: Cell, work: Path, checkpoints: Path | None, console: Console) -> Trained:
+    """Train, from the newest checkpoint where the cell keeps them."""
+    if checkpoints is None or cell.config.save_strategy == "no":
+        return fit(cell.config, work, resumable=False, console=console)
+    own = checkpoints / cell.id
+    try:
+        return fit(cell.config, own, resume=True, console=console)
+    except CheckpointError as error:  # of other versions of what it stands on
+        say(console, f"{error}; the run begins anew")
+        shutil.rmtree(own)
+        return fit(cell.config, own, console=console)
 
 
 def measure(trained: Trained, cell: Cell) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from smoothtune.files import owned, read_json, refuse_other_files, write_json
 from smoothtune.run.signals import Signals
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import num_parameters
-from smoothtune.study.pool import default_jobs, start_server
+from smoothtune.study.pool import Where, default_jobs, start_server
 from smoothtune.study.records import CELLS
 from smoothtune.study.run import make_pool
 from smoothtune.study.worker import WORK
@@ -37,6 +37,7 @@ def run_tune(
     *,
     jobs: int | None = None,
     ray: str | None = None,
+    gpus_per_run: float | None = None,
     dry_run: bool = False,
     console: Console | None = None,
     command: Sequence[str] = (),
@@ -48,6 +49,7 @@ def run_tune(
             already are kept, so the same command goes on where it was stopped.
         jobs: trainings at once; None: as cores and memory allow.
         ray: address of a Ray cluster to train on, "auto" for the one of this machine.
+        gpus_per_run: GPUs of the cluster for every training; 0.25: four share one.
         dry_run: say what would be done and about how long it takes; nothing is written.
         console: where to print.
         command: how it was started, for the record.
@@ -62,6 +64,7 @@ def run_tune(
         Stopped: SIGINT or SIGTERM came; the same command goes on.
     """
     console, folder = console or Console(), Path(tune.run.output_dir)
+    where = Where(jobs, ray, gpus_per_run)
     optuna()
     for note in tune.notes:
         say(console, note)
@@ -79,7 +82,7 @@ def run_tune(
                 tune,
                 training_rows(tune.run),
                 folder,
-                lambda: make_pool(folder, lambda: _weight_bytes(tune), jobs, ray, False),
+                lambda: make_pool(folder, where, lambda: _weight_bytes(tune)),
                 progress,
                 signals,
             )
