@@ -1,6 +1,5 @@
 """Studies and searches on three Ray nodes of this machine, one of which is lost."""
 
-import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -157,8 +156,9 @@ def test_a_search_on_a_cluster_finds_what_one_machine_finds(
             "text_columns": ["text"],
             "data": str(inputs / "data"),
             "model": str(inputs / "model"),
-            "max_steps": 3,
             "per_device_train_batch_size": 8,
+            "epochs": (1.0,),
+            "learning_rates": (1e-3, 3e-2),
             "budget": 4,
             "folds": 2,
             "confirm_runs": 3,
@@ -167,7 +167,7 @@ def test_a_search_on_a_cluster_finds_what_one_machine_finds(
         }
         return load_tune(None, [], options, ["r3f"])
 
-    console = Console(file=open(os.devnull, "w"))  # noqa: SIM115 - it lives as long as the test
+    console = Console(quiet=True)
     with losing_a_node(three_nodes, lambda: True) as lost:
         content = run_tune(search("ray"), ray=three_nodes.address, console=console)
     local = run_tune(search("local"), jobs=1, console=console)
