@@ -17,11 +17,12 @@ from helpers.tiny_folder import tiny_bert, tiny_data, tiny_decoder, tiny_pairs
 from smoothtune import CWGNC, L2SP, LNSR, UEGR, Jacobian, Mixout, Objective
 from smoothtune.config.run import RunConfig, load_config
 from smoothtune.config.task import configured_task
-from smoothtune.errors import ConfigError, ModelError
+from smoothtune.core.precision import in_float32
+from smoothtune.errors import ConfigError, LoraError, ModelError
 from smoothtune.evaluation import Settings, evaluate
 from smoothtune.models.load import load_base, load_classifier
-from smoothtune.models.lora import LoraSettings, add_lora
-from smoothtune.run.train import train
+from smoothtune.models.lora import LoraSettings, add_lora, stored_as
+from smoothtune.run.train import fit, train
 from smoothtune.testing import tiny_batch, tiny_model
 
 PEFT_ALONE = """
@@ -156,6 +157,51 @@ def test_merged_model_is_a_plain_one_with_the_same_outputs(adapter, folder, tmp_
     batch = {"input_ids": torch.tensor([[3, 4, 5]]), "attention_mask": torch.ones(1, 3)}
     expected = evaluated_model(output_dir)(**batch).logits  # the same run, adapter kept
     torch.testing.assert_close(plain(**batch).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+def in_few_bits(folder, output_dir, stored, model="llama", **changes):
+    fields = {"methods": {"r3f": {"weight": 1.0}}, "bf16": True, "frozen_weights": stored}
+    return settings(folder, output_dir, model, **fields | changes)
+
+
+@pytest.mark.parametrize(
+    ("stored", "model"),
+    [("4bit", "llama"), ("bfloat16", "bert"), pytest.param("8bit", "bert", marks=pytest.mark.slow)],
+)
+def test_frozen_weights_in_few_bits(stored, model, folder, tmp_path):
+    """What is trained is float32; what is evaluated holds what the frozen weights round to."""
+    config = RunConfig(**in_few_bits(folder, tmp_path / "out", stored, model))
+    trained = fit(config, tmp_path / "work", console=NOWHERE)
+    trained.save(tmp_path / "out")
+    dtypes = {weight.dtype for weight in trained.model.parameters() if weight.requires_grad}
+    assert dtypes == {torch.float32}
+    batch = {"input_ids": torch.tensor([[3, 4, 5]]), "attention_mask": torch.ones(1, 3)}
+    with in_float32(trained.model, torch.device("cpu")):
+        expected = trained.model.eval()(**batch).logits
+    found = evaluated_model(tmp_path / "out")
+    assert {weight.dtype for weight in found.parameters()} == {torch.float32}
+    torch.testing.assert_close(found(**batch).logits, expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lora": None}, "frozen_weights: needs lora, as other weights are not frozen"),
+        ({"bf16": False}, "frozen_weights: needs bf16: true"),
+        ({"merge_adapter": True}, "merge_adapter: would round the adapters"),
+    ],
+)
+def test_what_frozen_weights_in_few_bits_need(changes, message, folder):
+    fields = in_few_bits(folder, "out", "4bit", **changes)
+    with pytest.raises(ConfigError, match=message):
+        load_config(options=fields)
+
+
+def test_without_bitsandbytes_the_extra_is_named(monkeypatch):
+    monkeypatch.setattr("smoothtune.models.lora.find_spec", lambda name: None)
+    with pytest.raises(LoraError, match=r'pip install "smoothtune\[quantized\]"'):
+        stored_as("4bit", [])
+    assert stored_as("bfloat16", []) == {"dtype": torch.bfloat16}
 
 
 @pytest.mark.parametrize(
@@ -306,12 +352,11 @@ def test_methods_on_weights_act_on_adapters_and_head_alone(architecture):
 
 
 @pytest.mark.parametrize("method", [LNSR(weight=1.0), Jacobian(weight=0.01)])
-def test_quantized_base_weights_are_refused(method):
+def test_quantized_layers_of_an_unknown_kind_are_refused(method):
     stand_in = type("Linear4bit", (torch.nn.Linear,), {"__module__": "bitsandbytes.nn.modules"})
     model = tiny_model("llama")
     model.model.layers[0].self_attn.q_proj.__class__ = stand_in
-    reason = "no second derivative" if method.second_order else "that is not verified"
-    with pytest.raises(ValueError, match=f"quantized weights: .*{reason}: load the base model"):
+    with pytest.raises(ValueError, match="quantized weights in Linear4bit: use bitsandbytes"):
         Objective(method).attach(model)
 
 

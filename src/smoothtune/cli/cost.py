@@ -77,6 +77,7 @@ def batches_that_fit(
     batch_size: int,
     length: int,
     budget: int,
+    frozen_weights: str | None = None,
 ) -> list[dict[str, Any]]:
     """The largest batch of each method within a budget of memory, for `smoothtune cost --budget`.
 
@@ -90,6 +91,7 @@ def batches_that_fit(
         batch_size: B, the smaller batch that is measured.
         length: T.
         budget: bytes.
+        frozen_weights: how the weights that adapters leave frozen are stored.
 
     Returns:
         For each method, without and with checkpointing: `peak_bytes` by rows, and `largest_batch`,
@@ -102,7 +104,7 @@ def batches_that_fit(
     if not measurable():
         message = "peak memory is measured on Linux and CUDA alone: leave --budget out"
         raise ConfigError([Problem("--budget", "", message)])
-    configs = [_configured(method, lora) for method in methods]
+    configs = [_configured(method, lora, frozen_weights) for method in methods]
     found = []
     for method, config in zip(methods, configs, strict=True):
         for checkpointing in (False, True):
@@ -138,8 +140,10 @@ def _check_length(model: nn.Module, length: int) -> None:
         raise ConfigError([Problem("--length", "", message)])
 
 
-def _configured(method: str, lora: Any = None) -> RunConfig:
+def _configured(method: str, lora: Any = None, frozen_weights: str | None = None) -> RunConfig:
     options = {"task": "sst2", "output_dir": "unused", "lora": lora}
+    if frozen_weights is not None:
+        options |= {"frozen_weights": frozen_weights, "bf16": True}
     return load_config(options=options, methods=[method])
 
 
@@ -150,7 +154,9 @@ def _measured(
     torch.set_num_threads(1)
     classifier: Any
     with quiet():
-        classifier, new = load_classifier(load_base(model), TASKS["sst2"], seed=0)
+        classifier, new = load_classifier(
+            load_base(model), TASKS["sst2"], seed=0, frozen_weights=config.frozen_weights
+        )
         try:
             _check_length(classifier, length)
             if config.lora is not None:
@@ -163,12 +169,13 @@ def _measured(
             classifier.activation_checkpointing_enable({"use_reentrant": False})
     nn.Module.to(classifier, _device())
     keep_freed_memory()
-    return peak_of_training(
-        classifier.train(),
-        config.regularizers(),
-        lambda rows: random_batches(classifier, 1, rows, length)[0],
-        (batch_size, 2 * batch_size),
-    )
+    with torch.autocast(_device().type, dtype=torch.bfloat16, enabled=config.bf16):
+        return peak_of_training(
+            classifier.train(),
+            config.regularizers(),
+            lambda rows: random_batches(classifier, 1, rows, length)[0],
+            (batch_size, 2 * batch_size),
+        )
 
 
 def fit_row(fit: Mapping[str, Any]) -> list[str]:

@@ -71,7 +71,7 @@ def _described_by_class(name: str) -> MethodDescription:
         fail(f"{name}: {error}", USAGE)
 
 
-@options_from(RunConfig, "model", "lora")
+@options_from(RunConfig, "model", "lora", "frozen_weights")
 def cost(
     options: dict[str, Any],
     *,
@@ -98,15 +98,16 @@ def cost(
         from smoothtune.cli.cost import batches_that_fit, fit_row, price_list, price_row
 
         model, lora = options.get("model", "minilm"), options.get("lora")
+        stored = options.get("frozen_weights")
         if budget is not None:
-            fits = batches_that_fit(method, model, lora, batch, length, _bytes(budget))
+            fits = batches_that_fit(method, model, lora, batch, length, _bytes(budget), stored)
             if as_json:
                 print_json({"model": model, "length": length, "budget": budget, "methods": fits})
                 return
             titles = ["method", "checkpointing", "rows: peak memory", f"rows that fit in {budget}"]
             show_rows(titles, [fit_row(fit) for fit in fits])
             return
-        if lora is not None:
+        if lora is not None or stored is not None:
             fail("--lora needs --budget: times are measured with all weights trained", USAGE)
         prices = price_list(method, model, batch, length, rounds)
         if as_json:

@@ -137,6 +137,14 @@ def check_combinations(draft: Draft) -> None:
         draft.report(("unlabeled",), "needs a method that works without labels")
     if values.get("merge_adapter") and values.get("lora") is None:
         draft.report(("merge_adapter",), "needs lora")
+    if values.get("frozen_weights", "float32") != "float32":
+        if values.get("lora") is None:
+            draft.report(("frozen_weights",), "needs lora, as other weights are not frozen")
+        if not values.get("bf16"):
+            draft.report(("frozen_weights",), "needs bf16: true, which what is trained computes in")
+        if values.get("merge_adapter"):
+            message = "would round the adapters to the frozen weights: leave it out"
+            draft.report(("merge_adapter",), message)
     if values.get("from_scratch") and values.get("lora") is not None:
         message = "trains all weights, as there are none to adapt: leave lora out"
         draft.report(("from_scratch",), message)

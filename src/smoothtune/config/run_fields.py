@@ -22,7 +22,7 @@ from smoothtune.config.fields import (
     SpanFields,
 )
 from smoothtune.config.names import task_type_of
-from smoothtune.models.lora import LoraSettings
+from smoothtune.models.lora import LoraSettings, Stored
 
 LATER = (
     "sep",
@@ -38,6 +38,7 @@ LATER = (
     "early_stopping_threshold",
     "bias_correction",
     "from_scratch",
+    "frozen_weights",
     "label_noise",
     "max_train_eval_samples",
 )
@@ -82,6 +83,9 @@ class RunFields(SpanFields, DataFields):
     lora: Annotated[LoraSettings | None, MODEL] = None
     """Train low-rank adapters and the head alone: r, alpha, dropout, target_modules,
     modules_to_save."""
+    frozen_weights: Annotated[Stored, MODEL] = "float32"
+    """How the weights that `lora` freezes are stored; 8bit and 4bit (NF4) by bitsandbytes. With
+    `bf16: true`; methods are those of the same weights in float32."""
     from_scratch: Annotated[bool, MODEL] = False
     """Take the model's architecture and tokenizer alone, with random weights, drawn with `seed`."""
     regression_bias: Annotated[Literal["mean", "zero"], MODEL] = "mean"

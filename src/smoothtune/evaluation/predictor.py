@@ -191,13 +191,12 @@ class Predictor:
 
 def _load(base: Base, task: Task) -> tuple[Any, set[str]]:
     """The model, and names of weights that are in no file and so are random."""
-    options: dict[str, Any] = {
-        "trust_remote_code": base.trust_remote_code,
-        "dtype": torch.float32,
-    }
+    options: dict[str, Any] = {"trust_remote_code": base.trust_remote_code}
     if is_adapter(base.source):
         return load_merged(base.source, task.auto_model, base.config, **options)
-    model, info = task.auto_model.from_pretrained(base.source, output_loading_info=True, **options)
+    model, info = task.auto_model.from_pretrained(
+        base.source, output_loading_info=True, dtype=torch.float32, **options
+    )
     return model, set(info["missing_keys"])
 
 

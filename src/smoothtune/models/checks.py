@@ -16,6 +16,7 @@ from smoothtune.errors import ModelError
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 MAX_BYTES = {"config.json": 10_000_000, "tokenizer.json": 500_000_000}
 MAX_BYTES |= {name: 200_000_000 for name in INDEXES}
+BITSANDBYTES = "bitsandbytes"
 MAX_SIZE = 2**31 - 1
 """Of a number in a configuration, such as a width or a number of labels."""
 
@@ -86,13 +87,16 @@ def shard_names(index: Path) -> list[str]:
     return names
 
 
-def check_config(config: Any, model: str, trust_remote_code: bool) -> None:
+def check_config(
+    config: Any, model: str, trust_remote_code: bool, *, adapter: bool = False
+) -> None:
     """Check what a configuration makes transformers do when it builds the model.
 
     Args:
         config: transformers' configuration.
         model: its name, for the error.
         trust_remote_code: code of the hub may run.
+        adapter: it is an adapter's, which may be for weights that bitsandbytes quantizes.
 
     Raises:
         ModelError: it asks for code of the hub, for quantized weights, or for what is no type.
@@ -108,10 +112,13 @@ def check_config(config: Any, model: str, trust_remote_code: bool) -> None:
                     f"{where} sets {field.strip('_')} to {asked!r}, code that is not part of "
                     "transformers: remove the field, or give --trust-remote-code if you trust it"
                 )
-        if getattr(part, "quantization_config", None) is not None:
+        quantization = getattr(part, "quantization_config", None)
+        known = isinstance(quantization, dict) and quantization.get("quant_method") == BITSANDBYTES
+        if quantization is not None and not (adapter and known):
             raise ModelError(
                 f"{where} has a quantization_config: quantized weights are not trained or "
-                "evaluated here; use the model in full precision"
+                "evaluated here; use the model in full precision, and frozen_weights: 4bit to "
+                "store it in fewer bits"
             )
         dtype = getattr(part, "dtype", None)
         if not (dtype is None or isinstance(dtype, torch.dtype)):

@@ -24,7 +24,7 @@ from smoothtune.console import quiet
 from smoothtune.errors import ModelError
 from smoothtune.files import sha256
 from smoothtune.models.checks import check_config, check_files, only_model_errors, shard_names
-from smoothtune.models.lora import ADAPTER_WEIGHTS, is_adapter
+from smoothtune.models.lora import ADAPTER_WEIGHTS, Stored, is_adapter, stored_as
 from smoothtune.tasks.base import Task
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -60,7 +60,7 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
     with only_model_errors(f"model {model!r} cannot be loaded"):
         check_files(source)
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
-        check_config(config, model, trust_remote_code)
+        check_config(config, model, trust_remote_code, adapter=is_adapter(source))
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         size = int(config.get_text_config().vocab_size)
     if tokenizer.pad_token is None:
@@ -106,18 +106,22 @@ def new_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMode
     return model, [name for name, _ in model.named_parameters()]
 
 
-def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedModel, list[str]]:
+def load_classifier(
+    base: Base, task: Task, *, seed: int, frozen_weights: Stored = "float32"
+) -> tuple[PreTrainedModel, list[str]]:
     """Load the weights, with a new head if the model has none that fits the task.
 
     Args:
         base: what `load_base` returned.
         task: gives the type of head, the number and the names of the labels.
         seed: of the new weights; the global random state is unchanged.
+        frozen_weights: how weights are stored; what adapters train is made float32 by `add_lora`.
 
     Returns:
-        The model in float32, and the names of the newly initialized weights.
+        The model, and the names of the newly initialized weights.
 
     Raises:
+        LoraError: base weights in 8 or 4 bits need bitsandbytes.
         ModelError: the weights are damaged, unsafe, or do not fit the configuration.
     """
     if is_adapter(base.source):
@@ -125,6 +129,8 @@ def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMod
             f"{base.source} holds an adapter: train on the model it was made for, or on a model "
             "written with --merge-adapter"
         )
+    quantized = frozen_weights in ("8bit", "4bit")
+    stored = stored_as(frozen_weights, _outside(base, task) if quantized else [])
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         # quiet, because the new weights are returned, not logged
@@ -134,12 +140,20 @@ def load_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMod
                 trust_remote_code=base.trust_remote_code,
                 **task.head(),
                 pad_token_id=base.tokenizer.pad_token_id,
-                dtype=torch.float32,  # noise of 0.05 vanishes in bfloat16 weights
+                **stored,
                 ignore_mismatched_sizes=True,  # another task's head is replaced
                 output_loading_info=True,
             )
     replaced = {key for key, *_ in info["mismatched_keys"]}
     return model, sorted(set(info["missing_keys"]) | replaced)
+
+
+def _outside(base: Base, task: Task) -> list[str]:
+    """Names of the modules outside the base model, its head among them."""
+    config = base.config.__class__.from_dict(base.config.to_dict() | task.head())
+    with torch.device("meta"), only_model_errors(f"the model {base.source} cannot be made"):
+        model = task.auto_model.from_config(config, trust_remote_code=base.trust_remote_code)
+    return [name for name, _ in model.named_children() if name != model.base_model_prefix]
 
 
 def start_at_mean(model: PreTrainedModel, new_weights: list[str], scores: Iterable[float]) -> bool:

@@ -8,11 +8,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from smoothtune.console import quiet
 from smoothtune.errors import LoraError
 
 if TYPE_CHECKING:
@@ -29,6 +31,7 @@ TASK_TYPES = {  # peft's names
     "question-answering": "QUESTION_ANS",
 }
 Name = Annotated[str, Field(min_length=1)]
+Stored = Literal["float32", "bfloat16", "float16", "8bit", "4bit"]
 
 
 class LoraSettings(BaseModel):
@@ -61,6 +64,37 @@ def import_peft() -> Any:
     except ImportError as error:
         raise LoraError('LoRA needs peft: pip install "smoothtune[lora]"') from error
     return peft
+
+
+def stored_as(frozen_weights: Stored, whole: list[str]) -> dict[str, Any]:
+    """Options of `from_pretrained` for the weights that adapters leave frozen.
+
+    Args:
+        frozen_weights: how they are stored.
+        whole: modules that are not quantized, the head among them.
+
+    Raises:
+        LoraError: bitsandbytes is needed and not installed.
+    """
+    import torch
+
+    if frozen_weights in ("float32", "bfloat16", "float16"):
+        return {"dtype": getattr(torch, frozen_weights)}
+    from transformers import BitsAndBytesConfig
+
+    if find_spec("bitsandbytes") is None:
+        raise LoraError(
+            f"frozen_weights: {frozen_weights} needs bitsandbytes: "
+            'pip install "smoothtune[quantized]"'
+        )
+    quantization = BitsAndBytesConfig(
+        load_in_8bit=frozen_weights == "8bit",
+        load_in_4bit=frozen_weights == "4bit",
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_compute_dtype=torch.bfloat16,
+        llm_int8_skip_modules=whole,
+    )
+    return {"dtype": torch.bfloat16, "quantization_config": quantization}
 
 
 def add_lora(
@@ -101,13 +135,17 @@ def add_lora(
     try:
         with _quiet_peft(), torch.random.fork_rng():
             torch.manual_seed(seed)
-            return peft.get_peft_model(model, config)
+            adapted = peft.get_peft_model(model, config)
     except ValueError as error:
         names = sorted({n.split(".")[-1] for n, m in model.named_modules() if _is_linear(m)})
         raise LoraError(
             f"{error} Set target_modules to layers of {type(model).__name__}, such as "
             f"{', '.join(names)}, or to all-linear"
         ) from error
+    for weight in adapted.parameters():
+        if weight.requires_grad:  # a new head has the type of the frozen weights
+            weight.data = weight.data.float()
+    return adapted
 
 
 @contextmanager
@@ -129,6 +167,19 @@ def _head_modules(model: nn.Module, new_weights: Iterable[str]) -> list[str]:
     outside = [name for name, module in model.named_children() if list(module.parameters())]
     inside = [name.rpartition(".")[0] for name in new_weights if name.startswith(f"{prefix}.")]
     return sorted({name for name in outside if name != prefix} | set(inside))
+
+
+def _rounding(config: PretrainedConfig) -> dict[str, Any]:
+    """Options that load frozen weights as they were trained on; taken out of the configuration."""
+    import torch
+    from transformers import BitsAndBytesConfig
+
+    half = config.dtype in (torch.float16, torch.bfloat16)
+    options: dict[str, Any] = {"dtype": config.dtype if half else torch.float32}
+    if (quantization := getattr(config, "quantization_config", None)) is not None:
+        options["quantization_config"] = BitsAndBytesConfig.from_dict(quantization)
+        del config.quantization_config
+    return options
 
 
 def is_adapter(folder: str | Path) -> bool:
@@ -155,13 +206,15 @@ def merged(model: Any) -> Any:
 def load_merged(
     folder: str, auto_model: Any, config: PretrainedConfig, **options: Any
 ) -> tuple[Any, set[str]]:
-    """Load the model that an adapter was trained on, and merge the adapter into it.
+    """Load the model that an adapter was trained on, and merge the adapter into it, in float32.
+
+    Where the adapter's configuration stores weights in fewer bits, they are rounded so first.
 
     Args:
         folder: holds the adapter.
         auto_model: transformers' auto class for its task.
         config: of the adapted model, with its labels.
-        options: for `from_pretrained`.
+        options: for `from_pretrained`; not of the type of weights.
 
     Returns:
         The plain model, and the names of weights in neither the base model nor the adapter.
@@ -172,6 +225,7 @@ def load_merged(
         ModelError: an index of the base model leads elsewhere.
     """
     peft = import_peft()
+    import torch
     from safetensors import safe_open
 
     from smoothtune.models.checks import check_files  # imports torch
@@ -185,6 +239,7 @@ def load_merged(
             f"path; write it into base_model_name_or_path in {ADAPTER_CONFIG}"
         )
     check_files(base)
+    options |= _rounding(config)
     try:
         model, info = auto_model.from_pretrained(
             base, config=config, ignore_mismatched_sizes=True, output_loading_info=True, **options
@@ -194,6 +249,10 @@ def load_merged(
             f"{folder} is an adapter of {base}, which cannot be loaded: {error}. Put that model "
             f"there, or change base_model_name_or_path in {ADAPTER_CONFIG}"
         ) from error
+    if "quantization_config" in options:
+        with quiet():
+            model.dequantize(dtype=torch.float32)
+    model.float()
     with safe_open(Path(folder) / ADAPTER_WEIGHTS, framework="pt") as file:
         saved = {name.removeprefix("base_model.model.") for name in file.keys()}  # noqa: SIM118
     with _quiet_peft():

@@ -150,8 +150,12 @@ def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTra
         ModelError: the weights cannot be loaded.
     """
     task = inputs.task
-    load = new_classifier if config.from_scratch else load_classifier
-    model, new_weights = load(inputs.base, task, seed=config.seed)
+    if config.from_scratch:
+        model, new_weights = new_classifier(inputs.base, task, seed=config.seed)
+    else:
+        model, new_weights = load_classifier(
+            inputs.base, task, seed=config.seed, frozen_weights=config.frozen_weights
+        )
     check_lengths(model, inputs.prepared.train, "the training data")
     check_lengths(model, inputs.prepared.validation, "the validation data")
     if inputs.unlabeled is not None:

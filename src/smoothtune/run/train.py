@@ -188,6 +188,9 @@ def step_cost(
     count, rows = config.cost_steps, inputs.prepared.train
     if not count or list(config.methods) == ["plain"]:
         return None
+    if config.frozen_weights != "float32":  # its plain updates need autocast
+        say(console, f"cost of a step not measured with frozen_weights: {config.frozen_weights}")
+        return None
     if model.num_parameters() > COST_MAX_PARAMETERS:
         say(console, "cost of a step not measured: that needs two copies of this large model")
         return None
