@@ -15,6 +15,7 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from helpers.tiny_folder import tiny_bert, tiny_data, tiny_decoder, tiny_pairs
 from smoothtune import CWGNC, L2SP, LNSR, UEGR, Jacobian, Mixout, Objective
+from smoothtune.cli.cost import _configured, _measured
 from smoothtune.config.run import RunConfig, load_config
 from smoothtune.config.task import configured_task
 from smoothtune.core.precision import in_float32
@@ -195,6 +196,15 @@ def test_what_frozen_weights_in_few_bits_need(changes, message, folder):
     fields = in_few_bits(folder, "out", "4bit", **changes)
     with pytest.raises(ConfigError, match=message):
         load_config(options=fields)
+
+
+@pytest.mark.parametrize("method", ["plain", "r3f:weight=1"])
+def test_memory_is_measured_as_it_is_trained(method, folder):
+    config = _configured(method, "r=2", "4bit")
+    assert config.bf16
+    assert config.frozen_weights == "4bit"
+    found = _measured(config, str(folder / "llama"), 2, 8, True)
+    assert set(found.bytes_by_rows) == {2, 4}
 
 
 def test_without_bitsandbytes_the_extra_is_named(monkeypatch):

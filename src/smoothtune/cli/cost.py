@@ -168,7 +168,8 @@ def _measured(
             classifier.config.use_cache = False
             classifier.activation_checkpointing_enable({"use_reentrant": False})
     nn.Module.to(classifier, _device())
-    keep_freed_memory()
+    if config.frozen_weights == "float32":  # as training does
+        keep_freed_memory()
     with torch.autocast(_device().type, dtype=torch.bfloat16, enabled=config.bf16):
         return peak_of_training(
             classifier.train(),

@@ -142,7 +142,8 @@ def fit(
         console: where to print.
     """
     console = console or Console()
-    keep_freed_memory()
+    if config.frozen_weights == "float32":  # kept memory would hold float32 copies of the others
+        keep_freed_memory()
     with Signals() as signals:
         with signals.ending(
             "stopped by a signal before the first step; nothing is lost: start again with the "
