@@ -53,9 +53,9 @@ def transformer(model: nn.Module) -> nn.Module:
 def stack(model: nn.Module, side: Side = "encoder") -> nn.Module:
     """The stack of blocks on one side of an encoder-decoder; any other model is one by itself.
 
-    The two stacks of an encoder-decoder have a module of word embeddings each, or one together,
-    and it is not always the one that the whole model names: that of T5 and BART never runs. So
-    does that of T5's encoder alone.
+    The two stacks of an encoder-decoder have a module of word embeddings each, or one together.
+    The module that the whole model names may be another, which never runs: that of T5 and BART,
+    and of T5's encoder alone.
     """
     inner = declaring(model)
     kind = getattr(getattr(inner, "config", None), "model_type", "")

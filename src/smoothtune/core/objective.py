@@ -225,10 +225,8 @@ class Objective:
         given = compute_loss not in (None, next_token_loss)
         labeled = not unlabeled and (given or has_labels(bare, batch))
         if compute_loss in (None, next_token_loss):
-            next_token = bool(self.regularizers) and predicts_tokens(
-                bare
-            )  # else plain, bit for bit
-            compute_loss = next_token_loss if next_token else model_loss
+            ours = bool(self.regularizers) and predicts_tokens(bare)  # else plain, bit for bit
+            compute_loss = next_token_loss if ours else model_loss
         self._check_task_loss(model, batch, compute_loss, labeled)
         clean = self._clean_pass(model, batch, compute_loss, labeled)
         dtype = autocast_dtype(model, clean.device)
