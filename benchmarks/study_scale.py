@@ -46,6 +46,8 @@ def make(count, folder):
     names = [f"task{number}" for number in range(TASKS)]
     for name in names:
         tiny_data(folder / name)
+        with (folder / name / "train.csv").open("a", encoding="utf-8") as file:
+            file.write(f"good film {name},fine\n")  # other data, or else the cells were the same
     tasks = [f"  - {{name: {name}, data: {folder / name}}}" for name in names]
     weights = range(1, METHODS)
     methods = [f"  - {{name: lnsr, weight: {w / 10}, label: lnsr-{w}}}" for w in weights]
@@ -54,6 +56,7 @@ def make(count, folder):
     text += [f"seeds: {seeds}", "more_epochs: null", "methods:", "  - plain", *methods]
     (folder / "study.yaml").write_text("\n".join(text) + "\n", encoding="utf-8")
     cells = Plan(load_study(folder / "study.yaml"), folder / "out").final({})
+    assert len({cell.id for cell in cells}) == len(cells)
     records, draw = Records(folder / "out"), random.Random(0)
     for cell in cells[:-MISSING]:
         records.write(cell, result(cell, draw))
@@ -113,6 +116,7 @@ def child(step, folder):
     except SystemExit as ended:
         if ended.code not in (0, None):
             raise
+    assert step != "resume", "no cell was started"
     print(json.dumps(used()))
 
 
