@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from smoothtune.cli import app
@@ -37,7 +38,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The committed study with its plots."""
     content = json.loads((STUDY / "results.json").read_text(encoding="utf-8"))
     runs = table_of_runs(content["rows"])
-    plots = study_plots(runs, content["methods"], Records(STUDY))
+    plots = study_plots(runs, content["methods"], Records(STUDY), Console(quiet=True))
     page = tmp_path_factory.mktemp("pages") / "study.html"
     page.write_text(render("study.html.jinja", page_content(content, plots)), encoding="utf-8")
     return page

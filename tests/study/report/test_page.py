@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from scipy import stats
 
 from smoothtune.study.config import StudyConfig
@@ -270,7 +271,7 @@ def test_every_figure_has_its_numbers(tmp_path: Path) -> None:
     everything = table_of_runs([*found, *small])
     history = {"log_history": [{"step": 1, "loss": 0.7}, {"step": 2, "loss": 0.5}]}
     records.read = lambda cell_id: {"result": history}  # type: ignore[method-assign]
-    plots = study_plots(everything, compare(everything, "paired t"), records)
+    plots = study_plots(everything, compare(everything, "paired t"), records, Console(quiet=True))
     drawn = [plot for section in plots.values() for plot in section]
     names = [figure.name for figure in drawn]
     assert len(set(names)) == len(names)

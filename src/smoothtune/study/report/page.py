@@ -122,7 +122,7 @@ def _plots(
 ) -> tuple[dict[Section, list[Plot]], str]:
     """Draw, and write the files of the plots; also why there are none."""
     try:
-        plots = study_plots(runs, content["methods"], records)
+        plots = study_plots(runs, content["methods"], records, console)
     except PlotsMissing as error:
         say(console, f"no plots: {error}")
         return {}, str(error)

@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from rich.console import Console
 
+from smoothtune.console import tracked
 from smoothtune.errors import printable
 from smoothtune.report.curves import Curve, CurvePoint, csv_text, mean_and_range, metric_label
 from smoothtune.report.page import Plot
@@ -42,9 +44,12 @@ class _Look:
 
 
 def study_plots(
-    runs: pd.DataFrame, comparisons: Sequence[Mapping[str, Any]], records: Records
+    runs: pd.DataFrame,
+    comparisons: Sequence[Mapping[str, Any]],
+    records: Records,
+    console: Console,
 ) -> dict[Section, list[Plot]]:
-    """All plots for which there are finished cells, by condition.
+    """All plots for which there are finished cells, by condition; the console shows the progress.
 
     Raises:
         PlotsMissing: matplotlib is not installed.
@@ -54,14 +59,15 @@ def study_plots(
     names = sorted(runs["method"].unique(), key=lambda name: name != PLAIN)
     look = _Look(styles(names), _limits(comparisons))
     plots: dict[Section, list[Plot]] = {}
-    for condition, group in runs_by_condition(done).items():
-        where = condition_title(condition)
-        plots[condition] = here = [_distribution(group, where, look)]
-        if condition in compared:
-            here.append(_differences(compared[condition], where, look))
-        here.append(_costs(group, where, look))
-        if training := _training(group, records):
-            here.append(_lines("training", "Task loss in training", where, training, look))
+    with tracked(list(runs_by_condition(done).items()), "drawing", console) as conditions:
+        for condition, group in conditions:
+            where = condition_title(condition)
+            plots[condition] = here = [_distribution(group, where, look)]
+            if condition in compared:
+                here.append(_differences(compared[condition], where, look))
+            here.append(_costs(group, where, look))
+            if training := _training(group, records):
+                here.append(_lines("training", "Task loss in training", where, training, look))
     plots[None] = over = []
     for (task, model), group in done.groupby(["task", "model"], sort=False):
         where = condition_title((task, model, None))
