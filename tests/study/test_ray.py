@@ -38,8 +38,14 @@ def runs_a_cell(node) -> bool:
 
 
 @pytest.fixture
-def three_nodes(monkeypatch) -> Iterator[Any]:
-    """A cluster of a head and two nodes, with a CPU each."""
+def cpus_of_head() -> int:
+    """CPUs for cells on the head of the cluster."""
+    return 1
+
+
+@pytest.fixture
+def three_nodes(monkeypatch, cpus_of_head: int) -> Iterator[Any]:
+    """A cluster of a head and two nodes with a CPU each."""
     pytest.importorskip("ray")
     import ray
     from ray.cluster_utils import Cluster
@@ -47,7 +53,7 @@ def three_nodes(monkeypatch) -> Iterator[Any]:
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # else other work on the machine starves them
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": cpus_of_head})
     for _ in range(2):
         cluster.add_node(num_cpus=1)
     yield cluster
@@ -102,31 +108,30 @@ def test_a_node_that_is_lost_while_it_runs_a_cell_costs_no_cell(
 
 @pytest.mark.slow
 @ray_ignored
+@pytest.mark.parametrize("cpus_of_head", [0])
 def test_a_cell_goes_on_at_another_node_from_its_checkpoint(
     write, tmp_path: Path, three_nodes
 ) -> None:
     file = write(
-        "methods: [plain]\nmore_epochs: null\nseeds: [0, 1]\n"
-        "save_strategy: steps\nsave_steps: 100\n"
+        "methods: [plain]\nmore_epochs: null\nseeds: [0]\nsave_strategy: steps\nsave_steps: 100\n"
     )
     file.write_text(file.read_text().replace("max_steps: 3", "max_steps: 1000"))
     folder, console, kept = tmp_path / "ray", Console(quiet=True), tmp_path / "shared"
     study = load_study(file)
 
-    def both_have_one() -> bool:
-        return len({path.parts[-4] for path in kept.glob("*/checkpoints/*/manifest.json")}) == 2
+    def has_one() -> bool:
+        return any(kept.glob("*/checkpoints/*/manifest.json"))
 
-    with losing_a_node(three_nodes, both_have_one) as lost:
+    with losing_a_node(three_nodes, has_one) as lost:
         content = run_study(
             study, folder, ray=three_nodes.address, checkpoint_dir=kept, console=console
         )
     assert len(lost) == 1
-    records = [Records(folder).read(row["cell"]) for row in content["rows"]]
-    resumed = [record["result"]["cost"]["resumed_from_step"] for record in records]
-    assert min(resumed) == 0  # the one whose node lived
-    assert 100 <= max(resumed) < 1000
+    (row,) = content["rows"]
+    record = Records(folder).read(row["cell"])
+    assert 100 <= record["result"]["cost"]["resumed_from_step"] < 1000
     assert not kept.exists()
-    local = run_study(study, tmp_path / "local", jobs=2, console=console)
+    local = run_study(study, tmp_path / "local", jobs=1, console=console)
     assert scores(content) == scores(local)
 
 
