@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from helpers.causal import LANGUAGE_TESTED, language_weights_after, lora_weights_after
+from helpers.causal import (
+    LANGUAGE_TESTED,
+    NARROW_TESTED,
+    language_weights_after,
+    lora_weights_after,
+    narrow_weights_after,
+)
 from helpers.processes import on_two_processes
 from helpers.seq2seq import SEQ2SEQ_TESTED, seq2seq_weights_after
 from helpers.training import (
@@ -79,6 +85,13 @@ def test_decoders(kind, after, method, on_two, tmp_path):
     start = after(tmp_path, method, max_steps=1)
     assert any(not torch.equal(expected[name], start[name]) for name in start)
     assert_equal(expected, on_two / f"{kind}-{method}.pt")
+
+
+@pytest.mark.parametrize("method", NARROW_TESTED)
+def test_frozen_weights_in_16_bits(method, on_two, tmp_path):
+    """2 processes x 2 batches x 2 examples, in float32 as the methods ask for it."""
+    expected = narrow_weights_after(tmp_path, method)
+    assert_equal(expected, on_two / f"narrow-{method}.pt")
 
 
 @pytest.mark.parametrize("method", SEQ2SEQ_TESTED)

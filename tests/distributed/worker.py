@@ -10,7 +10,13 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from helpers.at_once import begin_at_once  # noqa: E402
-from helpers.causal import LANGUAGE_TESTED, language_weights_after, lora_weights_after  # noqa: E402
+from helpers.causal import (  # noqa: E402
+    LANGUAGE_TESTED,
+    NARROW_TESTED,
+    language_weights_after,
+    lora_weights_after,
+    narrow_weights_after,
+)
 from helpers.seq2seq import SEQ2SEQ_TESTED, seq2seq_weights_after  # noqa: E402
 from helpers.training import (  # noqa: E402
     METHODS_TESTED,
@@ -34,6 +40,7 @@ RUNS = [  # name, function, methods, size of a batch, batches of an update
     ("four-batches", partial(weights_after, max_steps=2), METHODS_TESTED, 4, 4),
     ("language", language_weights_after, LANGUAGE_TESTED, 2, 2),
     ("lora", lora_weights_after, LANGUAGE_TESTED, 2, 2),
+    ("narrow", narrow_weights_after, NARROW_TESTED, 2, 2),
     ("seq2seq", seq2seq_weights_after, SEQ2SEQ_TESTED, 2, 2),
     ("unequal", unequal, UNEQUAL_TESTED, 6, 1),
     ("share", partial(weights_after, max_steps=4, fields={"share": 0.5}), ["lnsr"], 16, 1),

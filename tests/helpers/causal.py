@@ -51,6 +51,7 @@ LANGUAGE_TESTED = {  # one method of each kind, name -> fields
     "cwgnc": {"max_norm": 0.02},
     "uegr": {},
 }
+NARROW_TESTED = ["lnsr", "r3f", "smart"]  # those whose passes are in float32
 
 
 class Texts(torch.utils.data.Dataset):
@@ -87,6 +88,15 @@ def language_weights_after(output_dir, method, **changes):
 def lora_weights_after(output_dir, method, **changes):
     """The same of the adapters and the head of a tiny Llama classifier with LoRA."""
     return _weights_after(tiny_lora(), Rows(8), output_dir, method, **changes)
+
+
+def narrow_weights_after(output_dir, method, **changes):
+    """The same with adapters in float32 on frozen weights in bfloat16."""
+    model = tiny_lora().float()
+    for weight in model.parameters():
+        if not weight.requires_grad:
+            weight.data = weight.data.bfloat16()
+    return _weights_after(model, Rows(8), output_dir, method, **changes)
 
 
 def tiny_lora():
