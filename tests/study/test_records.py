@@ -15,6 +15,7 @@ from smoothtune.study.config import load_study
 from smoothtune.study.inputs import data_fingerprint, write_parts
 from smoothtune.study.plan import Plan
 from smoothtune.study.records import Cell, Records, digest
+from smoothtune.study.run import _describe
 from smoothtune.study.status import show_status
 
 
@@ -51,8 +52,8 @@ def test_a_cell_is_what_decides_its_result(write, inputs: Path, tmp_path: Path) 
     assert not set(ids(moved).values()) & set(first.values())
 
 
-def test_records_with_former_names_of_fields_are_read(write, tmp_path: Path) -> None:
-    [cell] = [c for c in cells(write("methods: [smart]\nseeds: [0]\n")) if c.label == "smart"]
+def record_of_an_earlier_version(cell: Cell, folder: Path) -> tuple[str, dict, Path]:
+    """Its id, its content, and its file."""
     former = json.loads(json.dumps(cell.identity))
     fields = former["config"]["methods"]["smart"]
     for old, new in {"eta": "step_size", "scale": "units", "on": "batches"}.items():
@@ -60,15 +61,33 @@ def test_records_with_former_names_of_fields_are_read(write, tmp_path: Path) -> 
     del fields["inner_criterion"]  # which came later
     old_id = digest(former)[:16]
     record = {"id": old_id, "identity": former, "status": "nan"}
-    (tmp_path / "cells").mkdir()
-    path = tmp_path / "cells" / f"{old_id}.json"
+    (folder / "cells").mkdir()
+    path = folder / "cells" / f"{old_id}.json"
     path.write_text(json.dumps(record | {"sha256": digest(record)}))
+    return old_id, record, path
+
+
+def test_records_with_former_names_of_fields_are_read(write, tmp_path: Path) -> None:
+    [cell] = [c for c in cells(write("methods: [smart]\nseeds: [0]\n")) if c.label == "smart"]
+    old_id, record, path = record_of_an_earlier_version(cell, tmp_path)
     for asked in (cell.id, old_id):
         found = Records(tmp_path).read(asked)
         assert found is not None
         assert found["id"] == old_id != cell.id
     path.write_text(json.dumps(record | {"status": "done", "sha256": digest(record)}))
     assert Records(tmp_path).read(cell.id) is None  # it does not verify
+
+
+def test_a_study_names_records_as_their_files(write, tmp_path: Path) -> None:
+    """A version after this one could not derive a former name from the present one."""
+    study = load_study(write("methods: [smart]\nmore_epochs: null\nseeds: [0, 1]\n"))
+    found = Plan(study, None).final({})
+    [first, second] = [cell for cell in found if cell.label == "smart"]
+    old_id, *_ = record_of_an_earlier_version(first, tmp_path)
+    _describe(study, [first, second], {}, (), [first], Records(tmp_path))
+    described = json.loads((tmp_path / "study.json").read_text())
+    assert [cell["id"] for cell in described["cells"]] == [old_id, second.id]
+    assert described["choosing"] == [old_id]
 
 
 def test_weights_and_method_versions_are_part_of_it(write, monkeypatch) -> None:

@@ -82,9 +82,9 @@ def run_study(
                 cells = plan.final(choices) if stage == "final" else trials
                 cells = list({cell.id: cell for cell in cells}.values())
                 records.asked |= {cell.id for cell in cells}
-                _describe(folder, study, cells, choices, command, trials)
                 with tracked(cells, "reading records", console) as shown:
                     missing = [cell for cell in shown if records.row(cell.id) is None]
+                _describe(study, cells, choices, command, trials, records)
                 if stage == "final":
                     _tell_ignored(console, records, plan, cells)
                 listed = [*trials, *cells] if stage == "final" else cells
@@ -210,14 +210,19 @@ def execute(
 
 
 def _describe(
-    folder: Path,
     study: Study,
     cells: list[Cell],
     choices: Mapping[Key, Choice],
     command: Sequence[str],
     trials: Sequence[Cell],
+    records: Records,
 ) -> None:
-    """Write ``study.json``: what is asked for, and the cells by id; also those that chose."""
+    """Write ``study.json``: what is asked for, and the cells by the names of their records."""
+
+    def recorded(cell: Cell) -> str:  # of an earlier version, whose names a later one cannot derive
+        row = records.row(cell.id)
+        return row["cell"] if row else cell.id
+
     content = {
         "name": study.name,
         "command": [portable(part) for part in command],
@@ -240,13 +245,13 @@ def _describe(
             for choice in choices.values()
         ],
         "cells": [
-            {"id": cell.id, "title": cell.title, "label": cell.label} | cell.described
+            {"id": recorded(cell), "title": cell.title, "label": cell.label} | cell.described
             for cell in cells
         ],
-        "choosing": [cell.id for cell in trials],
+        "choosing": [recorded(cell) for cell in trials],
         "versions": versions(),
     }
-    write_json(folder / STUDY, content)
+    write_json(records.folder / STUDY, content)
 
 
 def _portable(ood: Mapping[str, OtherData]) -> dict[str, dict[str, Any]]:
