@@ -41,7 +41,7 @@ def cells(write, tmp_path: Path) -> list[Cell]:
     study, out = load_study(write(FILE)), tmp_path / "out"
     found = Plan(study, out).final({})
     out.mkdir()
-    _describe(out, study, found, {}, [], [])
+    _describe(study, found, {}, [], [], Records(out))
     for number, cell in enumerate(found[:-1]):
         write_record(out, cell, 0.5 + number / 100)
     return found
