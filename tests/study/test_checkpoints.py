@@ -112,6 +112,7 @@ def test_the_time_before_a_checkpoint_counts() -> None:
     [
         ({"CPU": 8.0}, None, 8),
         ({}, None, 1),
+        ({"CPU": 2.0}, 0.0, 2),
         ({"CPU": 8.0, "GPU": 2.0}, 0.25, 8),
         ({"CPU": 16.0, "GPU": 2.0}, 0.25, 8),
         ({"CPU": 16.0, "GPU": 2.0}, 0.4, 4),  # a third part has no room on one GPU

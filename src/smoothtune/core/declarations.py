@@ -34,7 +34,7 @@ IGNORED = -100
 ENCODERS = {*MODEL_FOR_MASKED_LM_MAPPING_NAMES, "bert-generation", "xlnet", "cpmant"}
 
 # Encoder-decoders whose embeddings, losses and shifts of labels are verified.
-ENCODER_DECODERS = {"bart", "mbart", "mt5", "t5"}
+ENCODER_DECODERS = {"bart", "mbart", "t5"}
 
 
 def declaring(model: nn.Module) -> nn.Module:

@@ -40,13 +40,13 @@ def cells_at_once(resources: Mapping[str, float], gpus: float | None) -> int:
 
     Args:
         resources: of the cluster, by Ray's names.
-        gpus: for each cell; less than one is a part of one GPU. None: it has none.
+        gpus: for each cell; less than one is a part of one GPU. None or 0: it has none.
 
     Raises:
         ConfigError: no cell has room on the GPUs.
     """
     cpus, there = int(resources.get("CPU", 1)), int(resources.get("GPU", 0))
-    if gpus is None:
+    if not gpus:
         return max(1, cpus)
     room = there * int(1 / gpus + 1e-9) if gpus < 1 else int(there / gpus)
     if not room:
