@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from helpers.heads import multi_label, question_answering, regression, token_classification
+from helpers.seq2seq import seq2seq_batch, tiny_seq2seq
 from smoothtune import (
     ALICE,
     FGM,
@@ -216,6 +217,53 @@ def test_label_tokens_of_a_language_model_have_the_mean_over_all_pairs(
             pairs.append(term(rows=0.5))
     # the number of tokens is float32
     torch.testing.assert_close(torch.stack(pairs).mean(), whole, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("method", "side", "architecture"),
+    [
+        (R3F, "encoder", "t5"),
+        (R3F, "decoder", "mbart"),
+        (R3F, "both", "bart"),
+        (LNSR, "encoder", "bart"),
+        (LNSR, "decoder", "t5"),
+        (SMART, "encoder", "mbart"),
+        (SMART, "decoder", "bart"),
+        (SMART, "both", "t5"),
+    ],
+)
+def test_an_encoder_decoder_has_the_mean_over_all_pairs(
+    method, side, architecture, noise, monkeypatch
+):
+    """With the masks of the whole batch, whose rows are of different lengths on both sides."""
+    fields = {"weight": 1.0, "side": side}
+    fields |= {"sigma": 0.1, "dropout": "shared"} if method is R3F else {}
+
+    def term(**more):
+        model = tiny_seq2seq(architecture, dropout=0.3)
+        objective = Objective(method(**fields, **more)).attach(model)
+        torch.manual_seed(3)
+        objective(model, seq2seq_batch(padding=2))
+        return objective.terms[f"loss/{method.name}"]
+
+    whole, pairs, ran = term(), [], passes(monkeypatch)
+    for pair in combinations(range(4), 2):
+        monkeypatch.setattr(part, "draw_rows", lambda *_, pair=pair: torch.tensor(pair))
+        pairs.append(term(rows=0.5))
+    assert ran[:2] == [4, 2]
+    assert len({value.item() for value in pairs}) == 6
+    torch.testing.assert_close(torch.stack(pairs).mean(), whole, rtol=1e-7, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "side"), [("t5", "decoder"), ("bart", "encoder"), ("mbart", "decoder")]
+)
+def test_both_passes_of_a_part_of_an_encoder_decoder_have_the_same_masks(architecture, side):
+    model = tiny_seq2seq(architecture, dropout=0.3)
+    objective = Objective(LNSR(rows=0.5, weight=1.0, noise_ratio=1e-6, side=side)).attach(model)
+    for _ in range(3):
+        objective(model, seq2seq_batch(padding=2))
+        assert 0 < objective.terms["loss/lnsr"] < 1e-8
 
 
 def test_fewer_label_tokens_than_one_for_every_batch_are_no_whole_one():

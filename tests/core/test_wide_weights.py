@@ -15,6 +15,7 @@ from transformers import BitsAndBytesConfig, LlamaForSequenceClassification, Tor
 
 from helpers.causal import language_batch, tiny_language_model
 from smoothtune import LNSR, METHODS, R3F, VAT, JacHess, Objective
+from smoothtune.core import support
 from smoothtune.core.wide_weights import WideWeight, WideWeights, is_quantized
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model, with_weight
 
@@ -231,6 +232,15 @@ def test_reentrant_checkpointing_and_compiled_models(bases, base):
     model.activation_checkpointing_enable({"use_reentrant": True})
     assert f"vat with {environment} and reentrant checkpointing" in refusal(model)
     Objective(METHODS["l2_sp"]()).attach(model)  # has no passes
+
+
+@pytest.mark.parametrize("base", FAST)
+def test_shards(bases, base, monkeypatch):
+    (model,) = adapted(bases[base][0])
+    monkeypatch.setattr(support, "FSDPModule", type(model.base_model.model.model.layers[0]))
+    environment = f"{'quantized' if base in QUANTIZED else '16-bit'} base weights"
+    message = f"r3f with {environment} and FSDP2: its passes would not be float32: load the base"
+    assert message in refusal(model, R3F(weight=1.0))
 
 
 def test_weights_that_were_packed_for_inference(bases):
