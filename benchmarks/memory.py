@@ -96,7 +96,7 @@ def table(content):
         f"{content['device']}. Memory beyond what is held before the step; times as processor "
         "time, relative to a plain step without checkpointing.",
         "",
-        "| method | MiB | x plain | with checkpointing, MiB | x without | time | with checkpointing |",
+        "| method | MiB | x plain | with checkpointing | x without | time | with checkpointing |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in rows.items():
