@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from smoothtune.core.compiled import compile_blocks
     from smoothtune.core.forward import ForwardPass
     from smoothtune.core.objective import Objective
     from smoothtune.core.regularizer import Regularizer
@@ -17,6 +18,7 @@ __all__ = [
     "ALICE",
     "ALUM",
     "ChildTuning",
+    "compile_blocks",
     "CrossHolder",
     "CWGNC",
     "DoubleBackprop",
@@ -57,6 +59,7 @@ __version__ = "0.1.0"
 _PLACES = {  # the others are methods
     "NonFiniteLoss": "smoothtune.core.objective",
     "Objective": "smoothtune.core.objective",
+    "compile_blocks": "smoothtune.core.compiled",
     "ForwardPass": "smoothtune.core.forward",
     "Regularizer": "smoothtune.core.regularizer",
     "SmoothTrainer": "smoothtune.trainer.trainer",

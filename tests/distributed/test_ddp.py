@@ -43,6 +43,12 @@ def test_classifiers(method, on_two, tmp_path):
     assert_equal(expected, on_two / f"four-batches-{method}.pt")
 
 
+@pytest.mark.parametrize("method", ["lnsr", "freelb"])
+def test_compiled_blocks(method, on_two, tmp_path):
+    expected = weights_after(tmp_path, method, max_steps=2, data=Rows(32))
+    assert_equal(expected, on_two / f"compiled-{method}.pt")
+
+
 @pytest.mark.parametrize("method", UNEQUAL_TESTED)
 def test_unequal_batches(method, on_two, tmp_path):
     """6 examples in one process, 2 in the other."""

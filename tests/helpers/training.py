@@ -88,6 +88,7 @@ def weights_after(output_dir, method, architecture="bert", *, data=None, fields=
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
 
+COMPILED = {"max_steps": 2, "torch_compile": True, "torch_compile_backend": "aot_eager"}
 UNEQUAL_TESTED = ("plain", "lnsr", "l2_sp", "cwgnc")
 
 

@@ -370,7 +370,9 @@ def test_an_optimizer_made_by_the_user_is_hooked_once(tmp_path):
     ("changes", "methods", "message"),
     [
         ({"max_grad_norm": 1.0}, [CWGNC()], "set max_grad_norm=0"),
-        ({"torch_compile": True}, [LNSR(weight=1.0)], "torch_compile=False"),
+        ({"torch_compile": True}, [Mixout()], "torch_compile=False"),
+        ({"torch_compile_backend": "eager"}, [L2SP()], "torch_compile_backend='eager' is not"),
+        ({"torch_compile_mode": "reduce-overhead"}, [LNSR(weight=1.0)], "mode='reduce-overhead'"),
         ({"optim": "galore_adamw_layerwise"}, [CWGNC()], "during the backward pass"),
         ({"auto_find_batch_size": True}, [LNSR(weight=1.0)], "turn it off"),
         (

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
 from smoothtune.core.architecture import is_embedding_model, transformer, unwrap
+from smoothtune.core.compiled import is_compiled_block
 from smoothtune.core.declarations import (
     ENCODER_DECODERS,
     declaring,
@@ -52,6 +53,7 @@ Environment = Literal[
     "activation checkpointing",
     "reentrant checkpointing",
     "torch.compile",
+    "compiled blocks",
     "DDP",
     "FSDP2",
     "LoRA",
@@ -64,7 +66,10 @@ _FLOAT32 = (
     "and train LoRA adapters in float32"
 )
 _NO_BF16 = f"its derivatives are lost in 16-bit rounding: {_FLOAT32}"
-_NO_COMPILE = "hooks that are added later are lost in a compiled model: set torch_compile=False"
+_LOST = "hooks that are added later are lost in a compiled model"
+_NO_COMPILE = f"{_LOST}: compile its blocks alone, with smoothtune.compile_blocks(model)"
+_COMPILE_NOTHING = "do not compile, or set torch_compile=False"
+_NO_SECOND = f"compiled graphs have no second derivative: {_COMPILE_NOTHING}"
 _NO_FSDP = "it needs whole weights where FSDP2 has shards: use DDP"
 FULL_BATCH = "it needs the gradient of the full batch: use one process and no accumulation"
 _NON_REENTRANT = (
@@ -90,12 +95,14 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
     "differentiates twice": {
         "16-bit weights": _NO_BF16,
         "reentrant checkpointing": _NON_REENTRANT,
-        "torch.compile": "compiled graphs have no second derivative: set torch_compile=False",
+        "torch.compile": _NO_SECOND,
+        "compiled blocks": _NO_SECOND,
         "FSDP2": "sharded modules have no second derivative: use DDP",
     },
     "substitutes weights": {
         "16-bit weights": f"W - W_0 is lost in 16-bit weights: {_FLOAT32}",
-        "torch.compile": "it changes modules after they are compiled: set torch_compile=False",
+        "torch.compile": f"it changes modules after they are compiled: {_COMPILE_NOTHING}",
+        "compiled blocks": f"every block would have graphs of its own: {_COMPILE_NOTHING}",
         "FSDP2": _NO_FSDP,
     },
     "needs whole weights": {"FSDP2": _NO_FSDP},
@@ -104,7 +111,8 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "activation checkpointing": "recomputed blocks would drop out at the model's own rates: "
         "turn checkpointing off",
         "reentrant checkpointing": _NON_REENTRANT,
-        "torch.compile": _NO_COMPILE,
+        "torch.compile": f"{_LOST}: {_COMPILE_NOTHING}",
+        "compiled blocks": f"every dropout rate would be compiled anew: {_COMPILE_NOTHING}",
         "16-bit weights": f"16-bit weights round small perturbations away: {_FLOAT32}",
         "FSDP2": _NO_FSDP,
     },
@@ -127,7 +135,12 @@ NO_NORMS: set[Environment] = set(REFUSED["has a share"])
 _WIDE = "load the base model with dtype=torch.float32"
 NARROW: tuple[Environment, ...] = ("16-bit base weights", "quantized base weights")
 """Frozen weights in fewer than 32 bits, which are read as float32 where a method needs it."""
-NOT_NARROW: tuple[Environment, ...] = ("reentrant checkpointing", "torch.compile", "FSDP2")
+NOT_NARROW: tuple[Environment, ...] = (
+    "reentrant checkpointing",
+    "torch.compile",
+    "compiled blocks",
+    "FSDP2",
+)
 """Where weights are not read as float32."""
 
 ONE_PREDICTION = "needs exactly one prediction per example, and a language model has many"
@@ -174,6 +187,11 @@ def computes_wide(where: set[Environment]) -> bool:
 
 
 def is_compiled(model: nn.Module) -> bool:
+    """Whether a part of the model is compiled, or all of it."""
+    return bool(environments(model) & {"torch.compile", "compiled blocks"})
+
+
+def _is_wrapped(model: nn.Module) -> bool:
     """Whether `torch.compile` or `model.compile()` acts on a part of the model."""
     return any(
         getattr(module, "_compiled_call_impl", None) or hasattr(module, "_orig_mod")
@@ -199,8 +217,10 @@ def environments(model: nn.Module, device: torch.device | None = None) -> set[En
         found.add("quantized base weights")
     if any(getattr(module, "gradient_checkpointing", False) for module in modules):
         found.add("reentrant checkpointing" if _reentrant(modules) else "activation checkpointing")
-    if is_compiled(model):
+    if _is_wrapped(model):
         found.add("torch.compile")
+    if any(map(is_compiled_block, modules)):
+        found.add("compiled blocks")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         found.add("DDP")
     if any(isinstance(module, FSDPModule) for module in modules):

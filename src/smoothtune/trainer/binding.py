@@ -10,10 +10,12 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
+from accelerate.utils import DynamoBackend
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
+from smoothtune.core.compiled import compile_blocks, is_compiled_block, uncompile_blocks
 from smoothtune.core.objective import Objective
 from smoothtune.core.optimizer_hooks import unwrapped_optimizer
 from smoothtune.errors import CheckpointError
@@ -39,6 +41,8 @@ class Binding(TrainerCallback):
         self.resume_from: Path | None = None
         self.kept: dict[str, Tensor] = {}  # state of the methods between two calls of train()
         self.replaced: dict[str, Any] | None = None  # what the trainer had of its own
+        self.whole: DynamoBackend | None = None  # what the Trainer would compile the model with
+        self.compiled: nn.Module | None = None  # the model whose blocks are compiled here
         self.checkpoints = Checkpoints(trainer, objective)
         self.bind()
         self.original_train = trainer.train
@@ -58,7 +62,12 @@ class Binding(TrainerCallback):
         if self.replaced is not None:
             return
         trainer: Any = self.trainer
-        self.objective.attach(trainer.model)
+        self._compile()
+        try:
+            self.objective.attach(trainer.model)
+        except BaseException:
+            self._undo_compile()
+            raise
         try:
             if self.kept:
                 self.objective.load_state_dict(self.kept)
@@ -66,6 +75,7 @@ class Binding(TrainerCallback):
                 self._use(trainer.optimizer)
         except BaseException:
             self.objective.detach()
+            self._undo_compile()
             raise
         self.task = TaskLoss(trainer)
         self.original_create_optimizer, self.original_log = trainer.create_optimizer, trainer.log
@@ -100,6 +110,24 @@ class Binding(TrainerCallback):
         state = self.objective.state_dict()
         self.kept = {key: value.detach().cpu() for key, value in state.items()}
         self.objective.detach()
+        self._undo_compile()
+
+    def _compile(self) -> None:
+        """With `torch_compile`, compile the blocks, and not the model as the Trainer would."""
+        model, plugin = self.trainer.model, self.trainer.accelerator.state.dynamo_plugin
+        if self.trainer.args.torch_compile:
+            self.whole, plugin.backend = plugin.backend, DynamoBackend.NO
+            if not any(map(is_compiled_block, model.modules())):
+                self.compiled = compile_blocks(
+                    model, backend=self.trainer.args.torch_compile_backend
+                )
+
+    def _undo_compile(self) -> None:
+        if self.whole is not None:
+            self.trainer.accelerator.state.dynamo_plugin.backend, self.whole = self.whole, None
+        if self.compiled is not None:
+            uncompile_blocks(self.compiled)
+            self.compiled = None
 
     def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
         """Create the optimizer, or take that which is there, and bind the objective to it."""

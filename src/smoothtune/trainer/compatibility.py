@@ -8,6 +8,7 @@ from accelerate.utils import DistributedType
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import Trainer, TrainingArguments
 
+from smoothtune.core.compiled import BACKENDS
 from smoothtune.core.optimizer_hooks import needs_updates
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.support import FULL_BATCH, Environment, problems, refuse
@@ -70,6 +71,8 @@ def setting_problems(regularizers: dict[str, Regularizer], args: TrainingArgumen
         wrong.append(
             "auto_find_batch_size restarts training, which the methods do not notice: turn it off"
         )
+    if args.torch_compile:
+        wrong += compile_problems(args)
     where = _planned(args)
     in_backward = args.optim in ("lomo", "adalomo") or args.optim.endswith("layerwise")
     for name, regularizer in regularizers.items():
@@ -86,6 +89,21 @@ def setting_problems(regularizers: dict[str, Regularizer], args: TrainingArgumen
                 f"{name} with gradient_accumulation_steps={args.gradient_accumulation_steps}: "
                 f"{FULL_BATCH}"
             )
+    return wrong
+
+
+def compile_problems(args: TrainingArguments) -> list[str]:
+    """What is not verified of the settings of compilation, and what to change."""
+    wrong = list[str]()
+    if args.torch_compile_backend not in BACKENDS:
+        wrong.append(
+            f"torch_compile_backend={args.torch_compile_backend!r} is not verified: set it to "
+            f"{' or '.join(map(repr, BACKENDS))}"
+        )
+    if args.torch_compile_mode not in (None, "default"):
+        wrong.append(
+            f"torch_compile_mode={args.torch_compile_mode!r} is not verified: leave it out"
+        )
     return wrong
 
 
@@ -117,7 +135,7 @@ def _planned(args: Any) -> set[Environment]:
     planned: dict[Environment, bool] = {
         "bf16 autocast": args.bf16,
         "fp16 and scaler": args.fp16,
-        "torch.compile": args.torch_compile,
+        "compiled blocks": args.torch_compile,
         "activation checkpointing": args.activation_checkpointing and not reentrant,
         "reentrant checkpointing": args.activation_checkpointing and reentrant,
     }
