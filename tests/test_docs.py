@@ -1,7 +1,6 @@
 """The documentation runs, its links resolve, and the repository speaks of itself alone."""
 
 import ast
-import importlib
 import re
 import subprocess
 import sys
@@ -200,8 +199,9 @@ def test_relative_links_resolve(page):
 def test_what_benchmarks_import_exists(script):
     for node in ast.walk(ast.parse(script.read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("smoothtune"):
-            module = importlib.import_module(node.module)
-            assert [name.name for name in node.names if not hasattr(module, name.name)] == []
+            scope: dict[str, object] = {}
+            for name in node.names:  # as the script does: a submodule may not be imported yet
+                exec(f"from {node.module} import {name.name}", scope)
 
 
 METHOD = re.compile(r"methods/([a-z]\w*)\.md\)|--method (\w+)|smoothtune methods (\w+)$", re.M)
