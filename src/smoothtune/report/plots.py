@@ -21,6 +21,7 @@ MOST_LINES = 7
 """Over one pair of axes; more lines get a facet each."""
 WIDTH, HEIGHT, LEGEND_LINE = 5.6, 3.4, 0.19  # inches
 FACETS, FACET_HEIGHT = 3, 1.55  # in a row; inches
+NARROW = 5  # times the least value, below which 1, 2 and 5 leave a log axis with one tick or two
 MANY = 30  # points from which markers would hide the line
 METADATA = {  # left out: the same curve gives the same bytes
     "svg": ("Creator", "Date", "Format", "Type"),
@@ -230,19 +231,29 @@ def _background(axes: Any, curve: Curve, frame: Frame) -> None:
 
 def _scale(axes: Any, curve: Curve) -> None:
     """Whole numbers where x counts layers or components, and tick labels without offsets."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+    from matplotlib.ticker import MaxNLocator
 
     if all(float(point.x).is_integer() for points in curve.series.values() for point in points):
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if curve.log_y:
-        values = [point.y for points in curve.series.values() for point in points]
-        wide = max(values) > 1e4 * min(value for value in values if value > 0)
-        axes.set_yscale("log")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
+        log_scale(axes, [point.y for points in curve.series.values() for point in points])
     else:
         axes.ticklabel_format(axis="y", useOffset=False)
+
+
+def log_scale(axes: Any, values: Sequence[float]) -> None:
+    """A logarithmic y, unless its ticks would be too few to read within the range of the values."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    positive = [value for value in values if value > 0]
+    if not positive or max(positive) < NARROW * min(positive):
+        axes.ticklabel_format(axis="y", useOffset=False)
+        return
+    wide = max(positive) > 1e4 * min(positive)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
 
 
 def _draw_line(

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
     from smoothtune.config.run import RunConfig
     from smoothtune.study.config import Study
 
+LIMITS = ("max_train_samples", "max_eval_samples", "max_steps")
+"""Fields that no protocol needs to say: unset, all rows are taken, and all epochs run."""
+NO_LIMIT = -1
+"""Of updates, as transformers says it."""
 STRENGTHS = ("weight", "share")
 """Fields of which a method has one: setting one of them unsets the other."""
 
@@ -213,6 +217,7 @@ def departures(study: Study) -> list[str]:
         return []
     lines = list(protocol.departures)
     lines += _of_size(study, protocol)
+    lines += _of_limits(study, protocol)
     for key, printed in protocol.fields.items():
         used = [getattr(run, key) for run in _runs_as_usual(study, key)]
         lines += _differs(key, used, printed)
@@ -243,6 +248,22 @@ def _of_size(study: Study, protocol: Protocol) -> Iterator[str]:
             yield f"{what}: {', '.join(others)} in place of {', '.join(names)}"
     if protocol.seeds and len(study.config.seeds) != protocol.seeds:
         yield f"seeds: {len(study.config.seeds)}; the paper has {protocol.seeds}"
+
+
+def _of_limits(study: Study, protocol: Protocol) -> Iterator[str]:
+    """Rows and updates that the study limits and the paper does not, or otherwise."""
+    printed = {_name(item): item for item in protocol.task if isinstance(item, Mapping)}
+    on_purpose = any(getattr(layout, "kind", None) == "sizes" for layout in study.config.layout)
+    for key in LIMITS:
+        if key in protocol.fields or (on_purpose and key == "max_train_samples"):
+            continue
+        pairs = {}
+        for (c, _, _), run in study.runs.items():
+            here = getattr(run, key)
+            there = printed.get(study.conditions[c].task, {}).get(key)
+            if here not in (None, NO_LIMIT, there):
+                pairs[here, there] = f"{here}; the paper: {_shown(there)}"
+        yield from (f"{key}: {line}" for line in pairs.values())
 
 
 def _of_method(study: Study, name: str, key: str) -> Iterator[Any]:

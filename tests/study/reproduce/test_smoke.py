@@ -19,7 +19,7 @@ DRAWN = [name for name, layouts in recipe_layouts().items() if layouts]
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     folder = tmp_path_factory.mktemp("inputs")
-    return tiny_bert(folder / "model"), tiny_sets(folder / "sets")
+    return tiny_bert(folder / "model"), tiny_sets(folder / "sets", rows=32)
 
 
 @pytest.mark.slow
@@ -29,7 +29,6 @@ def test_a_recipe_end_to_end(name: str, folders: tuple[Path, Path], tmp_path: Pa
     options = {
         "model": str(model),
         "data": str(data),
-        "max_train_samples": 16,
         # the tiny vocabulary has no ten neighbors
         "method_fields": {"lnsr": {"share": 0.3, "k": 3}, "noise": {"k": 3}},
     }

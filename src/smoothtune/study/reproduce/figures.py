@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from smoothtune.report.curves import Curve, CurvePoint, csv_text, metric_label
-from smoothtune.study.config import PLAIN
+from smoothtune.report.curves import Curve, CurvePoint, csv_text
 from smoothtune.study.layout import Dimension, FigureLayout
-from smoothtune.study.reproduce.runs import Run, Runs, number_of
+from smoothtune.study.reproduce.runs import Run, Runs
+from smoothtune.study.reproduce.samples import Sample, samples_of
 from smoothtune.study.reproduce.verdict import interval, summary
 
 BINS = 15
 """Of a reliability diagram."""
+X_LABELS = {
+    "training": "update",
+    "settings": "setting",
+    "sizes": "training rows",
+    "reliability": "confidence",
+}
+"""By kind of figure, where neither the layout nor a curve says it."""
 Points = dict[float, list[CurvePoint]]
 """Of all runs, by x."""
 
@@ -27,72 +34,65 @@ class Panel:
     title: str
     lines: dict[str, list[CurvePoint]] = field(default_factory=dict)
     boxes: dict[str, list[float]] = field(default_factory=dict)
+    y_label: str = ""
+    """What the lines, or the boxes, are of; a task has its own metric."""
     diagonal: bool = False
     """Draw the line y = x."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels with the labels that they share."""
+    """Panels with what they share."""
 
     layout: FigureLayout
     panels: list[Panel]
     x_label: str
-    y_label: str
     band: str
+    """What lines, points and shades are."""
     log_y: bool = False
 
     def to_csv(self) -> str:
-        """A row for every point: panel, line, x, y, low, high."""
+        """A row for every point: panel, what y is, line, x, y, low, high."""
         rows: list[list[Any]] = []
         for panel in self.panels:
-            rows += [[panel.title, name, *p] for name, line in panel.lines.items() for p in line]
+            about = [panel.title, panel.y_label]
+            rows += [[*about, name, *p] for name, line in panel.lines.items() for p in line]
             rows += [
-                [panel.title, name, "", score, "", ""]
+                [*about, name, "", score, "", ""]
                 for name, scores in panel.boxes.items()
                 for score in scores
             ]
-        return csv_text(["panel", "line", self.x_label, self.y_label, "low", "high"], rows)
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """Points of one line of one run, with what it is about."""
-
-    about: dict[Dimension, str]
-    points: list[CurvePoint]
-    curve: Curve | None = None
-    score: str = ""
-    """Metric and score of the run."""
+        return csv_text(
+            ["panel", "quantity", "line", self.x_label or "x", "value", "low", "high"], rows
+        )
 
 
 def draw_figure(layout: FigureLayout, runs: Runs) -> Figure | None:
     """Gather what a figure shows; None if no run has it."""
     chosen = [run for run in runs.done if _fits(run, layout, runs)]
-    if layout.kind == "box":
-        return _boxes(layout, chosen)
-    gather = {
-        "curve": _of_curve,
-        "training": _of_training,
-        "settings": _of_settings,
-        "sizes": _of_sizes,
-        "reliability": _of_reliability,
-    }[layout.kind]
-    samples = [sample for run in chosen for sample in gather(run, layout)]
+    samples = samples_of(layout, chosen)
     if not samples:
         return None
+    seeds = len({run.cell.seed for run in chosen})
+    if layout.kind == "box":
+        return Figure(layout, _boxes(layout, samples), "", _band(layout, seeds, None))
     first = samples[0].curve
-    x_label, y_label = _labels(layout, chosen, first)
-    count = len({run.cell.seed for run in chosen})
-    if layout.kind in ("settings", "sizes"):
-        band = "shaded: 95 % interval of the mean over seeds"
-    elif count > 1:
-        band = f"mean of {count} seeds; shaded: their range"
-    else:
-        band = f"one seed; shaded: {first.band}" if first and first.band else "one seed"
     log_y = layout.log_y if layout.log_y is not None else bool(first and first.log_y)
+    x_label = layout.x_label or (first.x_label if first else X_LABELS[layout.kind])
     panels = _panels(layout, samples)
-    return Figure(layout, panels, x_label, y_label, band, log_y)
+    return Figure(layout, panels, x_label, _band(layout, seeds, first), log_y)
+
+
+def why_missing(layout: FigureLayout, runs: Runs) -> str:
+    """Why there is nothing to draw."""
+    done = [run for run in runs.done if _fits(run, layout, runs)]
+    if not done:
+        return "no run of what it shows is done"
+    part, _, name = (layout.curve or "").partition("/")
+    known = (done[0].part(part) or {}).get("curves", {})
+    if known:
+        return f"the runs have no curve {name!r} of {part}; they have {', '.join(known)}"
+    return "the finished runs have not measured what it shows"
 
 
 def _fits(run: Run, layout: FigureLayout, runs: Runs) -> bool:
@@ -107,114 +107,71 @@ def _fits(run: Run, layout: FigureLayout, runs: Runs) -> bool:
     )
 
 
-def _where(run: Run, **more: str) -> dict[Dimension, str]:
-    cell = run.cell
-    size = "all rows" if cell.max_train_samples is None else f"{cell.max_train_samples} rows"
-    found: dict[Any, str] = {"task": cell.task, "model": cell.model, "method": cell.label}
-    return found | {"size": size} | more
-
-
-# --- what each kind of figure shows of a run ---------------------------------------------------
-
-
-def _of_curve(run: Run, layout: FigureLayout) -> Iterator[_Sample]:
-    curve = run.curve(layout.curve or "")
-    if curve is None:
-        return
-    for name, points in curve.series.items():
-        if layout.series is None or name in layout.series:
-            low, high = layout.x_range or (-np.inf, np.inf)
-            shown = [point for point in points if low <= point.x <= high]
-            metric, metrics = run.result["headline"], run.result["metrics"]
-            score = f"{metric} {metrics[metric]:.4f}"
-            yield _Sample(_where(run, series=name), shown, curve, score)
-
-
-def _of_training(run: Run, layout: FigureLayout) -> Iterator[_Sample]:
-    names = ("loss/task", "loss") if layout.quantity == "loss" else (f"eval_{layout.quantity}",)
-    points = []
-    for entry in run.result["log_history"]:
-        value = next((entry[name] for name in names if entry.get(name) is not None), None)
-        if value is not None:
-            points.append(CurvePoint(float(entry["step"]), float(value)))
-    if points:
-        yield _Sample(_where(run), points)
-
-
-def _of_settings(run: Run, layout: FigureLayout) -> Iterator[_Sample]:
-    x, y = (layout.x or {}).get(run.cell.label), number_of(run, layout.about)
-    if y is None:
-        return
-    if x is not None:
-        where = _where(run)
-        where["method"] = "with the method"
-        yield _Sample(where, [CurvePoint(x, y)])
-    elif run.cell.label == PLAIN:
-        edges = sorted((layout.x or {}).values())
-        yield _Sample(_where(run), [CurvePoint(edges[0], y), CurvePoint(edges[-1], y)])
-
-
-def _of_sizes(run: Run, layout: FigureLayout) -> Iterator[_Sample]:
-    size, y = run.cell.max_train_samples, number_of(run, layout.about)
-    if size is not None and y is not None:
-        where = _where(run)
-        where["size"] = ""
-        yield _Sample(where, [CurvePoint(float(size), y)])
-
-
-def _of_reliability(run: Run, layout: FigureLayout) -> Iterator[_Sample]:
-    bins = (run.part("calibration") or {}).get("numbers", {}).get("bins")
-    if bins:
-        parts = zip(bins["confidence"], bins["accuracy"], bins["count"], strict=True)
-        # y for x, and as `low` the number of examples, by which runs are put together
-        points = [CurvePoint(x, y, float(count)) for x, y, count in parts]
-        yield _Sample(_where(run), points)
-
-
-def _labels(layout: FigureLayout, chosen: Sequence[Run], curve: Curve | None) -> tuple[str, str]:
-    score = metric_label(chosen[0].result["headline"]) if chosen else "score"
-    known = {
-        "curve": (curve.x_label, curve.y_label) if curve else ("", ""),
-        "training": ("update", "task loss" if layout.quantity == "loss" else str(layout.quantity)),
-        "settings": ("setting", score),
-        "sizes": ("training rows", score),
-        "reliability": ("confidence", "accuracy (share of the bin)"),
-        "box": ("", score),
-    }[layout.kind]
-    return layout.x_label or known[0], layout.y_label or known[1]
+def _band(layout: FigureLayout, seeds: int, curve: Curve | None) -> str:
+    if seeds == 1:
+        return f"one seed; shaded: {curve.band}" if curve and curve.band else "one seed"
+    if layout.kind == "box":
+        return f"{seeds} seeds, a point each; line: median"
+    if layout.kind == "reliability":
+        return f"the rows of {seeds} seeds together"
+    if layout.kind in ("settings", "sizes"):
+        return f"mean of {seeds} seeds; shaded: its 95 % interval, where there is one"
+    return f"mean of {seeds} seeds; shaded: their range"
 
 
 # --- from the lines of runs to panels ----------------------------------------------------------
 
 
-def _panels(layout: FigureLayout, samples: Sequence[_Sample]) -> list[Panel]:
+def _panels(layout: FigureLayout, samples: Sequence[Sample]) -> list[Panel]:
     """Lines of different runs of the same kind are put together."""
-    several = [d for d in samples[0].about if len({s.about.get(d) for s in samples}) > 1]
+    several = _several(samples)
     apart = [d for d in layout.panels if d in several]
     inside = [d for d in several if d not in apart]
-    grouped: dict[str, dict[str, Points]] = {}
     marks = _marks(layout, samples, apart)
+    grouped: dict[str, dict[str, list[Sample]]] = {}
     for sample in samples:
         title = marks[_title(layout, sample, apart)]
         name = _title(layout, sample, inside) or _title(layout, sample, ["method"])
-        points = grouped.setdefault(title, {}).setdefault(name, {})
-        for point in sample.points:
-            x = round(point.x, 9)
-            if layout.kind == "reliability":
-                x = float(min(int(point.x * BINS), BINS - 1))
-            points.setdefault(x, []).append(point)
+        grouped.setdefault(title, {}).setdefault(name, []).append(sample)
     return [
         Panel(
             title,
-            {name: _line(layout, points) for name, points in lines.items()},
+            {name: _line(layout, found) for name, found in lines.items()},
+            y_label=_y_label([sample for found in lines.values() for sample in found]),
             diagonal=layout.kind == "reliability",
         )
         for title, lines in grouped.items()
     ]
 
 
+def _boxes(layout: FigureLayout, samples: Sequence[Sample]) -> list[Panel]:
+    """Scores of all seeds, by panel and method."""
+    apart = [d for d in _several(samples) if d != "method"]
+    grouped: dict[str, dict[str, list[Sample]]] = {}
+    for sample in samples:
+        boxes = grouped.setdefault(_title(layout, sample, apart), {})
+        boxes.setdefault(_title(layout, sample, ["method"]), []).append(sample)
+    return [
+        Panel(
+            title,
+            boxes={name: [s.points[0].y for s in found] for name, found in boxes.items()},
+            y_label=_y_label([sample for found in boxes.values() for sample in found]),
+        )
+        for title, boxes in grouped.items()
+    ]
+
+
+def _several(samples: Sequence[Sample]) -> list[Dimension]:
+    """In what samples differ."""
+    return [d for d in samples[0].about if len({s.about.get(d) for s in samples}) > 1]
+
+
+def _y_label(samples: Sequence[Sample]) -> str:
+    return " or ".join(dict.fromkeys(sample.y_label for sample in samples))
+
+
 def _marks(
-    layout: FigureLayout, samples: Sequence[_Sample], apart: Sequence[Dimension]
+    layout: FigureLayout, samples: Sequence[Sample], apart: Sequence[Dimension]
 ) -> dict[str, str]:
     """The titles of panels, with the mean score where it is asked for."""
     found: dict[str, list[str]] = {}
@@ -230,12 +187,21 @@ def _marks(
     return marked
 
 
-def _title(layout: FigureLayout, sample: _Sample, dimensions: Sequence[Dimension]) -> str:
+def _title(layout: FigureLayout, sample: Sample, dimensions: Sequence[Dimension]) -> str:
     values = [sample.about.get(dimension, "") for dimension in dimensions]
     return ", ".join(layout.names.get(value, value) for value in values if value)
 
 
-def _line(layout: FigureLayout, points: Points) -> list[CurvePoint]:
+def _line(layout: FigureLayout, samples: Sequence[Sample]) -> list[CurvePoint]:
+    """One line of the samples of all runs."""
+    points: Points = {}
+    for point in (point for sample in samples for point in sample.points):
+        x = round(point.x, 9)
+        if layout.kind == "reliability":
+            x = float(min(int(point.x * BINS), BINS - 1))
+        points.setdefault(x, []).append(point)
+    if layout.kind == "curve":  # where some runs end, a mean would be over others than before
+        points = {x: found for x, found in points.items() if len(found) == len(samples)}
     join = {"reliability": _pooled, "settings": _estimated, "sizes": _estimated}
     make = join.get(layout.kind, _ranged)
     return [make(x, found) for x, found in sorted(points.items())]
@@ -261,23 +227,3 @@ def _pooled(_: float, found: Sequence[CurvePoint]) -> CurvePoint:
     counts = [point.low or 0.0 for point in found]
     x, y = (float(np.average([p[place] for p in found], weights=counts)) for place in (0, 1))
     return CurvePoint(x, y)
-
-
-def _boxes(layout: FigureLayout, chosen: Sequence[Run]) -> Figure | None:
-    """Scores of all seeds, by panel and method."""
-    scores = [
-        (_Sample(_where(run), []), value)
-        for run in chosen
-        if (value := number_of(run, layout.about)) is not None
-    ]
-    if not scores:
-        return None
-    several = [d for d in scores[0][0].about if len({s.about.get(d) for s, _ in scores}) > 1]
-    apart = [d for d in several if d != "method"]
-    found: dict[str, dict[str, list[float]]] = {}
-    for sample, value in scores:
-        boxes = found.setdefault(_title(layout, sample, apart), {})
-        boxes.setdefault(_title(layout, sample, ["method"]), []).append(value)
-    _, y_label = _labels(layout, chosen, None)
-    panels = [Panel(title, boxes=boxes) for title, boxes in found.items()]
-    return Figure(layout, panels, "", y_label, "every point is a seed; line: median")

@@ -16,13 +16,13 @@ from smoothtune.files import write_atomic, write_json
 from smoothtune.report.page import Plot, Sentence, Table, render
 from smoothtune.report.tables import latex_table
 from smoothtune.study.config import Study
-from smoothtune.study.layout import FigureLayout, TableLayout
+from smoothtune.study.layout import FigureLayout, Line, TableLayout
 from smoothtune.study.plan import Plan
 from smoothtune.study.protocol import departures
 from smoothtune.study.records import STUDY, Records
 from smoothtune.study.report.statistics import NAMES
 from smoothtune.study.reproduce.drawing import draw
-from smoothtune.study.reproduce.figures import draw_figure
+from smoothtune.study.reproduce.figures import draw_figure, why_missing
 from smoothtune.study.reproduce.runs import Runs, finished_runs
 from smoothtune.study.reproduce.tables import (
     DrawnTable,
@@ -51,6 +51,8 @@ class Drawn:
     note: str
     table: DrawnTable | None = None
     plot: Plot | None = None
+    panels: int = 0
+    """Of the figure."""
     missing: str = ""
     """Why there is no figure."""
 
@@ -121,7 +123,7 @@ def _drawn(number: int, layout: TableLayout | FigureLayout, runs: Runs, study: S
     name = _file_name(number, layout.figure)
     figure = draw_figure(layout, runs)
     if figure is None:
-        missing = "no finished run has what it shows"
+        missing = why_missing(layout, runs)
         return Drawn(name, layout.figure, layout.note, missing=missing)
     try:
         files = draw(figure)
@@ -130,7 +132,7 @@ def _drawn(number: int, layout: TableLayout | FigureLayout, runs: Runs, study: S
     caption = f"{figure.band[:1].upper()}{figure.band[1:]}."
     svg = files.pop("svg").decode()
     plot = Plot(name, layout.figure, caption, svg, figure.to_csv(), files=files)
-    return Drawn(name, layout.figure, layout.note, plot=plot)
+    return Drawn(name, layout.figure, layout.note, plot=plot, panels=len(figure.panels))
 
 
 def _file_name(number: int, title: str) -> str:
@@ -176,22 +178,23 @@ def _page(study: Study, drawn: Sequence[Drawn], said: Sequence[Sentence]) -> dic
         "protocol_name": study.config.protocol,
         "reconstructed": protocol.reconstructed if protocol else [],
         "departures": departures(study),
-        "test": NAMES[study.config.test],
+        "judged": any(item.table for item in drawn),
         "items": [
             {
                 "name": item.name,
                 "title": item.title,
                 "note": item.note,
                 "missing": item.missing,
-                "table": _table(item.table) if item.table else None,
+                "table": _table(item.table, study.config.test) if item.table else None,
                 "plot": item.plot,
+                "several_panels": item.panels > 1,
             }
             for item in drawn
         ],
     }
 
 
-def _table(table: DrawnTable) -> dict[str, Any]:
+def _table(table: DrawnTable, test: str) -> dict[str, Any]:
     """A table for the page: two lines of heads, and two lines for a row that is printed."""
     groups, names = heads(table.layout)
     layout = table.layout
@@ -201,13 +204,8 @@ def _table(table: DrawnTable) -> dict[str, Any]:
             "group": line.group,
             "here": numbers_here(table, line.name),
             "printed": numbers_printed(table, line.name) if line.name in layout.printed else None,
-            "verdicts": [
-                (
-                    table.cells[line.name, column.name].verdict,
-                    len(column.statistics or layout.statistics),
-                )
-                for column in layout.columns
-            ],
+            "verdicts": _verdicts(table, line),
+            "empty": line.name not in layout.printed and _all_missing(table, line),
         }
         for line in layout.rows
     ]
@@ -215,27 +213,54 @@ def _table(table: DrawnTable) -> dict[str, Any]:
         "groups": groups,
         "names": names if len(set(names)) > 1 else None,
         "rows": rows,
-        "unit": "scores in percent" if layout.percent else "as measured",
+        "unit": _unit(layout, test),
         "flat": _flat(table),
         "compared": Table(COMPARED, comparison_rows(table)),
     }
+
+
+def _all_missing(table: DrawnTable, row: Line) -> bool:
+    return not any(table.cells[row.name, column.name].found for column in table.layout.columns)
+
+
+def _verdicts(table: DrawnTable, row: Line) -> list[tuple[str, int]]:
+    """Verdicts of a row, each with the columns that it spans: all, where they are the same."""
+    groups, names = heads(table.layout)
+    each = [(table.cells[row.name, column].verdict, count) for column, count in groups]
+    return [(each[0][0], len(names))] if len({verdict for verdict, _ in each}) == 1 else each
+
+
+def _unit(layout: TableLayout, test: str) -> str:
+    """Of the table's numbers."""
+    values = {
+        layout.about.merged(row).merged(c).value for row in layout.rows for c in layout.columns
+    }
+    others = "scores in percent" if layout.percent else "as measured"
+    return f"p-values of the {NAMES[test]}" if values == {"p"} else others
 
 
 def _sentences(study: Study, runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sentence]:
     """What can be said in a line."""
     done, asked = len(runs.done), len(runs.asked)
     yield Sentence("note" if done == asked else "fragile", f"{done} of {asked} runs are done.")
-    others = {paper: own for paper, own in runs.stand_ins.items() if paper != own}
-    for paper, own in others.items():
+    if runs.updates is not None:
         yield Sentence(
             "fragile",
-            f"{own} stands in for {paper}: it need not agree with what is printed of {paper}, and "
-            "gains over the baseline are what to compare.",
+            f"Runs end after {runs.updates} updates, before their epochs do: this shows that all "
+            "works, and their scores are not compared with what is printed.",
         )
+    tables = [item.table for item in drawn if item.table]
+    printed = any(table.layout.printed for table in tables)
+    gains = printed and any(table.layout.baseline for table in tables)
+    for paper, own in runs.stand_ins.items():
+        if paper != own:
+            rest = f": it need not agree with what is printed of {paper}" if printed else ""
+            rest += ", and gains over the baseline are what to compare" if gains else ""
+            yield Sentence("fragile", f"{own} stands in for {paper}{rest}.")
     for item in drawn:
         if item.table is None:
-            state = f"is not drawn: {item.missing}" if item.missing else "is drawn"
-            yield Sentence("fragile" if item.missing else "note", f"{item.title} {state}.")
+            state = f"not drawn, {item.missing}" if item.missing else "drawn"
+            yield Sentence("fragile" if item.missing else "note", f"{item.title}: {state}.")
             continue
         counts = ", ".join(f"{count} {name}" for name, count in item.table.counts().items())
         gains = [cell.gain_verdict for cell in item.table.cells.values() if cell.gain]

@@ -13,6 +13,7 @@ from smoothtune.report.curves import Curve
 from smoothtune.study.config import Study
 from smoothtune.study.layout import About, TableLayout
 from smoothtune.study.plan import Plan
+from smoothtune.study.protocol import NO_LIMIT
 from smoothtune.study.records import Cell, Records
 
 Values = dict[tuple[str, int], float]
@@ -52,6 +53,8 @@ class Runs:
     asked: Sequence[Cell]
     stand_ins: Mapping[str, str]
     """The study's model by the paper's."""
+    updates: int | None = None
+    """After which all runs end, before their epochs do; None: they are not cut short."""
 
     def of(self, about: About) -> list[Run]:
         """The runs that a cell of a table is about; none where that is not one condition."""
@@ -82,7 +85,15 @@ def finished_runs(study: Study, plan: Plan, records: Records) -> Runs:
     read = [(cell, records.read(cell.id)) for cell in asked]
     done = [Run(cell, record) for cell, record in read if record and record["status"] == "done"]
     used = list(dict.fromkeys(condition.model for condition in study.conditions))
-    return Runs(done, asked, stand_ins(paper_models(study.config.layout), used))
+    named = stand_ins(paper_models(study.config.layout), used)
+    return Runs(done, asked, named, _updates(study))
+
+
+def _updates(study: Study) -> int | None:
+    """The least number of updates that runs are cut to; None if the protocol is as short."""
+    printed = study.protocol.fields.get("max_steps", NO_LIMIT) if study.protocol else NO_LIMIT
+    cut = {run.max_steps for run in study.runs.values()} - {NO_LIMIT, printed}
+    return min(cut, default=None)
 
 
 def paper_models(layouts: Sequence[Any]) -> list[str]:

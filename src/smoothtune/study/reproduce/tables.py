@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from smoothtune.report.curves import csv_text
 from smoothtune.report.page import DASH
-from smoothtune.study.layout import Line, TableLayout
+from smoothtune.study.layout import Line, Statistic, TableLayout
 from smoothtune.study.report import statistics
 from smoothtune.study.reproduce.runs import Runs, Values
 from smoothtune.study.reproduce.verdict import (
@@ -23,6 +23,7 @@ from smoothtune.study.reproduce.verdict import (
     verdict,
 )
 
+Printed = dict[str, float | None]
 COLUMNS = (
     *("row", "column", "printed mean", "printed sd", "printed max", "runs", "mean", "sd", "max"),
     *("low", "high", "here minus printed", "difference low", "difference high", "verdict"),
@@ -36,7 +37,7 @@ class TableCell:
 
     row: str
     column: str
-    printed: dict[str, float | None]
+    printed: Printed
     """By statistic; empty: nothing is printed."""
     found: Summary | None
     interval: tuple[float, float] | None
@@ -71,6 +72,7 @@ def draw_table(layout: TableLayout, runs: Runs, test: str) -> DrawnTable:
         runs: of the study.
         test: the study's test, for columns that hold p-values.
     """
+    cut = runs.updates is not None
     factor = 100 if layout.percent else 1
     values = {
         (row.name, column.name): _values(layout, row, column, runs)
@@ -88,7 +90,7 @@ def draw_table(layout: TableLayout, runs: Runs, test: str) -> DrawnTable:
             scaled = {k: factor * v for k, v in values[key].items()}
             base = values.get((layout.baseline or "", column.name), {})
             cells[key] = _cell(
-                layout, row, column, scaled, {k: factor * v for k, v in base.items()}
+                layout, row, column, scaled, {k: factor * v for k, v in base.items()}, cut
             )
     return DrawnTable(layout, cells)
 
@@ -105,10 +107,10 @@ def _values(layout: TableLayout, row: Line, column: Line, runs: Runs) -> Values:
     return {key: float(np.mean([part[key] for part in parts])) for key in shared}
 
 
-def _cell(layout: TableLayout, row: Line, column: Line, values: Values, base: Values) -> TableCell:
-    names = column.statistics or layout.statistics
-    numbers = _printed(layout, row.name, column.name)
-    printed: dict[str, float | None] = dict(zip(names, numbers, strict=False))
+def _cell(
+    layout: TableLayout, row: Line, column: Line, values: Values, base: Values, cut: bool
+) -> TableCell:
+    printed = _printed(layout, row.name, column)
     found = summary(list(values.values()))
     mean, sd = printed.get("mean"), printed.get("sd")
     gap = (
@@ -122,51 +124,65 @@ def _cell(layout: TableLayout, row: Line, column: Line, values: Values, base: Va
         found,
         interval(found) if found else None,
         gap,
-        verdict(found, judged, gap),
+        verdict(found, judged, gap, cut_short=cut),
     )
-    if layout.baseline in (None, row.name) or found is None:
+    # several labels have the same seeds, and no pairs
+    if layout.baseline in (None, row.name) or found is None or row.best_of:
         return cell
-    return _with_gain(cell, layout, values, base)
+    return _with_gain(cell, layout, column, values, base, cut)
 
 
-def _with_gain(cell: TableCell, layout: TableLayout, values: Values, base: Values) -> TableCell:
+def _with_gain(
+    cell: TableCell,
+    layout: TableLayout,
+    column: Line,
+    values: Values,
+    base: Values,
+    cut: bool,
+) -> TableCell:
     """The cell with what it gains over the baseline, paired by seed."""
     ours, plain = ({seed: v for (_, seed), v in each.items()} for each in (values, base))
     gained = summary([ours[seed] - plain[seed] for seed in ours if seed in plain])
-    theirs = _printed(layout, layout.baseline or "", cell.column)
-    before = theirs[0] if theirs else None
-    after = cell.printed.get("mean")
+    theirs = _printed(layout, layout.baseline or "", column)
+    before, after = theirs.get("mean"), cell.printed.get("mean")
     printed = after - before if None not in (after, before) else None  # type: ignore[operator]
     if gained is None:
         return cell
-    bounds = interval(gained)
-    gain = bounds and Difference(gained.mean, *bounds)
-    gap = None if printed is None else difference(gained, printed, *_sd_of_gain(layout, cell))
-    return TableCell(
-        **{name: getattr(cell, name) for name in list(TableCell.__dataclass_fields__)[:7]},
+    gap = None
+    if printed is not None:
+        gap = difference(gained, printed, *_sd_of_gain(layout, cell, theirs))
+    return replace(
+        cell,
         printed_gain=printed,
-        gain=gain or Difference(gained.mean, gained.mean, gained.mean),
-        gain_verdict=verdict(gained, printed is not None, gap),
+        gain=Difference(gained.mean, *(interval(gained) or ())),
+        gain_verdict=verdict(gained, printed is not None, gap, cut_short=cut),
     )
 
 
-def _sd_of_gain(layout: TableLayout, cell: TableCell) -> tuple[float | None, int | None]:
+def _sd_of_gain(
+    layout: TableLayout, cell: TableCell, base: Printed
+) -> tuple[float | None, int | None]:
     """Deviation of a printed gain, were its runs not paired."""
-    base = dict(
-        zip(layout.statistics, _printed(layout, layout.baseline or "", cell.column), strict=False)
-    )
     first, second = cell.printed.get("sd"), base.get("sd")
     if first is None or second is None:
         return None, None
     return (first**2 + second**2) ** 0.5, layout.printed_seeds
 
 
-def _printed(layout: TableLayout, row: str, column: str) -> list[float | None]:
-    return layout.printed.get(row, {}).get(column, [])
+def _printed(layout: TableLayout, row: str, column: Line) -> Printed:
+    numbers = layout.printed.get(row, {}).get(column.name, [])
+    return dict(zip(_statistics(layout, column), numbers, strict=False))
+
+
+def _statistics(layout: TableLayout, column: Line) -> list[Statistic]:
+    return column.statistics or layout.statistics
 
 
 def _p_value(layout: TableLayout, row: Line, column: Line, runs: Runs, test: str) -> TableCell:
-    """A p-value against the baseline's runs of the same seeds; it gets no verdict."""
+    """A p-value against the baseline's runs of the same seeds; it gets no verdict.
+
+    It is not defined for one seed, nor for differences that are all the same.
+    """
     of_score = layout.about.merged(row).merged(column).model_copy(update={"value": None})
     base = next(line for line in layout.rows if line.name == layout.baseline)
     of_base = layout.about.merged(base).merged(column).model_copy(update={"value": None})
@@ -174,12 +190,12 @@ def _p_value(layout: TableLayout, row: Line, column: Line, runs: Runs, test: str
         {seed: v for (_, seed), v in runs.values(about).items()} for about in (of_score, of_base)
     )
     seeds = [seed for seed in ours if seed in plain]
-    printed = dict(zip(["mean"], _printed(layout, row.name, column.name), strict=False))
+    printed = _printed(layout, row.name, column)
     p = None
-    if len(seeds) > 1 and row.name != base.name:
+    if row.name != base.name:
         p = statistics.p_value([ours[s] for s in seeds], [plain[s] for s in seeds], test)
     found = None if p is None else Summary(len(seeds), p, None, p)
-    kind: Verdict = "not run" if found is None else "no interval" if printed else "not printed"
+    kind: Verdict = "not run" if not seeds else "no interval" if printed else "not printed"
     return TableCell(row.name, column.name, printed, found, None, None, kind)
 
 
@@ -188,10 +204,8 @@ def _p_value(layout: TableLayout, row: Line, column: Line, runs: Runs, test: str
 
 def heads(layout: TableLayout) -> tuple[list[tuple[str, int]], list[str]]:
     """The two lines above a table: names with the columns they span, and what each column holds."""
-    groups = [(line.name, len(line.statistics or layout.statistics)) for line in layout.columns]
-    return groups, [
-        name for line in layout.columns for name in line.statistics or layout.statistics
-    ]
+    groups = [(line.name, len(_statistics(layout, line))) for line in layout.columns]
+    return groups, [name for line in layout.columns for name in _statistics(layout, line)]
 
 
 def numbers_here(table: DrawnTable, row: str) -> list[str]:
@@ -199,7 +213,7 @@ def numbers_here(table: DrawnTable, row: str) -> list[str]:
     found = []
     for line in table.layout.columns:
         cell = table.cells[row, line.name]
-        for name in line.statistics or table.layout.statistics:
+        for name in _statistics(table.layout, line):
             value = getattr(cell.found, name) if cell.found else None
             found.append(shown(table.layout, line, value))
     return found
@@ -210,7 +224,7 @@ def numbers_printed(table: DrawnTable, row: str) -> list[str]:
     found = []
     for line in table.layout.columns:
         printed = table.cells[row, line.name].printed
-        for name in line.statistics or table.layout.statistics:
+        for name in _statistics(table.layout, line):
             found.append(shown(table.layout, line, printed.get(name)))
     return found
 
@@ -250,14 +264,15 @@ def comparison_rows(table: DrawnTable) -> list[list[str]]:
         if cell.verdict == "not run" and not cell.printed:
             continue
         show = lambda value, line=line: shown(table.layout, line, value)  # noqa: E731
-        here = show(cell.found.mean) if cell.found else DASH
-        if cell.interval:
+        compared: Statistic = "mean" if "mean" in _statistics(table.layout, line) else "max"
+        here = show(getattr(cell.found, compared)) if cell.found else DASH
+        if cell.interval and compared == "mean":
             here += f" [{', '.join(map(show, cell.interval))}]"
         rows.append(
             [
                 cell.row,
                 column,
-                show(cell.printed.get("mean", cell.printed.get("max"))),
+                show(cell.printed.get(compared)),
                 here,
                 _signed(cell.gap, table.layout.digits),
                 cell.verdict,
@@ -274,6 +289,6 @@ def comparison_rows(table: DrawnTable) -> list[list[str]]:
 def _signed(gap: Difference | None, digits: int) -> str:
     if gap is None:
         return DASH
-    if gap.low == gap.high:
+    if gap.low is None or gap.high is None:
         return f"{gap.value:+.{digits}f}"
     return f"{gap.value:+.{digits}f} [{gap.low:+.{digits}f}, {gap.high:+.{digits}f}]"

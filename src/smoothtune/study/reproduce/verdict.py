@@ -2,7 +2,8 @@
 
 Printed are mean and often standard deviation of some runs, so that both means have an error:
 Welch's interval of their difference. Where a paper prints no deviation, the printed mean is taken
-as exact. One run has no interval, nor has a maximum or a p-value: of these nothing is said.
+as exact. One run has no interval, nor have runs that all score the same, a maximum or a p-value: of
+these nothing is said, nor of runs that end before their epochs do.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-Verdict = Literal["agrees", "differs", "not run", "not printed", "no interval"]
+Verdict = Literal["agrees", "differs", "not run", "not printed", "no interval", "cut short"]
 LEVEL = 0.95
+EQUAL = 1e-9
+"""Relative difference of scores up to which they are the same but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,11 @@ class Summary:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference with its 95 % interval."""
+    """A difference with its 95 % interval, where it has one."""
 
     value: float
-    low: float
-    high: float
+    low: float | None = None
+    high: float | None = None
 
 
 def summary(values: Sequence[float]) -> Summary | None:
@@ -47,13 +50,16 @@ def summary(values: Sequence[float]) -> Summary | None:
     if not values:
         return None
     x = np.asarray(values, np.float64)
-    sd = float(x.std(ddof=1)) if len(x) > 1 else None
+    sd = None
+    if len(x) > 1:
+        same = np.ptp(x) <= EQUAL * np.abs(x).max()
+        sd = 0.0 if same else float(x.std(ddof=1))
     return Summary(len(x), float(x.mean()), sd, float(x.max()))
 
 
 def interval(found: Summary) -> tuple[float, float] | None:
-    """95 % interval of the mean by Student's t; None for one run."""
-    if found.sd is None:
+    """95 % interval of the mean by Student's t; None without a variance to judge by."""
+    if not found.sd:
         return None
     half = float(stats.t.ppf((1 + LEVEL) / 2, found.count - 1)) * found.sd / found.count**0.5
     return found.mean - half, found.mean + half
@@ -62,7 +68,7 @@ def interval(found: Summary) -> tuple[float, float] | None:
 def difference(
     found: Summary, mean: float, sd: float | None = None, count: int | None = None
 ) -> Difference | None:
-    """Ours minus the printed mean, with Welch's interval; None for one run.
+    """Ours minus the printed mean, with Welch's interval; None without a variance of ours.
 
     Args:
         found: of this study.
@@ -73,13 +79,11 @@ def difference(
     >>> difference(Summary(25, 70.0, 2.0, 75.0), 70.5, 2.0, 25).low < 0
     True
     """
-    if found.sd is None:
+    if not found.sd:
         return None
     ours = found.sd**2 / found.count
     theirs = sd**2 / count if sd is not None and count is not None and count > 1 else 0.0
     value, error = found.mean - mean, math.sqrt(ours + theirs)
-    if not error:
-        return Difference(value, value, value)
     # Welch and Satterthwaite's degrees of freedom
     freedom = ours**2 / (found.count - 1)
     if theirs and count is not None:
@@ -88,12 +92,23 @@ def difference(
     return Difference(value, value - half, value + half)
 
 
-def verdict(found: Summary | None, printed: bool, gap: Difference | None) -> Verdict:
-    """What a cell says of the printed number."""
+def verdict(
+    found: Summary | None, printed: bool, gap: Difference | None, *, cut_short: bool = False
+) -> Verdict:
+    """What a cell says of the printed number.
+
+    Args:
+        found: of this study.
+        printed: whether there is a number to compare with.
+        gap: between both.
+        cut_short: whether the runs end before their epochs do.
+    """
     if found is None:
         return "not run"
     if not printed:
         return "not printed"
-    if gap is None:
+    if cut_short:
+        return "cut short"
+    if gap is None or gap.low is None or gap.high is None:
         return "no interval"
     return "agrees" if gap.low <= 0 <= gap.high else "differs"
