@@ -13,17 +13,17 @@ def test_panels_as_svg_and_pdf(kind: str) -> None:
     """Whole numbers of records are points like others; the same figure gives the same bytes."""
     line = [CurvePoint(1, 0.5, 0.4, 0.6), CurvePoint(2, 0.7)]
     panels = [
-        Panel("one", {"FT": line, "LNSR": line[:1]})
+        Panel("one", {"FT": line, "LNSR": line[:1]}, y_label="error")
         if kind == "lines"
-        else Panel("one", boxes={"FT": [0.1, 0.2]}),
-        Panel("two", {"FT": line}, diagonal=True),
+        else Panel("one", boxes={"FT": [0.1, 0.2]}, y_label="error"),
+        Panel("two", {"FT": line}, y_label="error", diagonal=True),
     ]
     layout = FigureLayout(figure="F", kind="box")
-    figure = Figure(layout, panels, "layer", "error", "range", log_y=kind == "lines")
+    figure = Figure(layout, panels, "layer", "range", log_y=kind == "lines")
     files = draw(figure)
     assert files["pdf"].startswith(b"%PDF")
     assert b"<svg" in files["svg"]
     assert files == draw(figure)
     rows = figure.to_csv().splitlines()
-    assert rows[0] == "panel,line,layer,error,low,high"
+    assert rows[0] == "panel,quantity,line,layer,value,low,high"
     assert len(rows) == 1 + (5 if kind == "lines" else 4)
