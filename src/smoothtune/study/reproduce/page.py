@@ -226,7 +226,9 @@ def _all_missing(table: DrawnTable, row: Line) -> bool:
 def _verdicts(table: DrawnTable, row: Line) -> list[tuple[str, int]]:
     """Verdicts of a row, each with the columns that it spans: all, where they are the same."""
     groups, names = heads(table.layout)
-    each = [(table.cells[row.name, column].verdict, count) for column, count in groups]
+    each: list[tuple[str, int]] = [
+        (table.cells[row.name, column].verdict, count) for column, count in groups
+    ]
     return [(each[0][0], len(names))] if len({verdict for verdict, _ in each}) == 1 else each
 
 
@@ -251,11 +253,11 @@ def _sentences(study: Study, runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sen
         )
     tables = [item.table for item in drawn if item.table]
     printed = any(table.layout.printed for table in tables)
-    gains = printed and any(table.layout.baseline for table in tables)
+    has_gains = printed and any(table.layout.baseline for table in tables)
     for paper, own in runs.stand_ins.items():
         if paper != own:
             rest = f": it need not agree with what is printed of {paper}" if printed else ""
-            rest += ", and gains over the baseline are what to compare" if gains else ""
+            rest += ", and gains over the baseline are what to compare" if has_gains else ""
             yield Sentence("fragile", f"{own} stands in for {paper}{rest}.")
     for item in drawn:
         if item.table is None:
