@@ -10,7 +10,11 @@ from smoothtune import LNSR, SmoothTrainer
 from smoothtune.core.support import environments
 from smoothtune.testing import tiny_model
 
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning"),
+    # what inductor imports
+    pytest.mark.filterwarnings("ignore:.*script_method. is deprecated:DeprecationWarning"),
+]
 CHECKPOINTS = {"save_strategy": "steps", "save_steps": 1, "per_device_train_batch_size": 8}
 
 
