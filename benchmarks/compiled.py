@@ -3,34 +3,27 @@
     python benchmarks/compiled.py [--model minilm] [--batch 16] [--length 128] [--rounds 7]
         [--method NAME[:field=value,...] ...]
 
-Whole updates with fused AdamW, one thread on a CPU, the model's dropout on. In one process, every
-method has two copies of the model, one with `compile_blocks`; their steps take turns with plain
-ones on the same batches, and every ratio is one of steps of the same round. Processor time, so that
-other programs matter less. Compilation is what the first step takes more than the median of the
-rest, with the C++ compiler that it starts; methods after the first find most of their code in
-torch's cache. All batches have one length. JacHess by finite differences, its default. Writes
-benchmarks/results/compiled.json and .md.
+Whole updates with fused AdamW, one thread on a CPU, the model's dropout on. Every method has a
+process of its own, in which it has two copies of the model, one with `compile_blocks`; their steps
+take turns with plain ones on the same batches, and every ratio is one of steps of the same round.
+Processor time, so that other programs matter less. Compilation is what the first step takes more
+than the median of the rest, with the C++ compiler that it starts. All batches have one length.
+JacHess by finite differences, its default. Writes benchmarks/results/compiled.json and .md after
+every method; with `--method`, other rows are kept.
 """
 
 import argparse
 import copy
 import json
+import multiprocessing
 import os
 import platform
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from statistics import median
 
-import torch
-
 RESULTS = Path(__file__).parent / "results"
-DEFAULT = [
-    "plain",
-    "lnsr",
-    "r3f",
-    "smart",
-    "freelb",
-    "jachess",
-]
+DEFAULT = ["plain", "lnsr", "r3f", "smart", "freelb", "jachess"]
 
 
 def processor_seconds():
@@ -39,49 +32,46 @@ def processor_seconds():
     return times.user + times.system + times.children_user + times.children_system
 
 
-def stepper(model, methods, compiled):
-    """A function that takes an update of a copy of the model and returns its processor time."""
-    from smoothtune import Objective, compile_blocks
-    from smoothtune.trainer.step_cost import STEPS
-
-    model = copy.deepcopy(model).train()
-    if compiled:
-        compile_blocks(model)
-    for method in methods:
-        method.ramp_start = method.ramp_steps = 0
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6, fused=True)
-    objective = Objective(*methods).bind(model, optimizer, STEPS)
-
-    def step(batch):
-        start = processor_seconds()
-        objective(model, batch).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        return processor_seconds() - start
-
-    return step
+def timed(stepper, batch):
+    """Take an update and return its processor time."""
+    start = processor_seconds()
+    stepper.step(batch)
+    return processor_seconds() - start
 
 
-def measure(spec, model, batches):
+def measure(spec, source, size, length, rounds):
     """One row of the table."""
+    # before torch's compiler is imported: its processes would count when they end only
+    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
+    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
+    import torch
+
+    from smoothtune import compile_blocks
     from smoothtune.config.run import load_config
+    from smoothtune.console import quiet
+    from smoothtune.memory import keep_freed_memory
+    from smoothtune.models.load import load_base, load_classifier
+    from smoothtune.tasks.presets import TASKS
+    from smoothtune.trainer.step_cost import Stepper, random_batches
 
-    def methods():
-        return load_config(options={"task": "sst2", "output_dir": "unused"}, methods=[spec])
-
-    torch.compiler.reset()
-    steps = {
-        "plain": stepper(model, [], compiled=False),
-        "eager": stepper(model, methods().regularizers(), compiled=False),
-        "compiled": stepper(model, methods().regularizers(), compiled=True),
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    with quiet():
+        model, _ = load_classifier(load_base(source), TASKS["sst2"], seed=0)
+    batches = random_batches(model, rounds, size, length)
+    run = load_config(options={"task": "sst2", "output_dir": "unused"}, methods=[spec])
+    steppers = {
+        "plain": Stepper(model, []),
+        "eager": Stepper(model, run.regularizers()),
+        "compiled": Stepper(compile_blocks(copy.deepcopy(model)), run.regularizers()),
     }
-    first = {name: step(batches[0]) for name, step in steps.items()}
-    for step in steps.values():  # a share is known after the first update
-        step(batches[0])
-    taken = {name: [] for name in steps}
+    first = {name: timed(stepper, batches[0]) for name, stepper in steppers.items()}
+    for stepper in steppers.values():  # a share is known after the first update
+        stepper.step(batches[0])
+    taken = {name: [] for name in steppers}
     for batch in batches:
-        for name, step in steps.items():
-            taken[name].append(step(batch))
+        for name, stepper in steppers.items():
+            taken[name].append(timed(stepper, batch))
     ratios = {
         f"{one}/{other}": [a / b for a, b in zip(taken[one], taken[other], strict=True)]
         for one, other in [("eager", "plain"), ("compiled", "plain"), ("compiled", "eager")]
@@ -94,6 +84,7 @@ def measure(spec, model, batches):
             name: [round(min(values), 3), round(max(values), 3)] for name, values in ratios.items()
         },
         "compilation_seconds": round(first["compiled"] - median(taken["compiled"]), 1),
+        "versions": {"torch": torch.__version__},
     }
 
 
@@ -126,44 +117,29 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--method", action="append")
     arguments = parser.parse_args()
-    # before torch's compiler is imported: its processes would count when they end only
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
-    os.environ["TORCHINDUCTOR_FORCE_DISABLE_CACHES"] = "1"
-
-    from smoothtune.console import quiet
-    from smoothtune.files import versions
-    from smoothtune.memory import keep_freed_memory
-    from smoothtune.models.load import load_base, load_classifier
-    from smoothtune.tasks.presets import TASKS
-    from smoothtune.trainer.step_cost import random_batches
-
-    torch.set_num_threads(1)
-    keep_freed_memory()
-    with quiet():
-        model, _ = load_classifier(load_base(arguments.model), TASKS["sst2"], seed=0)
-    batches = random_batches(model, arguments.rounds, arguments.batch, arguments.length)
     command = (
         f"python benchmarks/compiled.py --model {arguments.model} --batch {arguments.batch} "
         f"--length {arguments.length} --rounds {arguments.rounds}"
     )
-    command += "".join(f" --method {spec}" for spec in arguments.method or [])
     shape = f"{arguments.batch}x{arguments.length}"
     heading = (
         f"# Steps with compiled blocks, {arguments.model}, batch {shape}, one thread\n\n"
         f"`{command}`; processor seconds, medians"
     )
-    rows, file = [], RESULTS / "compiled.json"
+    file = RESULTS / "compiled.json"
+    rows = {}
+    if arguments.method:
+        rows = {row["method"]: row for row in json.loads(file.read_text())["rows"]}
+    given = (arguments.model, arguments.batch, arguments.length, arguments.rounds)
     for spec in arguments.method or DEFAULT:
-        rows.append(measure(spec, model, batches))
-        print(json.dumps(rows[-1]), flush=True)
-        content = {
-            "command": command,
-            "versions": versions(),
-            "machine": platform.processor(),
-            "rows": rows,
-        }
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+            rows[spec] = pool.submit(measure, spec, *given).result()
+        print(json.dumps(rows[spec]), flush=True)
+        found = [rows[s] for s in DEFAULT if s in rows]
+        found += [row for s, row in rows.items() if s not in DEFAULT]
+        content = {"command": command, "machine": platform.processor(), "rows": found}
         file.write_text(json.dumps(content, indent=1) + "\n")
-        file.with_suffix(".md").write_text(table(rows, heading))
+        file.with_suffix(".md").write_text(table(found, heading))
 
 
 if __name__ == "__main__":

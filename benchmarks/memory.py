@@ -5,8 +5,9 @@
 Whole updates with fused AdamW and random tokens, one thread on a CPU or on a GPU if there is one.
 Every row is a process of its own. Peak memory is what a step takes beyond what the model, its
 gradients to come and the optimizer's state hold before it; the median of three steps after a first
-one. Checkpointing computes the activations of every block again in the backward pass
-(`gradient_checkpointing`, not reentrant). Its price is the processor time of a step.
+one. Steps that measure a share are among them; they take the whole batch. Checkpointing computes
+the activations of every block again in the backward pass (`gradient_checkpointing`, not
+reentrant). Its price is the processor time of a step.
 
 Writes benchmarks/results/memory-MODEL-BATCHxLENGTH.json and .md; other rows are kept.
 """
@@ -53,7 +54,7 @@ def measure(spec, source, size, length, checkpointing):
     from smoothtune.console import quiet
     from smoothtune.models.load import load_base, load_classifier
     from smoothtune.tasks.presets import TASKS
-    from smoothtune.trainer.step_cost import _Stepper, random_batches
+    from smoothtune.trainer.step_cost import Stepper, random_batches
 
     torch.set_num_threads(1)
     with quiet():
@@ -65,7 +66,7 @@ def measure(spec, source, size, length, checkpointing):
     batch = {name: value.to(model.device) for name, value in batch.items()}
     run = load_config(options={"task": "sst2", "output_dir": "unused"}, methods=[spec])
     try:
-        stepper = _Stepper(model, run.regularizers())
+        stepper = Stepper(model, run.regularizers())
         stepper.step(batch)
     except ValueError as refusal:
         return {"refused": str(refusal).splitlines()[-1].removeprefix("- ")}

@@ -222,6 +222,15 @@ def test_copies_weights_and_undoing(tmp_path):
     assert "forward" not in vars(blocks(model)[0])
 
 
+def test_a_block_whose_forward_is_another_programs_is_refused():
+    model = tiny_model("bert")
+    block = blocks(model)[1]
+    block.forward = lambda *inputs, **options: type(block).forward(block, *inputs, **options)
+    with pytest.raises(ValueError, match="has replaced the forward of BertLayer"):
+        compile_blocks(model)
+    assert "forward" not in vars(blocks(model)[0])
+
+
 def test_another_backend_is_refused():
     with pytest.raises(ValueError, match="backend='eager' is not verified.*'inductor'"):
         compile_blocks(tiny_model("bert"), backend="eager")
@@ -268,6 +277,19 @@ def derivatives():
 def test_inductor(architecture, methods, rtol):
     """Without dropout, as its masks are others."""
     equal_updates(methods, lambda: of(architecture), two_lengths(), backend="inductor", rtol=rtol)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["bert", "llama"])
+def test_inductor_and_differences_in_float32(architecture):
+    """Differences magnify rounding; their default step is wide enough for that of float32."""
+
+    def make():
+        return tiny_model(architecture, dtype=torch.float32)
+
+    method = [JacHess(weight=1.0, estimator="finite_difference")]
+    for batch in two_lengths():
+        equal_updates(lambda: method, make, [batch], backend="inductor", rtol=0.01)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 
 from smoothtune.report.curves import Curve, CurvePoint
 from smoothtune.report.page import Plot, Table, render
-from smoothtune.report.plots import Frame, draw, draw_lines, num_lines, styles
+from smoothtune.report.plots import Frame, draw, draw_lines, log_scale, num_lines, styles
 
 NAMES = [f"method {number}" for number in range(28)]
 
@@ -30,6 +30,32 @@ def test_a_method_looks_the_same_whatever_stands_beside_it() -> None:
     for name in (NAMES[9], NAMES[2]):
         assert looks[name].color.lower() in alone
     assert looks[NAMES[0]].color.lower() not in alone
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ([1.0, 4.9], None),  # too narrow
+        ([0.0, -1.0], None),
+        ([1.0, 20.0, 0.0], {1, 2, 5, 10, 20}),
+        ([1e-3, 1e2], {1e-3, 1e-2, 1e-1, 1, 10, 100}),
+    ],
+)
+def test_logarithmic_axes_have_ticks_to_read(values, ticks) -> None:
+    pytest.importorskip("matplotlib")
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    axes.plot(range(len(values)), values)
+    log_scale(axes, values)
+    assert axes.get_yscale() == ("linear" if ticks is None else "log")
+    if ticks is not None:
+        low, high = min(v for v in values if v > 0), max(values)
+        found = {round(float(tick), 6) for tick in axes.get_yticks() if low <= tick <= high}
+        assert found == ticks
+        axes.figure.canvas.draw()
+        labels = [text.get_text() for text in axes.yaxis.get_majorticklabels()]
+        assert "10" in labels
 
 
 @pytest.mark.parametrize(("count", "axes"), [(7, 1), (8, 7), (15, 14)])

@@ -1,6 +1,7 @@
 import hashlib
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from datasets import Dataset
 from filelock import FileLock
 from rich.console import Console
 from safetensors.torch import load_file
+from transformers import AutoModel
 
 from smoothtune import METHODS, NonFiniteLoss
 from smoothtune.config.run import RunConfig
@@ -160,6 +162,42 @@ def test_it_learns(settings: dict) -> None:
 def test_bf16_without_an_accelerator(settings: dict) -> None:
     result = quiet_train(RunConfig(**settings | {"bf16": True, "max_steps": 1}))
     assert result["config"]["bf16"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*script_method. is deprecated:DeprecationWarning")
+def test_torch_compile(settings: dict, tmp_path: Path) -> None:
+    """Without dropout losses are those of a run that compiles nothing."""
+    model = AutoModel.from_pretrained(
+        settings["model"], hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0
+    )
+    shutil.copytree(settings["model"], tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    settings |= {"model": str(tmp_path / "model"), "max_steps": 4, "logging_steps": 1}
+    plain = quiet_train(RunConfig(**settings))
+    other = {"torch_compile": True, "output_dir": str(tmp_path / "compiled")}
+    compiled = quiet_train(RunConfig(**settings | other))
+    assert compiled["cost"]["ratio_to_plain"] is None
+    found, expected = (
+        [
+            [entry[name] for name in ("loss/task", "loss/lnsr")]
+            for entry in result["log_history"]
+            if "loss/task" in entry
+        ]
+        for result in (compiled, plain)
+    )
+    assert len(found) == 4
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-3)
+    assert compiled["metrics"]["nll"] == pytest.approx(plain["metrics"]["nll"], rel=1e-3)
+
+
+def test_torch_compile_reaches_the_trainer(settings: dict) -> None:
+    """Which refuses what does not work on compiled blocks."""
+    config = RunConfig(**settings | {"torch_compile": True, "methods": {"mixout": {}}})
+    with pytest.raises(ConfigError, match="mixout with compiled blocks"):
+        quiet_train(config)
 
 
 def test_model_card_tells_the_run_and_escapes(settings: dict) -> None:

@@ -72,6 +72,13 @@ def test_what_departs_is_told(study) -> None:
     assert "lnsr: weight: not set; the paper: 1" in told
 
 
+def test_limits_are_departures(study) -> None:
+    told = departures(study("max_train_samples: 8\nmax_steps: 4\n"))
+    assert "max_train_samples: 8; the paper: not set" in told
+    assert "max_steps: 4; the paper: not set" in told
+    assert not any(line.startswith("max_eval_samples") for line in told)
+
+
 def test_an_unknown_protocol(write) -> None:
     with pytest.raises(ConfigError, match="did you mean 'lnsr-naacl'"):
         load_study(write("methods: [lnsr]\nprotocol: lnsr-nacl\n"))

@@ -41,6 +41,7 @@ LATER = (
     "frozen_weights",
     "label_noise",
     "max_train_eval_samples",
+    "torch_compile",
 )
 """Fields that runs recorded before them lack; unset they leave a run what it was."""
 OUTPUT_FIELDS = (
@@ -151,6 +152,8 @@ class RunFields(SpanFields, DataFields):
     for those that have not (pos_weight); balanced: rows without it by rows with it."""
     bf16: Annotated[bool, TRAINING] = False
     """Train in bfloat16 mixed precision."""
+    torch_compile: Annotated[bool, TRAINING] = False
+    """Compile the transformer blocks for the time of the training; not faster on a CPU."""
 
     eval_strategy: Annotated[Literal["no", "steps", "epoch"], PROGRESS] = "epoch"
     """When to evaluate on the validation rows during training."""

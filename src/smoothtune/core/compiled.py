@@ -79,16 +79,24 @@ def compile_blocks(model: M, *, backend: str = "inductor") -> M:
         The same model.
 
     Raises:
-        ValueError: the model has no list of blocks, or the backend is not verified.
+        ValueError: the model has no list of blocks, another program has replaced a block's
+            `forward`, or the backend is not verified.
     """
     if backend not in BACKENDS:
         raise ValueError(
             f"backend={backend!r} is not verified: methods work on blocks compiled by "
             f"{' or '.join(map(repr, BACKENDS))}"
         )
-    torch._functorch.config.donated_buffer = False
     bare = unwrap(model)
-    for block in [block for side in sides_of(bare) for block in blocks(bare, side)]:
+    found = [block for side in sides_of(bare) for block in blocks(bare, side)]
+    for block in found:
+        if "forward" in vars(block) and not is_compiled_block(block):
+            raise ValueError(
+                f"another program has replaced the forward of {type(block).__name__}, which would "
+                "be lost: compile before it does, or do not compile"
+            )
+    torch._functorch.config.donated_buffer = False
+    for block in found:
         # a method, so that a copy of the block has one that is bound to the copy
         block.forward = MethodType(CompiledForward(type(block).forward, backend), block)
     return model

@@ -192,6 +192,9 @@ def step_cost(
     if config.frozen_weights != "float32":  # its plain updates need autocast
         say(console, f"cost of a step not measured with frozen_weights: {config.frozen_weights}")
         return None
+    if config.torch_compile:
+        say(console, "cost of a step not measured with torch_compile: copies would be compiled too")
+        return None
     if model.num_parameters() > COST_MAX_PARAMETERS:
         say(console, "cost of a step not measured: that needs two copies of this large model")
         return None

@@ -81,7 +81,7 @@ def measure_step_cost(
     device = next(model.parameters()).device
     devices = [device] if device.type != "cpu" else []
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        plain, regularized = _Stepper(model, []), _Stepper(model, regularizers)
+        plain, regularized = Stepper(model, []), Stepper(model, regularizers)
         placed = [{key: value.to(device) for key, value in batch.items()} for batch in batches]
         for number, batch in enumerate([*placed[:2], *placed]):
             for stepper in (plain, regularized):
@@ -95,7 +95,7 @@ def measure_step_cost(
     return StepCost(plain.seconds, regularized.seconds, *peaks)
 
 
-class _Stepper:
+class Stepper:
     """A copy of the model with an optimizer and an objective of its own."""
 
     def __init__(self, model: nn.Module, regularizers: Sequence[Regularizer]) -> None:

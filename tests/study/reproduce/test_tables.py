@@ -134,8 +134,7 @@ def test_mistakes_in_a_layout(write, change, message) -> None:
         load_study(write(LAYOUT.replace(*change) + TASKS, common=""))
 
 
-def test_p_values_and_the_best_of_several(write, reproduced) -> None:
-    text = """
+P_VALUES = """
 methods: [lnsr, {name: lnsr, label: deeper, layer: 1}]
 more_epochs: null
 seeds: [0, 1, 2]
@@ -150,7 +149,10 @@ layout:
     columns: [{name: p, value: p}, {name: max, statistics: [max]}]
     printed: {LNSR: {p: [1e-3]}, best: {max: [0.9]}}
 """
-    study = load_study(write(text))
+
+
+def test_p_values_and_the_best_of_several(write, reproduced) -> None:
+    study = load_study(write(P_VALUES))
     found = cells(reproduced(study))
     made = made_cells(study)
     by = {
@@ -162,3 +164,42 @@ layout:
     assert found["LNSR", "p"]["verdict"] == "no interval"
     assert found["best", "max"]["found"]["max"] == pytest.approx(max(by["lnsr"] + by["deeper"]))
     assert found["best", "max"]["found"]["count"] == 6
+
+
+def test_a_page_with_p_values_names_their_test(write, reproduced, tmp_path: Path) -> None:
+    reproduced(load_study(write(P_VALUES)))
+    page = (tmp_path / "reproduce.md").read_text()
+    assert "as measured; p-values of the paired t-test" in page
+
+
+def test_p_values_that_are_not_defined(write, reproduced) -> None:
+    """Of one seed, and of runs that all score alike; without runs there is nothing."""
+    one = cells(reproduced(load_study(write(P_VALUES), options={"seeds": [0]})))
+    assert (one["LNSR", "p"]["found"], one["LNSR", "p"]["verdict"]) == (None, "no interval")
+    study = load_study(write(P_VALUES))
+    alike = cells(reproduced(study, accuracy=0.5))
+    assert (alike["LNSR", "p"]["found"], alike["LNSR", "p"]["verdict"]) == (None, "no interval")
+
+
+def test_p_values_without_runs(write, reproduced) -> None:
+    found = cells(reproduced(load_study(write(P_VALUES)), skip=lambda c: c.label == "lnsr"))
+    assert found["LNSR", "p"]["verdict"] == "not run"
+
+
+def test_equal_scores_have_no_interval(write, reproduced) -> None:
+    found = cells(reproduced(load_study(write(LAYOUT + TASKS, common="")), accuracy=0.7))
+    assert found["FT", "one"]["found"]["sd"] == 0
+    assert found["FT", "one"]["interval"] is None
+    assert found["FT", "one"]["verdict"] == "no interval"
+
+
+def test_runs_that_end_early_are_not_compared(write, reproduced, tmp_path: Path) -> None:
+    study = load_study(write(LAYOUT + TASKS + "max_steps: 1\n", common=""))
+    content = reproduced(study)
+    found = cells(content)
+    assert found["FT", "one"]["verdict"] == "cut short"
+    assert found["LNSR", "one"]["gain_verdict"] == "cut short"
+    assert found["FT", "two"]["verdict"] == "not printed"
+    said = " ".join(finding["text"] for finding in content["findings"])
+    assert "Runs end after one update, before their epochs do" in said
+    assert "cut short" in (tmp_path / "reproduce.md").read_text()

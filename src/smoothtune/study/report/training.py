@@ -15,7 +15,7 @@ FIELDS = (
     *("model", "data", "learning_rate", "lr_scheduler_type", "warmup_steps", "num_train_epochs"),
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "weight_decay"),
     *("max_grad_norm", "max_seq_length", "train_sampling_strategy", "bf16", "lora"),
-    *("bias_correction", "from_scratch"),
+    *("bias_correction", "from_scratch", "torch_compile"),
 )
 """Fields of a run that are shown; others are in `cells/`."""
 UNSET: dict[str, tuple[object, ...]] = {
@@ -25,6 +25,7 @@ UNSET: dict[str, tuple[object, ...]] = {
     "lora": (None,),
     "bias_correction": (None, True),
     "from_scratch": (None, False),
+    "torch_compile": (None, False),
 }
 """Values with which a field has no row."""
 ROWS, EVALUATED, UPDATES = "training examples", "evaluation examples", "updates"

@@ -237,8 +237,11 @@ def _unit(layout: TableLayout, test: str) -> str:
     values = {
         layout.about.merged(row).merged(c).value for row in layout.rows for c in layout.columns
     }
+    tested = f"p-values of the {NAMES[test]}"
     others = "scores in percent" if layout.percent else "as measured"
-    return f"p-values of the {NAMES[test]}" if values == {"p"} else others
+    if "p" not in values:
+        return others
+    return tested if values == {"p"} else f"{others}; {tested}"
 
 
 def _sentences(study: Study, runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sentence]:
@@ -246,10 +249,11 @@ def _sentences(study: Study, runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sen
     done, asked = len(runs.done), len(runs.asked)
     yield Sentence("note" if done == asked else "fragile", f"{done} of {asked} runs are done.")
     if runs.updates is not None:
+        updates = "one update" if runs.updates == 1 else f"{runs.updates} updates"
         yield Sentence(
             "fragile",
-            f"Runs end after {runs.updates} updates, before their epochs do: this shows that all "
-            "works, and their scores are not compared with what is printed.",
+            f"Runs end after {updates}, before their epochs do: this "
+            "shows that all works, and scores are not compared with what is printed.",
         )
     tables = [item.table for item in drawn if item.table]
     printed = any(table.layout.printed for table in tables)
