@@ -16,7 +16,7 @@ from datasets import Dataset
 from torch import Tensor
 
 from smoothtune.core.architecture import blocks
-from smoothtune.core.forward import Batch, ForwardPass, evaluating
+from smoothtune.core.forward import ForwardPass, evaluating
 from smoothtune.core.predictions import masked_mean
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.derivative_norms import finite_difference_per_layer
@@ -155,22 +155,24 @@ def noise_propagation(
     depth = len(blocks(predictor.model))
     if layers is None:
         layers = sorted({quarter * depth // 4 for quarter in range(4)})
-    predictor.progress.start("noise attenuation", len(layers) * predictor.num_batches(rows))
+    predictor.progress.start("noise attenuation", predictor.num_batches(rows))
+    errors = {layer: np.empty((2, depth - layer + 1, len(rows))) for layer in layers}
+    with torch.no_grad(), evaluating(predictor.model):
+        for number, (chosen, batch) in enumerate(predictor.batches(rows)):
+            clean = predictor.clean(batch, points=tuple(layers)).run()
+            for layer, found in errors.items():
+                samples = []
+                for sample in range(num_samples):
+                    with predictor.random_stream(f"attenuation/{layer}", batch, sample, number):
+                        samples.append(_errors(clean, layer, ratio))
+                found[:, :, chosen] = torch.stack(samples).mean(0).cpu().numpy()
     series: dict[str, list[CurvePoint]] = {}
     distances: dict[str, list[CurvePoint]] = {}
     numbers = {}
-    for layer in layers:
-        errors = np.empty((2, depth - layer + 1, len(rows)))
-        with torch.no_grad(), evaluating(predictor.model):
-            for number, (chosen, batch) in enumerate(predictor.batches(rows)):
-                samples = [
-                    _errors(predictor, batch, layer, ratio, (sample, number))
-                    for sample in range(num_samples)
-                ]
-                errors[:, :, chosen] = torch.stack(samples).mean(0).cpu().numpy()
+    for layer, found in errors.items():
         name = f"noise before block {layer}"
         series[name], distances[name] = (
-            [_mean(layer + above, values) for above, values in enumerate(kind)] for kind in errors
+            [_mean(layer + above, values) for above, values in enumerate(kind)] for kind in found
         )
         numbers[f"amplification, {name}"] = series[name][-1].y / ratio
     x_label, band = "hidden state (0: input of the first block)", "95 % interval over examples"
@@ -183,18 +185,13 @@ def noise_propagation(
     }
 
 
-def _errors(
-    predictor: Predictor, batch: Batch, layer: int, ratio: float, counters: tuple[int, int]
-) -> Tensor:
+def _errors(clean: ForwardPass, layer: int, ratio: float) -> Tensor:
     """(2, depth - layer + 1, B) error at the point itself, then after every block above.
 
     First relative, then as it is; means over an example's tokens.
     """
-    clean = predictor.clean(batch, points=(layer,)).run()
-    states = clean.hidden_states[layer + 1 :]
-    x, mask = clean.embeddings(layer), clean.mask
-    with predictor.random_stream(f"attenuation/{layer}", batch, *counters):
-        delta = gaussian(x, mask, ratio)
+    states, x, mask = clean.hidden_states[layer + 1 :], clean.embeddings(layer), clean.mask
+    delta = gaussian(x, mask, ratio)
     noisy = clean.at(delta, layer, dropout="off").hidden_states[layer + 1 :]
     norm = torch.linalg.vector_norm
     pairs = [(x, delta), *((h, h_ - h) for h, h_ in zip(states, noisy, strict=True))]
