@@ -39,7 +39,8 @@ PERTURBING = [name for name in METHODS if METHODS[name]().points()]
 REFUSED = {"cross_holder": "one prediction per example", "double_backprop": "mean over tokens"}
 FIELDS = {
     "jachess": {"c": 0.1},
-    "jacobian": {"weight": 1.0},
+    # a direction on the sphere depends on the longest labels of a batch, even with fixed draws
+    "jacobian": {"weight": 1.0, "probe": "gaussian"},
     "r3f": {"noise": "normal", "sigma": 0.1},
     "r4f": {"noise": "normal", "sigma": 0.1},
     "smart": {"mu": 0.0},
