@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import datasets
+import hypothesis
 import pytest
 import torch
 
@@ -19,6 +20,10 @@ from smoothtune.core import regularizer
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 INSTALL = "this test needs a browser: apt-get install chromium, or playwright install chromium"
+
+
+hypothesis.settings.register_profile("no deadline", deadline=None)  # machines are busy
+hypothesis.settings.load_profile("no deadline")
 
 
 def pytest_collection_finish():

@@ -117,6 +117,25 @@ FSDP_TESTED = {
     "jachess": {"c": 0.003, "smoothness": [1.0, 2.0]},
 }
 
+ZERO_TESTED = {  # a name for each case: method and fields
+    name: (name, METHODS_TESTED.get(name, {}))
+    for name in METHODS
+    if name not in ("cwgnc", "child_tuning", "uegr", "sam", "jachess")
+}
+ZERO_TESTED |= {
+    "jachess": ("jachess", {"weight": 1e-5}),
+    "every second update": ("lnsr", {"reduction": "token_sum", "weight": 1.0, "every": 2}),
+    "ramp": ("lnsr", {"weight": 1.0, "ramp_start": 1, "ramp_steps": 2}),
+}
+ZERO_CONFIG = {
+    "train_micro_batch_size_per_gpu": "auto",
+    "gradient_accumulation_steps": "auto",
+    "train_batch_size": "auto",
+    "gradient_clipping": "auto",
+    "zero_force_ds_cpu_optimizer": False,
+    "zero_allow_untested_optimizer": True,
+}
+
 
 def collate(rows):
     """Stack rows of one length."""

@@ -10,7 +10,7 @@ from pickle import UnpicklingError
 from typing import Any
 
 import torch
-from accelerate.utils import DynamoBackend
+from accelerate.utils import DistributedType, DynamoBackend
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
@@ -140,6 +140,11 @@ class Binding(TrainerCallback):
             self.objective.unbind_optimizer()
             self.objective.bind_optimizer(optimizer)
 
+    @property
+    def _is_zero(self) -> bool:
+        """Whether DeepSpeed trains, whose updates are counted by the Trainer's."""
+        return self.trainer.accelerator.distributed_type == DistributedType.DEEPSPEED
+
     # --- models of model_init ----------------------------------------------------------------
 
     def renew(self, trial: Any) -> None:
@@ -181,6 +186,8 @@ class Binding(TrainerCallback):
         if not model.training:
             inputs = {key: value for key, value in inputs.items() if key != "example_id"}
             return self.task.own(model, inputs, return_outputs, num_items_in_batch)
+        if self._is_zero:  # DeepSpeed's engine would take a search's gradient for that of an update
+            model = self.trainer.model
         prepared = self.task.prepare(inputs, num_items_in_batch)
         loss = self.objective(
             model, prepared.batch, prepared.compute_loss, row_share=prepared.row_share
@@ -255,7 +262,10 @@ class Binding(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Bind the optimizer that is really used; load the methods' state, after the model's."""
         assert self.trainer.optimizer is not None
-        self._use(self.trainer.optimizer)
+        if self._is_zero:  # its optimizer takes a step for every group of an update
+            self.objective.unbind_optimizer()
+        else:
+            self._use(self.trainer.optimizer)
         self.objective.expect(state.max_steps)
         if self.resume_from is None:
             return
@@ -281,6 +291,9 @@ class Binding(TrainerCallback):
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop before weights that are not finite are used or saved."""
+        if self._is_zero:
+            self.objective.before_step()
+            self.objective.after_step()
         check_weights(self.trainer.model, state.global_step + 1)
 
 

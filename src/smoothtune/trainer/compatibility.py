@@ -9,9 +9,9 @@ from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import Trainer, TrainingArguments
 
 from smoothtune.core.compiled import BACKENDS
-from smoothtune.core.optimizer_hooks import needs_updates
+from smoothtune.core.optimizer_hooks import edits_gradients, needs_updates
 from smoothtune.core.regularizer import Regularizer
-from smoothtune.core.support import FULL_BATCH, Environment, problems, refuse
+from smoothtune.core.support import FULL_BATCH, REFUSED, Environment, problems, refuse
 from smoothtune.trainer.sentence_transformers import (
     is_embedding_trainer,
     sentence_transformers_problems,
@@ -36,6 +36,8 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
         wrong += sharding_problems(trainer)
         for name, regularizer in regularizers.items():
             wrong += problems(name, regularizer, {"FSDP2"})
+    elif strategy == DistributedType.DEEPSPEED:
+        wrong += zero_problems(regularizers, trainer)
     elif strategy not in VERIFIED:
         wrong.append(f"{strategy} is not verified in the Trainer: use a single process or DDP")
     wrong += trl_problems(trainer)
@@ -62,6 +64,40 @@ def sharding_problems(trainer: Trainer) -> list[str]:
         for setting, used in unverified.items()
         if used
     ]
+
+
+def zero_problems(regularizers: dict[str, Regularizer], trainer: Trainer) -> list[str]:
+    """What is not verified under DeepSpeed's ZeRO, of methods and settings, and what to change."""
+    plugin: Any = trainer.accelerator.state.deepspeed_plugin
+    args = trainer.args
+    if plugin.zero_stage not in (1, 2):
+        return [f"ZeRO stage {plugin.zero_stage} is not verified: use stage 2, FSDP2 or DDP"]
+    zero = plugin.deepspeed_config.get("zero_optimization", {})
+    unverified = {
+        "bf16 and fp16": args.bf16 or args.fp16 or trainer.accelerator.mixed_precision != "no",
+        "activation_checkpointing": args.activation_checkpointing,
+        "torch_compile": args.torch_compile,
+        "offload_optimizer": zero.get("offload_optimizer", {}).get("device", "none") != "none",
+        "gradient_accumulation_steps": args.gradient_accumulation_steps > 1,
+    }
+    wrong = [
+        f"ZeRO with {setting} is not verified: turn it off, or use DDP"
+        for setting, used in unverified.items()
+        if used
+    ]
+    if args.save_strategy != "no":
+        wrong.append(
+            "ZeRO's checkpoints hold code beside data, and are not opened here: set "
+            'save_strategy="no" and call save_model at the end, or use DDP'
+        )
+    for name, regularizer in regularizers.items():
+        if edits_gradients(regularizer):
+            wrong.append(f"{name} with ZeRO: it edits gradients, which are in parts: use DDP")
+        if regularizer.climbs_in_weights:
+            wrong.append(f"{name} with ZeRO: {FULL_BATCH}")
+        if regularizer.share is not None:
+            wrong.append(f"{name} with ZeRO: {REFUSED['has a share']['FSDP2']}")
+    return wrong
 
 
 def setting_problems(regularizers: dict[str, Regularizer], args: TrainingArguments) -> list[str]:
