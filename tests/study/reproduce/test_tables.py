@@ -203,3 +203,12 @@ def test_runs_that_end_early_are_not_compared(write, reproduced, tmp_path: Path)
     said = " ".join(finding["text"] for finding in content["findings"])
     assert "Runs end after one update, before their epochs do" in said
     assert "cut short" in (tmp_path / "reproduce.md").read_text()
+
+
+def test_a_model_that_has_learned_nothing_is_told(write, reproduced) -> None:
+    study = load_study(write(LAYOUT + TASKS, common=""))
+    told, silent = (
+        [f["text"] for f in reproduced(study, accuracy=value)["findings"]] for value in (0.5, 0.51)
+    )
+    assert any("one, model: plain fine-tuning scores 0.500" in text for text in told)
+    assert not any("a constant answer" in text for text in silent)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.files import write_atomic, write_json
 from smoothtune.report.page import Plot, Sentence, Table, render
 from smoothtune.report.tables import latex_table
-from smoothtune.study.config import Study
+from smoothtune.study.config import PLAIN, Study
 from smoothtune.study.layout import FigureLayout, Line, TableLayout
 from smoothtune.study.plan import Plan
 from smoothtune.study.protocol import departures
@@ -244,6 +245,24 @@ def _unit(layout: TableLayout, test: str) -> str:
     return tested if values == {"p"} else f"{others}; {tested}"
 
 
+def _at_chance(runs: Runs) -> Iterator[Sentence]:
+    """Conditions in which plain fine-tuning has learned nothing."""
+    conditions: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for run in runs.done:
+        if run.cell.label == PLAIN and run.result["trivial_baseline"] is not None:
+            key = (run.cell.task, run.cell.model, run.cell.max_train_samples)
+            conditions.setdefault(key, []).append(run.result)
+    for (task, model, _), results in conditions.items():
+        score = mean(result["metrics"][result["headline"]] for result in results)
+        constant = mean(result["trivial_baseline"] for result in results)
+        if score <= constant:
+            yield Sentence(
+                "fragile",
+                f"{task}, {model}: plain fine-tuning scores {score:.3f}, and a constant answer "
+                f"{constant:.3f}: what is shown of it says little.",
+            )
+
+
 def _sentences(study: Study, runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sentence]:
     """What can be said in a line."""
     done, asked = len(runs.done), len(runs.asked)
@@ -255,6 +274,8 @@ def _sentences(study: Study, runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sen
             f"Runs end after {updates}, before their epochs do: this "
             "shows that all works, and scores are not compared with what is printed.",
         )
+    else:
+        yield from _at_chance(runs)
     tables = [item.table for item in drawn if item.table]
     printed = any(table.layout.printed for table in tables)
     has_gains = printed and any(table.layout.baseline for table in tables)
