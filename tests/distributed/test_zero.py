@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from helpers.processes import on_two_processes
-from helpers.training import ZERO_TESTED, Rows, arguments
+from helpers.seq2seq import tiny_seq2seq
+from helpers.training import ZERO_ARGUMENTS, ZERO_TESTED, Rows, arguments
 from smoothtune import METHODS, SmoothTrainer
 from smoothtune.testing import fixed_draws, tiny_model, with_weight
 from smoothtune.trainer.compatibility import zero_problems
@@ -32,7 +33,7 @@ def test_the_trainer_on_two_processes_equals_one(name, by_trainer, tmp_path):
     with fixed_draws():
         SmoothTrainer(
             model=model,
-            args=arguments(tmp_path, max_steps=3),
+            args=arguments(tmp_path, max_steps=3, **ZERO_ARGUMENTS.get(name, {})),
             train_dataset=Rows(),
             regularizers=[with_weight(METHODS[method](**fields))],
         ).train()
@@ -76,12 +77,16 @@ PLAIN = {
 }
 
 
-def with_settings(args=(), config=(), stage=2, mixed_precision="no"):
+def with_settings(args=(), config=(), stage=2, mixed_precision="no", model=None):
     """What is read of a trainer."""
     plugin = SimpleNamespace(zero_stage=stage, deepspeed_config={"zero_optimization": dict(config)})
     state = SimpleNamespace(deepspeed_plugin=plugin)
     accelerator = SimpleNamespace(state=state, mixed_precision=mixed_precision)
-    return SimpleNamespace(args=SimpleNamespace(**PLAIN | dict(args)), accelerator=accelerator)
+    return SimpleNamespace(
+        args=SimpleNamespace(**PLAIN | dict(args)),
+        accelerator=accelerator,
+        model=model or tiny_model("bert", dtype=torch.float32),
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,6 +98,8 @@ def with_settings(args=(), config=(), stage=2, mixed_precision="no"):
         ({"args": {"activation_checkpointing": True}}, "activation_checkpointing is not verified"),
         ({"args": {"torch_compile": True}}, "torch_compile is not verified"),
         ({"args": {"gradient_accumulation_steps": 2}}, "gradient_accumulation_steps is not"),
+        ({"model": tiny_model("bert", dtype=torch.float16)}, "16-bit weights is not verified"),
+        ({"model": tiny_seq2seq("t5")}, "an encoder-decoder is not verified"),
         ({"args": {"save_strategy": "epoch"}}, 'set save_strategy="no"'),
         ({"config": {"offload_optimizer": {"device": "cpu"}}}, "offload_optimizer is not verified"),
     ],

@@ -14,7 +14,14 @@ from accelerate.utils import DistributedType
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from helpers.training import ZERO_CONFIG, ZERO_TESTED, Rows, arguments, leave  # noqa: E402
+from helpers.training import (  # noqa: E402
+    ZERO_ARGUMENTS,
+    ZERO_CONFIG,
+    ZERO_TESTED,
+    Rows,
+    arguments,
+    leave,
+)
 from smoothtune import METHODS, SmoothTrainer
 from smoothtune.testing import fixed_draws, tiny_model, with_weight
 
@@ -46,7 +53,8 @@ def write(trainer, name):
 for name, (method, fields) in ZERO_TESTED.items():
     for stage in (1, 2) if name == "lnsr" else (2,):
         with fixed_draws():
-            trainer = trainer_of(with_weight(METHODS[method](**fields)), stage=stage)
+            regularizer = with_weight(METHODS[method](**fields))
+            trainer = trainer_of(regularizer, stage=stage, **ZERO_ARGUMENTS.get(name, {}))
             trainer.train()
             write(trainer, f"{name}-{stage}")
 trainer.save_model(str(output / "model"))

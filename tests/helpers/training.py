@@ -126,6 +126,16 @@ ZERO_TESTED |= {
     "jachess": ("jachess", {"weight": 1e-5}),
     "every second update": ("lnsr", {"reduction": "token_sum", "weight": 1.0, "every": 2}),
     "ramp": ("lnsr", {"weight": 1.0, "ramp_start": 1, "ramp_steps": 2}),
+    "clipped AdamW": ("lnsr", {"weight": 1.0}),
+}
+ZERO_ARGUMENTS = {  # of the case of that name
+    "clipped AdamW": {
+        "optim": "adamw_torch",
+        "learning_rate": 1e-2,
+        "adam_epsilon": 1e-3,  # so that the rounding of gradients that are zero does not decide
+        "max_grad_norm": 0.1,
+        "weight_decay": 0.1,
+    },
 }
 ZERO_CONFIG = {
     "train_micro_batch_size_per_gpu": "auto",

@@ -46,7 +46,7 @@ class HyPe(Regularizer):
     sigma: Positive = 1e-5
     """Standard deviation, or half width, of z in units of the hidden state. Paper: 1e-5, which
     leaves MiniLM as plain training does; 0.3 lowers its noise divergence by 37 %
-    (results/defaults). Hidden states of other models are other orders of magnitude."""
+    (results/defaults). Hidden states of other models may be of another order of magnitude."""
     compat: Literal["official"] | None = None
     """"official": uniform noise from U(0, sigma)."""
 

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
+import torch
 from accelerate.utils import DistributedType
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import Trainer, TrainingArguments
 
+from smoothtune.core.architecture import unwrap
 from smoothtune.core.compiled import BACKENDS
+from smoothtune.core.declarations import is_encoder_decoder
 from smoothtune.core.optimizer_hooks import edits_gradients, needs_updates
 from smoothtune.core.regularizer import Regularizer
-from smoothtune.core.support import FULL_BATCH, REFUSED, Environment, problems, refuse
+from smoothtune.core.support import (
+    FULL_BATCH,
+    REFUSED,
+    Environment,
+    environments,
+    problems,
+    refuse,
+)
 from smoothtune.trainer.sentence_transformers import (
     is_embedding_trainer,
     sentence_transformers_problems,
@@ -69,7 +79,7 @@ def sharding_problems(trainer: Trainer) -> list[str]:
 def zero_problems(regularizers: dict[str, Regularizer], trainer: Trainer) -> list[str]:
     """What is not verified under DeepSpeed's ZeRO, of methods and settings, and what to change."""
     plugin: Any = trainer.accelerator.state.deepspeed_plugin
-    args = trainer.args
+    args, model = trainer.args, cast(torch.nn.Module, trainer.model)
     if plugin.zero_stage not in (1, 2):
         return [f"ZeRO stage {plugin.zero_stage} is not verified: use stage 2, FSDP2 or DDP"]
     zero = plugin.deepspeed_config.get("zero_optimization", {})
@@ -77,11 +87,13 @@ def zero_problems(regularizers: dict[str, Regularizer], trainer: Trainer) -> lis
         "bf16 and fp16": args.bf16 or args.fp16 or trainer.accelerator.mixed_precision != "no",
         "activation_checkpointing": args.activation_checkpointing,
         "torch_compile": args.torch_compile,
+        "an encoder-decoder": is_encoder_decoder(unwrap(model)),
+        **dict.fromkeys(map(str, sorted(environments(model))), True),
         "offload_optimizer": zero.get("offload_optimizer", {}).get("device", "none") != "none",
         "gradient_accumulation_steps": args.gradient_accumulation_steps > 1,
     }
     wrong = [
-        f"ZeRO with {setting} is not verified: turn it off, or use DDP"
+        f"ZeRO with {setting} is not verified: do without it, or use DDP"
         for setting, used in unverified.items()
         if used
     ]
