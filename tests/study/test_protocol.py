@@ -72,6 +72,15 @@ def test_what_departs_is_told(study) -> None:
     assert "lnsr: weight: not set; the paper: 1" in told
 
 
+@pytest.mark.parametrize(("more", "expected"), [("", 50), ("max_train_samples: 8\n", 8)])
+def test_a_limit_of_the_study_holds_for_tasks_that_the_protocol_limits(
+    study, tmp_path: Path, more: str, expected: int
+) -> None:
+    limited = PROTOCOL.replace("num_train_epochs: 5", "max_train_samples: 50")
+    (tmp_path / "paper.yaml").write_text(limited)
+    assert {run.max_train_samples for run in study(more).runs.values()} == {expected}
+
+
 def test_limits_are_departures(study) -> None:
     told = departures(study("max_train_samples: 8\nmax_steps: 4\n"))
     assert "max_train_samples: 8; the paper: not set" in told

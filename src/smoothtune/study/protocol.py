@@ -90,10 +90,12 @@ def add_protocol(draft: Draft) -> Protocol | None:
         return None
     protocol = read_protocol(name)
     place = draft.place(("protocol",))
+    limits = {key for key in LIMITS if draft.values.get(key) is not None}
     for key, value in protocol.fields.items():
         if key not in draft.values:
             draft.put(key, value, place)
-    for key, known in (("task", protocol.task), ("model", protocol.model)):
+    for key, printed in (("task", protocol.task), ("model", protocol.model)):
+        known = [_without(item, limits) for item in printed]
         by_name = {_name(item): item for item in known}
         asked = draft.values.get(key)
         if asked is None and known:
@@ -106,6 +108,13 @@ def add_protocol(draft: Draft) -> Protocol | None:
 
 def _name(item: Any) -> Any:
     return item.get("name") if isinstance(item, Mapping) else item
+
+
+def _without(item: Any, limits: set[str]) -> Any:
+    """A protocol's task or model without limits of its own that the study sets for all."""
+    if not isinstance(item, Mapping):
+        return item
+    return {key: value for key, value in item.items() if key not in limits}
 
 
 def _with(item: Any, known: Any) -> Any:
