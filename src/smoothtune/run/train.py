@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,17 +11,17 @@ from typing import Any, NoReturn
 import numpy as np
 from datasets import Dataset
 from rich.console import Console
-from safetensors import SafetensorError
 from transformers import PreTrainedModel
 
 from smoothtune.config.run import RunConfig
 from smoothtune.console import quiet, say
-from smoothtune.errors import OutOfMemory, OutputError, Stopped
-from smoothtune.files import RESULT, read_json, versions, write_atomic
-from smoothtune.memory import keep_freed_memory, peak_memory
-from smoothtune.models.load import Base, weights_fingerprint
+from smoothtune.errors import OutputError, Stopped
+from smoothtune.files import RESULT, read_json, write_atomic
+from smoothtune.memory import keep_freed_memory
+from smoothtune.models.load import Base
 from smoothtune.models.lora import merged, save
 from smoothtune.run.callbacks import EvaluationEnded, ProgressCallback, StopOnSignal, Stopwatch
+from smoothtune.run.failures import naming_memory, writing
 from smoothtune.run.hub import push
 from smoothtune.run.inputs import Inputs, prepare_model, read_inputs
 from smoothtune.run.model_card import model_card
@@ -35,8 +33,8 @@ from smoothtune.run.processes import (
     join_processes,
     main_first,
     wait_for_all,
-    world_size,
 )
+from smoothtune.run.result import run_result
 from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import (
     RunTrainer,
@@ -45,7 +43,6 @@ from smoothtune.run.trainer import (
     evaluate,
     some_examples,
 )
-from smoothtune.run.training_arguments import best_score, watches_scores
 from smoothtune.tasks.prepare import Prepared
 from smoothtune.trainer.manifest import Found
 from smoothtune.trainer.step_cost import StepCost, measure_step_cost
@@ -289,121 +286,3 @@ def stop(trainer: RunTrainer) -> NoReturn:
         f"stopped by a signal after step {state.global_step} of {state.max_steps}; continue "
         "with the same command and --resume-from-checkpoint"
     )
-
-
-@contextmanager
-def naming_memory(config: RunConfig) -> Iterator[None]:
-    """Say of an error of memory which batch size was too large.
-
-    Raises:
-        OutOfMemory: torch, the driver or Python had no memory left.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError) as error:
-        told = str(error).lower()
-        words = ("out of memory", "can't allocate memory", "not enough memory", "bad alloc")
-        if not isinstance(error, MemoryError) and not any(word in told for word in words):
-            raise
-        rows, steps = config.per_device_train_batch_size, config.gradient_accumulation_steps
-        smaller = (
-            f"per_device_train_batch_size={rows // 2} with "
-            f"gradient_accumulation_steps={steps * 2}, which is the same update; "
-            if rows > 1 and rows % 2 == 0
-            else ""
-        )
-        raise OutOfMemory(
-            f"out of memory with per_device_train_batch_size {rows}, per_device_eval_batch_size "
-            f"{config.per_device_eval_batch_size} and max_seq_length {config.max_seq_length} "
-            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); try "
-            f"{smaller}gradient_checkpointing=true, a shorter max_seq_length, a smaller "
-            "per_device_eval_batch_size or lora"
-        ) from error
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Say of a failed write what to do; what was unfinished is removed.
-
-    Raises:
-        OutputError: the disk is full, or may not be written.
-    """
-    try:
-        yield
-    except (OSError, SafetensorError, OutputError) as error:
-        shutil.rmtree(folder / STAGING, ignore_errors=True)
-        cause = error.__cause__ if isinstance(error, OutputError) else error
-        why = getattr(cause, "strerror", None) or str(error)
-        saved = newest_checkpoint(folder).folder
-        again = " and --resume-from-checkpoint" if saved else ""
-        raise OutputError(
-            f"the model cannot be written to {folder}: {why}; make room or give the right to "
-            f"write, and run the same command{again}"
-        ) from error
-
-
-def best_evaluation(config: RunConfig, trainer: RunTrainer) -> dict[str, Any] | None:
-    """What was decided by scores in training: on the weights, and on the end of the training."""
-    if not watches_scores(config):
-        return None
-    state, (metric, _) = trainer.state, best_score(config, trainer.task)
-    checkpoint = Path(state.best_model_checkpoint).name if state.best_model_checkpoint else ""
-    loaded = config.load_best_model_at_end and checkpoint
-    return {
-        "metric": metric.removeprefix("eval_"),
-        "value": state.best_metric,
-        "loaded_step": int(checkpoint.rpartition("-")[2]) if loaded else None,
-        "stopped_early": state.global_step < state.max_steps,
-    }
-
-
-def run_result(
-    config: RunConfig,
-    inputs: Inputs,
-    trainer: RunTrainer,
-    metrics: dict[str, float],
-    train_metrics: dict[str, float],
-    cost: StepCost | None,
-    seconds: dict[str, float],
-) -> dict[str, Any]:
-    """The content of ``result.json``; `seconds` holds those of "train" and "evaluation"."""
-    task, prepared, main_metric = inputs.task, inputs.prepared, inputs.task.main_metric
-    model: Any = trainer.model
-    hub = config.model != "minilm" and not Path(config.model).expanduser().exists()
-    return {
-        "task": task.name,
-        "task_type": task.task_type,
-        "model": config.model,
-        "base_model_id": config.model if hub else None,
-        "methods": config.methods,
-        "seed": config.seed,
-        "world_size": world_size(),
-        "headline": main_metric,
-        "metrics": metrics,
-        "train_metrics": train_metrics,
-        "generalization_gap": train_metrics[main_metric] - metrics[main_metric],
-        "brier": metrics.get("brier"),
-        "trivial_baseline": task.baseline(prepared.validation),
-        "cost": {
-            "train_seconds": seconds["train"],
-            "evaluation_seconds": seconds["evaluation"],
-            "steps": trainer.state.global_step,
-            "step_seconds": cost and cost.seconds,
-            "plain_step_seconds": cost and cost.plain_seconds,
-            "ratio_to_plain": cost and cost.ratio,
-            **peak_memory(),
-        },
-        "data": prepared.report.to_dict(),
-        "fingerprints": {
-            "data": prepared.fingerprint,
-            "unlabeled": inputs.unlabeled and inputs.unlabeled[1],
-            "base_weights": weights_fingerprint(inputs.base.source),
-        },
-        "class_weights": inputs.class_weights,
-        "best": best_evaluation(config, trainer),
-        "attention": model.config._attn_implementation,
-        "log_history": trainer.state.log_history,
-        "versions": versions(),
-        "config": config.model_dump(mode="json"),
-        "method_versions": config.method_versions(),
-    }

@@ -1,0 +1,83 @@
+"""The content of ``result.json``: what a run was, what it scored and what it cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from smoothtune.config.run import RunConfig
+from smoothtune.files import versions
+from smoothtune.memory import peak_memory
+from smoothtune.models.load import weights_fingerprint
+from smoothtune.run.inputs import Inputs
+from smoothtune.run.processes import world_size
+from smoothtune.run.trainer import RunTrainer
+from smoothtune.run.training_arguments import best_score, watches_scores
+from smoothtune.trainer.step_cost import StepCost
+
+
+def best_evaluation(config: RunConfig, trainer: RunTrainer) -> dict[str, Any] | None:
+    """What was decided by scores in training: on the weights, and on the end of the training."""
+    if not watches_scores(config):
+        return None
+    state, (metric, _) = trainer.state, best_score(config, trainer.task)
+    checkpoint = Path(state.best_model_checkpoint).name if state.best_model_checkpoint else ""
+    loaded = config.load_best_model_at_end and checkpoint
+    return {
+        "metric": metric.removeprefix("eval_"),
+        "value": state.best_metric,
+        "loaded_step": int(checkpoint.rpartition("-")[2]) if loaded else None,
+        "stopped_early": state.global_step < state.max_steps,
+    }
+
+
+def run_result(
+    config: RunConfig,
+    inputs: Inputs,
+    trainer: RunTrainer,
+    metrics: dict[str, float],
+    train_metrics: dict[str, float],
+    cost: StepCost | None,
+    seconds: dict[str, float],
+) -> dict[str, Any]:
+    """The content of ``result.json``; `seconds` holds those of "train" and "evaluation"."""
+    task, prepared, main_metric = inputs.task, inputs.prepared, inputs.task.main_metric
+    model: Any = trainer.model
+    hub = config.model != "minilm" and not Path(config.model).expanduser().exists()
+    return {
+        "task": task.name,
+        "task_type": task.task_type,
+        "model": config.model,
+        "base_model_id": config.model if hub else None,
+        "methods": config.methods,
+        "seed": config.seed,
+        "world_size": world_size(),
+        "headline": main_metric,
+        "metrics": metrics,
+        "train_metrics": train_metrics,
+        "generalization_gap": train_metrics[main_metric] - metrics[main_metric],
+        "brier": metrics.get("brier"),
+        "trivial_baseline": task.baseline(prepared.validation),
+        "cost": {
+            "train_seconds": seconds["train"],
+            "evaluation_seconds": seconds["evaluation"],
+            "steps": trainer.state.global_step,
+            "step_seconds": cost and cost.seconds,
+            "plain_step_seconds": cost and cost.plain_seconds,
+            "ratio_to_plain": cost and cost.ratio,
+            **peak_memory(),
+        },
+        "data": prepared.report.to_dict(),
+        "fingerprints": {
+            "data": prepared.fingerprint,
+            "unlabeled": inputs.unlabeled and inputs.unlabeled[1],
+            "base_weights": weights_fingerprint(inputs.base.source),
+        },
+        "class_weights": inputs.class_weights,
+        "best": best_evaluation(config, trainer),
+        "attention": model.config._attn_implementation,
+        "log_history": trainer.state.log_history,
+        "versions": versions(),
+        "config": config.model_dump(mode="json"),
+        "method_versions": config.method_versions(),
+    }
