@@ -17,6 +17,7 @@ from smoothtune.study.conditions import Condition, read_conditions
 from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read_entry
 from smoothtune.study.fields import DEMO, LONGER, PLAIN, Paper, StudyConfig
 from smoothtune.study.files import read_study_file
+from smoothtune.study.layout import paper_models
 from smoothtune.study.protocol import Protocol, add_protocol, fields_here, with_method_fields
 
 __all__ = [
@@ -130,6 +131,7 @@ def read_study(
     _check_search(draft, search, conditions)
     entries = _entries(draft, config, search, protocol)
     _check_method_fields(draft, config, conditions, entries)
+    _check_stand_ins(draft, config, conditions)
     conditions, entries = _chosen(draft, conditions, entries, only or {})
     runs = {
         (c, e, s): _options(condition, entry, setting, config.seeds[0])
@@ -220,6 +222,16 @@ def _check_method_fields(
             if several and key not in methods and not set(fields) <= RUN_FIELDS:
                 message = f"{key} has several methods: name one of them in method_fields"
                 draft.report(("task",), message)
+
+
+def _check_stand_ins(draft: Draft, config: StudyConfig, conditions: Sequence[Condition]) -> None:
+    """A model of the study stands in for one of the layout."""
+    printed, used = paper_models(config.layout), {condition.model for condition in conditions}
+    for paper, own in config.stand_ins.items():
+        if printed and paper not in printed:
+            draft.report(("stand_ins", paper), unknown("model of the layout", paper, printed))
+        if own not in used:
+            draft.report(("stand_ins", paper), unknown("model of the study", own, used))
 
 
 def _chosen(

@@ -70,6 +70,9 @@ class StudyConfig(Fields):
     """The training of a paper: fields for all that the file leaves open."""
     layout: list[Layout] = []
     """The paper's tables and figures, as `smoothtune reproduce` draws them."""
+    stand_ins: dict[str, str] = {}
+    """By a model of the layout, the study's model that stands in for it; the study's other models
+    stand in for the rest in their order."""
     paper: list[Paper] = []
 
     @field_validator("ood", mode="before")

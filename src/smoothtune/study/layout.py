@@ -6,7 +6,7 @@ what its row, its column and the table say together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag, model_validator
@@ -172,3 +172,17 @@ Layout = Annotated[
     ),
 ]
 """A table or a figure."""
+
+
+def paper_models(layouts: Sequence[Any]) -> list[str]:
+    """The models that layouts name, in their order."""
+    lines = [
+        about
+        for layout in layouts
+        for about in (
+            [layout.about, *(n for n in (*layout.rows, *layout.columns) if not n.not_run)]
+            if isinstance(layout, TableLayout)
+            else [layout.about]
+        )
+    ]
+    return list(dict.fromkeys(about.model for about in lines if about.model is not None))

@@ -98,6 +98,48 @@ def test_only_one_model_stands_in_for_another(write, reproduced) -> None:
     assert found["FT", "one"]["found"] is not None
 
 
+OF_MODELS = """
+methods: [lnsr]
+more_epochs: null
+seeds: [0, 1]
+layout:
+  - table: "A table"
+    rows:
+      - {name: "one, FT", group: one, method: plain, model: model-one}
+      - {name: "one, LNSR", group: one, method: lnsr, model: model-one}
+      - {name: "two, FT", group: two, method: plain, model: model-two}
+      - {name: "two, LNSR", group: two, method: lnsr, model: model-two}
+    columns: [{name: score}]
+"""
+TASK = "task: {name: one, text_columns: [text]}\n"
+
+
+def test_a_row_says_whose_runs_it_shows_and_empty_rows_take_a_line(
+    write, reproduced, tmp_path: Path
+) -> None:
+    reproduced(load_study(write(OF_MODELS + TASK, common="")), skip=lambda c: c.label == "lnsr")
+    page = (tmp_path / "reproduce.md").read_text()
+    assert "| one, FT | here, model |" in page
+    assert "| one, LNSR |" not in page
+    assert "Not run: one, LNSR; two.\n" in page
+    assert "Not run: one, LNSR; two." in (tmp_path / "reproduce.html").read_text()
+    assert (tmp_path / "01-a-table.csv").read_text().count("not run") == 3
+
+
+def test_a_study_says_which_model_stands_in(write, reproduced, tmp_path: Path) -> None:
+    text = OF_MODELS + TASK + "stand_ins: {model-two: model}\n"
+    content = reproduced(load_study(write(text, common="")))
+    assert content["stand_ins"] == {"model-two": "model"}
+    assert cells(content)["one, FT", "score"]["verdict"] == "not run"
+    assert "Not run: one.\n" in (tmp_path / "reproduce.md").read_text()
+    for wrong, message in (
+        ("{model-too: model}", "did you mean 'model-two'"),
+        ("{model-two: modle}", "did you mean 'model'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_study(write(text.replace("{model-two: model}", wrong), common=""))
+
+
 def test_one_run_is_no_verdict(write, reproduced) -> None:
     study = load_study(write(LAYOUT + TASKS, common=""), options={"seeds": [0]})
     found = cells(reproduced(study))

@@ -31,6 +31,7 @@ from smoothtune.study.reproduce.tables import (
     comparison_rows,
     draw_table,
     heads,
+    label_here,
     numbers_here,
     numbers_printed,
 )
@@ -155,14 +156,16 @@ def _write_files(item: Drawn, folder: Path) -> None:
 
 
 def _flat(table: DrawnTable) -> Table:
-    """A table with one line of heads, ours above the printed numbers."""
+    """A table with one line of heads, ours above the printed numbers, without empty rows."""
     groups, names = heads(table.layout)
     of = [group for group, count in groups for _ in range(count)]
     one = len(set(names)) == 1
     titles = of if one else [f"{group} {name}" for group, name in zip(of, names, strict=True)]
     rows = []
     for line in table.layout.rows:
-        rows.append([line.name, "here", *numbers_here(table, line.name)])
+        if table.is_empty(line):
+            continue
+        rows.append([line.name, label_here(table, line.name), *numbers_here(table, line.name)])
         if line.name in table.layout.printed:
             rows.append(["", "printed", *numbers_printed(table, line.name)])
     return Table(["", "", *titles], rows)
@@ -203,25 +206,23 @@ def _table(table: DrawnTable, test: str) -> dict[str, Any]:
         {
             "name": line.name,
             "group": line.group,
+            "label": label_here(table, line.name),
             "here": numbers_here(table, line.name),
             "printed": numbers_printed(table, line.name) if line.name in layout.printed else None,
             "verdicts": _verdicts(table, line),
-            "empty": line.name not in layout.printed and _all_missing(table, line),
         }
         for line in layout.rows
+        if not table.is_empty(line)
     ]
     return {
         "groups": groups,
         "names": names if len(set(names)) > 1 else None,
         "rows": rows,
+        "empty": "; ".join(table.empty_rows()),
         "unit": _unit(layout, test),
         "flat": _flat(table),
         "compared": Table(COMPARED, comparison_rows(table)),
     }
-
-
-def _all_missing(table: DrawnTable, row: Line) -> bool:
-    return not any(table.cells[row.name, column.name].found for column in table.layout.columns)
 
 
 def _verdicts(table: DrawnTable, row: Line) -> list[tuple[str, int]]:

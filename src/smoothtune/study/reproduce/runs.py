@@ -11,7 +11,7 @@ import numpy as np
 from smoothtune.evaluation.output import OOD, further_title
 from smoothtune.report.curves import Curve
 from smoothtune.study.config import Study
-from smoothtune.study.layout import About, TableLayout
+from smoothtune.study.layout import About, paper_models
 from smoothtune.study.plan import Plan
 from smoothtune.study.protocol import NO_LIMIT
 from smoothtune.study.records import Cell, Records
@@ -85,7 +85,7 @@ def finished_runs(study: Study, plan: Plan, records: Records) -> Runs:
     read = [(cell, records.read(cell.id)) for cell in asked]
     done = [Run(cell, record) for cell, record in read if record and record["status"] == "done"]
     used = list(dict.fromkeys(condition.model for condition in study.conditions))
-    named = stand_ins(paper_models(study.config.layout), used)
+    named = stand_ins(paper_models(study.config.layout), used, study.config.stand_ins)
     return Runs(done, asked, named, _updates(study))
 
 
@@ -96,30 +96,21 @@ def _updates(study: Study) -> int | None:
     return min(cut, default=None)
 
 
-def paper_models(layouts: Sequence[Any]) -> list[str]:
-    """The models that layouts name, in their order."""
-    lines = [
-        about
-        for layout in layouts
-        for about in (
-            [layout.about, *(n for n in (*layout.rows, *layout.columns) if not n.not_run)]
-            if isinstance(layout, TableLayout)
-            else [layout.about]
-        )
-    ]
-    return list(dict.fromkeys(about.model for about in lines if about.model is not None))
-
-
-def stand_ins(printed: Sequence[str], used: Sequence[str]) -> dict[str, str]:
-    """The study's model for each of the paper's: the same, or else one that is in no other's place.
+def stand_ins(
+    printed: Sequence[str], used: Sequence[str], chosen: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The study's model for each of the paper's: the same, or one that is in no other's place.
 
     >>> stand_ins(["bert-large", "roberta-large"], ["minilm"])
     {'bert-large': 'minilm'}
     >>> stand_ins(["bert-large", "roberta-large"], ["roberta-large"])
     {'roberta-large': 'roberta-large'}
+    >>> stand_ins(["bert-large", "opt"], ["minilm", "smollm"], {"opt": "smollm"})
+    {'bert-large': 'minilm', 'opt': 'smollm'}
     """
     found = {model: model for model in printed if model in used}
-    others = [model for model in used if model not in printed]
+    found |= {model: own for model, own in (chosen or {}).items() if own in used}
+    others = [model for model in used if model not in {*printed, *found.values()}]
     missing = [model for model in printed if model not in found]
     both = found | dict(zip(missing, others, strict=False))
     return {model: both[model] for model in printed if model in both}

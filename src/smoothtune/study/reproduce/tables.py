@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -57,6 +57,25 @@ class DrawnTable:
 
     layout: TableLayout
     cells: dict[tuple[str, str], TableCell]
+    stand_ins: Mapping[str, str] = field(default_factory=dict)
+    """The study's model by the name of a row that is about another one."""
+
+    def is_empty(self, row: Line) -> bool:
+        """Whether nothing is known of a row: it was not run, and nothing is printed."""
+        return row.name not in self.layout.printed and not any(
+            self.cells[row.name, column.name].found for column in self.layout.columns
+        )
+
+    def empty_rows(self) -> list[str]:
+        """Rows of which nothing is known; where a whole group is, its name."""
+        rows = self.layout.rows
+        known = {row.group for row in rows if row.group and not self.is_empty(row)}
+        names = [
+            row.group if row.group and row.group not in known else row.name
+            for row in rows
+            if self.is_empty(row)
+        ]
+        return list(dict.fromkeys(names))
 
     def counts(self) -> dict[str, int]:
         """How many cells there are of each verdict."""
@@ -92,7 +111,9 @@ def draw_table(layout: TableLayout, runs: Runs, test: str) -> DrawnTable:
             cells[key] = _cell(
                 layout, row, column, scaled, {k: factor * v for k, v in base.items()}, cut
             )
-    return DrawnTable(layout, cells)
+    models = {row.name: row.model for row in layout.rows if row.model}
+    others = {row: runs.stand_ins.get(model, model) for row, model in models.items()}
+    return DrawnTable(layout, cells, {r: m for r, m in others.items() if m != models[r]})
 
 
 def _values(layout: TableLayout, row: Line, column: Line, runs: Runs) -> Values:
@@ -206,6 +227,11 @@ def heads(layout: TableLayout) -> tuple[list[tuple[str, int]], list[str]]:
     """The two lines above a table: names with the columns they span, and what each column holds."""
     groups = [(line.name, len(_statistics(layout, line))) for line in layout.columns]
     return groups, [name for line in layout.columns for name in _statistics(layout, line)]
+
+
+def label_here(table: DrawnTable, row: str) -> str:
+    """What stands before the study's numbers of a row."""
+    return ", ".join(["here", *([table.stand_ins[row]] if row in table.stand_ins else [])])
 
 
 def numbers_here(table: DrawnTable, row: str) -> list[str]:
