@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from smoothtune import L2SP, LNSR, R3F, VAT, JacHess, Mixout, Objective
+from smoothtune import L2SP, LNSR, METHODS, R3F, VAT, JacHess, Mixout, Objective
 from smoothtune.config.checks import with_present_names
 from smoothtune.core.learning import Learning
-from smoothtune.testing import tiny_batch, tiny_model
+from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
 pytestmark = pytest.mark.waits
 CPU = torch.device("cpu")
@@ -70,6 +70,71 @@ def test_a_term_comes_in_when_the_model_learns():
     assert acting.index(True) == learned + 1
     assert all(acting[learned + 1 :])
     objective.detach()
+
+
+def trained(methods, batches, *, scaler=None, **options):
+    """Weights after updates with AdamW, and the terms of each."""
+    model = tiny_model("bert")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+    objective = Objective(*methods).bind(model, optimizer, **options)
+    scaler, terms = scaler or torch.amp.GradScaler(enabled=False), []
+    with fixed_draws():
+        for group in batches:
+            for batch in group if isinstance(group, list) else [group]:
+                scaler.scale(objective(model, batch)).backward()
+                terms.append(set(objective.terms))
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    objective.detach()
+    return model.state_dict(), terms
+
+
+def assert_equal(weights, expected):
+    """But for the rounding of another implementation of attention."""
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected[name], rtol=0, atol=1e-9, msg=name)
+
+
+LABELED = tiny_batch()
+UNLABELED = {name: LABELED[name] for name in ("input_ids", "attention_mask")}
+LATE = ["alum", "cross_holder", "jachess", "jacobian", "lnsr", "sift", "vat"]  # on all batches
+
+
+def test_who_waits_and_acts_on_all_batches():
+    waiting = (name for name, method in METHODS.items() if method.waits_with_share)
+    assert [name for name in waiting if METHODS[name]().acts_without_labels] == LATE
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_unlabeled_batches_move_nothing_before_their_terms_come_in(name):
+    """Momentum and weight decay do not, either; then the terms act on both kinds of batches."""
+    few = {"num_training_steps": 20}  # at the latest in the 7th
+    waited, terms = trained([METHODS[name](share=0.3)], [LABELED, UNLABELED] * 3, **few)
+    assert not any(f"loss/{name}" in found for found in terms)
+    assert_equal(waited, trained([], [LABELED] * 3)[0])
+    _, terms = trained([METHODS[name](share=0.3)], [LABELED, UNLABELED] * 5, **few)
+    assert [f"loss/{name}" in found for found in terms] == [False] * 6 + [True] * 4
+
+
+def test_a_scaler_waits_for_no_gradient_of_such_batches():
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    method = VAT(share=0.3)
+    found, _ = trained([method], [LABELED, UNLABELED] * 3, scaler=scaler, num_training_steps=20)
+    plain, _ = trained([], [LABELED] * 3)
+    assert_equal(found, plain)
+
+
+@pytest.mark.parametrize("group", [[LABELED, UNLABELED], [UNLABELED, LABELED]])
+def test_such_a_batch_takes_nothing_from_the_others_of_its_update(group):
+    found, _ = trained([VAT(share=0.3)], [group] * 3, num_training_steps=20)
+    plain, _ = trained([], [LABELED] * 3)
+    assert_equal(found, plain)
+
+
+def test_a_term_that_never_meets_unlabeled_batches_in_its_turn_is_an_error():
+    with pytest.raises(ValueError, match="no method gives a loss without them in update 2"):
+        trained([VAT(share=0.3, every=2)], [LABELED, UNLABELED], num_training_steps=20)
 
 
 def test_its_state_is_part_of_the_objective():

@@ -13,6 +13,7 @@ from helpers.causal import (
 from helpers.processes import on_two_processes
 from helpers.seq2seq import SEQ2SEQ_TESTED, seq2seq_weights_after
 from helpers.training import (
+    LATE,
     METHODS_TESTED,
     UNEQUAL_TESTED,
     Rows,
@@ -72,12 +73,17 @@ def test_the_loss_that_waiting_terms_look_at_is_that_of_all_batches(rank, on_two
     assert state["recent"].tolist() == [3.0, 4.0, 5.0]
 
 
-def test_unlabeled_batches(on_two, tmp_path):
+@pytest.mark.parametrize(("name", "fields"), [("dual", None), ("late", LATE)])
+def test_unlabeled_batches(name, fields, on_two, tmp_path):
     """They do not reach the head; both processes end with the weights of one."""
     expected = dual_weights_after(
-        tmp_path, "lnsr", per_device_train_batch_size=4, gradient_accumulation_steps=2
+        tmp_path,
+        "lnsr",
+        fields,
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=2,
     )
-    for file in ("dual-lnsr.pt", "dual-lnsr-1.pt"):
+    for file in (f"{name}-lnsr.pt", f"{name}-lnsr-1.pt"):
         assert_equal(expected, on_two / file)
 
 

@@ -20,6 +20,7 @@ from helpers.causal import (  # noqa: E402
 from helpers.seq2seq import SEQ2SEQ_TESTED, seq2seq_weights_after  # noqa: E402
 from helpers.training import (  # noqa: E402
     COMPILED,
+    LATE,
     METHODS_TESTED,
     UNEQUAL_TESTED,
     Rows,
@@ -47,6 +48,7 @@ RUNS = [  # name, function, methods, size of a batch, batches of an update
     ("share", partial(weights_after, max_steps=4, fields={"share": 0.5}), ["lnsr"], 16, 1),
     ("compiled", partial(weights_after, **COMPILED), ["lnsr", "freelb"], 16, 1),
     ("dual", dual_weights_after, ["lnsr"], 4, 1),
+    ("late", partial(dual_weights_after, fields=LATE), ["lnsr"], 4, 1),
 ]
 for name, after, methods, size, accumulation in RUNS:
     for method in methods:
@@ -57,7 +59,7 @@ for name, after, methods, size, accumulation in RUNS:
             gradient_accumulation_steps=accumulation,
         )
         rank = torch.distributed.get_rank()
-        if rank == 0 or name == "dual":
+        if rank == 0 or name in ("dual", "late"):
             torch.save(weights, f"{output}/{name}-{method}{'-1' if rank else ''}.pt")
         torch.distributed.barrier()
 learning = Learning()

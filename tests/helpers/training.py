@@ -92,8 +92,9 @@ COMPILED = {"max_steps": 2, "torch_compile": True, "torch_compile_backend": "aot
 UNEQUAL_TESTED = ("plain", "lnsr", "l2_sp", "cwgnc")
 
 
-def dual_weights_after(output_dir, method, **changes):
+def dual_weights_after(output_dir, method, fields=None, **changes):
     """Weights by name after two updates with labels and two without, which leave the head out."""
+    fields = METHODS_TESTED[method] | (fields or {})
     model = tiny_model("bert")
     settings = {"max_steps": 4, "optim": "adamw_torch", "weight_decay": 0.1, "learning_rate": 0.01}
     with fixed_draws():
@@ -102,10 +103,12 @@ def dual_weights_after(output_dir, method, **changes):
             args=arguments(output_dir, **settings | changes),
             train_dataset=Rows(16),
             unlabeled_dataset=Rows(16, seed=9),
-            regularizers=[with_weight(METHODS[method](**METHODS_TESTED[method]))],
+            regularizers=[with_weight(METHODS[method](**fields))],
         ).train()
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
 
+
+LATE = {"ramp_start": 2}  # the first update without labels moves nothing
 
 FSDP_TESTED = {
     "lnsr": {"reduction": "token_sum"},

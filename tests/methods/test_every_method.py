@@ -8,7 +8,7 @@ from helpers.heads import multi_label, question_answering, regression, token_cla
 from helpers.training import Rows, arguments
 from smoothtune import L2SP, LNSR, METHODS, Objective, SmoothTrainer
 from smoothtune.config.run import load_config
-from smoothtune.testing import tiny_model, with_weight
+from smoothtune.testing import tiny_batch, tiny_model, with_weight
 
 NO_REGRESSION = {"label_smoothing"}
 SEEN = {"cwgnc": {"max_norm": 0.01}}  # fields without which a tiny model shows no effect
@@ -94,3 +94,18 @@ def test_from_a_run_file_with_every_field_written_out(name, tmp_path):
     assert type(regularizer) is METHODS[name]
     assert regularizer.settings() == settings
     assert load_config(file, methods=[f"{name}:weight=0"]).regularizers()[0].weight == 0
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_it_says_whether_it_acts_without_labels(name):
+    method = with_weight(METHODS[name]())
+    objective = Objective(method).attach(tiny_model("bert"))
+    objective(objective.model, batch := tiny_batch())  # says that examples have one label
+    del batch["labels"]
+    if method.acts_without_labels:
+        assert objective(objective.model, batch).requires_grad
+        assert f"loss/{name}" in objective.terms
+    else:
+        with pytest.raises(ValueError, match="no method gives a loss without them"):
+            objective(objective.model, batch)
+    objective.detach()

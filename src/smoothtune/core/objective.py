@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
@@ -209,7 +210,8 @@ class Objective:
                 unequal size give the gradient of all their rows together.
 
         Returns:
-            () the value to back-propagate.
+            () the value to back-propagate; 0, which moves no weight, of an unlabeled batch whose
+            terms have not come in yet.
 
         Raises:
             NonFiniteLoss: a term is NaN or infinite.
@@ -245,8 +247,17 @@ class Objective:
                 losses[TASK] = loss
         if clean.end is not None:  # the global generators continue as in plain training
             rng.set_state(clean.device, clean.end)
+        if not losses and self._waits():
+            self._record(torch.zeros((), device=clean.device), {})
+            if isinstance(model, DistributedDataParallel):
+                clean.run()
+            return self._reach.nothing(model)
         if not losses:
-            raise ValueError("the batch has no labels and no method gives a loss without them")
+            raise ValueError(
+                "the batch has no labels and no method gives a loss without them in update "
+                f"{self.step + 1}: leave out such batches, or give a method with "
+                'batches="unlabeled" or "both" and every=1'
+            )
         losses = {name: row_share * losses[name] for name in sorted(losses)}
         self.strengths.see(losses)
         weighed = {name: self.strengths.factor(name) * loss for name, loss in losses.items()}
@@ -377,6 +388,15 @@ class Objective:
         if not regularizer.has_loss or regularizer.batches not in batches:
             return False
         return self.step % regularizer.every == 0 and self.strengths.ramp(regularizer) > 0
+
+    def _waits(self) -> bool:
+        """Whether a term on unlabeled batches, in its turn, has not come in yet."""
+        return any(
+            regularizer.acts_without_labels
+            and self.step % regularizer.every == 0
+            and not self.strengths.ramp(regularizer)
+            for regularizer in self.regularizers.values()
+        )
 
     def _shared_masks(self, model: nn.Module, device: torch.device) -> SharedMasks | None:
         """None on accelerators, where drawing a mask costs less than looking it up."""

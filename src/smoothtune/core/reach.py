@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -46,10 +47,10 @@ class FullReach:
             total: () what will be back-propagated.
             labeled: whether it holds the task loss, which reaches all that the model uses.
         """
-        if not isinstance(model, DistributedDataParallel) or not torch.is_grad_enabled():
-            return total
-        if labeled:
+        if labeled or not isinstance(model, DistributedDataParallel):
             self._unreached = set()
+            return total
+        if not torch.is_grad_enabled():
             return total
         found = unreached(total, (w for w in model.parameters() if w.requires_grad))
         for weight in model.parameters():  # in one order in every process
@@ -57,6 +58,21 @@ class FullReach:
                 total = total + 0 * weight.flatten()[:1].sum()
         self._unreached = found if self._unreached is None else self._unreached & found
         return total
+
+    def nothing(self, model: nn.Module) -> Tensor:
+        """() zero, for a batch that is to move no weight; the forward of DDP has run.
+
+        DDP and gradient scalers wait for gradients: these, which are zero, are gone before the
+        update, unless another of its batches has some.
+
+        Args:
+            model: as the loop holds it.
+        """
+        weights = [weight for weight in model.parameters() if weight.requires_grad]
+        if any(isinstance(weight, DTensor) for weight in weights):
+            return torch.zeros((), device=weights[0].device, requires_grad=True)
+        self._unreached = set(weights) if self._unreached is None else self._unreached
+        return torch.stack([0 * weight.flatten()[:1].sum().float() for weight in weights]).sum()
 
     def forget(self) -> None:
         """Before an update: weights that no batch reached have no gradient, as without DDP."""

@@ -79,6 +79,8 @@ class Regularizer:
     """What it is about: the quantities that it is to lower, see `smoothtune effect`."""
     waits_with_share: ClassVar[bool] = False
     """With a share, its term waits by default until the model has begun to learn."""
+    needs_labels: ClassVar[bool] = False
+    """Its loss is made of the task's, which batches without labels do not have."""
     needs_all_rows: ClassVar[str | None] = None
     """Why its loss term cannot be taken on a part of the batch."""
     does_nothing: ClassVar[bool] = False
@@ -236,6 +238,11 @@ class Regularizer:
     def has_loss(self) -> bool:
         """Whether the method contributes a loss term."""
         return type(self).loss is not Regularizer.loss
+
+    @property
+    def acts_without_labels(self) -> bool:
+        """Whether it has a term on batches without labels."""
+        return self.has_loss and self.batches != "labeled" and not self.needs_labels
 
     @property
     def derivative_order(self) -> int:

@@ -37,6 +37,7 @@ class DoubleBackprop(Regularizer):
 
     name: ClassVar[str] = "double_backprop"
     claims: ClassVar[tuple[Quantity, ...]] = ("loss gradient",)
+    needs_labels: ClassVar[bool] = True
     needs_all_rows: ClassVar[str | None] = "holds the task loss, which may be a mean over tokens"
     differentiates: ClassVar[bool] = True
     waits_with_share: ClassVar[bool] = True

@@ -41,6 +41,7 @@ class FGM(Adversarial):
 
     name: ClassVar[str] = "fgm"
     claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
+    needs_labels: ClassVar[bool] = True
     needs_all_rows: ClassVar[str | None] = "holds the task loss, which may be a mean over tokens"
     version: ClassVar[int] = 2
     differentiates: ClassVar[bool] = True

@@ -58,6 +58,7 @@ class FreeLB(Adversarial):
     claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     replaces_task_loss: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
     searched: ClassVar[Mapping[str, Between] | None] = {"epsilon": Between(0.002, 0.1, log=True)}
 
     renamed: ClassVar[Mapping[str, str]] = {

@@ -39,6 +39,7 @@ class HyPe(Regularizer):
     name: ClassVar[str] = "hype"
     claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence",)
     replaces_task_loss: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
     searched: ClassVar[Mapping[str, Between] | None] = {"sigma": Between(1e-6, 1e-2, log=True)}
 
     noise: Literal["normal", "uniform"] = "normal"

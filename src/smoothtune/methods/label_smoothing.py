@@ -81,6 +81,7 @@ class LabelSmoothing(Regularizer):
     name: ClassVar[str] = "label_smoothing"
     claims: ClassVar[tuple[Quantity, ...]] = ("calibration error",)
     replaces_task_loss: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
     searched: ClassVar[Mapping[str, Between] | None] = {"smoothing": Between(0.02, 0.3)}
 
     smoothing: BelowOne = 0.1

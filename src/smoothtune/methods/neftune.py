@@ -55,6 +55,7 @@ class NEFTune(Regularizer):
     name: ClassVar[str] = "neftune"
     claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence",)
     replaces_task_loss: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
     searched: ClassVar[Mapping[str, Between] | None] = {"alpha": Between(0.5, 15.0, log=True)}
 
     alpha: Positive = 2.0

@@ -34,6 +34,7 @@ class Noise(NoisyEmbeddings):
     name: ClassVar[str] = "noise"
     claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence",)
     replaces_task_loss: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
     searched: ClassVar[Mapping[str, Between] | None] = {"noise_ratio": Between(0.01, 0.5, log=True)}
 
     noise: NoiseKind = "standard"

@@ -57,6 +57,7 @@ class PGD(Adversarial):
     claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     replaces_task_loss: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
     searched: ClassVar[Mapping[str, Between] | None] = {"epsilon": Between(0.0005, 0.05, log=True)}
 
     epsilon: Positive | None = None

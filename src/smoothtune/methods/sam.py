@@ -44,6 +44,7 @@ class SAM(Regularizer):
     name: ClassVar[str] = "sam"
     claims: ClassVar[tuple[Quantity, ...]] = ("sharpness",)
     replaces_task_loss: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
     climbs_in_weights: ClassVar[bool] = True
     searched: ClassVar[Mapping[str, Between] | None] = {"rho": Between(0.001, 0.1, log=True)}
 

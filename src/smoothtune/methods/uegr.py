@@ -139,6 +139,7 @@ class UEGR(Regularizer):
     claims: ClassVar[tuple[Quantity, ...]] = ("dropout divergence",)
     differentiates: ClassVar[bool] = True
     replaces_task_loss: ClassVar[bool] = True
+    needs_labels: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {
         "attack_point": "layer",
         "eps": "epsilon",

@@ -168,7 +168,7 @@ def check_unlabeled(regularizers: dict[str, Regularizer], trainer: Trainer) -> N
 
 def no_method_for_unlabeled(regularizers: dict[str, Regularizer]) -> list[str]:
     """Why unlabeled data would not be used, and what to change; empty if a method uses it."""
-    if any(r.has_loss and r.batches != "labeled" for r in regularizers.values()):
+    if any(r.acts_without_labels for r in regularizers.values()):
         return []
     names = ", ".join(regularizers) or "plain fine-tuning"
     return [
