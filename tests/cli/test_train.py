@@ -140,6 +140,7 @@ def test_errors_and_exit_codes(
     assert "Traceback" not in found.output
 
 
+@pytest.mark.slow
 def test_process_stopped_by_a_signal(arguments: list[object], tmp_path: Path) -> None:
     options = ["--max_steps=100000", "--set", "logging_steps=1", "--set", "eval_strategy=no"]
     command = [*MAIN, *map(str, arguments), *options]

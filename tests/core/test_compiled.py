@@ -76,7 +76,7 @@ def two_lengths(make=tiny_batch):
     return [make(), make(padding=2)]
 
 
-FAST = ("lnsr", "smart", "freelb", "jachess", "mixout")
+FAST = ("lnsr", "jachess", "mixout")
 
 
 @pytest.mark.parametrize(

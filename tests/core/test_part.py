@@ -223,12 +223,12 @@ def test_label_tokens_of_a_language_model_have_the_mean_over_all_pairs(
     ("method", "side", "architecture"),
     [
         (R3F, "encoder", "t5"),
-        (R3F, "decoder", "mbart"),
+        pytest.param(R3F, "decoder", "mbart", marks=pytest.mark.slow),
         (R3F, "both", "bart"),
         (LNSR, "encoder", "bart"),
-        (LNSR, "decoder", "t5"),
-        (SMART, "encoder", "mbart"),
-        (SMART, "decoder", "bart"),
+        pytest.param(LNSR, "decoder", "t5", marks=pytest.mark.slow),
+        pytest.param(SMART, "encoder", "mbart", marks=pytest.mark.slow),
+        pytest.param(SMART, "decoder", "bart", marks=pytest.mark.slow),
         (SMART, "both", "t5"),
     ],
 )

@@ -336,6 +336,7 @@ def test_what_adds_no_term_has_no_ramp():
             method(ramp_steps=3)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_measured():
     model = torch.compile(tiny_model("bert"), backend="aot_eager")
     objective = Objective(L2SP(share=0.3))

@@ -294,10 +294,14 @@ def test_quantized_weights_that_are_trained_or_unknown():
 
 EXACT = ["activation checkpointing", "reentrant checkpointing", "torch.compile", "compiled blocks"]
 ROUNDED = ["bf16 autocast", "fp16 and scaler", "16-bit weights"]
+TESTED = [
+    pytest.param(name, marks=pytest.mark.slow) if name == "torch.compile" else name
+    for name in [*EXACT, *ROUNDED]
+]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # reentrant checkpointing: inputs need no grad
-@pytest.mark.parametrize("environment", [*EXACT, *ROUNDED])
+@pytest.mark.parametrize("environment", TESTED)
 @pytest.mark.parametrize(("kind", "make"), CASES, ids=IDS)
 def test_cell(kind, make, environment):
     if environment in REFUSES[kind]:
@@ -316,7 +320,7 @@ def test_cell(kind, make, environment):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("environment", [*EXACT, *ROUNDED])
+@pytest.mark.parametrize("environment", TESTED)
 @pytest.mark.parametrize("name", ["r_drop", "label_smoothing"])
 def test_methods_of_no_kind_work_everywhere(name, environment):
     assert not kinds(METHODS[name]())

@@ -183,6 +183,7 @@ def test_predictions_are_kept(everything: tuple[Path, str]) -> None:
     assert (logits.argmax(1) == labels).mean() == pytest.approx(accuracy["value"])
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(
     everything: tuple[Path, str], tiny_folder: Path, tmp_path: Path
 ) -> None:
@@ -299,7 +300,7 @@ def foreign(folder: Path, tiny_folder: Path, kind: str) -> list[object]:
 
 
 @pytest.mark.usefixtures("no_plots")
-@pytest.mark.parametrize("kind", ["decoder", "regression"])
+@pytest.mark.parametrize("kind", ["decoder", pytest.param("regression", marks=pytest.mark.slow)])
 def test_models_of_others(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
     arguments = foreign(tmp_path / "model", tiny_folder, kind)
     model, out = tmp_path / "model", tmp_path / "out"

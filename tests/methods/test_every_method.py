@@ -1,5 +1,7 @@
 """Every method of METHODS on every task, in the Trainer, composed, and from a run file."""
 
+from itertools import product
+
 import pytest
 import torch
 import yaml
@@ -44,10 +46,15 @@ def acts(name, make):
     return terms
 
 
-@pytest.mark.parametrize(
-    "make", [regression, question_answering, token_classification, multi_label]
-)
-@pytest.mark.parametrize("name", METHODS)
+def on_tasks():
+    """Every method on two tasks of four, in turn; the rest are slow tests."""
+    makes = [regression, question_answering, token_classification, multi_label]
+    for (i, name), (j, make) in product(enumerate(METHODS), enumerate(makes)):
+        fast = (i + j) % 2 == 0
+        yield pytest.param(name, make, marks=() if fast else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "make"), list(on_tasks()))
 def test_acts_on_every_task(name, make):
     if name in NO_REGRESSION and make is regression:
         with pytest.raises(ValueError, match="regression"):

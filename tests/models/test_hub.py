@@ -11,6 +11,7 @@ from transformers import BertForSequenceClassification
 
 from helpers.hub_server import HubServer, clean_environment, make_cola, make_model
 
+pytestmark = pytest.mark.slow
 SCRIPT = """
 import json, sys
 from transformers import AutoModelForSequenceClassification, AutoTokenizer

@@ -99,9 +99,8 @@ def test_the_folder_has_pefts_form(adapter):
     assert "PeftModel.from_pretrained(base, folder)" in card
 
 
-@pytest.mark.parametrize(
-    "adapter", ["llama", pytest.param("opt", marks=pytest.mark.slow)], indirect=True
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("adapter", ["llama", "opt"], indirect=True)
 def test_peft_alone_loads_it(adapter, folder):
     family, output_dir = adapter
     ran = subprocess.run(
@@ -218,10 +217,22 @@ def test_without_bitsandbytes_the_extra_is_named(monkeypatch):
     ("model", "changes"),
     [
         ("bert", {"methods": {"r3f": {"share": 0.1}}}),
-        ("bert", {"lora": {"target_modules": "all-linear"}, "methods": {"lnsr": {"share": 0.01}}}),
+        pytest.param(
+            "bert",
+            {"lora": {"target_modules": "all-linear"}, "methods": {"lnsr": {"share": 0.01}}},
+            marks=pytest.mark.slow,
+        ),
         ("llama", {"methods": {"jacobian": {}, "mixout": {"p": 0.3}}}),
-        ("opt", {"methods": {"uegr": {"keep": 1.0}}, "lora": {"alpha": 32.0}}),
-        ("llama", {"methods": {"cwgnc": {}}, "gradient_checkpointing": True}),
+        pytest.param(
+            "opt",
+            {"methods": {"uegr": {"keep": 1.0}}, "lora": {"alpha": 32.0}},
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "llama",
+            {"methods": {"cwgnc": {}}, "gradient_checkpointing": True},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_it_learns_on_encoders_and_decoders(model, changes, folder, tmp_path):

@@ -25,7 +25,7 @@ def graphs():
     torch.compiler.reset()
 
 
-@pytest.mark.parametrize("method", ["lnsr", "freelb"])
+@pytest.mark.parametrize("method", ["lnsr", pytest.param("freelb", marks=pytest.mark.slow)])
 def test_weights_are_those_of_a_trainer_that_compiles_nothing(method, tmp_path):
     expected = weights_after(tmp_path, method, max_steps=2)
     found = weights_after(tmp_path, method, **COMPILED)

@@ -1,5 +1,7 @@
 """Every row and label weighs the same, however an update is cut; whose loss the task loss is."""
 
+from itertools import product
+
 import pytest
 import torch
 from torch import nn
@@ -26,10 +28,17 @@ def difference(a, b):
     return max((a[name] - b[name]).abs().max().item() for name in a)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "llama"])
-@pytest.mark.parametrize(
-    "method", ["plain", "lnsr", "l2_sp", "r3f", "freelb", "jacobian", "uegr", "cwgnc"]
-)
+METHODS_CUT = ["plain", "lnsr", "l2_sp", "r3f", "freelb", "jacobian", "uegr", "cwgnc"]
+
+
+def in_turn(methods, architectures):
+    """Each method on one of the architectures, in turn; the rest are slow tests."""
+    for (i, method), (j, name) in product(enumerate(methods), enumerate(architectures)):
+        marks = () if i % len(architectures) == j else pytest.mark.slow
+        yield pytest.param(method, name, marks=marks)
+
+
+@pytest.mark.parametrize(("method", "architecture"), list(in_turn(METHODS_CUT, ["bert", "llama"])))
 def test_unequal_batches_equal_one_big_batch(tmp_path, method, architecture):
     data = Rows(10)
     whole = weights_after(tmp_path, method, architecture, data=data)
