@@ -31,13 +31,14 @@ torch.distributed.init_process_group("gloo")
 rank, output = torch.distributed.get_rank(), Path(sys.argv[1])
 
 
-def trainer_of(method, folder=output / "run", **changes):
+def trainer_of(method, folder=output / "run", unlabeled=None, **changes):
     """A trainer of the weights of two updates, 16 rows in each process."""
     settings = {"use_cpu": False, "max_steps": 2, "per_device_train_batch_size": 16}
     return SmoothTrainer(
         model=tiny_model("bert"),
         args=arguments(folder, **settings | changes),
         train_dataset=Rows(),
+        unlabeled_dataset=unlabeled,
         regularizers=[method],
     )
 
@@ -75,6 +76,10 @@ for name, method in refused.items():
         trainer_of(method)
     except ValueError as error:
         told[name] = str(error)
+try:
+    trainer_of(with_weight(METHODS["lnsr"](**lnsr)), unlabeled=Rows())
+except ValueError as error:
+    told["unlabeled"] = str(error)
 if rank == 0:
     torch.save(told, output / "told.pt")
 leave()

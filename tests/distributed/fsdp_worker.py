@@ -39,4 +39,9 @@ for kind, (make, data) in SHARDED.items():
         if rank == 0:
             torch.save(gradients, f"{output}/{kind}-{name}.pt")
         torch.distributed.barrier()
+        half.pop("labels")
+        try:
+            objective(model, half)
+        except ValueError as error:
+            torch.save(str(error), f"{output}/unlabeled-{rank}.pt")
 leave()

@@ -39,6 +39,12 @@ def test_two_processes_equal_one(method, kind, on_two):
         torch.testing.assert_close(found[name], gradient, rtol=0, atol=1e-6, msg=name)
 
 
+@pytest.mark.slow
+def test_batches_without_labels_are_refused(on_two):
+    told = torch.load(on_two / "unlabeled-0.pt", weights_only=True)
+    assert told == "batches without labels are not verified with FSDP2: use DDP"
+
+
 @pytest.fixture(scope="module")
 def by_trainer(tmp_path_factory):
     """Folder of the whole weights after two updates of a Trainer with accelerate's plugin."""
@@ -86,6 +92,7 @@ def test_the_trainer_says_what_shards_forbid(by_trainer):
     assert "lnsr with FSDP2: a share of the task's gradient cannot be measured" in told["share"]
     assert "mixout with FSDP2: it needs whole weights" in told["whole weights"]
     assert "jacobian with FSDP2: sharded modules have no second" in told["second derivatives"]
+    assert "unlabeled_dataset is not verified with FSDP2 and ZeRO" in told["unlabeled"]
 
 
 PLAIN = {"bf16": False, "fp16": False, "activation_checkpointing": False}

@@ -65,6 +65,7 @@ def test_says_what_is_refused(by_trainer):
     assert "ZeRO stage 3 is not verified: use stage 2, FSDP2 or DDP" in told["stage 3"]
     assert 'set save_strategy="no" and call save_model at the end' in told["checkpoints"]
     assert "ZeRO with gradient_accumulation_steps is not verified" in told["accumulation"]
+    assert "unlabeled_dataset is not verified with FSDP2 and ZeRO" in told["unlabeled"]
 
 
 PLAIN = {

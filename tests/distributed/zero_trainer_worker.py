@@ -32,7 +32,7 @@ deepspeed.init_distributed(dist_backend="gloo", verbose=False)
 rank, output = torch.distributed.get_rank(), Path(sys.argv[1])
 
 
-def trainer_of(method, folder=output / "run", stage=2, **changes):
+def trainer_of(method, folder=output / "run", stage=2, unlabeled=None, **changes):
     """A trainer of the weights of some updates, 16 rows in each process."""
     config = {**ZERO_CONFIG, "zero_optimization": {"stage": stage}}
     settings = {"use_cpu": False, "max_steps": 3, "per_device_train_batch_size": 16}
@@ -40,6 +40,7 @@ def trainer_of(method, folder=output / "run", stage=2, **changes):
         model=tiny_model("bert", dtype=torch.float32),
         args=arguments(folder, deepspeed=config, **settings | changes),
         train_dataset=Rows(),
+        unlabeled_dataset=unlabeled,
         regularizers=[method],
     )
 
@@ -64,6 +65,7 @@ refused = {
     "climbs": (METHODS["sam"](), {}),
     "stage 3": (METHODS["plain"](), {"stage": 3}),
     "checkpoints": (METHODS["plain"](), {"save_strategy": "steps"}),
+    "unlabeled": (METHODS["lnsr"](weight=1.0), {"unlabeled": Rows()}),
     "accumulation": (METHODS["plain"](), {"gradient_accumulation_steps": 2}),
 }
 told = {}

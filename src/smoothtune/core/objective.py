@@ -91,6 +91,7 @@ class Objective:
         self._compared = False  # whether the task loss has been compared with the model's own
         self._measurable = True  # whether gradient norms can be taken aside
         self._narrow = False  # whether frozen weights in few bits are read as float32
+        self._sharded = False  # by FSDP2
         self.strengths = Strengths(self.regularizers)
         self._watch, self._reach = UpdateWatch(self.regularizers), FullReach()
 
@@ -215,8 +216,8 @@ class Objective:
 
         Raises:
             NonFiniteLoss: a term is NaN or infinite.
-            ValueError: the batch has neither labels nor a method that works without; or the model
-                computes another loss than it declares.
+            ValueError: the batch has neither labels nor a method that works without, or FSDP2 has
+                sharded the model; or the model computes another loss than it declares.
         """
         self._watch.check(self.step)
         self.calls += 1
@@ -226,6 +227,8 @@ class Objective:
         bare = unwrap(model)
         given = compute_loss not in (None, next_token_loss)
         labeled = not unlabeled and (given or has_labels(bare, batch))
+        if self._sharded and not labeled:
+            raise ValueError("batches without labels are not verified with FSDP2: use DDP")
         if compute_loss in (None, next_token_loss):
             ours = bool(self.regularizers) and predicts_tokens(bare)  # else plain, bit for bit
             compute_loss = next_token_loss if ours else model_loss
@@ -332,6 +335,7 @@ class Objective:
             found = environments(model, device)
             self._measurable = not found & NO_NORMS
             self._narrow = computes_wide(found)
+            self._sharded = "FSDP2" in found
             self._checked.add((id(model), precision))
 
     def _check_task_loss(

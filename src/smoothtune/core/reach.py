@@ -10,7 +10,6 @@ from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 
@@ -69,8 +68,6 @@ class FullReach:
             model: as the loop holds it.
         """
         weights = [weight for weight in model.parameters() if weight.requires_grad]
-        if any(isinstance(weight, DTensor) for weight in weights):
-            return torch.zeros((), device=weights[0].device, requires_grad=True)
         self._unreached = set(weights) if self._unreached is None else self._unreached
         return torch.stack([0 * weight.flatten()[:1].sum().float() for weight in weights]).sum()
 

@@ -189,6 +189,8 @@ class Binding(TrainerCallback):
         if self._is_zero:  # DeepSpeed's engine would take a search's gradient for that of an update
             model = self.trainer.model
         prepared = self.task.prepare(inputs, num_items_in_batch)
+        if self._is_zero and prepared.batch.get("unlabeled"):
+            raise ValueError("batches without labels are not verified with ZeRO: use DDP")
         loss = self.objective(
             model, prepared.batch, prepared.compute_loss, row_share=prepared.row_share
         )

@@ -156,13 +156,15 @@ def compile_problems(args: TrainingArguments) -> list[str]:
 
 
 def check_unlabeled(regularizers: dict[str, Regularizer], trainer: Trainer) -> None:
-    """Refuse unlabeled data that no method would use.
+    """Refuse unlabeled data that no method would use, or with shards of gradients or weights.
 
     Raises:
         ValueError: says what to change.
     """
     if is_embedding_trainer(trainer):
         refuse(["unlabeled_dataset is not verified with embedding models: leave it out"])
+    if trainer.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
+        refuse(["unlabeled_dataset is not verified with FSDP2 and ZeRO: leave it out, or use DDP"])
     refuse(no_method_for_unlabeled(regularizers))
 
 

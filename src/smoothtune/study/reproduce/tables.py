@@ -231,7 +231,7 @@ def heads(layout: TableLayout) -> tuple[list[tuple[str, int]], list[str]]:
 
 def label_here(table: DrawnTable, row: str) -> str:
     """What stands before the study's numbers of a row."""
-    return ", ".join(["here", *([table.stand_ins[row]] if row in table.stand_ins else [])])
+    return f"here, {table.stand_ins[row]}" if row in table.stand_ins else "here"
 
 
 def numbers_here(table: DrawnTable, row: str) -> list[str]:
