@@ -11,6 +11,7 @@ from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from traitlets.config import Config
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
 
@@ -28,13 +29,17 @@ def run(path: Path, folder: Path) -> nbformat.NotebookNode:
     notebook = nbformat.read(path, as_version=4)
     os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     os.environ["HF_HUB_OFFLINE"] = "1"
-    NotebookClient(
-        notebook,
-        timeout=600,
-        kernel_name="python3",
-        coalesce_streams=True,
-        resources={"metadata": {"path": str(folder)}},
-    ).execute()
+    with tempfile.TemporaryDirectory() as sockets:
+        # Files in place of ports: another process can take a free port before the kernel has it.
+        sockets_of_kernel = {"transport": "ipc", "ip": f"{sockets}/kernel"}
+        NotebookClient(
+            notebook,
+            timeout=600,
+            kernel_name="python3",
+            coalesce_streams=True,
+            resources={"metadata": {"path": str(folder)}},
+            config=Config(KernelManager=sockets_of_kernel),
+        ).execute()
     for cell in notebook.cells:
         cell.metadata = {}  # times of execution
         if cell.cell_type == "code":
