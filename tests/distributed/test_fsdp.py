@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.distributed.fsdp import CPUOffloadPolicy
+from torch.distributed.fsdp import CPUOffloadPolicy, StateDictType
 
 from helpers.fsdp import SHARDED
 from helpers.processes import on_two_processes
@@ -95,20 +95,30 @@ def test_the_trainer_says_what_shards_forbid(by_trainer):
     assert "unlabeled_dataset is not verified with FSDP2 and ZeRO" in told["unlabeled"]
 
 
-PLAIN = {"bf16": False, "fp16": False, "activation_checkpointing": False}
+PLAIN = {
+    "bf16": False,
+    "fp16": False,
+    "activation_checkpointing": False,
+    "torch_compile": False,
+}
 PLUGIN = {
     "fsdp_version": 2,
     "activation_checkpointing": False,
     "cpu_ram_efficient_loading": False,
     "cpu_offload": None,
+    "state_dict_type": StateDictType.FULL_STATE_DICT,
 }
 
 
-def with_settings(args=(), plugin=(), mixed_precision="no"):
+def with_settings(args=(), plugin=(), mixed_precision="no", dtype=torch.float32):
     """What is read of a trainer."""
     state = SimpleNamespace(fsdp_plugin=SimpleNamespace(**PLUGIN | dict(plugin)))
     accelerator = SimpleNamespace(state=state, mixed_precision=mixed_precision)
-    return SimpleNamespace(args=SimpleNamespace(**PLAIN | dict(args)), accelerator=accelerator)
+    return SimpleNamespace(
+        args=SimpleNamespace(**PLAIN | dict(args)),
+        accelerator=accelerator,
+        model=tiny_model("bert").to(dtype),
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +129,13 @@ def with_settings(args=(), plugin=(), mixed_precision="no"):
         ({"args": {"activation_checkpointing": True}}, "with activation_checkpointing is not"),
         ({"plugin": {"cpu_ram_efficient_loading": True}}, "cpu_ram_efficient_loading is not"),
         ({"plugin": {"cpu_offload": CPUOffloadPolicy()}}, "with offload_params is not"),
+        ({"args": {"torch_compile": True}}, "with torch_compile is not"),
+        ({"dtype": torch.bfloat16}, "with 16-bit weights is not"),
         ({"plugin": {"fsdp_version": 1}}, "set fsdp_version to 2"),
+        (
+            {"plugin": {"state_dict_type": StateDictType.SHARDED_STATE_DICT}},
+            "fsdp_state_dict_type FULL_STATE_DICT only",
+        ),
     ],
 )
 def test_settings_of_the_plugin_that_are_not_verified(settings, message):

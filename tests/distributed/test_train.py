@@ -1,6 +1,5 @@
 """`smoothtune train` in several gloo processes gives what one process gives."""
 
-import json
 import os
 import re
 import shutil
@@ -10,16 +9,16 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
-from safetensors.torch import load_file
 
 from helpers.launched import (
     EXAMPLES,
     RESUMED,
     RUNS,
     STOP_AT,
+    assert_same,
     config_of,
     make_inputs,
+    result_of,
     train_fixed,
     train_until,
 )
@@ -38,7 +37,6 @@ CASES, RESUMED_CASES = (
     ]
     for names in (RUNS, RESUMED)
 )
-MEANS = {"loss", "grad_norm", "learning_rate", "eval_brier", "eval_nll", "eval_accuracy"}
 
 
 @pytest.fixture(scope="module")
@@ -66,30 +64,6 @@ def several(request, tiny, tmp_path_factory) -> tuple[Path, int]:
         train_until(STOP_AT, config_of(name, tiny, folder / "begun" / name, processes=1))
     on_processes(processes, "train_worker.py", tiny, folder, str(parts))
     return folder, processes
-
-
-def result_of(folder: Path) -> dict:
-    return json.loads((folder / "result.json").read_text())
-
-
-def assert_same(expected: Path, found: Path) -> None:
-    """Weights to 1e-6, and what was logged.
-
-    The bias of keys does not change attention, so its gradient is 0 but for rounding, of which
-    AdamW makes steps of full length.
-    """
-    weights, others = (load_file(folder / "model.safetensors") for folder in (expected, found))
-    assert weights.keys() == others.keys()
-    for name, weight in weights.items():
-        if not name.endswith("key.bias"):
-            torch.testing.assert_close(others[name], weight, rtol=0, atol=1e-6, msg=name)
-    first, second = result_of(expected), result_of(found)
-    assert len(first["log_history"]) == len(second["log_history"])
-    for entry, other in zip(first["log_history"], second["log_history"], strict=True):
-        for name in MEANS & entry.keys():
-            assert other[name] == pytest.approx(entry[name], abs=1e-6), (name, entry["step"])
-    for scores in ("metrics", "train_metrics"):
-        assert second[scores] == pytest.approx(first[scores], abs=1e-6)
 
 
 @pytest.mark.parametrize(("several", "name"), CASES, indirect=["several"])

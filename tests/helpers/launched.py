@@ -1,13 +1,16 @@
 """Runs of `smoothtune train` that several processes share: those of one process, cut otherwise."""
 
+import json
 import os
 import signal
 from pathlib import Path
 from unittest import mock
 
 import pytest
+import torch
 import torch.distributed as dist
 from rich.console import Console
+from safetensors.torch import load_file
 
 from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.config.run import RunConfig
@@ -19,6 +22,7 @@ from smoothtune.testing import fixed_draws
 ROWS, EXAMPLES = 27, 8  # of an epoch, of an update: the last one has three
 STOP_AT = 6  # within the second epoch
 RESUMED = ("plain", "lnsr with a share")
+SHARDED_RESUMED = ("lnsr", "adapters")
 RUNS = {  # name -> what differs
     "plain": {"methods": {"plain": {}}},
     "random order": {"train_sampling_strategy": "random"},
@@ -38,6 +42,21 @@ RUNS = {  # name -> what differs
     },
 }
 
+MEANS = {"loss", "grad_norm", "learning_rate", "eval_brier", "eval_nll", "eval_accuracy"}
+SHARDED_RUNS = {  # those of FSDP2, whose terms have weights
+    "plain": {"methods": {"plain": {}}},
+    # AdamW makes steps of this length of the rounding of gradients near 0
+    "lnsr": {"methods": {"lnsr": {"weight": 1.0}}, "learning_rate": 3e-4},
+    "pgd": {"methods": {"pgd": {"epsilon": 0.1}}},
+    "class weights": {"class_weights": [1.0, 3.0]},
+    "adapters": {
+        "methods": {"r3f": {"noise": "normal", "sigma": 0.1, "weight": 1.0}},
+        "lora": {"r": 2},
+        "learning_rate": 2e-3,
+    },
+    "best of all evaluations": RUNS["best of all evaluations"],
+}
+
 
 def make_inputs(folder: Path) -> None:
     """A model folder and data whose last update is not full."""
@@ -47,7 +66,7 @@ def make_inputs(folder: Path) -> None:
 
 def config_of(name: str, inputs: Path, folder: Path, *, processes: int, parts: int = 1):
     """A run with as many examples per update, whatever the number of processes and of parts."""
-    changes = dict(RUNS[name])
+    changes = dict((RUNS | SHARDED_RUNS)[name])
     if changes.get("unlabeled"):
         changes["unlabeled"] = str(inputs / "data" / "validation.csv")
     settings = {
@@ -88,3 +107,28 @@ def train_until(step: int, config: RunConfig) -> None:
         pytest.raises(Stopped, match=f"after step {step} of"),
     ):
         train_fixed(config)
+
+
+def result_of(folder: Path) -> dict:
+    return json.loads((folder / "result.json").read_text())
+
+
+def assert_same(expected: Path, found: Path) -> None:
+    """Weights to 1e-6, and what was logged.
+
+    The bias of keys does not change attention, so its gradient is 0 but for rounding, of which
+    AdamW makes steps of full length.
+    """
+    pattern = "*model.safetensors"  # of a model or of adapters
+    weights, others = (load_file(next(f.glob(pattern))) for f in (expected, found))
+    assert weights.keys() == others.keys()
+    for name, weight in weights.items():
+        if not name.endswith("key.bias"):
+            torch.testing.assert_close(others[name], weight, rtol=0, atol=1e-6, msg=name)
+    first, second = result_of(expected), result_of(found)
+    assert len(first["log_history"]) == len(second["log_history"])
+    for entry, other in zip(first["log_history"], second["log_history"], strict=True):
+        for name in MEANS & entry.keys():
+            assert other[name] == pytest.approx(entry[name], abs=1e-6), (name, entry["step"])
+    for scores in ("metrics", "train_metrics"):
+        assert second[scores] == pytest.approx(first[scores], abs=1e-6)

@@ -16,8 +16,9 @@ from smoothtune.cli import train as cli_train
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, OutputError, Stopped
 from smoothtune.run import output, processes, signals
+from smoothtune.run.shards import prepare_shards
 from smoothtune.run.signals import Signals
-from smoothtune.run.trainer import refuse_shards
+from smoothtune.testing import tiny_model
 from smoothtune.trainer.manifest import Found
 
 
@@ -106,10 +107,23 @@ def test_what_needs_one_process_says_so(options, message, monkeypatch, tmp_path)
         cli_train.train(**given)
 
 
-def test_the_command_shards_no_model():
-    refuse_shards(SimpleNamespace(is_fsdp_enabled=False))
-    with pytest.raises(ConfigError, match="start it with DDP"):
-        refuse_shards(SimpleNamespace(is_fsdp_enabled=True))
+def with_plugin(names):
+    plugin = SimpleNamespace(transformer_cls_names_to_wrap=names)
+    accelerator = SimpleNamespace(state=SimpleNamespace(fsdp_plugin=plugin))
+    return SimpleNamespace(accelerator=accelerator)
+
+
+@pytest.mark.parametrize("named", [["BertEncoder"], None])
+def test_blocks_are_the_units_of_shards_unless_others_are_named(named):
+    trainer = with_plugin(named)
+    prepare_shards(trainer, tiny_model("bert"), SimpleNamespace(merge_adapter=False))
+    plugin = trainer.accelerator.state.fsdp_plugin
+    assert plugin.transformer_cls_names_to_wrap == (named or ["BertLayer"])
+
+
+def test_adapters_are_not_merged_into_shards():
+    with pytest.raises(ConfigError, match="merge_adapter: no process has the whole weights"):
+        prepare_shards(with_plugin(None), tiny_model("bert"), SimpleNamespace(merge_adapter=True))
 
 
 @pytest.mark.parametrize(

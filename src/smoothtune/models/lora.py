@@ -18,7 +18,7 @@ from smoothtune.console import quiet
 from smoothtune.errors import LoraError
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
     from transformers import PretrainedConfig
 
 
@@ -187,12 +187,18 @@ def is_adapter(folder: str | Path) -> bool:
     return (Path(folder) / ADAPTER_CONFIG).is_file()
 
 
-def save(model: Any, folder: Path) -> None:
-    """Write a plain model, or an adapter in peft's format with the model's ``config.json``."""
+def save(model: Any, folder: Path, weights: dict[str, Tensor] | None = None) -> None:
+    """Write a plain model, or an adapter in peft's format with the model's ``config.json``.
+
+    Args:
+        model: the model.
+        folder: where to write it.
+        weights: whole ones by name, where the model has parts of them.
+    """
     if not hasattr(model, "peft_config"):
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, state_dict=weights)
         return
-    model.save_pretrained(folder, save_embedding_layers=False)
+    model.save_pretrained(folder, state_dict=weights, save_embedding_layers=False)
     base = model.get_base_model()
     base.config.architectures = [type(base).__name__]  # as in the configuration of a full model
     base.config.save_pretrained(folder)

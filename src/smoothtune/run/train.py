@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import numpy as np
 from datasets import Dataset
 from rich.console import Console
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from smoothtune.config.run import RunConfig
@@ -35,6 +36,7 @@ from smoothtune.run.processes import (
     wait_for_all,
 )
 from smoothtune.run.result import run_result
+from smoothtune.run.shards import whole_weights
 from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import (
     RunTrainer,
@@ -64,11 +66,13 @@ class Trained:
     """(N, W) of the validation rows, see `Task`; for text classification the logits (N, C)."""
     result: dict[str, Any]
     """The content of ``result.json``."""
+    weights: dict[str, Tensor] | None = None
+    """Whole weights by name in place of the model's, of which FSDP2 has left it a part."""
 
     def save(self, folder: Path) -> None:
         """Write the files of the model folder except ``result.json``."""
         with quiet():
-            save(self.model, folder)
+            save(self.model, folder, self.weights)
             self.base.tokenizer.save_pretrained(folder)
         write_atomic(folder / "README.md", model_card(self.result))
 
@@ -171,8 +175,9 @@ def fit(
     result = run_result(config, inputs, trainer, metrics, train_metrics, cost, times)
     result["cost"]["resumed_from_step"] = stopwatch.resumed_from
     trainer.objective.detach()
+    weights = whole_weights(trainer)
     model = merged(model) if config.merge_adapter else model
-    return Trained(inputs.base, inputs.prepared, model, predictions, result)
+    return Trained(inputs.base, inputs.prepared, model, predictions, result, weights)
 
 
 def step_cost(

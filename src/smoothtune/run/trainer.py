@@ -27,6 +27,7 @@ from smoothtune.models.load import weights_fingerprint
 from smoothtune.run.callbacks import EarlyStopping, EvaluationEnded
 from smoothtune.run.inputs import Inputs
 from smoothtune.run.optimizer import uncorrected
+from smoothtune.run.shards import prepare_shards
 from smoothtune.run.training_arguments import best_score, training_arguments
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.multi_label import MultiLabelClassification
@@ -167,7 +168,8 @@ def build_trainer(
             compute_loss_func=weighted_loss(task, weights) if weights else None,
             optimizer_cls_and_kwargs=uncorrected(arguments) if not config.bias_correction else None,
         )
-    refuse_shards(trainer)
+    if trainer.is_fsdp_enabled:
+        prepare_shards(trainer, model, config)
     if config.early_stopping_patience is not None:
         metric, greater = best_score(config, task)
         trainer.add_callback(
@@ -196,21 +198,6 @@ def build_trainer(
     if clips := clipping_methods(config.methods):
         say(console, f"max_grad_norm is 0: {clips[0]} clips gradients itself")
     return trainer
-
-
-def refuse_shards(trainer: Any) -> None:
-    """Refuse a launcher's setting under which no process has the whole model.
-
-    Raises:
-        ConfigError: FSDP is on.
-    """
-    if trainer.is_fsdp_enabled:
-        message = (
-            "smoothtune train evaluates and writes whole models, and is not verified with FSDP: "
-            "start it with DDP (torchrun, or accelerate launch --multi_gpu), or write a script "
-            "with SmoothTrainer, see docs/distributed.md"
-        )
-        raise ConfigError([Problem("", "--use_fsdp", message)])
 
 
 def weighted_loss(task: Task, weights: Mapping[str, float]) -> Callable[..., Tensor]:

@@ -58,8 +58,14 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
 def sharding_problems(trainer: Trainer) -> list[str]:
     """What is not verified of the settings of accelerate's plugin for FSDP, and what to change."""
     plugin: Any = trainer.accelerator.state.fsdp_plugin
+    model = cast(torch.nn.Module, trainer.model)
     if plugin.fsdp_version != 2:
         return ["FSDP1 is not verified: set fsdp_version to 2, or use DDP"]
+    if "FULL" not in str(plugin.state_dict_type):
+        return [
+            "FSDP2 writes whole weights, and checkpoints of data alone, with "
+            "fsdp_state_dict_type FULL_STATE_DICT only: set it, or use DDP"
+        ]
     unverified = {
         "bf16 and fp16": trainer.args.bf16
         or trainer.args.fp16
@@ -68,6 +74,8 @@ def sharding_problems(trainer: Trainer) -> list[str]:
         or trainer.args.activation_checkpointing,
         "cpu_ram_efficient_loading": plugin.cpu_ram_efficient_loading,
         "offload_params": isinstance(plugin.cpu_offload, CPUOffloadPolicy),
+        "torch_compile": trainer.args.torch_compile,
+        **dict.fromkeys(map(str, sorted(environments(model) - {"LoRA"})), True),
     }
     return [
         f"FSDP2 with {setting} is not verified: turn it off, or use DDP"

@@ -51,6 +51,8 @@ def describe_run(trainer: Trainer, objective: Objective) -> dict[str, Any]:
         found[f"{name}.version"] = method.results_version
         found |= {f"{name}.{f.name}": _plain(getattr(method, f.name)) for f in fields(method)}
     found |= {name: _plain(getattr(trainer.args, name)) for name in ARGUMENTS}
+    if trainer.is_fsdp_enabled:
+        found["weights in parts"] = "FSDP2"
     return found | getattr(trainer, "run_identity", {})
 
 
