@@ -57,7 +57,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 _PLACES = {  # the others are methods
-    "NonFiniteLoss": "smoothtune.core.objective",
+    "NonFiniteLoss": "smoothtune.errors",
     "Objective": "smoothtune.core.objective",
     "compile_blocks": "smoothtune.core.compiled",
     "ForwardPass": "smoothtune.core.forward",

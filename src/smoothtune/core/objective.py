@@ -33,12 +33,12 @@ from smoothtune.core.forward import (
 )
 from smoothtune.core.higher_order import differentiable_attention
 from smoothtune.core.next_token import check_next_token_loss, next_token_loss
+from smoothtune.core.non_finite import non_finite_loss
 from smoothtune.core.optimizer_hooks import (
     OptimizerHooks,
     UpdateWatch,
     unwrapped_optimizer,
 )
-from smoothtune.core.part import part_of
 from smoothtune.core.precision import autocast_dtype, in_float32
 from smoothtune.core.reach import FullReach
 from smoothtune.core.regularizer import Regularizer, entries_under
@@ -50,7 +50,7 @@ from smoothtune.core.support import (
     environments,
     is_compiled,
 )
-from smoothtune.errors import NonFiniteLoss
+from smoothtune.core.terms import Terms
 
 
 class Objective:
@@ -66,7 +66,6 @@ class Objective:
     Attributes:
         terms: detached parts of the last value: `loss`, `loss/task`, `loss/<method>`, and the
             methods' diagnostics as `<method>/<name>`.
-        step: number of updates seen.
     """
 
     def __init__(self, *regularizers: Regularizer):
@@ -82,7 +81,7 @@ class Objective:
             )
         self.regularizers = {name: r for name, r in _named(regularizers) if r.is_on}
         self.terms: dict[str, Tensor] = {}
-        self.step = self.calls = 0
+        self.calls = 0
         self.seed = torch.initial_seed()
         self._attachment: Attachment | None = None
         self._last: weakref.ref[nn.Module] | None = None  # the model it was last attached to
@@ -93,6 +92,7 @@ class Objective:
         self._narrow = False  # whether frozen weights in few bits are read as float32
         self._sharded = False  # by FSDP2
         self.strengths = Strengths(self.regularizers)
+        self._methods = Terms(self.regularizers, self.strengths)
         self._watch, self._reach = UpdateWatch(self.regularizers), FullReach()
 
     # --- connecting --------------------------------------------------------------------------
@@ -188,6 +188,15 @@ class Objective:
             self._attachment.undo()
             self._attachment = None
 
+    @property
+    def step(self) -> int:
+        """Number of updates seen."""
+        return self.strengths.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.strengths.step = step
+
     # --- an update ---------------------------------------------------------------------------
 
     def __call__(
@@ -236,13 +245,13 @@ class Objective:
         clean = self._clean_pass(model, batch, compute_loss, labeled)
         dtype = autocast_dtype(model, clean.device)
         rounds = dtype is not None or self._narrow
-        exact = not rounds or self._needs_float32(dtype, labeled)
+        exact = not rounds or self._methods.need_float32(dtype, labeled, narrow=self._narrow)
         order = max((r.derivative_order for r in self.regularizers.values()), default=1)
         with (
             in_float32(model, clean.device) if rounds and exact else nullcontext(),
             differentiable_attention(order),
         ):
-            losses = dict(self._losses(clean))
+            losses = dict(self._methods.losses(clean, self.seed, self.calls))
             replaced = any(self.regularizers[name].replaces_task_loss for name in losses)
             if labeled and not replaced:
                 loss = clean.run().loss
@@ -250,7 +259,7 @@ class Objective:
                 losses[TASK] = loss
         if clean.end is not None:  # the global generators continue as in plain training
             rng.set_state(clean.device, clean.end)
-        if not losses and self._waits():
+        if not losses and self._methods.wait():
             self._record(torch.zeros((), device=clean.device), {})
             if isinstance(model, DistributedDataParallel):
                 clean.run()
@@ -267,7 +276,7 @@ class Objective:
         total = torch.stack(list(weighed.values())).sum()
         self._record(total, weighed)
         if not math.isfinite(total.item()):
-            raise self._non_finite(bare, weighed, example_ids)
+            raise non_finite_loss(bare, weighed, example_ids, self.step + 1)
         measurable = self._measurable and (exact or dtype != torch.float16)
         due = self.strengths.due(losses) if measurable and total.requires_grad else None
         if due:
@@ -286,7 +295,7 @@ class Objective:
 
     def after_step(self) -> None:
         """Let the methods read or correct the new weights; just after an update."""
-        self.step = self.strengths.step = self.step + 1
+        self.step += 1
         for regularizer in self.regularizers.values():
             regularizer.after_step(self.model)
 
@@ -317,7 +326,6 @@ class Objective:
                 f"{sorted(self.regularizers)}: resume with the methods of the interrupted run"
             )
         self.seed, self.step, self.calls = (int(state[key]) for key in ("seed", "step", "calls"))
-        self.strengths.step = self.step
         self.strengths.load_state_dict(entries_under("strength.", state))
         told = PROBLEM_TYPES[int(state.get("problem_type", 0))]
         if self._attachment is not None and told and problem_type(self.model) is None:
@@ -345,11 +353,8 @@ class Objective:
         if labeled and compute_loss is next_token_loss and not self._compared:
             check_next_token_loss(unwrap(model), batch)
             self._compared = True
-        compares = any(
-            r.compares_passes and not r.uses_hidden_states and self._acts(r, labeled)
-            for r in self.regularizers.values()
-        )
-        if not labeled and compares and undeclared_labels(unwrap(model)):
+        compares = not labeled and self._methods.compare_passes(labeled)
+        if compares and undeclared_labels(unwrap(model)):
             raise ValueError(
                 "whether examples have one label or several is not known before a batch with "
                 'labels has come: set model.config.problem_type = "single_label_classification" '
@@ -374,68 +379,10 @@ class Objective:
             shared_masks=self._shared_masks(model, device_of(batch)),
         )
 
-    def _needs_float32(self, dtype: torch.dtype | None, labeled: bool) -> bool:
-        """Whether rounding would spoil what a method of this update adds, compares or measures.
-
-        The clean pass, task loss included, is then float32 too: a method compares with it.
-        """
-        methods = self.regularizers.values()
-        if dtype == torch.float16 and any(r.share is not None for r in methods):
-            return True  # also where the task alone is measured
-        runs = dtype == torch.float16 or self._narrow
-        acting = (r for r in methods if self._acts(r, labeled))
-        return any(r.needs_float32 or (runs and r.runs_model) for r in acting)
-
-    def _acts(self, regularizer: Regularizer, labeled: bool) -> bool:
-        """Whether a method gives a loss in this update."""
-        batches = ("labeled" if labeled else "unlabeled", "both")
-        if not regularizer.has_loss or regularizer.batches not in batches:
-            return False
-        return self.step % regularizer.every == 0 and self.strengths.ramp(regularizer) > 0
-
-    def _waits(self) -> bool:
-        """Whether a term on unlabeled batches, in its turn, has not come in yet."""
-        return any(
-            regularizer.acts_without_labels
-            and self.step % regularizer.every == 0
-            and not self.strengths.ramp(regularizer)
-            for regularizer in self.regularizers.values()
-        )
-
     def _shared_masks(self, model: nn.Module, device: torch.device) -> SharedMasks | None:
         """None on accelerators, where drawing a mask costs less than looking it up."""
         passes = any(regularizer.has_loss for regularizer in self.regularizers.values())
         return SharedMasks() if passes and device.type == "cpu" and not is_compiled(model) else None
-
-    def _losses(self, clean: ForwardPass) -> Iterator[tuple[str, Tensor]]:
-        for name, regularizer in self.regularizers.items():
-            if not regularizer.has_loss:
-                continue
-            regularizer.diagnostics.clear()
-            if not self._acts(regularizer, clean.labeled):
-                continue
-            part = self._part(name, clean)
-            with rng.stream(clean.device, self.seed, name, self.calls):
-                term = regularizer.loss(part)
-            found = regularizer.diagnostics
-            regularizer.diagnostics = {key: value.detach() for key, value in found.items()}
-            if term is not None:
-                yield name, term
-
-    def _part(self, name: str, clean: ForwardPass) -> ForwardPass:
-        """What a term is taken on: the whole batch when its gradient is measured, or `rows`.
-
-        The norm of a part's gradient would hold the noise of its rows too.
-        """
-        method = self.regularizers[name]
-        if method.rows == 1 or self.strengths.is_measured(name):
-            return clean
-        replaced = any(
-            r.replaces_task_loss and self._acts(r, clean.labeled)
-            for r in self.regularizers.values()
-        )
-        with rng.stream(clean.device, self.seed, f"{name}/rows", self.calls):
-            return part_of(clean, method, runs=clean.labeled and not replaced)
 
     def _record(self, total: Tensor, losses: dict[str, Tensor]) -> None:
         parts = {"loss": total} | {f"loss/{name}": value for name, value in losses.items()}
@@ -444,24 +391,6 @@ class Objective:
             if regularizer.share is not None and name in losses:
                 parts[f"{name}/weight"] = total.new_tensor(self.strengths.weight(name))
         self.terms = {key: value.detach() for key, value in parts.items()}
-
-    def _non_finite(
-        self, model: nn.Module, losses: dict[str, Tensor], example_ids: Any
-    ) -> NonFiniteLoss:
-        bad = [f"{name} = {value.item()}" for name, value in sorted(losses.items())]
-        where = "" if example_ids is None else f", examples {example_ids.tolist()}"
-        broken = [n for n, p in model.named_parameters() if not p.isfinite().all()]
-        state = (
-            f"{len(broken)} weights are not finite, {broken[0]} among them: an earlier update has "
-            "spoiled them, so go back to a checkpoint"
-            if broken
-            else "The weights hold the last good state"
-        )
-        return NonFiniteLoss(
-            f"the objective is not finite in update {self.step + 1}{where}: {', '.join(bad)}. "
-            f"{state}. Lower the learning rate or the weight of the term, or look at the examples "
-            "named."
-        )
 
     @property
     def model(self) -> nn.Module:
