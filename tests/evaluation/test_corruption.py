@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -76,6 +78,21 @@ def test_exactly_so_many_words_change_places(count, rate, seed):
     assert sorted(found) == sorted(words)
     moved = sum(before != after for before, after in zip(words, found, strict=True))
     assert moved == 2 * min(rounded(rate / 2, count), count // 2)
+
+
+@pytest.mark.parametrize("damage", [typos, drop_words, swap_words])
+@pytest.mark.parametrize("text", ["a  good\tfilm . ", "\n a good film", "film", " ", ""])
+def test_a_rate_of_zero_changes_no_character(damage, text):
+    assert damage(text, 0.0, rng(0)) == text
+
+
+def test_white_space_stays_where_it_was():
+    text = " a  good\tfilm . "
+    assert re.sub(r"\S+", "w", typos(text, 1.0, rng(0))) == " w  w\tw w "
+    assert re.sub(r"\S+", "w", swap_words(text, 1.0, rng(0))) == " w  w\tw w "
+    assert drop_words(text, 1.0, rng(0)) in (" a ", " good ", " film ", " . ")
+    left = {drop_words(text, 0.25, rng(seed)) for seed in range(50)}
+    assert left == {" good\tfilm . ", " a\tfilm . ", " a  good . ", " a  good\tfilm "}
 
 
 def test_curve_of_tokens(linear_predictor, rows):

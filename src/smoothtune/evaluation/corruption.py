@@ -2,11 +2,13 @@
 
 `corrupt_tokens` acts on token ids, the others on text. Each damages exactly round(rate * n)
 positions (halves up), n the positions that can be damaged: ordinary tokens, words, or words of two
-letters or more. Special tokens are never changed, and rows have no padding yet.
+letters or more. Special tokens are never changed, and rows have no padding yet. White space stays:
+a decoder that reads the last token tells "a film. " from "a film."
 """
 
 from __future__ import annotations
 
+import re
 import string
 from collections.abc import Callable, Collection, Sequence
 
@@ -69,14 +71,14 @@ def typos(text: str, rate: float, rng: np.random.Generator) -> str:
     Two neighboring characters change places, or one is doubled, left out, or exchanged for
     another letter, each with a chance of 1/4; swapping two equal ones is drawn again.
     """
-    words = text.split()
+    words, gaps = _words(text)
     places = [place for place, word in enumerate(words) if sum(map(str.isalpha, word)) > 1]
     for place in rng.permutation(places)[: exactly(rate, len(places))]:
         damaged = words[place]
         while damaged == words[place]:
             damaged = _mistype(words[place], rng)
         words[place] = damaged
-    return " ".join(words)
+    return _text(words, gaps)
 
 
 def _mistype(word: str, rng: np.random.Generator) -> str:
@@ -93,10 +95,12 @@ def _mistype(word: str, rng: np.random.Generator) -> str:
 
 def drop_words(text: str, rate: float, rng: np.random.Generator) -> str:
     """Leave a share of the words out; one always stays."""
-    words = text.split()
-    count = min(exactly(rate, len(words)), len(words) - 1)
+    words, gaps = _words(text)
+    count = max(min(exactly(rate, len(words)), len(words) - 1), 0)
     gone = set(rng.permutation(len(words))[:count].tolist())
-    return " ".join(word for place, word in enumerate(words) if place not in gone)
+    kept = [place for place in range(len(words)) if place not in gone]
+    between = [gaps[place] for place in kept[1:]]
+    return _text([words[place] for place in kept], [gaps[0], *between, gaps[-1]])
 
 
 def swap_words(text: str, rate: float, rng: np.random.Generator) -> str:
@@ -104,12 +108,21 @@ def swap_words(text: str, rate: float, rng: np.random.Generator) -> str:
 
     Two equal words may be exchanged, which changes nothing.
     """
-    words = text.split()
+    words, gaps = _words(text)
     pairs = exactly(rate / 2, len(words))
     places = rng.permutation(len(words))[: 2 * pairs].tolist()
     for first, second in zip(places[:pairs], places[pairs:], strict=False):
         words[first], words[second] = words[second], words[first]
-    return " ".join(words)
+    return _text(words, gaps)
+
+
+def _words(text: str) -> tuple[list[str], list[str]]:
+    """The n words of a text, and the n + 1 pieces of white space before, between and after them."""
+    return re.findall(r"\S+", text), re.split(r"\S+", text)
+
+
+def _text(words: list[str], gaps: list[str]) -> str:
+    return "".join(f"{gap}{word}" for gap, word in zip(gaps, words, strict=False)) + gaps[-1]
 
 
 TEXT_DAMAGE: dict[str, TextDamage] = {
