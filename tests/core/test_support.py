@@ -91,7 +91,6 @@ REFUSES = {  # what each message says; every cell that is not here is run
     },
     "has a share": {
         "reentrant checkpointing": "a share of the task's gradient cannot be measured there",
-        "FSDP2": "a share of the task's gradient cannot be measured there",
     },
 }
 CASES = [(kind, make) for kind in KINDS for make in REPRESENTATIVES[kind]]

@@ -13,7 +13,15 @@ from accelerate.utils import DistributedType
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from helpers.training import FSDP_TESTED, METHODS_TESTED, Rows, arguments, leave  # noqa: E402
+from helpers.training import (  # noqa: E402
+    FSDP_TESTED,
+    METHODS_TESTED,
+    SHARE_UPDATES,
+    SHARES_TESTED,
+    Rows,
+    arguments,
+    leave,
+)
 from smoothtune import METHODS, SmoothTrainer
 from smoothtune.testing import fixed_draws, tiny_model, with_weight
 
@@ -55,18 +63,22 @@ for name, fields in {"plain": {}, **FSDP_TESTED}.items():
         trainer = trainer_of(with_weight(METHODS[name](**fields)))
         trainer.train()
         write(trainer, name)
+for name, fields in SHARES_TESTED.items():
+    with fixed_draws():
+        trainer = trainer_of(METHODS[name](**fields), max_steps=SHARE_UPDATES)
+        trainer.train()
+        write(trainer, f"share-{name}")
 lnsr = FSDP_TESTED["lnsr"]
 saving = {"optim": "adamw_torch", "learning_rate": 0.01, "save_strategy": "steps", "save_steps": 1}
 for name, resumed in (("whole", False), ("resumed", True)):
     with fixed_draws():
         trainer = trainer_of(
-            with_weight(METHODS["lnsr"](**lnsr)), output / "saved", max_steps=3, **saving
+            METHODS["lnsr"](**SHARES_TESTED["lnsr"]), output / "saved", max_steps=3, **saving
         )
         trainer.train(resume_from_checkpoint=resumed and str(output / "saved" / "checkpoint-2"))
         write(trainer, name)
 trainer.save_model(str(output / "model"))
 refused = {
-    "share": METHODS["lnsr"](share=0.3),
     "whole weights": with_weight(METHODS["mixout"](**METHODS_TESTED["mixout"])),
     "second derivatives": with_weight(METHODS["jacobian"](estimator="projected")),
 }

@@ -1,4 +1,4 @@
-"""Run by torchrun: one step of models sharded by FSDP2 in a plain loop, whole gradients written."""
+"""Run by torchrun: models sharded by FSDP2 in a plain loop; whole gradients and weights written."""
 
 import sys
 from pathlib import Path
@@ -10,7 +10,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from helpers.causal import Texts  # noqa: E402
 from helpers.fsdp import SHARDED  # noqa: E402
-from helpers.training import FSDP_TESTED, collate, leave  # noqa: E402
+from helpers.training import (  # noqa: E402
+    FSDP_TESTED,
+    SHARE_UPDATES,
+    SHARES_TESTED,
+    collate,
+    leave,
+)
 from smoothtune import METHODS, Objective
 from smoothtune.core.architecture import blocks  # noqa: E402
 from smoothtune.testing import fixed_draws, with_weight  # noqa: E402
@@ -18,13 +24,19 @@ from smoothtune.testing import fixed_draws, with_weight  # noqa: E402
 torch.set_num_threads(1)
 torch.distributed.init_process_group("gloo")
 rank, output = torch.distributed.get_rank(), sys.argv[1]
+
+
+def sharded(model):
+    for block in blocks(model):
+        fully_shard(block)
+    fully_shard(model)
+    return model
+
+
 for kind, (make, data) in SHARDED.items():
     count = len(data) // 2
     for name, fields in FSDP_TESTED.items():
-        model = make()
-        for block in blocks(model):
-            fully_shard(block)
-        fully_shard(model)
+        model = sharded(make())
         objective = Objective(with_weight(METHODS[name](**fields))).attach(model)
         half = collate([data[i] for i in range(count * rank, count * (rank + 1))])
         if kind == "language":  # half of the label tokens of the whole batch
@@ -44,4 +56,22 @@ for kind, (make, data) in SHARDED.items():
             objective(model, half)
         except ValueError as error:
             torch.save(str(error), f"{output}/unlabeled-{rank}.pt")
+make, data = SHARDED["classifier"]
+for name, fields in SHARES_TESTED.items():
+    model = sharded(make())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    objective = Objective(METHODS[name](**fields)).bind(model, optimizer)
+    with fixed_draws():
+        for _ in range(SHARE_UPDATES):
+            for part in range(2):
+                first = len(data) // 4 * (2 * part + rank)
+                rows = collate([data[first + i] for i in range(len(data) // 4)])
+                model.set_requires_gradient_sync(part == 1)
+                (objective(model, rows) / 2).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    weights = {n: weight.full_tensor() for n, weight in model.state_dict().items()}
+    if rank == 0:
+        torch.save(weights, f"{output}/share-{name}.pt")
+        torch.save(objective.strengths.squares, f"{output}/squares-{name}.pt")
 leave()

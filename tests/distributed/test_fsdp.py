@@ -9,7 +9,14 @@ from torch.distributed.fsdp import CPUOffloadPolicy, StateDictType
 
 from helpers.fsdp import SHARDED
 from helpers.processes import on_two_processes
-from helpers.training import FSDP_TESTED, Rows, arguments, collate
+from helpers.training import (
+    FSDP_TESTED,
+    SHARE_UPDATES,
+    SHARES_TESTED,
+    Rows,
+    arguments,
+    collate,
+)
 from smoothtune import LNSR, METHODS, Jacobian, Objective, SmoothTrainer
 from smoothtune.testing import fixed_draws, tiny_model, with_weight
 from smoothtune.trainer.compatibility import sharding_problems
@@ -40,6 +47,28 @@ def test_two_processes_equal_one(method, kind, on_two):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("method", SHARES_TESTED)
+def test_a_share_is_that_of_the_reduced_gradients(method, on_two):
+    """Two processes, each with two batches an update, and one with whole batches."""
+    make, data = SHARDED["classifier"]
+    model = make()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    objective = Objective(METHODS[method](**SHARES_TESTED[method])).bind(model, optimizer)
+    with fixed_draws():
+        for _ in range(SHARE_UPDATES):
+            objective(model, collate([data[i] for i in range(len(data))])).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    found = torch.load(on_two / f"share-{method}.pt", weights_only=True)
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
+    squares = torch.load(on_two / f"squares-{method}.pt", weights_only=True)
+    ratio = objective.strengths.ratio(method)
+    assert ratio is not None
+    assert (squares[method] / squares["task"]) ** 0.5 == pytest.approx(ratio, rel=1e-4)
+
+
+@pytest.mark.slow
 def test_batches_without_labels_are_refused(on_two):
     told = torch.load(on_two / "unlabeled-0.pt", weights_only=True)
     assert told == "batches without labels are not verified with FSDP2: use DDP"
@@ -53,18 +82,22 @@ def by_trainer(tmp_path_factory):
     return folder
 
 
+TRAINED = {"plain": {}, **FSDP_TESTED} | {f"share-{n}": f for n, f in SHARES_TESTED.items()}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["plain", *FSDP_TESTED])
-def test_the_trainer_on_two_processes_equals_one(method, by_trainer, tmp_path):
-    found = torch.load(by_trainer / f"{method}.pt", weights_only=True)
-    fields = FSDP_TESTED.get(method, {})
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_trainer_on_two_processes_equals_one(name, by_trainer, tmp_path):
+    found = torch.load(by_trainer / f"{name}.pt", weights_only=True)
+    method = METHODS[name.removeprefix("share-")](**TRAINED[name])
+    shared = name.startswith("share-")
     model = tiny_model("bert")
     with fixed_draws():
         SmoothTrainer(
             model=model,
-            args=arguments(tmp_path, max_steps=2),
+            args=arguments(tmp_path, max_steps=SHARE_UPDATES if shared else 2),
             train_dataset=Rows(),
-            regularizers=[with_weight(METHODS[method](**fields))],
+            regularizers=[method if shared else with_weight(method)],
         ).train()
     weights, start = model.state_dict(), tiny_model("bert").state_dict()
     assert weights.keys() == found.keys()
@@ -89,7 +122,6 @@ def test_the_trainer_resumes_and_saves_whole_models(by_trainer):
 @pytest.mark.slow
 def test_the_trainer_says_what_shards_forbid(by_trainer):
     told = torch.load(by_trainer / "told.pt", weights_only=True)
-    assert "lnsr with FSDP2: a share of the task's gradient cannot be measured" in told["share"]
     assert "mixout with FSDP2: it needs whole weights" in told["whole weights"]
     assert "jacobian with FSDP2: sharded modules have no second" in told["second derivatives"]
     assert "unlabeled_dataset is not verified with FSDP2 and ZeRO" in told["unlabeled"]

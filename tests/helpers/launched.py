@@ -43,10 +43,11 @@ RUNS = {  # name -> what differs
 }
 
 MEANS = {"loss", "grad_norm", "learning_rate", "eval_brier", "eval_nll", "eval_accuracy"}
-SHARDED_RUNS = {  # those of FSDP2, whose terms have weights
+SHARDED_RUNS = {  # those of FSDP2
     "plain": {"methods": {"plain": {}}},
     # AdamW makes steps of this length of the rounding of gradients near 0
     "lnsr": {"methods": {"lnsr": {"weight": 1.0}}, "learning_rate": 3e-4},
+    "lnsr, its share": {"methods": {"lnsr": {"share": 0.5}}, "learning_rate": 3e-4},
     "pgd": {"methods": {"pgd": {"epsilon": 0.1}}},
     "class weights": {"class_weights": [1.0, 3.0]},
     "adapters": {

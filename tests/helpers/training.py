@@ -120,6 +120,13 @@ FSDP_TESTED = {
     "jachess": {"c": 0.003, "smoothness": [1.0, 2.0]},
 }
 
+SHARES_TESTED = {
+    "lnsr": {"share": 0.5, "reduction": "token_sum", "ramp_start": 0.0},
+    "vat": {"share": 0.5, "ramp_start": 0.0},
+    "r3f": {"share": 0.5, "noise": "normal", "sigma": 0.1},
+}
+SHARE_UPDATES = 4  # the first two and the fourth are measured
+
 ZERO_TESTED = {  # a name for each case: method and fields
     name: (name, METHODS_TESTED.get(name, {}))
     for name in METHODS

@@ -21,9 +21,12 @@ from collections.abc import Iterable, Mapping
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor
 
 from smoothtune.core.learning import Learning
 from smoothtune.core.regularizer import Regularizer, entries_under
+from smoothtune.core.sharded_gradients import put_away, sharded_gradients, sharded_norm, shards
 from smoothtune.core.stored_gradient import with_gradient
 
 PERIOD = 16
@@ -138,6 +141,8 @@ class Strengths:
         Returns:
             () the total; its backward, once, gives the gradient that has been computed.
         """
+        units = shards(model)
+        put_away(units)
         weights = _trained(model)
         each = [name for name in losses if name in due]
         rest = [self.factor(name) * loss for name, loss in losses.items() if name not in due]
@@ -147,7 +152,7 @@ class Strengths:
         parts = [part for part in parts if part[1].requires_grad]
         gradient: Gradients = [None] * len(weights)
         for left, (name, loss, factor) in enumerate(parts, 1 - len(parts)):
-            found = torch.autograd.grad(loss, weights, retain_graph=left < 0, allow_unused=True)
+            found = _gradients(loss, weights, units, keep_graph=left < 0)
             gradient = _sum(gradient, found, factor)
             if name:
                 self._sums[name] = _sum(self._sums.get(name, [None] * len(weights)), found)
@@ -210,6 +215,14 @@ class Strengths:
                 getattr(self, kind)[name] = int(value)
 
 
+def _gradients(
+    loss: Tensor, weights: list[nn.Parameter], units: list[FSDPModule], *, keep_graph: bool
+) -> Iterable[Tensor | None]:
+    if units:
+        return sharded_gradients(loss, weights, units, keep_graph=keep_graph)
+    return torch.autograd.grad(loss, weights, retain_graph=keep_graph, allow_unused=True)
+
+
 def _sum(total: Gradients, found: Iterable[Tensor | None], factor: float = 1.0) -> Gradients:
     """A sum of gradients and a factor times others, None where neither is."""
     pairs = zip(total, found, strict=True)
@@ -225,12 +238,13 @@ def _trained(model: nn.Module) -> list[nn.Parameter]:
 
 def squared_norm(gradients: Gradients, weights: list[nn.Parameter]) -> float:
     """Squared l2 norm of the gradients of weights, averaged over processes."""
+    known = [gradient for gradient in gradients if gradient is not None]
+    if any(isinstance(gradient, DTensor) for gradient in known):
+        return sharded_norm(known) ** 2
     if dist.is_available() and dist.is_initialized():
         pairs = zip(gradients, weights, strict=True)
         flat = torch.cat([(torch.zeros_like(w) if g is None else g).flatten() for g, w in pairs])
         dist.all_reduce(flat)
         return (flat / dist.get_world_size()).float().square().sum().item()
-    norms = torch._foreach_norm(
-        [gradient.float() for gradient in gradients if gradient is not None]
-    )
+    norms = torch._foreach_norm([gradient.float() for gradient in known])
     return torch.stack(norms).square().sum().item() if norms else 0.0

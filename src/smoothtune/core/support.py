@@ -77,9 +77,7 @@ _NON_REENTRANT = (
     'reentrant": False}'
 )
 
-_NO_NORM = (
-    "a share of the task's gradient cannot be measured there: give a weight, such as weight=1"
-)
+NO_NORM = "a share of the task's gradient cannot be measured there: give a weight, such as weight=1"
 
 REFUSED: dict[Kind, dict[Environment, str]] = {
     "perturbs": {
@@ -123,9 +121,8 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "FSDP2": FULL_BATCH,
     },
     "has a share": {
-        "reentrant checkpointing": f"{_NO_NORM}, or set "
+        "reentrant checkpointing": f"{NO_NORM}, or set "
         'activation_checkpointing_kwargs={"use_reentrant": False}',
-        "FSDP2": _NO_NORM,
     },
 }
 

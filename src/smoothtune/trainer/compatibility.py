@@ -16,7 +16,7 @@ from smoothtune.core.optimizer_hooks import edits_gradients, needs_updates
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.support import (
     FULL_BATCH,
-    REFUSED,
+    NO_NORM,
     Environment,
     environments,
     problems,
@@ -116,7 +116,7 @@ def zero_problems(regularizers: dict[str, Regularizer], trainer: Trainer) -> lis
         if regularizer.climbs_in_weights:
             wrong.append(f"{name} with ZeRO: {FULL_BATCH}")
         if regularizer.share is not None:
-            wrong.append(f"{name} with ZeRO: {REFUSED['has a share']['FSDP2']}")
+            wrong.append(f"{name} with ZeRO: {NO_NORM}")
     return wrong
 
 
