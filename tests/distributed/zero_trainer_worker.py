@@ -54,13 +54,13 @@ def write(trainer, name):
 for name, (method, fields) in ZERO_TESTED.items():
     for stage in (1, 2) if name == "lnsr" else (2,):
         with fixed_draws():
-            regularizer = with_weight(METHODS[method](**fields))
+            regularizer = METHODS[method](**fields)
+            regularizer = regularizer if "share" in fields else with_weight(regularizer)
             trainer = trainer_of(regularizer, stage=stage, **ZERO_ARGUMENTS.get(name, {}))
             trainer.train()
             write(trainer, f"{name}-{stage}")
 trainer.save_model(str(output / "model"))
 refused = {
-    "share": (METHODS["lnsr"](share=0.3), {}),
     "edits": (METHODS["cwgnc"](), {}),
     "climbs": (METHODS["sam"](), {}),
     "stage 3": (METHODS["plain"](), {"stage": 3}),

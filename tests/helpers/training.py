@@ -138,6 +138,7 @@ ZERO_TESTED |= {
     "ramp": ("lnsr", {"weight": 1.0, "ramp_start": 1, "ramp_steps": 2}),
     "clipped AdamW": ("lnsr", {"weight": 1.0}),
 }
+ZERO_TESTED |= {f"share of {name}": (name, fields) for name, fields in SHARES_TESTED.items()}
 ZERO_ARGUMENTS = {  # of the case of that name
     "clipped AdamW": {
         "optim": "adamw_torch",

@@ -77,8 +77,6 @@ _NON_REENTRANT = (
     'reentrant": False}'
 )
 
-NO_NORM = "a share of the task's gradient cannot be measured there: give a weight, such as weight=1"
-
 REFUSED: dict[Kind, dict[Environment, str]] = {
     "perturbs": {
         "16-bit weights": f"16-bit weights round small perturbations away: {_FLOAT32}",
@@ -121,8 +119,9 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "FSDP2": FULL_BATCH,
     },
     "has a share": {
-        "reentrant checkpointing": f"{NO_NORM}, or set "
-        'activation_checkpointing_kwargs={"use_reentrant": False}',
+        "reentrant checkpointing": "a share of the task's gradient cannot be measured there: give "
+        'a weight, such as weight=1, or set activation_checkpointing_kwargs={"use_reentrant": '
+        "False}",
     },
 }
 

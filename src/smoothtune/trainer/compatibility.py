@@ -16,7 +16,6 @@ from smoothtune.core.optimizer_hooks import edits_gradients, needs_updates
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.support import (
     FULL_BATCH,
-    NO_NORM,
     Environment,
     environments,
     problems,
@@ -115,8 +114,6 @@ def zero_problems(regularizers: dict[str, Regularizer], trainer: Trainer) -> lis
             wrong.append(f"{name} with ZeRO: it edits gradients, which are in parts: use DDP")
         if regularizer.climbs_in_weights:
             wrong.append(f"{name} with ZeRO: {FULL_BATCH}")
-        if regularizer.share is not None:
-            wrong.append(f"{name} with ZeRO: {NO_NORM}")
     return wrong
 
 
