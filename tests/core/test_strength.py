@@ -44,6 +44,7 @@ def parts(objective, model, batch):
     objective.strengths.due = due
     objective(model, batch)
     objective.strengths.due = original
+    objective.strengths._batches -= 1  # it is of no update
     return kept
 
 
@@ -131,7 +132,8 @@ def test_batches_of_an_update_are_measured_together(sizes):
         whole, start = tiny_batch(), 0
         for size in sizes:
             part = {key: value[start : start + size] for key, value in whole.items()}
-            objective(model, part, row_share=size / 4).backward()
+            loss = objective(model, part, row_share=size * len(sizes) / 4)
+            (loss / len(sizes)).backward()
             start += size
         optimizer.step()
         losses = parts(objective, model, whole)
@@ -147,6 +149,7 @@ def test_norms_are_averaged_and_measured_now_and_then():
     looks = []
     for step in range(1, 200):
         losses = {"lnsr": step * model.weight.sum(), "r3f": model.weight.square().sum()}
+        strengths.see(losses)
         if due := strengths.due(losses):
             strengths.measure(model, sum(losses.values()), losses, due)
             looks += [step] * ("lnsr" in due)
@@ -161,6 +164,7 @@ def test_norms_are_averaged_and_measured_now_and_then():
     assert strengths.squares["lnsr"] == pytest.approx(expected)
     assert strengths.weight("lnsr") == 0.0  # the task was not measured yet
     losses = {"task": model.weight.sum()}
+    strengths.see(losses)
     strengths.measure(model, losses["task"], losses, strengths.due(losses))
     strengths.finish(model)
     assert strengths.weight("lnsr") == pytest.approx(0.5 / (expected / 4) ** 0.5)

@@ -28,14 +28,7 @@ from smoothtune.errors import OutputError
 pytestmark = pytest.mark.slow
 LAUNCHES = {"two": (2, 1), "four": (4, 1), "two, two batches an update": (2, 2)}
 CASES, RESUMED_CASES = (
-    # norms of an update of fewer batches, the last of an epoch, count less for a share
-    [
-        (launch, n)
-        for launch in LAUNCHES
-        for n in names
-        if LAUNCHES[launch][1] == 1 or "share" not in n
-    ]
-    for names in (RUNS, RESUMED)
+    [(launch, n) for launch in LAUNCHES for n in names] for names in (RUNS, RESUMED)
 )
 
 

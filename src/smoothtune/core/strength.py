@@ -64,6 +64,7 @@ class Strengths:
         self.squares: dict[str, float] = {}
         self.seen: dict[str, int] = {}  # updates in which it was there
         self.measured: dict[str, int] = {}
+        self._batches = 0  # of this update
         self._due: dict[str, bool] = {}  # what this update has, and whether it is measured
         self._sums: dict[str, Gradients] = {}  # over its batches
         self._told: set[str] = set()
@@ -89,6 +90,7 @@ class Strengths:
 
     def see(self, losses: Mapping[str, Tensor]) -> None:
         """Take up the losses () of a batch, without factors, by name."""
+        self._batches += 1
         for name, loss in losses.items():
             if self._learning and self._quantity(name) == TASK:
                 self._learning.add(loss)
@@ -161,12 +163,14 @@ class Strengths:
     def finish(self, model: nn.Module) -> None:
         """Before an update of the unwrapped model: take up what was measured in it."""
         for name in sorted(self._sums):
-            square = squared_norm(self._sums.pop(name), _trained(model))
+            # of the mean over its batches: the last update of an epoch may have fewer
+            square = squared_norm(self._sums.pop(name), _trained(model)) / self._batches**2
             if square and math.isfinite(square):  # L2-SP's first gradient is 0
                 count = self.measured[name] = self.measured.get(name, 0) + 1
                 before = self.squares.get(name, 0.0)
                 self.squares[name] = before + max(1 - DECAY, 1 / count) * (square - before)
         self._due.clear()
+        self._batches = 0
         if self._learning:
             self._learning.finish(self.step, next(model.parameters()).device)
         for name in self.shares:
