@@ -126,6 +126,22 @@ def test_a_row_says_whose_runs_it_shows_and_empty_rows_take_a_line(
     assert (tmp_path / "01-a-table.csv").read_text().count("not run") == 3
 
 
+def test_columns_of_which_nothing_is_known_take_a_line(write, reproduced, tmp_path: Path) -> None:
+    text = OF_MODELS.replace(
+        "[{name: score}]", "[{name: first, task: one}, {name: second, task: 2nd}]"
+    )
+    reproduced(load_study(write(text + TASK, common="")))
+    page = (tmp_path / "reproduce.md").read_text()
+    assert "| first |" in page
+    assert "second |" not in page.partition("Cell by cell")[0]
+    assert "Columns not run: second\n" in page
+    assert "Columns not run: second<" in (tmp_path / "reproduce.html").read_text()
+    assert "second" in (tmp_path / "01-a-table.csv").read_text()
+    printed = "\n    printed: {'one, FT': {second: [70]}}\n"
+    reproduced(load_study(write(text + printed + TASK, common="")))
+    assert "| second |" in (tmp_path / "reproduce.md").read_text()
+
+
 def test_a_study_says_which_model_stands_in(write, reproduced, tmp_path: Path) -> None:
     text = OF_MODELS + TASK + "stand_ins: {model-two: model}\n"
     content = reproduced(load_study(write(text, common="")))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from scipy.stats import binomtest
 
 from smoothtune.report.curves import Curve, CurvePoint, csv_text
 from smoothtune.study.layout import Dimension, FigureLayout
@@ -108,12 +109,14 @@ def _fits(run: Run, layout: FigureLayout, runs: Runs) -> bool:
 
 
 def _band(layout: FigureLayout, seeds: int, curve: Curve | None) -> str:
+    if seeds == 1 and layout.kind == "reliability":
+        return "one seed; shaded: 95 % Wilson interval of a bin"
     if seeds == 1:
         return f"one seed; shaded: {curve.band}" if curve and curve.band else "one seed"
     if layout.kind == "box":
         return f"{seeds} seeds, a point each; line: median"
     if layout.kind == "reliability":
-        return f"the rows of {seeds} seeds together"
+        return f"the rows of {seeds} seeds together; shaded: 95 % Wilson interval of a bin"
     if layout.kind in ("settings", "sizes"):
         return f"mean of {seeds} seeds; shaded: its 95 % interval, where there is one"
     return f"mean of {seeds} seeds; shaded: their range"
@@ -223,7 +226,9 @@ def _estimated(x: float, found: Sequence[CurvePoint]) -> CurvePoint:
 
 
 def _pooled(_: float, found: Sequence[CurvePoint]) -> CurvePoint:
-    """One bin of all runs: means over their examples."""
+    """One bin of all runs: means over their examples, as if each row of a seed were another."""
     counts = [point.low or 0.0 for point in found]
     x, y = (float(np.average([p[place] for p in found], weights=counts)) for place in (0, 1))
-    return CurvePoint(x, y)
+    count = round(sum(counts))
+    band = binomtest(round(y * count), count).proportion_ci(method="wilson")
+    return CurvePoint(x, y, float(band.low), float(band.high))

@@ -156,8 +156,8 @@ def _write_files(item: Drawn, folder: Path) -> None:
 
 
 def _flat(table: DrawnTable) -> Table:
-    """A table with one line of heads, ours above the printed numbers, without empty rows."""
-    groups, names = heads(table.layout)
+    """One line of heads, ours above the printed numbers, without empty rows and columns."""
+    groups, names = heads(table)
     of = [group for group, count in groups for _ in range(count)]
     one = len(set(names)) == 1
     titles = of if one else [f"{group} {name}" for group, name in zip(of, names, strict=True)]
@@ -200,7 +200,7 @@ def _page(study: Study, drawn: Sequence[Drawn], said: Sequence[Sentence]) -> dic
 
 def _table(table: DrawnTable, test: str) -> dict[str, Any]:
     """A table for the page: two lines of heads, and two lines for a row that is printed."""
-    groups, names = heads(table.layout)
+    groups, names = heads(table)
     layout = table.layout
     rows = [
         {
@@ -219,6 +219,7 @@ def _table(table: DrawnTable, test: str) -> dict[str, Any]:
         "names": names if len(set(names)) > 1 else None,
         "rows": rows,
         "empty": "; ".join(table.empty_rows()),
+        "empty_columns": ", ".join(table.empty_columns()),
         "unit": _unit(layout, test),
         "flat": _flat(table),
         "compared": Table(COMPARED, comparison_rows(table)),
@@ -227,7 +228,7 @@ def _table(table: DrawnTable, test: str) -> dict[str, Any]:
 
 def _verdicts(table: DrawnTable, row: Line) -> list[tuple[str, int]]:
     """Verdicts of a row, each with the columns that it spans: all, where they are the same."""
-    groups, names = heads(table.layout)
+    groups, names = heads(table)
     each: list[tuple[str, int]] = [
         (table.cells[row.name, column].verdict, count) for column, count in groups
     ]

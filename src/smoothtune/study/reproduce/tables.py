@@ -77,6 +77,17 @@ class DrawnTable:
         ]
         return list(dict.fromkeys(names))
 
+    @property
+    def columns(self) -> list[Line]:
+        """Columns of which something is known; all, where nothing is."""
+        known = {c for (_, c), cell in self.cells.items() if cell.found or cell.printed}
+        return [line for line in self.layout.columns if line.name in known or not known]
+
+    def empty_columns(self) -> list[str]:
+        """The others."""
+        known = [line.name for line in self.columns]
+        return [line.name for line in self.layout.columns if line.name not in known]
+
     def counts(self) -> dict[str, int]:
         """How many cells there are of each verdict."""
         found = [cell.verdict for cell in self.cells.values()]
@@ -223,10 +234,11 @@ def _p_value(layout: TableLayout, row: Line, column: Line, runs: Runs, test: str
 # --- as text -----------------------------------------------------------------------------------
 
 
-def heads(layout: TableLayout) -> tuple[list[tuple[str, int]], list[str]]:
+def heads(table: DrawnTable) -> tuple[list[tuple[str, int]], list[str]]:
     """The two lines above a table: names with the columns they span, and what each column holds."""
-    groups = [(line.name, len(_statistics(layout, line))) for line in layout.columns]
-    return groups, [name for line in layout.columns for name in _statistics(layout, line)]
+    each = [(line.name, _statistics(table.layout, line)) for line in table.columns]
+    groups = [(column, len(names)) for column, names in each]
+    return groups, [name for _, names in each for name in names]
 
 
 def label_here(table: DrawnTable, row: str) -> str:
@@ -237,7 +249,7 @@ def label_here(table: DrawnTable, row: str) -> str:
 def numbers_here(table: DrawnTable, row: str) -> list[str]:
     """The study's numbers of a row, one for each printed column."""
     found = []
-    for line in table.layout.columns:
+    for line in table.columns:
         cell = table.cells[row, line.name]
         for name in _statistics(table.layout, line):
             value = getattr(cell.found, name) if cell.found else None
@@ -248,7 +260,7 @@ def numbers_here(table: DrawnTable, row: str) -> list[str]:
 def numbers_printed(table: DrawnTable, row: str) -> list[str]:
     """The paper's numbers of a row."""
     found = []
-    for line in table.layout.columns:
+    for line in table.columns:
         printed = table.cells[row, line.name].printed
         for name in _statistics(table.layout, line):
             found.append(shown(table.layout, line, printed.get(name)))
