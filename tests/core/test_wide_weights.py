@@ -237,7 +237,8 @@ def test_reentrant_checkpointing_and_compiled_models(bases, base):
 @pytest.mark.parametrize("base", FAST)
 def test_shards(bases, base, monkeypatch):
     (model,) = adapted(bases[base][0])
-    monkeypatch.setattr(support, "FSDPModule", type(model.base_model.model.model.layers[0]))
+    monkeypatch.setattr(support, "shards", lambda model: [model])
+    monkeypatch.setattr(support, "casts", lambda unit: False)
     environment = f"{'quantized' if base in QUANTIZED else '16-bit'} base weights"
     message = f"r3f with {environment} and FSDP2: its passes would not be float32: load the base"
     assert message in refusal(model, R3F(weight=1.0))

@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 import torch
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -26,10 +26,10 @@ torch.distributed.init_process_group("gloo")
 rank, output = torch.distributed.get_rank(), sys.argv[1]
 
 
-def sharded(model):
+def sharded(model, **options):
     for block in blocks(model):
-        fully_shard(block)
-    fully_shard(model)
+        fully_shard(block, **options)
+    fully_shard(model, **options)
     return model
 
 
@@ -57,6 +57,11 @@ for kind, (make, data) in SHARDED.items():
         except ValueError as error:
             torch.save(str(error), f"{output}/unlabeled-{rank}.pt")
 make, data = SHARDED["classifier"]
+try:
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16)
+    Objective(METHODS["lnsr"]()).attach(sharded(make(), mp_policy=policy))
+except ValueError as error:
+    torch.save(str(error), f"{output}/policy-{rank}.pt")
 for name, fields in SHARES_TESTED.items():
     model = sharded(make())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)

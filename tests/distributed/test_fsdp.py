@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.distributed.fsdp import CPUOffloadPolicy, StateDictType
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, StateDictType
 
-from helpers.fsdp import SHARDED
+from helpers.fsdp import SHARDED, updates
 from helpers.processes import on_two_processes
 from helpers.training import (
     FSDP_TESTED,
@@ -72,6 +72,30 @@ def test_a_share_is_that_of_the_reduced_gradients(method, on_two):
 def test_batches_without_labels_are_refused(on_two):
     told = torch.load(on_two / "unlabeled-0.pt", weights_only=True)
     assert told == "batches without labels are not verified with FSDP2: use DDP"
+
+
+@pytest.mark.slow
+def test_a_policy_of_mixed_precision_is_refused(on_two):
+    told = torch.load(on_two / "policy-0.pt", weights_only=True)
+    assert "lnsr with 16 bits of FSDP2's mixed-precision policy" in told
+
+
+@pytest.fixture(scope="module")
+def by_accelerate(tmp_path_factory):
+    """Folder of the whole weights after updates of a loop with models prepared by accelerate."""
+    folder = tmp_path_factory.mktemp("accelerate")
+    on_two_processes("fsdp_accelerate_worker.py", folder)
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [*SHARES_TESTED, "jachess"])
+def test_a_loop_of_accelerate_equals_one_process(method, by_accelerate):
+    found = torch.load(by_accelerate / f"{method}.pt", weights_only=True)
+    model = tiny_model("bert")
+    updates(model, torch.optim.SGD(model.parameters(), lr=0.05), method, Rows(32), slice(None))
+    for name, weight in model.state_dict().items():
+        torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
 
 
 @pytest.fixture(scope="module")
@@ -176,17 +200,37 @@ def test_settings_of_the_plugin_that_are_not_verified(settings, message):
     assert message in told
 
 
-def test_refuses_what_it_cannot_do(monkeypatch):
-    """Detection needs no second process: any sharded module counts."""
+@pytest.fixture
+def sharded_bert(monkeypatch):
+    """What is read of a sharded model; any sharded module counts."""
 
-    class Sharded(torch.nn.Linear):
-        pass
+    def make(policy):
+        group = SimpleNamespace(mp_policy=policy)
 
-    monkeypatch.setattr("smoothtune.core.support.FSDPModule", Sharded)
-    model = tiny_model("bert")
-    model.classifier.__class__ = Sharded
+        class Sharded(torch.nn.Linear):
+            def _get_fsdp_state(self):
+                return SimpleNamespace(_fsdp_param_groups=[group])
+
+        monkeypatch.setattr("smoothtune.core.sharded_gradients.FSDPModule", Sharded)
+        model = tiny_model("bert")
+        model.classifier.__class__ = Sharded
+        return model
+
+    return make
+
+
+def test_refuses_what_it_cannot_do(sharded_bert):
+    model = sharded_bert(MixedPrecisionPolicy())
     with pytest.raises(ValueError, match="use DDP"):
         Objective(Jacobian(estimator="projected", weight=0.01)).attach(model)
     with pytest.raises(ValueError, match="use DDP"):
         Objective(LNSR(noise="in_manifold", weight=1.0)).attach(model)
     Objective(LNSR(weight=1.0)).attach(model)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_policy_that_rounds_the_passes_is_refused(dtype, sharded_bert):
+    model = sharded_bert(MixedPrecisionPolicy(param_dtype=dtype))
+    with pytest.raises(ValueError, match="r3f with 16 bits of FSDP2's mixed-precision policy"):
+        Objective(METHODS["r3f"]()).attach(model)
+    Objective(METHODS["plain"]()).attach(model)

@@ -8,14 +8,29 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 
 from helpers.causal import Texts, tiny_language_model, tiny_lora
-from helpers.training import Rows
-from smoothtune.testing import tiny_model
+from helpers.training import FSDP_TESTED, SHARE_UPDATES, SHARES_TESTED, Rows, collate
+from smoothtune import METHODS, Objective
+from smoothtune.testing import fixed_draws, tiny_model, with_weight
 
 SHARDED = {  # kind -> what makes the model, rows
     "classifier": (partial(tiny_model, "bert"), Rows(32)),
     "language": (partial(tiny_language_model, "opt"), Texts()),
     "lora": (tiny_lora, Rows(8)),
 }
+
+
+def updates(model, optimizer, name, data, own, backward=torch.Tensor.backward) -> None:
+    """Some updates on a process's own rows: a method with a share, or with a weight."""
+    if name in SHARES_TESTED:
+        method = METHODS[name](**SHARES_TESTED[name])
+    else:
+        method = with_weight(METHODS[name](**FSDP_TESTED[name]))
+    objective = Objective(method).bind(model, optimizer)
+    with fixed_draws():
+        for _ in range(SHARE_UPDATES):
+            backward(objective(model, collate([data[i] for i in range(len(data))[own]])))
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 def ask_accelerate_for_shards() -> None:

@@ -1,10 +1,11 @@
-"""Gradients of a model that FSDP2 shards: every process gets its part of their mean."""
+"""A model that FSDP2 shards, and its gradients: every process gets its part of their mean."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import cast
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -14,6 +15,12 @@ from torch.nn.utils import get_total_norm
 def shards(model: nn.Module) -> list[FSDPModule]:
     """The units that FSDP2 shards."""
     return [module for module in model.modules() if isinstance(module, FSDPModule)]
+
+
+def casts(unit: FSDPModule) -> bool:
+    """Whether a unit computes with 16 bits of weights that it holds in 32."""
+    groups = unit._get_fsdp_state()._fsdp_param_groups
+    return any(group.mp_policy.param_dtype in (torch.bfloat16, torch.float16) for group in groups)
 
 
 def put_away(units: Sequence[FSDPModule]) -> None:

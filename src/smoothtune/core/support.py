@@ -12,7 +12,7 @@ from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 from smoothtune.core.architecture import is_embedding_model, transformer, unwrap
 from smoothtune.core.compiled import is_compiled_block
@@ -26,6 +26,7 @@ from smoothtune.core.declarations import (
 )
 from smoothtune.core.precision import autocast_dtype
 from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.sharded_gradients import casts, shards
 from smoothtune.core.wide_weights import (
     HALF,
     INSTEAD_OF_QUANTIZED,
@@ -75,6 +76,15 @@ FULL_BATCH = "it needs the gradient of the full batch: use one process and no ac
 _NON_REENTRANT = (
     'reentrant checkpointing has no inner gradients: set activation_checkpointing_kwargs={"use_'
     'reentrant": False}'
+)
+
+_CASTS = (
+    "16 bits of FSDP2's mixed-precision policy: its passes would not be float32: shard the model "
+    "without, and with accelerate leave mixed_precision out, which sets it"
+)
+_DEEPSPEED = (
+    "DeepSpeed in a loop of your own, whose gradients and updates cannot be seen: train with "
+    "SmoothTrainer or regularize, which do so under ZeRO 1 and 2, or use DDP"
 )
 
 REFUSED: dict[Kind, dict[Environment, str]] = {
@@ -219,7 +229,7 @@ def environments(model: nn.Module, device: torch.device | None = None) -> set[En
         found.add("compiled blocks")
     if isinstance(model, nn.parallel.DistributedDataParallel):
         found.add("DDP")
-    if any(isinstance(module, FSDPModule) for module in modules):
+    if shards(model):
         found.add("FSDP2")
     if hasattr(unwrap(model), "peft_config"):
         found.add("LoRA")
@@ -258,8 +268,11 @@ def check(
     Raises:
         ValueError: names every problem, and what to change.
     """
+    refuse(_wrapper_problems(model))
     where = environments(model, device)
     found = [p for name, r in regularizers.items() for p in problems(name, r, where)]
+    if any(map(casts, shards(model))):
+        found += [f"{name} with {_CASTS}" for name, r in regularizers.items() if not r.does_nothing]
     perturbing = [name for name, r in regularizers.items() if r.points()]
     bare = unwrap(model)
     reasons = {name: r.refuses(bare) for name, r in regularizers.items()}
@@ -293,6 +306,17 @@ def check(
             "model.parameters(): if w.requires_grad: w.data = w.data.float()"
         )
     refuse(found)
+
+
+def _wrapper_problems(model: nn.Module) -> list[str]:
+    """Why nothing works in what a loop has put around a model, and what to change."""
+    if type(model).__module__.startswith("deepspeed."):
+        return [_DEEPSPEED]
+    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+        return ["FSDP1, which is not verified: shard with fully_shard (FSDP2), or use DDP"]
+    if isinstance(model, nn.DataParallel):
+        return ["nn.DataParallel, which does not split perturbations: use DDP"]
+    return []
 
 
 def side_problems(

@@ -26,6 +26,17 @@ Reader = Callable[[ForwardPass], list[Tensor]]  # L outputs (B, d_l) of a pass
 ROWS = 4096  # number of word embeddings that their rms is taken of
 
 
+class _WithoutHooks(nn.Module):
+    """A module without those of FSDP2, which would take the first that runs for the whole model."""
+
+    def __init__(self, module: nn.Module):
+        super().__init__()
+        self.module = module
+
+    def forward(self, ids: Tensor) -> Any:
+        return self.module.forward(ids)
+
+
 @dataclass
 class InputDerivatives:
     """Estimates Jacobian and Hessian norms of any outputs at the word embeddings.
@@ -70,11 +81,13 @@ class InputDerivatives:
         table = embedding_table(model)
         stride = max(1, len(table) // ROWS)
         ids = torch.arange(0, len(table), stride, device=table.device)
-        module, weights = word_embeddings(model), {}
-        if isinstance(table, DTensor):  # sharded by FSDP2
-            weights = {"weight": table.full_tensor()}
+        module = word_embeddings(model)
         with torch.no_grad():  # through the module, which may scale what it looks up
-            rows = torch.func.functional_call(module, weights, (ids,))
+            if isinstance(table, DTensor):  # sharded by FSDP2
+                whole = {"module.weight": table.full_tensor()}
+                rows = torch.func.functional_call(_WithoutHooks(module), whole, (ids,))
+            else:
+                rows = module(ids)
         if not isinstance(rows, Tensor):
             raise ValueError(
                 f"the word embeddings, {type(module).__name__}, give a {type(rows).__name__}, not "
