@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import torch
+from accelerate import Accelerator
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -18,7 +19,6 @@ from smoothtune.testing import tiny_model  # noqa: E402
 ask_accelerate_for_shards()
 os.environ["FSDP_TRANSFORMER_CLS_TO_WRAP"] = "BertLayer"
 torch.set_num_threads(1)
-from accelerate import Accelerator  # noqa: E402
 
 accelerator, data = Accelerator(), Rows(32)
 half, rank = len(data) // 2, torch.distributed.get_rank()

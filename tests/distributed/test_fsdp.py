@@ -53,12 +53,7 @@ def test_a_share_is_that_of_the_reduced_gradients(method, on_two):
     make, data = SHARDED["classifier"]
     model = make()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    objective = Objective(METHODS[method](**SHARES_TESTED[method])).bind(model, optimizer)
-    with fixed_draws():
-        for _ in range(SHARE_UPDATES):
-            objective(model, collate([data[i] for i in range(len(data))])).backward()
-            optimizer.step()
-            optimizer.zero_grad()
+    objective = updates(model, optimizer, method, data, slice(None))
     found = torch.load(on_two / f"share-{method}.pt", weights_only=True)
     for name, weight in model.state_dict().items():
         torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)

@@ -19,8 +19,8 @@ SHARDED = {  # kind -> what makes the model, rows
 }
 
 
-def updates(model, optimizer, name, data, own, backward=torch.Tensor.backward) -> None:
-    """Some updates on a process's own rows: a method with a share, or with a weight."""
+def updates(model, optimizer, name, data, own, backward=torch.Tensor.backward):
+    """The objective after some updates on own rows: of a method with a share, or with a weight."""
     if name in SHARES_TESTED:
         method = METHODS[name](**SHARES_TESTED[name])
     else:
@@ -31,6 +31,7 @@ def updates(model, optimizer, name, data, own, backward=torch.Tensor.backward) -
             backward(objective(model, collate([data[i] for i in range(len(data))[own]])))
             optimizer.step()
             optimizer.zero_grad()
+    return objective
 
 
 def ask_accelerate_for_shards() -> None:
