@@ -264,6 +264,12 @@ def test_identity_ignores_where_the_result_goes() -> None:
     assert first.identity() != RunConfig(task="rte", output_dir="a", seed=7).identity()
 
 
+def test_a_run_that_names_no_method_is_the_run_with_plain(tmp_path: Path) -> None:
+    silent = RunConfig(task="sst2", output_dir="a").identity()
+    assert silent == RunConfig(task="sst2", output_dir="a", methods={"plain": {}}).identity()
+    assert silent == load_config(write(tmp_path, MINIMAL)).identity()
+
+
 @pytest.mark.parametrize("text", ['"\\ud800"', '"a\\0b"'])
 def test_what_is_no_text(text: str, tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(f"task: rte\noutput_dir: {text}\n")

@@ -93,7 +93,9 @@ class RunFields(SpanFields, DataFields):
     """Initial bias of a new regression head: the mean of the training scores, or 0 as in
     transformers, which needs many updates to reach the mean."""
 
-    methods: Annotated[dict[str, dict[str, Any]], METHOD] = {"plain": {}}
+    methods: Annotated[dict[str, dict[str, Any]], Field(validate_default=True), METHOD] = {
+        "plain": {}
+    }
     """Methods by name, each with its fields; see `smoothtune methods`."""
     alternate: Annotated[Literal["step", "epoch"], METHOD] = "step"
     """An unlabeled update follows every labeled one (step), or all unlabeled ones follow an epoch's
