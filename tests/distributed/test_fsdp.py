@@ -200,11 +200,9 @@ def sharded_bert(monkeypatch):
     """What is read of a sharded model; any sharded module counts."""
 
     def make(policy):
-        group = SimpleNamespace(mp_policy=policy)
-
         class Sharded(torch.nn.Linear):
             def _get_fsdp_state(self):
-                return SimpleNamespace(_fsdp_param_groups=[group])
+                return SimpleNamespace(_mp_policy=policy)
 
         monkeypatch.setattr("smoothtune.core.sharded_gradients.FSDPModule", Sharded)
         model = tiny_model("bert")
@@ -224,8 +222,9 @@ def test_refuses_what_it_cannot_do(sharded_bert):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_a_policy_that_rounds_the_passes_is_refused(dtype, sharded_bert):
-    model = sharded_bert(MixedPrecisionPolicy(param_dtype=dtype))
+@pytest.mark.parametrize("field", ["param_dtype", "output_dtype", "reduce_dtype"])
+def test_a_policy_that_rounds_is_refused(field, dtype, sharded_bert):
+    model = sharded_bert(MixedPrecisionPolicy(**{field: dtype}))
     with pytest.raises(ValueError, match="r3f with 16 bits of FSDP2's mixed-precision policy"):
         Objective(METHODS["r3f"]()).attach(model)
     Objective(METHODS["plain"]()).attach(model)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import cast
 
-import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
+
+from smoothtune.core.wide_weights import HALF
 
 
 def shards(model: nn.Module) -> list[FSDPModule]:
@@ -18,9 +19,9 @@ def shards(model: nn.Module) -> list[FSDPModule]:
 
 
 def casts(unit: FSDPModule) -> bool:
-    """Whether a unit computes with 16 bits of weights that it holds in 32."""
-    groups = unit._get_fsdp_state()._fsdp_param_groups
-    return any(group.mp_policy.param_dtype in (torch.bfloat16, torch.float16) for group in groups)
+    """Whether a unit has 16 bits for its weights, its outputs or the reduction of gradients."""
+    policy = unit._get_fsdp_state()._mp_policy
+    return any(t in HALF for t in (policy.param_dtype, policy.output_dtype, policy.reduce_dtype))
 
 
 def put_away(units: Sequence[FSDPModule]) -> None:

@@ -79,8 +79,8 @@ _NON_REENTRANT = (
 )
 
 _CASTS = (
-    "16 bits of FSDP2's mixed-precision policy: its passes would not be float32: shard the model "
-    "without, and with accelerate leave mixed_precision out, which sets it"
+    "16 bits of FSDP2's mixed-precision policy: passes, or gradients, would be rounded: shard the "
+    "model without, and with accelerate leave mixed_precision out, which sets it"
 )
 _DEEPSPEED = (
     "DeepSpeed in a loop of your own, whose gradients and updates cannot be seen: train with "
