@@ -1,7 +1,7 @@
 """How far the pick of `smoothtune tune` is from the best of all settings.
 
     python benchmarks/tune_regret.py study
-    python benchmarks/tune_regret.py grid --data DIR --folder OUT [--jobs 2 --job 0]
+    python benchmarks/tune_regret.py grid --data DIR [--jobs 2 --job 0]
 
 Searches are simulated on recorded scores, which takes no training. `study` has those of the study
 in results/few-sample: fourteen ways to train on three tasks, five seeds each. A search sees some of
@@ -9,8 +9,9 @@ the seeds, fresh runs are others, and what is picked is judged by the mean of al
 
 `grid` trains first: methods x strengths x learning rates on three tasks, every setting once for
 every fold, scored on the fold's held-out rows and on rows that no search sees. DIR is a folder of
-Parquet data sets with `cola`, `mrpc` and `uci_sentiment_labelled`. Runs in OUT that are done are
-not repeated; there are 189. A search sees the held-out scores and is judged by the others.
+Parquet data sets with `cola`, `mrpc` and `uci_sentiment_labelled`. There are 189 runs; those whose
+record is in results/tune-regret are not repeated. A search sees the held-out scores and is judged
+by the others. Two processes share the work with `--jobs 2`, one of them with `--job 1`.
 
 They write benchmarks/results/tune-regret-study and tune-regret-grid, as .json and .md.
 """
@@ -30,6 +31,7 @@ import pyarrow.parquet as pq
 
 RESULTS = Path(__file__).parent / "results"
 STUDY = Path(__file__).parents[1] / "results" / "few-sample"
+GRID = Path(__file__).parents[1] / "results" / "tune-regret"
 ROWS, TEST_ROWS, PARTS = 300, 400, 5
 RATES = (5e-5, 1.5e-4, 4.5e-4)
 VALUES = {
@@ -65,7 +67,13 @@ def tables(data, task):
 
 
 def write_folds(data, folder, folds):
-    """For each fold a data set: its training rows; its held-out rows, then those no search sees."""
+    """For each fold a data set: its training rows; its held-out rows, then those no search sees.
+
+    Args:
+        data: of the Parquet data sets.
+        folder: where to write them.
+        folds: how many of the parts.
+    """
     from smoothtune.tune.split import parts_of
 
     for task in TASKS:
@@ -73,7 +81,7 @@ def write_folds(data, folder, folds):
         texts = [json.dumps(row, sort_keys=True) for row in train.to_pylist()]
         parts = parts_of(texts, [str(label) for label in train["label"].to_pylist()], PARTS, 0)
         for fold in range(folds):
-            target = folder / "data" / f"{task}-{fold}"
+            target = folder / f"{task}-{fold}"
             target.mkdir(parents=True, exist_ok=True)
             held_out = train.filter(pa.array(parts == fold))
             pq.write_table(train.filter(pa.array(parts != fold)), target / "train.parquet")
@@ -97,8 +105,8 @@ def cells(folds):
         yield f"{task}-{fold}-{method}-{value}-{rate:g}", task, fold, point
 
 
-def run_cell(folder, task, fold, point):
-    """Train one setting on one fold."""
+def run_cell(data, task, fold, point):
+    """Train one setting on one fold of those in the folder `data`."""
     import torch
     from rich.console import Console
 
@@ -106,7 +114,7 @@ def run_cell(folder, task, fold, point):
     from smoothtune.run.train import fit
 
     method, name, value, rate = point
-    source = folder / "data" / f"{task}-{fold}"
+    source = data / f"{task}-{fold}"
     fields = {name: value} if name else {}
     options = FIXED | TASKS[task] | {"data": str(source), "learning_rate": rate, "seed": 42}
     config = load_config(options=options | {"methods": {method: fields}})
@@ -124,13 +132,13 @@ def run_cell(folder, task, fold, point):
     }
 
 
-def run_grid(folder, folds, job, jobs):
+def run_grid(data, folder, folds, job, jobs):
     """Train what is missing; one of several processes takes every `jobs`-th run."""
-    (folder / "cells").mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     for number, (name, task, fold, point) in enumerate(cells(folds)):
-        path = folder / "cells" / f"{name}.json"
+        path = folder / f"{name}.json"
         if number % jobs == job and not path.exists():
-            record = run_cell(folder, task, fold, point)
+            record = run_cell(data, task, fold, point)
             path.with_suffix(".partial").write_text(json.dumps(record), encoding="utf-8")
             path.with_suffix(".partial").replace(path)
             print(name, record, flush=True)
@@ -143,7 +151,7 @@ def recorded(folder, folds):
     """By task: (fold scores on held-out rows, mean score on other rows) of every setting."""
     found = {}
     for name, task, fold, point in cells(folds):
-        path = folder / "cells" / f"{name}.json"
+        path = folder / f"{name}.json"
         if path.exists():
             record = json.loads(path.read_text(encoding="utf-8"))
             found.setdefault(task, {}).setdefault(point, {})[fold] = record
@@ -223,7 +231,7 @@ def markdown_grid(found, arguments):
     lines = [
         "# Regret of simulated searches on a grid",
         "",
-        "`python benchmarks/tune_regret.py grid --data DIR --folder OUT`",
+        "`python benchmarks/tune_regret.py grid --data DIR`",
         "",
         f"MiniLM, {ROWS} training rows, {len(list(points()))} settings of {', '.join(VALUES)},",
         f"each trained on {arguments.folds} folds. A search sees {ROWS // PARTS} held-out",
@@ -367,7 +375,6 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["study", "grid"])
     parser.add_argument("--data", type=Path)
-    parser.add_argument("--folder", type=Path)
     parser.add_argument("--folds", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=100)
     parser.add_argument("--budgets", type=int, nargs="+", default=[10, 30, 60])
@@ -380,10 +387,10 @@ def main():
         found = study_regrets(args.seeds, [budget // 2 for budget in args.budgets])
         write("tune-regret-study", found, markdown_study(found, args.seeds))
         return
-    if args.job == 0:
-        write_folds(args.data, args.folder, args.folds)
-    run_grid(args.folder, args.folds, args.job, args.jobs)
-    known = recorded(args.folder, args.folds)
+    with tempfile.TemporaryDirectory() as work:
+        write_folds(args.data, Path(work), args.folds)
+        run_grid(Path(work), GRID, args.folds, args.job, args.jobs)
+    known = recorded(GRID, args.folds)
     if len(known) == len(TASKS):
         found = {
             t: regrets(table, args.folds, args.budgets, args.seeds) for t, table in known.items()

@@ -1,11 +1,11 @@
 """The first sentence: use a method, run more seeds, stay with plain, or mend the runs."""
 
 import numpy as np
-import pytest
 from scipy import stats
 
 from smoothtune.study.report.comparison import compare, over_tasks, table_of_runs
-from smoothtune.study.report.decision import MOST_SEEDS, decision, seeds_needed
+from smoothtune.study.report.decision import decision
+from smoothtune.study.report.power import seeds_needed
 
 
 def content(gaps: dict[str, list[list[float]]], chance: float = 0.5) -> dict:
@@ -83,14 +83,3 @@ def test_without_runs_of_plain() -> None:
     found = content({"good": [BETTER]})
     found["methods"] = [item for item in found["methods"] if item["method"] != "plain"]
     assert "plain fine-tuning has no finished run" in decision(found).text
-
-
-@pytest.mark.parametrize(("gap", "sd", "methods"), [(0.02, 0.02, 1), (0.02, 0.01, 5)])
-def test_seeds_needed_have_the_power(gap: float, sd: float, methods: int) -> None:
-    count = seeds_needed(gap, sd, methods)
-    draw = np.random.default_rng(1)
-    for seeds, enough in ((count, True), (count - 1, False)):
-        p = stats.ttest_1samp(draw.normal(gap, sd, (20_000, seeds)), 0, axis=1).pvalue
-        assert ((p < 0.05 / methods).mean() > 0.79) == enough
-    assert seeds_needed(gap, 0.0, methods) == 2
-    assert seeds_needed(gap, 10 * gap, methods) == MOST_SEEDS + 1

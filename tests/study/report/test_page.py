@@ -2,6 +2,7 @@
 
 import csv
 import io
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -137,6 +138,8 @@ def test_sentences_say_what_helps_and_what_does_not() -> None:
     assert "plain_more_epochs took 1.00 times plain's training time" in found
     null = texts(content(rows({"x": 0.0, "y": 0.0}, spread=0.02)))
     assert "none of the methods differs from plain at 5 %" in null
+    assert re.search(r"truly been \d\.\d points better on average over 2 tasks \(median", null)
+    assert "truly been" not in found
     easy = [row | {"trivial_baseline": 0.95} for row in rows({"x": 0.0}, tasks=["one"])]
     hard = [row | {"task": "two"} for row in rows({"x": 0.0}, tasks=["one"])]
     weak = texts(content([*easy, *hard]))

@@ -12,6 +12,7 @@ import pandas as pd
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import Cell, Records
 from smoothtune.study.report import statistics
+from smoothtune.study.report.power import smallest_difference
 
 Condition = tuple[str, str, int | None]
 """Task, model and number of training examples."""
@@ -100,6 +101,7 @@ def compare(runs: pd.DataFrame, test: str) -> list[dict[str, Any]]:
         compared += methods
         against = [item["against_plain"] for item in methods if item["against_plain"]]
         _correct(against, [item["p"][test] for item in against])
+        _add_power(against)
         for measure in SECONDARY:
             tested = [item["secondary"][measure] for item in against if item["secondary"][measure]]
             _correct(tested, [item["p"] for item in tested])
@@ -187,7 +189,8 @@ def over_tasks(runs: pd.DataFrame, measure: str = "score") -> list[dict[str, Any
 
     Returns:
         A dictionary for every method: effect, p-value with the name of its test, the p-value
-        corrected after Holm over methods, and the seeds and number of conditions behind it.
+        corrected after Holm over methods, the smallest difference that would have been shown, and
+        the seeds and number of conditions behind it.
         Empty for fewer than two conditions.
     """
     found = (measured(group, measure) for group in runs_by_condition(runs).values())
@@ -218,7 +221,14 @@ def over_tasks(runs: pd.DataFrame, measure: str = "score") -> list[dict[str, Any
             }
         )
     _correct(compared, [item["p"] for item in compared])
+    _add_power(compared)
     return compared
+
+
+def _add_power(compared: Sequence[dict[str, Any]]) -> None:
+    """Add `smallest`, the difference that the seeds would show with a power of 80 %."""
+    for item in compared:
+        item["smallest"] = smallest_difference(item["sd"], len(item["seeds"]), len(compared))
 
 
 def _correct(tested: Sequence[dict[str, Any]], p_values: Sequence[float | None]) -> None:

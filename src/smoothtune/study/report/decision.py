@@ -6,21 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from scipy import stats
 
 from smoothtune.report.page import Sentence
 from smoothtune.report.tables import POINTS, effect_text
 from smoothtune.study.config import PLAIN
 from smoothtune.study.report.comparison import by_condition
+from smoothtune.study.report.power import MOST_SEEDS, POWER, seeds_needed
 from smoothtune.study.report.statistics import LEVEL
 
-POWER = 0.8
 WORTH = 0.002
 """Difference in score, from which more seeds are worth running."""
 ENOUGH_SEEDS, USUAL_SEEDS = 3, 5
 """With fewer seeds than the first their spread is not known; the second is what a study has."""
-MOST_SEEDS = 30
-"""More than these are not worth running for a difference that may not be there."""
 
 
 def decision(content: Mapping[str, Any]) -> Sentence:
@@ -31,7 +28,7 @@ def decision(content: Mapping[str, Any]) -> Sentence:
     """
     methods = content["methods"]
     plain = [item for item in methods if item["method"] == PLAIN and item["measures"]["score"]]
-    compared = _compared(content)
+    compared = overall(content)
     if not plain or not compared:
         missing = "plain fine-tuning" if not plain else "a method beside plain"
         return Sentence("fragile", f"Run the study on: {missing} has no finished run everywhere.")
@@ -92,32 +89,13 @@ def _undecided(content: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
     )
 
 
-def seeds_needed(gap: float, sd: float, num_methods: int) -> int:
-    """Seeds with which a paired t-test finds a difference with a power of 80 %.
-
-    Args:
-        gap: the true mean difference.
-        sd: standard deviation of the differences over seeds.
-        num_methods: 5 % are divided by it, Holm's first step.
-
-    Returns:
-        At least 2; `MOST_SEEDS` + 1 where more than those are needed.
-    """
-    for count in range(2, MOST_SEEDS + 1):
-        critical = stats.t.ppf(1 - LEVEL / num_methods / 2, count - 1)
-        shift = abs(gap) * np.sqrt(count) / sd if sd else np.inf
-        if not np.isfinite(shift) or stats.nct.sf(critical, count - 1, shift) >= POWER:
-            return count
-    return MOST_SEEDS + 1
-
-
 def _needed(item: Mapping[str, Any], num_methods: int) -> int:
     if item["sd"] is None:
         return MOST_SEEDS + 1
     return seeds_needed(_gap(item), item["sd"], num_methods)
 
 
-def _compared(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+def overall(content: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Every method against plain over all conditions, or in the only one."""
     if len(by_condition(content["methods"])) > 1:
         return list(content["over_tasks"])
@@ -130,7 +108,7 @@ def _compared(content: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def equal_methods(content: Mapping[str, Any]) -> list[str]:
     """Methods whose scores are plain's in every run; none where all are, which is the decision."""
-    compared = _compared(content)
+    compared = overall(content)
     equal = [item["method"] for item in compared if item["equal"]]
     return equal if len(equal) < len(compared) else []
 

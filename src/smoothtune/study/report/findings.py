@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,8 @@ from smoothtune.study.report.comparison import (
     secondary,
     secondary_over_tasks,
 )
-from smoothtune.study.report.decision import decision, equal_methods
+from smoothtune.study.report.decision import decision, equal_methods, overall
+from smoothtune.study.report.power import POWER
 from smoothtune.study.report.statistics import LEVEL
 from smoothtune.study.report.tables import TITLES
 
@@ -33,7 +35,7 @@ def sentences(content: Mapping[str, Any]) -> list[Sentence]:
     kinds = (
         [decision(content)],
         _completeness(content),
-        _scores_in_short(conditions.values(), content["test"]),
+        _scores_in_short(conditions.values(), content["test"], _could_see(content)),
         _beside_in_short(content, conditions.values()),
         _stability_in_short(content["methods"]),
         _budget(content),
@@ -116,9 +118,9 @@ def _scores(group: Sequence[Mapping[str, Any]], test: str) -> Iterator[Sentence]
 
 
 def _scores_in_short(
-    conditions: Iterable[Sequence[Mapping[str, Any]]], test: str
+    conditions: Iterable[Sequence[Mapping[str, Any]]], test: str, could_see: str
 ) -> Iterator[Sentence]:
-    """The same over all conditions in one sentence."""
+    """The same over all conditions in one sentence, a null result with what it could have seen."""
     groups = list(conditions)
     named: dict[bool, list[str]] = {True: [], False: []}
     for group in groups:
@@ -132,9 +134,24 @@ def _scores_in_short(
     else:
         text = (
             f"Score, task by task: none of the methods differs from plain at 5 % after Holm's "
-            f"correction ({test})."
+            f"correction ({test}).{could_see}"
         )
     yield Sentence("fragile" if doubt else _tone(named), text + doubt)
+
+
+def _could_see(content: Mapping[str, Any]) -> str:
+    """The true differences that would have been found, from the least to the greatest."""
+    compared = [item for item in overall(content) if item["smallest"]]
+    if not compared:
+        return ""
+    smallest = sorted(POINTS * item["smallest"] for item in compared)
+    tasks = compared[0].get("conditions")
+    where = f" on average over {tasks} tasks" if tasks else ""
+    return (
+        f" Had a method truly been {statistics.median(smallest):.1f} points better{where} (median "
+        f"of the methods; {smallest[0]:.1f} to {smallest[-1]:.1f}), its seeds would have shown it "
+        f"with a chance of {100 * POWER:.0f} %."
+    )
 
 
 def _weak(groups: Iterable[Sequence[Mapping[str, Any]]]) -> list[str]:

@@ -20,6 +20,8 @@ TITLES = dict(zip(SECONDARY, ("gap", "Brier", "NLL", "ECE", "score under noise")
 
 BETTER, WORSE, NOT_AFTER_HOLM = "better", "worse", "open: not after Holm"
 NOTHING, EQUAL, FEW = "no difference seen", "equal to plain in every run", "too few seeds"
+SMALLEST = "shown from, points"
+"""Head of the column of the smallest differences that would have been shown."""
 
 
 def main_table(methods: Sequence[Mapping[str, Any]]) -> Table:
@@ -76,7 +78,8 @@ def score_table(group: Sequence[Mapping[str, Any]]) -> Table:
     metric = next((m["metric"] for m in group if m["metric"]), "score")
     lost = any(method["failed"] for method in group)
     head = ["method", "seeds", f"{metric}, mean", "sd", "median", "max", *["failed"] * lost]
-    head += ["minus plain, points", "p", "p, Holm", "verdict", "P(better)", "time, x plain"]
+    head += ["minus plain, points", "p", "p, Holm", "verdict", SMALLEST, "P(better)"]
+    head += ["time, x plain"]
     rows = []
     for method in group:
         score, against = method["measures"]["score"], method["against_plain"]
@@ -91,6 +94,7 @@ def score_table(group: Sequence[Mapping[str, Any]]) -> Table:
                 p_text(against["p"][against["test"]]),
                 p_text(against["p_holm"]),
                 verdict(against),
+                _smallest(against),
                 effect_text(against["improvement"], 1, ".2f"),
                 number(against["cost_ratio"], ".2f"),
             ]
@@ -135,7 +139,7 @@ def test_table(group: Sequence[Mapping[str, Any]]) -> Table:
 
 def over_tasks_table(compared: Sequence[Mapping[str, Any]]) -> Table:
     """Mean difference over all conditions."""
-    head = ["method", "seeds", "minus plain, mean over tasks, points", "p", "p, Holm"]
+    head = ["method", "seeds", "minus plain, mean over tasks, points", "p", "p, Holm", SMALLEST]
     rows = [
         [
             item["method"],
@@ -143,10 +147,15 @@ def over_tasks_table(compared: Sequence[Mapping[str, Any]]) -> Table:
             effect_text(item["difference"], POINTS, "+.1f"),
             p_text(item["p"]),
             p_text(item["p_holm"]),
+            _smallest(item),
         ]
         for item in compared
     ]
     return Table(head, rows)
+
+
+def _smallest(item: Mapping[str, Any]) -> str:
+    return number(item["smallest"] and POINTS * item["smallest"], ".1f")
 
 
 def choice_table(choices: Sequence[Mapping[str, Any]]) -> Table:
