@@ -18,14 +18,19 @@ LAYERS = {
 }
 
 
-def noisy_loss(model, layers, batch, noise):
-    """Loss with noise[b] added to the real tokens that enter layer b."""
+def noisy_loss(model, layers, batch, noise, relative=True):
+    """Loss with noise[b] added to the real tokens that enter layer b, perhaps times their RMS."""
     keep = batch["attention_mask"][..., None]
+
+    def noisy(x, z):
+        size = (x**2).sum(-1, keepdim=True) / x.shape[-1] + 1e-12
+        return x + keep * z * (size.sqrt() if relative else 1)
+
     with ExitStack() as stack:
         for layer, z in zip(layers, noise, strict=True):
             stack.enter_context(
                 layer.register_forward_pre_hook(
-                    lambda module, args, z=z: (args[0] + keep * z, *args[1:])
+                    lambda module, args, z=z: (noisy(args[0], z), *args[1:])
                 )
             )
         return model(**batch).loss
@@ -39,14 +44,16 @@ def noisy_loss(model, layers, batch, noise):
         ({"noise": "uniform", "compat": "official"}, lambda draw: 0.3 * (draw + 1) / 2),
     ],
 )
+@pytest.mark.parametrize("units", ["relative", "absolute"])
 @pytest.mark.parametrize("architecture", MODELS)
-def test_equals_its_equation(architecture, fields, noise):
+def test_equals_its_equation(architecture, units, fields, noise):
     model, batch = tiny_model(architecture), tiny_batch()
     drawn = [2 * torch.rand(4, 6, 8, dtype=torch.float64) - 1 for _ in range(2)]
     layers = LAYERS[architecture](model)
-    expected = noisy_loss(model, layers, batch, [noise(draw) for draw in drawn])
+    drawn_noise, relative = [noise(draw) for draw in drawn], units == "relative"
+    expected = noisy_loss(model, layers, batch, drawn_noise, relative)
     with fed(*drawn):
-        total = Objective(HyPe(sigma=0.3, **fields))(model, batch)
+        total = Objective(HyPe(sigma=0.3, units=units, **fields))(model, batch)
     torch.testing.assert_close(total, expected)
     torch.testing.assert_close(gradient(total, [model]), gradient(expected, [model]))
     assert abs(total - model(**batch).loss) > 1e-4
@@ -69,3 +76,22 @@ def test_official_uniform_noise_is_never_negative():
     assert draw.mean().item() == pytest.approx(0.25, abs=0.02)
     paper = HyPe(noise="uniform", sigma=0.5).draw(torch.zeros(100, 10))
     assert paper.mean().item() == pytest.approx(0, abs=0.04)
+
+
+def test_noise_has_its_size_relative_to_the_state_whatever_that_is():
+    for scale in (1e-3, 1.0, 1e3):
+        model, batch = tiny_model("llama"), tiny_batch()
+        with torch.no_grad():
+            model.model.embed_tokens.weight.mul_(scale)
+        objective = Objective(HyPe(sigma=0.2))
+        objective(model, batch)
+        assert objective.terms["hype/delta_ratio"].item() == pytest.approx(0.2, rel=0.2)
+
+
+def test_defaults_follow_the_units():
+    paper = Objective(HyPe(units="absolute"))
+    paper(tiny_model("bert"), tiny_batch())
+    assert paper.terms["hype/delta_ratio"] < 1e-2
+    ours = Objective(HyPe())
+    ours(tiny_model("bert"), tiny_batch())
+    assert ours.terms["hype/delta_ratio"].item() == pytest.approx(0.3, rel=0.2)

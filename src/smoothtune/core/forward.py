@@ -102,7 +102,7 @@ class ForwardPass:
         self._values: dict[Point, Tensor] = {}  # at points, without graph
         # set by `at`
         self._rate: Rate | None = None
-        self._detach = False
+        self._detach = self._relative = False
         self._clean: ForwardPass | None = None  # the pass that this one perturbs
         # set by `smoothtune.core.part`
         self._whole: ForwardPass | None = None  # the pass over all rows
@@ -199,6 +199,7 @@ class ForwardPass:
             detach=self._detach,
             bases=self._values_below(),
             hidden_states=states,
+            relative=self._relative,
         )
         with self._conditions(), hooks as taps:
             self._fixed_start()
@@ -219,6 +220,7 @@ class ForwardPass:
         dropout: Dropout = "independent",
         rate: Rate | None = None,
         detach: bool = False,
+        relative: bool = False,
         model: nn.Module | None = None,
     ) -> ForwardPass:
         """Run the model on the same batch at another perturbation.
@@ -230,6 +232,7 @@ class ForwardPass:
             rate: dropout rates in [0, 1), one for all or by kind; None: the model's own. See
                 `smoothtune.core.dropout`.
             detach: no gradient reaches the layers below the point.
+            relative: delta is in units of each token's root mean square at its point.
             model: another model of the same architecture, such as a teacher.
 
         Returns:
@@ -254,7 +257,7 @@ class ForwardPass:
             start=self._fixed_start() if shares else None,
             shared_masks=self.shared_masks if shares else None,
         )
-        other._rate, other._detach, other._clean = rate, detach, self
+        other._rate, other._detach, other._relative, other._clean = rate, detach, relative, self
         other.labeled = self.labeled
         other.run()
         if shares:  # this pass, should it never run, would have ended there

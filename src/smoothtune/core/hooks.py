@@ -4,7 +4,8 @@ A *point* is ``"word"``, the output of the word-embedding layer, or an integer b
 transformer block b; 0 is what Hugging Face calls ``hidden_states[0]``. At ``"normalized"``, the
 input x of the LayerNorm at the end of the embeddings, a perturbation is in units of each token's
 standard deviation: LN(x + std(x) delta) = LN((x - mean(x)) / std(x) + delta). Models that do not
-normalize their embeddings (pre-norm decoders) have it at the input of block 0. `input_ids` are
+normalize their embeddings (pre-norm decoders) have it at the input of block 0. Anywhere else a
+perturbation may be relative: in units of the root mean square of each token. `input_ids` are
 always kept: models that are given `inputs_embeds` instead pool the wrong token and number positions
 wrongly.
 Hooks exist during one forward only.
@@ -83,6 +84,11 @@ def token_std(x: Tensor) -> Tensor:
     return (x.var(-1, correction=0, keepdim=True) + 1e-7).sqrt()
 
 
+def token_rms(x: Tensor) -> Tensor:
+    """(B, T, 1) root mean square over the features of each token."""
+    return (x.square().mean(-1, keepdim=True) + 1e-12).sqrt()
+
+
 class Tap:
     """Adds `delta` to the activation at one point and records it as it was before.
 
@@ -100,9 +106,10 @@ class Tap:
         detach: bool,
         stop: bool,
         passes: int = 1,
+        relative: bool = False,
     ):
         self.point, self.delta, self.base = point, delta, base
-        self.detach, self.stop, self.passes = detach, stop, passes
+        self.detach, self.stop, self.passes, self.relative = detach, stop, passes, relative
         self._parts: list[Tensor] = []
 
     @property
@@ -147,8 +154,13 @@ class Tap:
                 f"a perturbation of shape {tuple(delta.shape)} does not fit the activation at "
                 f"point {self.point!r}, {tuple(x.shape)}: {self.instead}"
             )
-        scale = token_std(x) if self.point == "normalized" else 1
-        return x + scale * delta.to(x.dtype)
+        return x + self._unit(x) * delta.to(x.dtype)
+
+    def _unit(self, x: Tensor) -> Tensor | float:
+        """What a perturbation of 1 is, for every token of x."""
+        if self.point == "normalized":
+            return token_std(x)
+        return token_rms(x) if self.relative else 1.0
 
     def after(self, module: nn.Module, args: tuple, output: Tensor) -> Tensor:
         """Forward hook of the word embeddings."""
@@ -173,6 +185,7 @@ def tapped(
     bases: Mapping[Point, Tensor] | None = None,
     hidden_states: list[Tensor] | None = None,
     stop: bool = False,
+    relative: bool = False,
 ) -> Iterator[dict[Point, Tap]]:
     """Hook the model for one forward.
 
@@ -185,6 +198,7 @@ def tapped(
         bases: (B, T, D) values by point, from another pass, used in place of this one's.
         hidden_states: list to fill with the L+1 states (B, T, D): input of block 0, block outputs.
         stop: end the forward with `PointReached` at the first point.
+        relative: the perturbations are in units of each token's root mean square.
 
     Yields:
         The taps by point; `value` is the activation before the perturbation.
@@ -197,7 +211,7 @@ def tapped(
     sides = sides_of(bare, side)
     bases = bases or {}
     taps = {
-        point: Tap(point, deltas.get(point), bases.get(point), detach, stop, len(sides))
+        point: Tap(point, deltas.get(point), bases.get(point), detach, stop, len(sides), relative)
         for point in {*points, *deltas}
     }
     with ExitStack() as hooks:

@@ -9,6 +9,9 @@ Equation:
     $z_b \sim N(0, \sigma^2 I)$ or $U(-\sigma, \sigma)$.
 
 Departures:
+    * By default sigma is relative to the root mean square of each token's state: hidden states
+      differ by orders of magnitude among models and layers (MPNet 0.1 to 0.3, SmolLM2 0.1 to 28),
+      and with the paper's 1e-5 training is plain's. `units="absolute"` is the paper's.
     * The released uniform noise is U(0, sigma), whose mean is not zero: `compat="official"`.
     * The released example switches ordinary dropout off; here the model's own dropout is kept.
     * The released code can perturb the state inside a block, after attention, too; here it cannot.
@@ -26,10 +29,13 @@ from torch import Tensor, nn
 from smoothtune.core import rng
 from smoothtune.core.architecture import blocks, sides_of, unwrap
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.hooks import Point
+from smoothtune.core.hooks import Point, token_rms
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
+from smoothtune.functional.adversarial import Units
 from smoothtune.functional.noise import relative_norm
+
+DEFAULTS = {"relative": 0.3, "absolute": 1e-5}
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -40,16 +46,23 @@ class HyPe(Regularizer):
     claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence",)
     replaces_task_loss: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = True
-    searched: ClassVar[Mapping[str, Between] | None] = {"sigma": Between(1e-6, 1e-2, log=True)}
+    version: ClassVar[int] = 2
+    searched: ClassVar[Mapping[str, Between] | None] = {"sigma": Between(0.03, 1.0, log=True)}
 
     noise: Literal["normal", "uniform"] = "normal"
     """Distribution of z. Paper: both."""
-    sigma: Positive = 1e-5
-    """Standard deviation, or half width, of z in units of the hidden state. Paper: 1e-5, which
-    leaves MiniLM as plain training does; 0.3 lowers its noise divergence by 37 %
-    (results/defaults). Hidden states of other models may be of another order of magnitude."""
+    units: Units = "relative"
+    """What sigma is in: the root mean square of each token's state, or absolute, as in the
+    paper."""
+    sigma: Positive | None = None
+    """Standard deviation, or half width, of z. Paper: 1e-5, absolute; default 0.3 (relative), 1e-5
+    (absolute)."""
     compat: Literal["official"] | None = None
     """"official": uniform noise from U(0, sigma)."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._sigma = self.sigma if self.sigma is not None else DEFAULTS[self.units]
 
     def points(self) -> tuple[Point, ...]:
         """Of the blocks, which all get noise, the first is looked at."""
@@ -58,9 +71,9 @@ class HyPe(Regularizer):
     def draw(self, like: Tensor) -> Tensor:
         """(B, T, D) noise."""
         if self.noise == "normal":
-            return self.sigma * rng.normal_like(like)
+            return self._sigma * rng.normal_like(like)
         z = rng.uniform_like(like)
-        return self.sigma * ((z + 1) / 2 if self.compat == "official" else z)
+        return self._sigma * ((z + 1) / 2 if self.compat == "official" else z)
 
     def refuses(self, model: nn.Module) -> str | None:
         """Both sides together get noise block by block."""
@@ -75,5 +88,7 @@ class HyPe(Regularizer):
         (first, *_) = sides_of(unwrap(clean.model), self.side)
         count, keep = len(blocks(unwrap(clean.model), first)), clean.mask[..., None]
         noise: dict[Point, Tensor] = {b: self.draw(clean.zeros(b)) * keep for b in range(count)}
-        self.diagnostics["delta_ratio"] = relative_norm(noise[0], clean.embeddings(0), clean.mask)
-        return clean.at(noise, dropout="shared").loss
+        state, relative = clean.embeddings(0), self.units == "relative"
+        first_noise = noise[0] * token_rms(state) if relative else noise[0]
+        self.diagnostics["delta_ratio"] = relative_norm(first_noise, state, clean.mask)
+        return clean.at(noise, dropout="shared", relative=relative).loss
