@@ -14,7 +14,10 @@ from smoothtune.methods import METHODS
 ROOT = Path(__file__).parent.parent
 COST = "benchmarks/results/cost-minilm-16x128"
 STUDY = "results/few-sample"
-EFFECT = "results/strength/effect"
+EFFECTS = {
+    "results/effect/effect": "All methods with their defaults",
+    "results/strength/effect": "A study of shares",
+}
 MEASURES = {"ece": "ECE", "brier": "Brier"}
 
 
@@ -113,32 +116,33 @@ def _plain(value: Any) -> Any:
 
 
 def _effect(name: str) -> Iterator[str]:
-    with (ROOT / f"{EFFECT}.csv").open(encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["method"].split()[0] == name]
-    if not rows:
-        return
-    titles = [
-        "condition",
-        "method, share",
-        "quantity",
-        "seeds",
-        "change",
-        "score, points",
-        "verdict",
+    for path, title in EFFECTS.items():
+        with (ROOT / f"{path}.csv").open(encoding="utf-8", newline="") as file:
+            rows = [row for row in csv.DictReader(file) if row["method"].split()[0] == name]
+        if rows:
+            titles = ["condition", "methods", "quantity", "seeds", "change, %", "p", "p, Holm"]
+            titles += ["score, points", "verdict"]
+            yield (
+                f"Does it move what it is about? [{title}](../../{path}.md), against plain; in "
+                "brackets: 95 % interval.\n\n" + table(titles, [_moved(row) for row in rows])
+            ).rstrip()
+
+
+def _moved(row: dict[str, str]) -> list[str]:
+    return [
+        row["condition"],
+        escaped(row["method"]),
+        row["quantity"],
+        row["seeds"],
+        _percent(row, "change", ".0f"),
+        *(f"{float(row[name]):.2g}" if row[name] else "–" for name in ("p", "p_holm")),
+        _percent(row, "score", ".1f", value="score_difference"),
+        row["verdict"],
     ]
-    cells = [
-        [
-            row["condition"],
-            escaped(row["method"]),
-            row["quantity"],
-            row["seeds"],
-            f"{100 * float(row['change']):+.0f} %",
-            f"{100 * float(row['score_difference']):+.1f}",
-            row["verdict"],
-        ]
-        for row in rows
-    ]
-    yield (
-        f"Does it move what it is about? [A study of shares](../../{EFFECT}.md), against plain:\n\n"
-        + table(titles, cells).rstrip()
-    )
+
+
+def _percent(row: dict[str, str], name: str, form: str, value: str | None = None) -> str:
+    """A number of a row in percent, with its interval where there is one."""
+    ends = [row[f"{name}_{end}"] for end in ("low", "high")]
+    shown = " to ".join(f"{100 * float(end):+{form}}" for end in ends if end)
+    return f"{100 * float(row[value or name]):+{form}}" + (f" ({shown})" if shown else "")
