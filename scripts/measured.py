@@ -13,7 +13,7 @@ from smoothtune.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 COST = "benchmarks/results/cost-minilm-16x128"
-STUDY = "results/few-sample"
+STUDIES = ["results/few-sample", "results/fresh-seeds"]
 EFFECTS = {
     "results/effect/effect": "All methods with their defaults",
     "results/strength/effect": "A study of shares",
@@ -59,21 +59,21 @@ def evidence(name: str) -> str:
 
 
 def _study(name: str) -> Iterator[str]:
-    content = _json(f"{STUDY}/results.json")
-    rows = [row for row in content["methods"] if name in (row["configured"] or {})]
-    if name == "plain" or not rows:
-        return
-    titles = ["condition", "methods", "score minus plain, points", "p, Holm"]
-    titles += [f"{measure} minus plain (p, Holm)" for measure in MEASURES.values()] + [
-        "time, x plain"
-    ]
-    yield (
-        f"[{escaped(content['title'])}](../../{STUDY}/report.md). In brackets after a difference: "
-        f"95 % interval over {len(content['seeds'])} seeds; p: {content['test']}, after "
-        "Holm's correction over the methods of a condition.\n\n"
-        + table(titles, [_row(row) for row in rows])
-    ).rstrip()
-    yield _settings(name, rows)
+    for study in STUDIES:
+        content = _json(f"{study}/results.json")
+        rows = [row for row in content["methods"] if name in (row["configured"] or {})]
+        if name == "plain" or not rows:
+            continue
+        titles = ["condition", "methods", "score minus plain, points", "p, Holm"]
+        titles += [f"{measure} minus plain (p, Holm)" for measure in MEASURES.values()]
+        titles.append("time, x plain")
+        yield (
+            f"[{escaped(content['title'])}](../../{study}/report.md). In brackets after a "
+            f"difference: 95 % interval over {len(content['seeds'])} seeds; p: {content['test']}, "
+            "after Holm's correction over the methods of a condition.\n\n"
+            + table(titles, [_row(row) for row in rows])
+        ).rstrip()
+        yield _settings(name, rows)
 
 
 def _row(row: dict[str, Any]) -> list[str]:
