@@ -35,7 +35,7 @@ from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
 from smoothtune.functional.adversarial import Units
 from smoothtune.functional.noise import relative_norm
 
-DEFAULTS = {"relative": 0.3, "absolute": 1e-5}
+DEFAULTS = {"relative": 0.03, "absolute": 1e-5}
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -47,7 +47,7 @@ class HyPe(Regularizer):
     replaces_task_loss: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = True
     version: ClassVar[int] = 2
-    searched: ClassVar[Mapping[str, Between] | None] = {"sigma": Between(0.03, 1.0, log=True)}
+    searched: ClassVar[Mapping[str, Between] | None] = {"sigma": Between(0.01, 1.0, log=True)}
 
     noise: Literal["normal", "uniform"] = "normal"
     """Distribution of z. Paper: both."""
@@ -55,8 +55,8 @@ class HyPe(Regularizer):
     """What sigma is in: the root mean square of each token's state, or absolute, as in the
     paper."""
     sigma: Positive | None = None
-    """Standard deviation, or half width, of z. Paper: 1e-5, absolute; default 0.3 (relative), 1e-5
-    (absolute)."""
+    """Standard deviation, or half width, of z. Paper: 1e-5, absolute; default 0.03 (relative), by the
+    rule of results/defaults, 1e-5 (absolute)."""
     compat: Literal["official"] | None = None
     """"official": uniform noise from U(0, sigma)."""
 
