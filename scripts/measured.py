@@ -13,7 +13,7 @@ from smoothtune.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 COST = "benchmarks/results/cost-minilm-16x128"
-STUDIES = ["results/few-sample", "results/fresh-seeds"]
+STUDIES = ["results/few-sample", "results/fresh-seeds", "results/fresh-seeds-rate"]
 EFFECTS = {
     "results/effect/effect": "All methods with their defaults",
     "results/strength/effect": "A study of shares",
