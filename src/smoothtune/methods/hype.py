@@ -55,8 +55,8 @@ class HyPe(Regularizer):
     """What sigma is in: the root mean square of each token's state, or absolute, as in the
     paper."""
     sigma: Positive | None = None
-    """Standard deviation, or half width, of z. Paper: 1e-5, absolute; default 0.03 (relative), by the
-    rule of results/defaults, 1e-5 (absolute)."""
+    """Standard deviation, or half width, of z. Paper: 1e-5, absolute; default 0.03 (relative), by
+    the rule of results/defaults, 1e-5 (absolute)."""
     compat: Literal["official"] | None = None
     """"official": uniform noise from U(0, sigma)."""
 
