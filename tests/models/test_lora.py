@@ -183,6 +183,17 @@ def test_frozen_weights_in_few_bits(stored, model, folder, tmp_path):
     torch.testing.assert_close(found(**batch).logits, expected, rtol=1e-4, atol=1e-5)
 
 
+def test_four_bits_train_on_after_an_evaluation_on_any_cpu(folder, tmp_path, monkeypatch):
+    """With bfloat16 arithmetic bitsandbytes would pack the weights in the first evaluation."""
+    monkeypatch.setattr("bitsandbytes.nn.modules.has_avx512bf16", lambda: True)
+    changes = {"eval_strategy": "epoch"}  # four updates, three of them in the first epoch
+    config = RunConfig(**in_few_bits(folder, tmp_path / "out", "4bit", **changes))
+    trained = fit(config, tmp_path / "work", console=NOWHERE)
+    evaluated = [entry["epoch"] for entry in trained.result["log_history"] if "eval_loss" in entry]
+    assert evaluated[0] == 1
+    assert evaluated[-1] > 1
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

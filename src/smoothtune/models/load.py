@@ -24,7 +24,13 @@ from smoothtune.console import quiet
 from smoothtune.errors import ModelError
 from smoothtune.files import sha256
 from smoothtune.models.checks import check_config, check_files, only_model_errors, shard_names
-from smoothtune.models.lora import ADAPTER_WEIGHTS, Stored, is_adapter, stored_as
+from smoothtune.models.lora import (
+    ADAPTER_WEIGHTS,
+    Stored,
+    is_adapter,
+    keep_unpacked,
+    stored_as,
+)
 from smoothtune.tasks.base import Task
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -144,6 +150,8 @@ def load_classifier(
                 ignore_mismatched_sizes=True,  # another task's head is replaced
                 output_loading_info=True,
             )
+    if quantized:
+        keep_unpacked(model)
     replaced = {key for key, *_ in info["mismatched_keys"]}
     return model, sorted(set(info["missing_keys"]) | replaced)
 
