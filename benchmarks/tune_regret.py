@@ -9,8 +9,8 @@ the seeds, fresh runs are others, and what is picked is judged by the mean of al
 
 `grid` trains first: methods x strengths x learning rates on three tasks, every setting once for
 every fold, scored on the fold's held-out rows and on rows that no search sees. DIR is a folder of
-Parquet data sets with `sst2`, `stsb` and `uci_sentiment_labelled`. There are 189 runs; those whose
-record is in results/tune-regret are not repeated. A search sees the held-out scores and is judged
+Parquet data sets with `sst2`, `stsb` and `uci_sentiment_labelled`. There are 63 runs for every fold;
+those whose record is in results/tune-regret are not repeated. A search sees the held-out scores and is judged
 by the others. Two processes share the work with `--jobs 2`, one of them with `--job 1`.
 
 They write benchmarks/results/tune-regret-study and tune-regret-grid, as .json and .md.
@@ -232,7 +232,7 @@ def markdown_grid(found, arguments):
     lines = [
         "# Regret of simulated searches on a grid",
         "",
-        "`python benchmarks/tune_regret.py grid --data DIR`",
+        f"`python benchmarks/tune_regret.py grid --data DIR --folds {arguments.folds}`",
         "",
         f"MiniLM, {ROWS} training rows, {len(list(points()))} settings of {', '.join(VALUES)},",
         f"each trained on {arguments.folds} folds. A search sees {ROWS // PARTS} held-out",
