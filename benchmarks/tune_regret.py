@@ -9,9 +9,10 @@ the seeds, fresh runs are others, and what is picked is judged by the mean of al
 
 `grid` trains first: methods x strengths x learning rates on three tasks, every setting once for
 every fold, scored on the fold's held-out rows and on rows that no search sees. DIR is a folder of
-Parquet data sets with `sst2`, `stsb` and `uci_sentiment_labelled`. There are 63 runs for every fold;
-those whose record is in results/tune-regret are not repeated. A search sees the held-out scores and is judged
-by the others. Two processes share the work with `--jobs 2`, one of them with `--job 1`.
+Parquet data sets with `sst2`, `stsb` and `uci_sentiment_labelled`. There are 63 runs for every
+fold; those whose record is in results/tune-regret are not repeated. A search sees the held-out
+scores and is judged by the others. Two processes share the work with `--jobs 2`, one of them with
+`--job 1`.
 
 They write benchmarks/results/tune-regret-study and tune-regret-grid, as .json and .md.
 """
