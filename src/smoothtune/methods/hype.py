@@ -10,8 +10,8 @@ Equation:
 
 Departures:
     * By default sigma is relative to the root mean square of each token's state: hidden states
-      differ by orders of magnitude among models and layers (MPNet 0.1 to 0.3, SmolLM2 0.1 to 28),
-      and with the paper's 1e-5 training is plain's. `units="absolute"` is the paper's.
+      differ by orders of magnitude among models and layers, and with the paper's 1e-5 training is
+      plain's. `units="absolute"` is the paper's.
     * The released uniform noise is U(0, sigma), whose mean is not zero: `compat="official"`.
     * The released example switches ordinary dropout off; here the model's own dropout is kept.
     * The released code can perturb the state inside a block, after attention, too; here it cannot.

@@ -147,10 +147,11 @@ def _could_see(content: Mapping[str, Any]) -> str:
     smallest = sorted(POINTS * item["smallest"] for item in compared)
     tasks = compared[0].get("conditions")
     where = f" on average over {tasks} tasks" if tasks else ""
+    spread = f" (median of the methods; {smallest[0]:.1f} to {smallest[-1]:.1f})"
     return (
-        f" Had a method truly been {statistics.median(smallest):.1f} points better{where} (median "
-        f"of the methods; {smallest[0]:.1f} to {smallest[-1]:.1f}), its seeds would have shown it "
-        f"with a chance of {100 * POWER:.0f} %."
+        f" Had a method truly been {statistics.median(smallest):.1f} points better{where}"
+        f"{spread * (len(smallest) > 1)}, a paired t-test of its seeds would have shown it with a "
+        f"chance of {100 * POWER:.0f} %."
     )
 
 
