@@ -139,3 +139,11 @@ def test_catalog_is_plain_json() -> None:
     content = json.loads((ROOT / "src" / "smoothtune" / CATALOG).read_text("utf-8"))
     assert content["tasks"]["squad"] == "question-answering"
     assert set(content["methods"]) == set(METHODS)
+
+
+def test_commands_do_not_repeat_the_advice_of_bitsandbytes() -> None:
+    """What it logs on import on CPUs with bfloat16 arithmetic, here on any."""
+    advice = "import logging; logging.getLogger('bitsandbytes.backends.cpu.ops').warning('advice')"
+    for module, told in (("smoothtune", "advice"), ("smoothtune.cli", "")):
+        command = [sys.executable, "-c", f"import {module}; {advice}"]
+        assert subprocess.run(command, capture_output=True, text=True).stderr.strip() == told

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from smoothtune.errors import OutputError
 from smoothtune.study.records import RESULTS, Cell, Records, Status
 
-PRELOAD = "smoothtune.study.worker"
+PRELOAD = ["smoothtune.quiet_imports", "smoothtune.study.worker"]
 STARTS = 5
 """Attempts to get a process from a server that is killed again and again."""
 ONE_THREAD = {
@@ -92,7 +92,7 @@ def forget(cell: Cell, status: Status, checkpoints: Path) -> None:
 def start_server() -> None:
     """Start the server unless it runs; it imports in the background, so call this early."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([PRELOAD])
+    context.set_forkserver_preload(PRELOAD)
     with _environment(ONE_THREAD | SAFE_PATH), _without_current_directory():
         from multiprocessing.forkserver import ensure_running
 
