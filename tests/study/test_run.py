@@ -75,7 +75,7 @@ def test_a_study_from_start_to_end(write, tmp_path: Path, output: Output) -> Non
     again = starts(folder)
     assert all(again[cell] == count for cell, count in before.items())
     assert sum(again.values()) - sum(before.values()) == 3 * 4 - 6
-    assert "2 finished cells are not in this study any more" in output.text
+    assert "2 finished runs are not among those asked for" in output.text
     assert show_status(folder, output.console) == {
         "done": 12,
         "running": 0,

@@ -265,7 +265,8 @@ def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Ce
     asked |= {former for new, former in records.former.items() if new in asked}
     others = [path for path in records.folder.glob(f"{CELLS}/*.json") if path.stem not in asked]
     if others:
-        say(console, f"{len(others)} finished cells are not in this study any more: left alone")
+        told = "finished runs are not among those asked for: left alone, and not in the report"
+        say(console, f"{len(others)} {told}")
 
 
 @contextmanager
