@@ -140,6 +140,12 @@ def test_sentences_say_what_helps_and_what_does_not() -> None:
     assert "none of the methods differs from plain at 5 %" in null
     assert re.search(r"truly been \d\.\d points better on average over 2 tasks \(median", null)
     assert "truly been" not in found
+    two_seeds = [
+        row for row in rows({f"x{i}": 0.0 for i in range(9)}, spread=0.02) if row["seed"] < 2
+    ]
+    few = content(two_seeds)
+    assert "hardly a difference that is possible would have been shown" in texts(few)
+    assert score_table(few["methods"][:10]).rows[1][10] == "> 100"
     easy = [row | {"trivial_baseline": 0.95} for row in rows({"x": 0.0}, tasks=["one"])]
     hard = [row | {"task": "two"} for row in rows({"x": 0.0}, tasks=["one"])]
     weak = texts(content([*easy, *hard]))

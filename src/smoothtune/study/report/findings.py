@@ -145,6 +145,11 @@ def _could_see(content: Mapping[str, Any]) -> str:
     if not compared:
         return ""
     smallest = sorted(POINTS * item["smallest"] for item in compared)
+    if statistics.median(smallest) > POINTS:  # the whole scale
+        return (
+            " With so few seeds hardly a difference that is possible would have been shown with a "
+            f"chance of {100 * POWER:.0f} %."
+        )
     tasks = compared[0].get("conditions")
     where = f" on average over {tasks} tasks" if tasks else ""
     spread = f" (median of the methods; {smallest[0]:.1f} to {smallest[-1]:.1f})"

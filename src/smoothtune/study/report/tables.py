@@ -155,7 +155,9 @@ def over_tasks_table(compared: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _smallest(item: Mapping[str, Any]) -> str:
-    return number(item["smallest"] and POINTS * item["smallest"], ".1f")
+    """More than the whole scale is no difference."""
+    points = item["smallest"] and POINTS * item["smallest"]
+    return "> 100" if points and points > POINTS else number(points, ".1f")
 
 
 def choice_table(choices: Sequence[Mapping[str, Any]]) -> Table:
