@@ -13,7 +13,13 @@ from smoothtune.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
 COST = "benchmarks/results/cost-minilm-16x128"
-STUDIES = ["results/few-sample", "results/fresh-seeds", "results/fresh-seeds-rate"]
+STUDIES = [
+    "results/few-sample",
+    "results/fresh-seeds",
+    "results/fresh-seeds-rate",
+    "results/encoder",
+    "results/encoder-rate",
+]
 EFFECTS = {
     "results/effect/effect": "All methods with their defaults",
     "results/strength/effect": "A study of shares",
@@ -61,7 +67,8 @@ def evidence(name: str) -> str:
 def _study(name: str) -> Iterator[str]:
     for study in STUDIES:
         content = _json(f"{study}/results.json")
-        rows = [row for row in content["methods"] if name in (row["configured"] or {})]
+        compared = [row for row in content["methods"] if row["against_plain"]]
+        rows = [row for row in compared if name in (row["configured"] or {})]
         if name == "plain" or not rows:
             continue
         titles = ["condition", "methods", "score minus plain, points", "p, Holm"]

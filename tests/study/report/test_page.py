@@ -150,6 +150,12 @@ def test_sentences_say_what_helps_and_what_does_not() -> None:
     hard = [row | {"task": "two"} for row in rows({"x": 0.0}, tasks=["one"])]
     weak = texts(content([*easy, *hard]))
     assert "Not above a constant answer, so of no meaning: one, m, 100 examples." in weak
+    asked = ("task", "model", "max_train_samples", "method", "seed")
+    missing = [
+        {k: row[k] for k in asked} | {"task": "not run", "status": "missing"} for row in hard
+    ]
+    to_do = texts(content([*easy, *hard, *missing]))
+    assert "so of no meaning: one, m, 100 examples." in to_do
     begun = [row for row in rows({"x": 0.0}) if row["seed"] < 1 or row["method"] == "plain"]
     assert "seeds are few" not in texts(content(begun))
     assert "2 seeds are few" in texts(content([row for row in begun if row["seed"] < 2]))

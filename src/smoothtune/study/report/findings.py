@@ -80,16 +80,24 @@ def _completeness(content: Mapping[str, Any]) -> Iterator[Sentence]:
 
 def _chance(group: Sequence[Mapping[str, Any]]) -> Iterator[Sentence]:
     """Whether comparisons with plain mean anything."""
-    plain = next((item for item in group if item["method"] == PLAIN), None)
-    score = plain and plain["measures"]["score"]
-    if plain is None or not score:
+    plain = _finished_plain(group)
+    if plain is None:
         yield Sentence("fragile", "Plain fine-tuning has no finished run.")
-    elif score["mean"] <= plain["trivial_baseline"]:
+    elif _is_constant(plain):
         yield Sentence(
             "fragile",
-            f"Plain fine-tuning ({score['mean']:.3f}) is not above the "
+            f"Plain fine-tuning ({plain['measures']['score']['mean']:.3f}) is not above the "
             f"{plain['trivial_baseline']:.3f} of a constant answer; comparisons mean little.",
         )
+
+
+def _finished_plain(group: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+    """Plain fine-tuning, if a run of it has a score."""
+    return next((i for i in group if i["method"] == PLAIN and i["measures"]["score"]), None)
+
+
+def _is_constant(plain: Mapping[str, Any]) -> bool:
+    return bool(plain["measures"]["score"]["mean"] <= plain["trivial_baseline"])
 
 
 def _named_scores(group: Iterable[Mapping[str, Any]], where: str = "") -> Named:
@@ -162,7 +170,8 @@ def _could_see(content: Mapping[str, Any]) -> str:
 
 def _weak(groups: Iterable[Sequence[Mapping[str, Any]]]) -> list[str]:
     """Titles of the conditions in which comparisons with plain mean little."""
-    return [condition_title(condition_of(group[0])) for group in groups for _ in _chance(group)]
+    plain = [found for group in groups if (found := _finished_plain(group))]
+    return [condition_title(condition_of(found)) for found in plain if _is_constant(found)]
 
 
 def _named_beside(tests: Mapping[str, Mapping[str, Mapping[str, Any] | None]]) -> Named:
