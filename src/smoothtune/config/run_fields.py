@@ -153,8 +153,8 @@ class RunFields(SpanFields, DataFields):
     number of training rows. Multi-label classification: of the rows that have each label, against 1
     for those that have not (pos_weight); balanced: rows without it by rows with it."""
     bf16: Annotated[bool, TRAINING] = False
-    """Train in bfloat16 mixed precision; CPUs with its arithmetic (`lscpu`: avx512_bf16, amx_bf16)
-    need less time for what is not kept in float32, too."""
+    """Train in bfloat16 mixed precision; CPUs with its arithmetic (`lscpu`: avx512_bf16) need less
+    time for what is not kept in float32, too."""
     torch_compile: Annotated[bool, TRAINING] = False
     """Compile the transformer blocks for the time of the training; not faster on a CPU."""
 
