@@ -246,19 +246,8 @@ class Objective:
         dtype = autocast_dtype(model, clean.device)
         rounds = dtype is not None or self._narrow
         exact = not rounds or self._methods.need_float32(dtype, labeled, narrow=self._narrow)
-        order = max((r.derivative_order for r in self.regularizers.values()), default=1)
-        with (
-            in_float32(model, clean.device) if rounds and exact else nullcontext(),
-            differentiable_attention(order),
-        ):
-            losses = dict(self._methods.losses(clean, self.seed, self.calls))
-            replaced = any(self.regularizers[name].replaces_task_loss for name in losses)
-            if labeled and not replaced:
-                loss = clean.run().loss
-                assert loss is not None
-                losses[TASK] = loss
-        if clean.end is not None:  # the global generators continue as in plain training
-            rng.set_state(clean.device, clean.end)
+        with in_float32(model, clean.device) if rounds and exact else nullcontext():
+            losses = self._losses(clean, labeled)
         if not losses and self._methods.wait():
             self._record(torch.zeros((), device=clean.device), {})
             if isinstance(model, DistributedDataParallel):
@@ -378,6 +367,20 @@ class Objective:
             start=rng.get_state(device_of(batch)),
             shared_masks=self._shared_masks(model, device_of(batch)),
         )
+
+    def _losses(self, clean: ForwardPass, labeled: bool) -> dict[str, Tensor]:
+        """The task's loss () and the methods', without factors, by name."""
+        order = max((r.derivative_order for r in self.regularizers.values()), default=1)
+        with differentiable_attention(order):
+            losses = dict(self._methods.losses(clean, self.seed, self.calls))
+            replaced = any(self.regularizers[name].replaces_task_loss for name in losses)
+            if labeled and not replaced:
+                loss = clean.run().loss
+                assert loss is not None
+                losses[TASK] = loss
+        if clean.end is not None:  # the global generators continue as in plain training
+            rng.set_state(clean.device, clean.end)
+        return losses
 
     def _shared_masks(self, model: nn.Module, device: torch.device) -> SharedMasks | None:
         """None on accelerators, where drawing a mask costs less than looking it up."""
