@@ -19,6 +19,7 @@ STUDIES = [
     "results/fresh-seeds-rate",
     "results/encoder",
     "results/encoder-rate",
+    "results/decoder",
 ]
 EFFECTS = {
     "results/effect/effect": "All methods with their defaults",
