@@ -20,6 +20,7 @@ STUDIES = [
     "results/encoder",
     "results/encoder-rate",
     "results/decoder",
+    "results/unlabeled",
 ]
 EFFECTS = {
     "results/effect/effect": "All methods with their defaults",
