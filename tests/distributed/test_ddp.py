@@ -87,6 +87,14 @@ def test_unlabeled_batches(name, fields, on_two, tmp_path):
         assert_equal(expected, on_two / file)
 
 
+def test_labeled_and_unlabeled_batches_in_one_update(on_two, tmp_path):
+    """2 processes x (4 labeled rows + 4 unlabeled ones)."""
+    cut = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
+    expected = dual_weights_after(tmp_path, "lnsr", alternate="batch", **cut)
+    for file in ("both-lnsr.pt", "both-lnsr-1.pt"):
+        assert_equal(expected, on_two / file)
+
+
 @pytest.mark.parametrize(
     ("kind", "after"), [("language", language_weights_after), ("lora", lora_weights_after)]
 )

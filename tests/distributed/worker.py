@@ -49,6 +49,7 @@ RUNS = [  # name, function, methods, size of a batch, batches of an update
     ("compiled", partial(weights_after, **COMPILED), ["lnsr", "freelb"], 16, 1),
     ("dual", dual_weights_after, ["lnsr"], 4, 1),
     ("late", partial(dual_weights_after, fields=LATE), ["lnsr"], 4, 1),
+    ("both", partial(dual_weights_after, alternate="batch"), ["lnsr"], 4, 2),
 ]
 for name, after, methods, size, accumulation in RUNS:
     for method in methods:
@@ -59,7 +60,7 @@ for name, after, methods, size, accumulation in RUNS:
             gradient_accumulation_steps=accumulation,
         )
         rank = torch.distributed.get_rank()
-        if rank == 0 or name in ("dual", "late"):
+        if rank == 0 or name in ("dual", "late", "both"):
             torch.save(weights, f"{output}/{name}-{method}{'-1' if rank else ''}.pt")
         torch.distributed.barrier()
 learning = Learning()

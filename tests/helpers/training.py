@@ -92,7 +92,7 @@ COMPILED = {"max_steps": 2, "torch_compile": True, "torch_compile_backend": "aot
 UNEQUAL_TESTED = ("plain", "lnsr", "l2_sp", "cwgnc")
 
 
-def dual_weights_after(output_dir, method, fields=None, **changes):
+def dual_weights_after(output_dir, method, fields=None, *, alternate="step", **changes):
     """Weights by name after two updates with labels and two without, which leave the head out."""
     fields = METHODS_TESTED[method] | (fields or {})
     model = tiny_model("bert")
@@ -103,6 +103,7 @@ def dual_weights_after(output_dir, method, fields=None, **changes):
             args=arguments(output_dir, **settings | changes),
             train_dataset=Rows(16),
             unlabeled_dataset=Rows(16, seed=9),
+            alternate=alternate,
             regularizers=[with_weight(METHODS[method](**fields))],
         ).train()
     return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}

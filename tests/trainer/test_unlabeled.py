@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from helpers.training import Rows, arguments
-from smoothtune import CWGNC, LNSR, JacHess, Plain, SmoothTrainer
-from smoothtune.testing import tiny_model
+from helpers.training import Rows, arguments, collate
+from smoothtune import CWGNC, LNSR, R3F, JacHess, Objective, Plain, SmoothTrainer
+from smoothtune.testing import fixed_draws, tiny_model
 from smoothtune.trainer.unlabeled import AlternatingBatches
 
 
@@ -15,7 +15,13 @@ def kinds(sampler, labeled):
 
 @pytest.mark.parametrize(
     ("alternate", "group", "expected"),
-    [("step", 1, "LULULULU"), ("step", 2, "LLUULLUU"), ("epoch", 1, "LLLLUUUU")],
+    [
+        ("step", 1, "LULULULU"),
+        ("step", 2, "LLUULLUU"),
+        ("epoch", 1, "LLLLUUUU"),
+        ("batch", 2, "LULULULU"),
+        ("batch", 4, "LLUULLUU"),
+    ],
 )
 def test_order_of_batches(alternate, group, expected):
     sampler = AlternatingBatches(16, 40, 4, alternate, group, seed=3)
@@ -72,12 +78,14 @@ def test_dual_mode_trains_on_both_and_takes_labels_of_none(tmp_path):
     assert trainer.state.epoch == pytest.approx(6 / 8)
 
 
-def test_resuming_within_an_epoch_goes_on_where_it_stopped(tmp_path):
+@pytest.mark.parametrize(("alternate", "accumulation"), [("step", 1), ("batch", 2)])
+def test_resuming_within_an_epoch_goes_on_where_it_stopped(tmp_path, alternate, accumulation):
     def trainer():
         args = arguments(
             tmp_path,
             max_steps=6,
             per_device_train_batch_size=4,
+            gradient_accumulation_steps=accumulation,
             save_strategy="steps",
             save_steps=3,
         )
@@ -87,6 +95,7 @@ def test_resuming_within_an_epoch_goes_on_where_it_stopped(tmp_path):
             train_dataset=Rows(16),
             regularizers=[JacHess(c=0.01, weight=1.0)],
             unlabeled_dataset=Rows(40, seed=9),
+            alternate=alternate,
         )
 
     whole, resumed = trainer(), trainer()
@@ -108,6 +117,59 @@ def dual(tmp_path, method, *, alternate="step", **changes):
     )
 
 
+@pytest.mark.parametrize("batches", ["both", "unlabeled"])
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_an_update_of_both_is_the_sum_of_a_labeled_and_an_unlabeled_one(
+    tmp_path, batches, accumulation
+):
+    """However it is cut: with SGD at a rate of 1 the change of the weights is the gradient."""
+
+    def method():
+        return R3F(noise="normal", sigma=0.1, batches=batches, weight=1.0)
+
+    model, size = tiny_model("bert"), 16 // accumulation
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    with fixed_draws():
+        trainer = SmoothTrainer(
+            model=model,
+            args=arguments(
+                tmp_path,
+                learning_rate=1.0,
+                per_device_train_batch_size=size,
+                gradient_accumulation_steps=accumulation,
+            ),
+            train_dataset=Rows(8),
+            regularizers=[method()],
+            unlabeled_dataset=Rows(8, seed=9),
+            alternate="batch",
+        )
+        trainer.train()
+    logs = trainer.state.log_history[0]
+
+    model = tiny_model("bert")
+    objective = Objective(method()).attach(model)
+    labeled = {key: value for key, value in collate(Rows(8)).items() if key != "example_id"}
+    unlabeled = collate(Rows(8, seed=9)) | {"unlabeled": True}
+    values = []
+    with fixed_draws():
+        for batch in (labeled, unlabeled):
+            objective(model, batch).backward()
+            values.append({name: float(value) for name, value in objective.terms.items()})
+    for name, weight in model.named_parameters():
+        change = before[name] - dict(trainer.model.named_parameters())[name].detach()
+        expected = torch.zeros_like(weight) if weight.grad is None else weight.grad
+        torch.testing.assert_close(change, expected, rtol=1e-6, atol=1e-12, msg=name)
+    assert logs["loss"] == pytest.approx(sum(value["loss"] for value in values), rel=1e-6)
+    assert logs["loss/task"] == pytest.approx(values[0]["loss/task"], rel=1e-6)
+    terms = [value["loss/r3f"] for value in values if "loss/r3f" in value]
+    assert logs["loss/r3f"] == pytest.approx(sum(terms) / len(terms), rel=1e-6)
+
+
+def test_an_update_of_both_needs_batches_of_both(tmp_path):
+    with pytest.raises(ValueError, match="gradient_accumulation_steps=3.*set an even number"):
+        dual(tmp_path, LNSR(), alternate="batch", gradient_accumulation_steps=3)
+
+
 @pytest.mark.parametrize("method", [LNSR(batches="labeled", weight=1.0), CWGNC(), Plain()])
 def test_unlabeled_data_that_no_method_uses_are_refused(tmp_path, method):
     with pytest.raises(ValueError, match="no method has a term on unlabeled batches"):
@@ -116,10 +178,22 @@ def test_unlabeled_data_that_no_method_uses_are_refused(tmp_path, method):
 
 @pytest.mark.parametrize(
     ("alternate", "max_steps", "warns"),
-    [("epoch", 4, True), ("epoch", 5, False), ("step", 1, True), ("step", 2, False)],
+    [
+        ("epoch", 4, True),
+        ("epoch", 5, False),
+        ("step", 1, True),
+        ("step", 2, False),
+        ("batch", 1, False),
+    ],
 )
 def test_an_end_before_any_unlabeled_batch_is_said(tmp_path, caplog, alternate, max_steps, warns):
-    trainer = dual(tmp_path, JacHess(c=0.01, weight=1.0), alternate=alternate, max_steps=max_steps)
+    trainer = dual(
+        tmp_path,
+        JacHess(c=0.01, weight=1.0),
+        alternate=alternate,
+        max_steps=max_steps,
+        gradient_accumulation_steps=2 if alternate == "batch" else 1,
+    )
     trainer.get_train_dataloader()
     assert ("ends before any unlabeled batch" in caplog.text) == warns
 

@@ -93,7 +93,7 @@ def test_a_spare_row_has_no_gradient(tmp_path):
     parts.original = lambda *_: ([dict(batch), dict(batch) | {SPARE: True}], None)
     binding.task.trainer.model.train()
     samples, _ = parts.get_batch_samples(iter(()), 2, torch.device("cpu"))
-    assert parts.total.rows == 1
+    assert parts.totals[0].rows == 1
     one, none = samples
     assert binding.task.parts.shares(one)[0] == 2  # of two batches
     spare = binding.compute_loss(model, none)
@@ -149,7 +149,7 @@ def test_the_count_of_an_update_has_one_type_in_every_process():
     accelerator = SimpleNamespace(reduce=reduce, num_processes=1)
     trainer = SimpleNamespace(get_batch_samples=None, accelerator=accelerator)
     for size in (Size(1, 2.5), Size(0, 0)):
-        parts = UpdateParts(trainer, lambda _, size=size: size)
+        parts = UpdateParts(trainer, lambda _, size=size: size, lambda _: False)
         parts.original = lambda *_: ([{}], None)
         parts.get_batch_samples(iter(()), 1, torch.device("cpu"))
     assert found[0].dtype == found[1].dtype

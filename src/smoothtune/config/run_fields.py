@@ -97,9 +97,10 @@ class RunFields(SpanFields, DataFields):
         "plain": {}
     }
     """Methods by name, each with its fields; see `smoothtune methods`."""
-    alternate: Annotated[Literal["step", "epoch"], METHOD] = "step"
+    alternate: Annotated[Literal["batch", "step", "epoch"], METHOD] = "step"
     """An unlabeled update follows every labeled one (step), or all unlabeled ones follow an epoch's
-    labeled ones (epoch)."""
+    labeled ones (epoch), or half the batches of every update are unlabeled (batch), which needs an
+    even `gradient_accumulation_steps`."""
     cost_steps: Annotated[int, Field(ge=0), METHOD] = 3
     """Steps timed with and without the methods before training; 0: no timing."""
 

@@ -194,15 +194,17 @@ class Binding(TrainerCallback):
         loss = self.objective(
             model, prepared.batch, prepared.compute_loss, row_share=prepared.row_share
         )
-        self._count(self.objective.terms)
+        self._count(self.objective.terms, self.task.parts.part_of_kind(inputs))
         return (loss, None) if return_outputs else loss
 
     # --- logging -----------------------------------------------------------------------------
 
-    def _count(self, terms: dict[str, Tensor]) -> None:
+    def _count(self, terms: dict[str, Tensor], part: float) -> None:
+        """Take up the terms of a batch, whose kind is this part of its update's batches."""
         for name, value in terms.items():
             if name != "loss":
-                self.sums[name] = self.sums.get(name, 0) + value
+                weighed = part if name.startswith("loss/") else 1.0
+                self.sums[name] = self.sums.get(name, 0) + weighed * value
                 self.counts[name] += 1
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:

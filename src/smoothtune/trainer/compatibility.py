@@ -26,6 +26,7 @@ from smoothtune.trainer.sentence_transformers import (
     sentence_transformers_problems,
 )
 from smoothtune.trainer.trl import trl_problems
+from smoothtune.trainer.unlabeled import Alternate
 
 VERIFIED = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
 """One process, and DDP."""
@@ -160,7 +161,9 @@ def compile_problems(args: TrainingArguments) -> list[str]:
     return wrong
 
 
-def check_unlabeled(regularizers: dict[str, Regularizer], trainer: Trainer) -> None:
+def check_unlabeled(
+    regularizers: dict[str, Regularizer], trainer: Trainer, alternate: Alternate
+) -> None:
     """Refuse unlabeled data that no method would use, or with shards of gradients or weights.
 
     Raises:
@@ -170,6 +173,14 @@ def check_unlabeled(regularizers: dict[str, Regularizer], trainer: Trainer) -> N
         refuse(["unlabeled_dataset is not verified with embedding models: leave it out"])
     if trainer.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         refuse(["unlabeled_dataset is not verified with FSDP2 and ZeRO: leave it out, or use DDP"])
+    steps = trainer.args.gradient_accumulation_steps
+    if alternate == "batch" and steps % 2:
+        refuse(
+            [
+                f'alternate="batch" with gradient_accumulation_steps={steps}: half the batches of '
+                "an update are unlabeled, so set an even number: 2 for one of each kind"
+            ]
+        )
     refuse(no_method_for_unlabeled(regularizers))
 
 

@@ -62,7 +62,7 @@ class TaskLoss:
         self.accepts_loss_kwargs = self.kind == "next token" or (
             self.kind == "declared" and counted
         )
-        self.parts = UpdateParts(trainer, self._size)
+        self.parts = UpdateParts(trainer, self._size, self._is_unlabeled)
 
     def _kind(self) -> Kind:
         trainer, bare = self.trainer, unwrap(self.trainer.model)
@@ -130,9 +130,8 @@ class TaskLoss:
             batch = self._sequences(batch) | {"num_items_in_batch": mean * rows}
             smoothed = partial(next_token_loss, smoothing=self.smoothing)
             return Prepared(batch, smoothed if self.smoothing else next_token_loss, rows)
-        if self._lacks_labels(batch):
+        if self._is_unlabeled(batch):
             batch["unlabeled"] = True
-        if batch.get("unlabeled"):
             return Prepared(batch, without_labels, rows)
         count, share = self._count_and_share(batch, items, num_items_in_batch)
         reward, passes = trl_trainer(self.trainer) == "RewardTrainer", 0
@@ -185,8 +184,10 @@ class TaskLoss:
         loss, outputs = found
         return loss / (self.trainer.accelerator.num_processes if across else 1), outputs
 
-    def _lacks_labels(self, batch: dict[str, Any]) -> bool:
-        """Whether a stock loss would fail: the model declares labels, and none is there."""
+    def _is_unlabeled(self, batch: Mapping[str, Any]) -> bool:
+        """Whether a batch is marked so, or a stock loss would fail on it for want of labels."""
+        if batch.get("unlabeled"):
+            return True
         if self.kind != "stock" or not self.trainer.label_names or self.trainer.can_return_loss:
             return False
         return not batch.get("return_loss") and not any(n in batch for n in self._label_names())

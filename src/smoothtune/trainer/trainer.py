@@ -62,7 +62,9 @@ def regularize(
             any, are not used. Its batches have no task loss, only the terms of the methods.
         alternate: unlabeled updates come after every labeled one ("step") or after all of an
             epoch's labeled ones ("epoch"); there are as many of them. `max_steps`, epochs and the
-            learning-rate schedule count both.
+            learning-rate schedule count both. "batch": half the batches of every update are
+            unlabeled, and the update is that of the task loss and terms of its labeled rows plus
+            the terms of its unlabeled ones; needs an even `gradient_accumulation_steps`.
 
     Returns:
         The same trainer. Its `objective` holds the methods. `save_model()` writes
@@ -84,7 +86,7 @@ def regularize(
     check_trainer(objective.regularizers, trainer)
     loader = None
     if unlabeled_dataset is not None:
-        check_unlabeled(objective.regularizers, trainer)
+        check_unlabeled(objective.regularizers, trainer, alternate)
         loader = partial(alternating_loader, trainer, unlabeled_dataset, alternate)
     Binding(trainer, objective, loader)
     setattr(trainer, "objective", objective)  # noqa: B010 - mypy knows no such attribute

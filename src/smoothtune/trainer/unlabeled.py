@@ -1,7 +1,8 @@
 """Alternate labeled and unlabeled batches, for methods that need no labels.
 
 A batch without labels has no task loss, only the terms of methods that need none. This is
-the dual mode of JacHess, and what VAT was made for.
+the dual mode of JacHess, and what VAT was made for. Updates on terms alone are as large as the
+others under Adam, which divides by the size of the gradient; `alternate="batch"` has none.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset
 from transformers import Trainer
 
-Alternate = Literal["step", "epoch"]
+Alternate = Literal["batch", "step", "epoch"]
 logger = logging.getLogger(__name__)
 
 
@@ -23,16 +24,18 @@ class AlternatingBatches(BatchSampler):
     """Row numbers of a concatenation of labeled and unlabeled rows, in batches of one kind.
 
     Every labeled row comes once an epoch, in random order. Unlabeled rows are drawn without
-    replacement until all have come, then anew; an epoch holds as many unlabeled updates as labeled
-    ones. All batches of one update, over accumulation steps and processes, are of one kind.
+    replacement until all have come, then anew; an epoch holds as many unlabeled batches as labeled
+    ones. But with "batch", all batches of one update, over accumulation steps and processes, are of
+    one kind.
 
     Args:
         labeled: number of labeled rows, which come first in the concatenation.
         unlabeled: number of unlabeled rows.
         batch_size: rows of a batch.
-        alternate: "step": labeled and unlabeled updates take turns; "epoch": an epoch's labeled
-            updates come first, then its unlabeled ones.
-        group: batches of one update: accumulation steps times processes.
+        alternate: "batch": in every update labeled batches come first, then as many unlabeled ones;
+            "step": labeled and unlabeled updates take turns; "epoch": an epoch's labeled updates
+            come first, then its unlabeled ones.
+        group: batches of one update: accumulation steps times processes; even with "batch".
         seed: decides the order, together with the epoch.
     """
 
@@ -46,7 +49,8 @@ class AlternatingBatches(BatchSampler):
         seed: int,
     ):
         self.labeled, self.unlabeled, self.batch_size = labeled, unlabeled, batch_size
-        self.alternate, self.group, self.seed, self.epoch = alternate, group, seed, 0
+        self.alternate, self.seed, self.epoch = alternate, seed, 0
+        self.turn = group // 2 if alternate == "batch" else group  # batches of one kind in a row
         self.drop_last = False
 
     def set_epoch(self, epoch: int) -> None:
@@ -54,11 +58,11 @@ class AlternatingBatches(BatchSampler):
         self.epoch = epoch
 
     def __len__(self) -> int:
-        return 2 * self.group * self.updates
+        return 2 * self.turn * self.updates
 
     def __iter__(self) -> Iterator[list[int]]:
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
-        size, count = self.batch_size, self.group * self.updates
+        size, count = self.batch_size, self.turn * self.updates
         order = torch.randperm(self.labeled, generator=generator).tolist()
         rows = cycle(order)  # fills the last update, so that all have the same size
         labeled = [list(islice(rows, size)) for _ in range(count)]
@@ -69,14 +73,14 @@ class AlternatingBatches(BatchSampler):
         if self.alternate == "epoch":
             yield from labeled + unlabeled
             return
-        for start in range(0, count, self.group):
-            yield from labeled[start : start + self.group]
-            yield from unlabeled[start : start + self.group]
+        for start in range(0, count, self.turn):
+            yield from labeled[start : start + self.turn]
+            yield from unlabeled[start : start + self.turn]
 
     @property
     def updates(self) -> int:
-        """Labeled updates of an epoch; there are as many unlabeled ones."""
-        return -(-self.labeled // (self.batch_size * self.group))
+        """Updates of an epoch with labeled rows; without, there are as many, but with "batch"."""
+        return -(-self.labeled // (self.batch_size * self.turn))
 
 
 class UnlabeledRow(dict[str, Any]):
@@ -125,7 +129,7 @@ def alternating_loader(trainer: Trainer, unlabeled: Any, alternate: Alternate) -
     Args:
         trainer: has a map-style `train_dataset`.
         unlabeled: map-style dataset of the same columns; its labels, if any, are not used.
-        alternate: after every update, or once an epoch.
+        alternate: within every update, after every update, or once an epoch.
 
     Raises:
         ValueError: one of the datasets has no length, or the unlabeled one has no rows.
@@ -144,7 +148,7 @@ def alternating_loader(trainer: Trainer, unlabeled: Any, alternate: Alternate) -
         args.gradient_accumulation_steps * args.world_size,
         args.data_seed if args.data_seed is not None else args.seed,
     )
-    first = 1 if alternate == "step" else sampler.updates
+    first = {"batch": 0, "step": 1, "epoch": sampler.updates}[alternate]  # without unlabeled rows
     if 0 < args.max_steps <= first:
         logger.warning(
             "max_steps=%d ends before any unlabeled batch: the first comes in update %d "

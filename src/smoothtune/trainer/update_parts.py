@@ -1,7 +1,8 @@
 """How much each batch counts in its update, over accumulation steps and processes.
 
 The Trainer takes the plain mean over the batches of an update. A mean over all their rows needs a
-factor for each: its rows, divided by the mean number of rows of the batches.
+factor for each: its rows, divided by the mean number of rows of the batches. An update of labeled
+and unlabeled batches is the sum of the two means.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from smoothtune.core.declarations import IGNORED
 
 
 class Size(NamedTuple):
-    """Of one batch, or of all batches of an update."""
+    """Of one batch, or of all batches of its kind in an update."""
 
     rows: int  # examples, over which the terms are means
     items: float  # what the task loss is a mean over: labels, rows, or weights of rows
@@ -69,40 +70,52 @@ class UpdateParts:
     Args:
         trainer: whose batches are counted.
         size: of a batch as the trainer's loader gives it.
+        unlabeled: whether such a batch has no task loss.
     """
 
-    def __init__(self, trainer: Trainer, size: Callable[[Mapping[str, Any]], Size]):
-        self.trainer, self.size = trainer, size
+    def __init__(
+        self,
+        trainer: Trainer,
+        size: Callable[[Mapping[str, Any]], Size],
+        unlabeled: Callable[[Mapping[str, Any]], bool],
+    ):
+        self.trainer, self.size, self.unlabeled = trainer, size, unlabeled
         self.original = trainer.get_batch_samples
-        self.total: Size | None = None
+        self.totals: tuple[Size, Size] | None = None  # of labeled and of unlabeled batches
         self.batches = 1  # of the update here, times the number of processes
+        self.kinds: list[bool] = []  # of the batches here, whether unlabeled
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
         """Count the batches of an update before the first of them is used."""
         samples, num_items = self.original(epoch_iterator, num_batches, device)
-        sizes = [self.size(batch) for batch in samples]
-        counts = torch.tensor(  # of one type in every process
-            [[*size] for size in sizes] or [[0, 0]], dtype=torch.float32, device=device
-        ).sum(0)
+        counts = torch.zeros(2, 2, device=device)  # of one type in every process
+        self.kinds = [self.unlabeled(batch) for batch in samples]
+        for kind, batch in zip(self.kinds, samples, strict=True):
+            counts[int(kind)] += counts.new_tensor(self.size(batch))
         counts = self.trainer.accelerator.reduce(counts, reduction="sum")
-        self.total = Size(*counts.tolist())
+        labeled, unlabeled = (Size(*count) for count in counts.tolist())
+        self.totals = labeled, unlabeled
         self.batches = len(samples) * self.trainer.accelerator.num_processes
         return samples, num_items
 
     def shares(self, batch: Mapping[str, Any]) -> tuple[float, float]:
         """Factors of a batch's mean over rows and over items; 1 outside the Trainer's loop."""
-        if self.total is None:
+        if self.totals is None:
             return 1.0, 1.0
-        size = self.size(batch)
-        rows, items = (
-            part * self.batches / (total or 1) for part, total in zip(size, self.total, strict=True)
-        )
+        sums = zip(self.size(batch), self.totals[int(self.unlabeled(batch))], strict=True)
+        rows, items = (part * self.batches / (total or 1) for part, total in sums)
         return rows, items
 
     def mean_items(self, batch: Mapping[str, Any]) -> float:
-        """Items of the update, divided by its number of batches."""
-        if self.total is None:
+        """Items of the update's batches of this kind, divided by the number of all its batches."""
+        if self.totals is None:
             return self.size(batch).items
-        return self.total.items / self.batches
+        return self.totals[int(self.unlabeled(batch))].items / self.batches
+
+    def part_of_kind(self, batch: Mapping[str, Any]) -> float:
+        """Part of the update's batches here that are of this kind; 1 outside the loop."""
+        if not self.kinds:
+            return 1.0
+        return self.kinds.count(self.unlabeled(batch)) / len(self.kinds)
