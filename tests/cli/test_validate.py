@@ -50,6 +50,7 @@ MISTAKES = [
     ({"gradient_checkpointing": True, "methods": ["sift"]}, None),
     ({"methods": ["sam"], "gradient_accumulation_steps": 2}, "needs the gradient of the full bat"),
     ({"unlabeled": "DATA", "methods": [LABELED]}, "no method has a term on unlabeled"),
+    ({"unlabeled": "DATA", "methods": ["vat"], "alternate": "batch"}, "set an even number: 2"),
 ]
 
 
@@ -110,6 +111,19 @@ def test_dry_run(fields: dict, tmp_path: Path) -> None:
     trained = json.loads(call("train", file, "--json").stdout)
     assert trained["cost"]["steps"] == 6
     assert trained == {k: v for k, v in _result(tmp_path / "out").items() if k != "files"}
+
+
+@pytest.mark.parametrize(("alternate", "accumulation"), [("step", 1), ("epoch", 2), ("batch", 2)])
+def test_updates_of_a_run_with_unlabeled_rows(
+    fields: dict, tmp_path: Path, alternate: str, accumulation: int
+) -> None:
+    """As the Trainer counts them: 20 labeled rows in batches of 8."""
+    dual = {"unlabeled": fields["data"], "methods": [{"name": "vat", "weight": 1.0}]}
+    cut = {"alternate": alternate, "gradient_accumulation_steps": accumulation}
+    file = write(tmp_path / "run.yaml", fields | dual | cut | {"max_train_samples": 20})
+    planned = json.loads(call("train", file, "--dry-run", "--json").stdout)["steps"]
+    trained = json.loads(call("train", file, "--json").stdout)
+    assert trained["cost"]["steps"] == planned
 
 
 def _result(folder: Path) -> dict:

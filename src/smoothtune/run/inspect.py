@@ -20,7 +20,7 @@ from smoothtune.run.inputs import Inputs, read_inputs
 from smoothtune.run.output import refuse_folder
 from smoothtune.run.trainer import as_config_error
 from smoothtune.run.training_arguments import training_arguments
-from smoothtune.trainer.compatibility import no_method_for_unlabeled, setting_problems
+from smoothtune.trainer.compatibility import setting_problems, unlabeled_problems
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def check_fit(config: RunConfig, inputs: Inputs, model: PreTrainedModel) -> None
                 raise
         refuse(setting_problems(methods, arguments))
         if config.unlabeled is not None:
-            refuse(no_method_for_unlabeled(methods))
+            refuse(unlabeled_problems(methods, arguments, config.alternate))
 
 
 def number_of_steps(config: RunConfig, inputs: Inputs) -> int:
@@ -103,9 +103,13 @@ def number_of_steps(config: RunConfig, inputs: Inputs) -> int:
     if config.max_steps > 0:
         return config.max_steps
     batches = math.ceil(len(inputs.prepared.train) / config.per_device_train_batch_size)
-    updates = max(1, math.ceil(batches / config.gradient_accumulation_steps))
-    both = 2 if config.unlabeled is not None else 1
-    return math.ceil(config.num_train_epochs * updates * both)
+    labeled = config.gradient_accumulation_steps  # batches of an update
+    turns = 1  # updates for one of labeled rows
+    if config.unlabeled is not None and config.alternate == "batch":
+        labeled //= 2
+    elif config.unlabeled is not None:
+        turns = 2
+    return math.ceil(config.num_train_epochs * max(1, math.ceil(batches / labeled)) * turns)
 
 
 def plan_of(config: RunConfig, found: Inspected) -> dict[str, Any]:

@@ -173,26 +173,26 @@ def check_unlabeled(
         refuse(["unlabeled_dataset is not verified with embedding models: leave it out"])
     if trainer.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         refuse(["unlabeled_dataset is not verified with FSDP2 and ZeRO: leave it out, or use DDP"])
-    steps = trainer.args.gradient_accumulation_steps
-    if alternate == "batch" and steps % 2:
-        refuse(
-            [
-                f'alternate="batch" with gradient_accumulation_steps={steps}: half the batches of '
-                "an update are unlabeled, so set an even number: 2 for one of each kind"
-            ]
-        )
-    refuse(no_method_for_unlabeled(regularizers))
+    refuse(unlabeled_problems(regularizers, trainer.args, alternate))
 
 
-def no_method_for_unlabeled(regularizers: dict[str, Regularizer]) -> list[str]:
+def unlabeled_problems(
+    regularizers: dict[str, Regularizer], args: TrainingArguments, alternate: Alternate
+) -> list[str]:
     """Why unlabeled data would not be used, and what to change; empty if a method uses it."""
-    if any(r.acts_without_labels for r in regularizers.values()):
-        return []
-    names = ", ".join(regularizers) or "plain fine-tuning"
-    return [
-        f"unlabeled_dataset with {names}: no method has a term on unlabeled batches: leave it out, "
-        'or set batches="both" or "unlabeled" of a method that needs no labels'
-    ]
+    wrong, steps = list[str](), args.gradient_accumulation_steps
+    if alternate == "batch" and steps % 2:
+        wrong.append(
+            f'alternate="batch" with gradient_accumulation_steps={steps}: half the batches of an '
+            "update are unlabeled, so set an even number: 2 for one of each kind"
+        )
+    if not any(r.acts_without_labels for r in regularizers.values()):
+        names = ", ".join(regularizers) or "plain fine-tuning"
+        wrong.append(
+            f"unlabeled_dataset with {names}: no method has a term on unlabeled batches: leave it "
+            'out, or set batches="both" or "unlabeled" of a method that needs no labels'
+        )
+    return wrong
 
 
 def _planned(args: Any) -> set[Environment]:
