@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from smoothtune.evaluation.output import OOD, further_title
+from smoothtune.config.part_names import OOD, further_title
 from smoothtune.report.curves import Curve, CurvePoint
 from smoothtune.study.config import Study
 from smoothtune.study.layout import FigureLayout, TableLayout

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from smoothtune.config.part_names import other_data_set
 from smoothtune.evaluation.compare import Difference, Run
-from smoothtune.evaluation.output import other_data_set
 from smoothtune.evaluation.smoothness import RATIO
 from smoothtune.report.page import Sentence, Verdict
 

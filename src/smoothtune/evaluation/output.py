@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from smoothtune.config.evaluation import Settings
+from smoothtune.config.part_names import other_data_set
 from smoothtune.console import say
 from smoothtune.errors import OutputError, PlotsMissing, changed_fields
 from smoothtune.evaluation.parts import PartResult, Subject
@@ -23,17 +24,6 @@ EVALUATION = "evaluation.json"
 PREDICTIONS = "predictions.csv"
 EXAMPLES = "examples.json"
 PAGE, MARKDOWN = "evaluation.html", "evaluation.md"
-OOD, AFTER = "ood: ", " after "  # around the name of another data set in the name of a part
-
-
-def other_data_set(part: str) -> str | None:
-    """The name of the data set that a part is about; None for the model's own."""
-    return part.removeprefix(OOD).partition(AFTER)[0] if part.startswith(OOD) else None
-
-
-def further_title(name: str, share: float) -> str:
-    """Name of the part about another data set after training on a share of it."""
-    return f"{OOD}{name}{AFTER}{100 * share:g}% of it"
 
 
 def read_evaluation(folder: Path) -> dict[str, Any] | None:

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from smoothtune.config.part_names import OOD
 from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.evaluation.compare import Run, load_runs, paired_differences
 from smoothtune.evaluation.examples import example_tables
 from smoothtune.evaluation.findings import comparison, sentences, verdict
-from smoothtune.evaluation.output import EVALUATION, OOD
+from smoothtune.evaluation.output import EVALUATION
 from smoothtune.evaluation.record import only_damage
 from smoothtune.files import make_folder, write_atomic
 from smoothtune.report.curves import Curve, metric_label

@@ -11,15 +11,14 @@ from typing import Any
 from rich.console import Console
 
 from smoothtune.config.evaluation import Settings
+from smoothtune.config.part_names import OOD, further_title
 from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, quiet, say
 from smoothtune.errors import OutputError
 from smoothtune.evaluation.examples import add_examples, measured_examples
 from smoothtune.evaluation.output import (
     EVALUATION,
-    OOD,
     check_read_as,
-    further_title,
     kept_evaluation,
     write_curves,
     write_predictions,

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from smoothtune import __version__
+from smoothtune.config.part_names import OOD, other_data_set
 from smoothtune.errors import OutputError
 from smoothtune.files import write_atomic
 
 TABLE = "cells.parquet"
-FORMAT = f"1 {__version__}"
+FORMAT = f"2 {__version__}"
 """Of the columns, and of what a record must hold; a table of another one is not read."""
 SETTLED = 1_000_000_000
 """Nanoseconds since its last change after which a file cannot change within the same clock tick."""
@@ -34,7 +35,7 @@ COLUMNS = {
     **dict.fromkeys(("selection", "asked"), "bool"),
     **dict.fromkeys(("status", "message", "metric"), "string"),
     **dict.fromkeys(("score", "trivial_baseline", "train_score", "generalization_gap"), "double"),
-    **dict.fromkeys(("brier", "nll", "ece", "noise"), "double"),
+    **dict.fromkeys(("brier", "nll", "ece", "noise", "ood"), "double"),
     "steps": "int64",
     **dict.fromkeys(("train_seconds", "evaluation_seconds"), "double"),
     **dict.fromkeys(("metrics", "fields", "versions", "cell"), "string"),
@@ -74,11 +75,21 @@ def row_of(record: Mapping[str, Any], state: tuple[int, int]) -> Row:
         "nll": metrics.get("nll"),
         "ece": extras.get("ece"),
         "noise": extras.get("noise", {}).get("area"),
+        "ood": _elsewhere(extras.get("parts", {}), metric),
         **{n: result["cost"][n] for n in ("steps", "train_seconds", "evaluation_seconds")},
         "metrics": json.dumps(metrics),
         "fields": json.dumps(methods) if isinstance(methods, Mapping) else None,
         "versions": json.dumps(result["versions"]),
     }
+
+
+def _elsewhere(parts: Mapping[str, Any], metric: str) -> float | None:
+    """Mean score over the other data sets, without further training; None without any."""
+    titles = [title for title in parts if title == f"{OOD}{other_data_set(title)}"]
+    metrics = [(parts[title].get("numbers") or {}).get("metrics", {}) for title in titles]
+    if not metrics or not all(metric in each for each in metrics):
+        return None
+    return sum(each[metric]["value"] for each in metrics) / len(metrics)
 
 
 def _described(config: object) -> Row:

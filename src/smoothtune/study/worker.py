@@ -19,10 +19,10 @@ from rich.console import Console
 from tqdm import tqdm
 
 from smoothtune.config.evaluation import Settings
+from smoothtune.config.part_names import OOD, further_title
 from smoothtune.console import say
 from smoothtune.errors import CheckpointError, NonFiniteLoss, OutOfMemory, Stopped
 from smoothtune.evaluation.calibration import label_errors, reliability
-from smoothtune.evaluation.output import OOD, further_title
 from smoothtune.evaluation.parts import PART_FUNCTIONS, Subject, further_data, other_data
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import FURTHER_NOISE, noise_curve

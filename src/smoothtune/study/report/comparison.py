@@ -17,9 +17,9 @@ from smoothtune.study.report.power import smallest_difference
 Condition = tuple[str, str, int | None]
 """Task, model and number of training examples."""
 CONDITION = ["task", "model", "max_train_samples"]
-SECONDARY = ("generalization_gap", "brier", "nll", "ece", "noise")
+SECONDARY = ("generalization_gap", "brier", "nll", "ece", "noise", "ood")
 """Measures that are tested against plain's beside the score; noise: the mean score under Gaussian
-noise on the embeddings."""
+noise on the embeddings; ood: the mean score on the other data sets."""
 MEASURES = ("score", "train_score", *SECONDARY)
 COSTS = ("steps", "train_seconds", "evaluation_seconds")
 COLUMNS = (

@@ -21,7 +21,7 @@ from smoothtune.study.report.power import POWER
 from smoothtune.study.report.statistics import LEVEL
 from smoothtune.study.report.tables import TITLES
 
-BETTER = {"brier": -1, "nll": -1, "ece": -1, "noise": 1}
+BETTER = {"brier": -1, "nll": -1, "ece": -1, "noise": 1, "ood": 1}
 """Measures beside the score, and whether more or less is better. A gap shrinks by less fit too."""
 MOST_NAMED = 6
 """Methods that a sentence names; tables have them all."""

@@ -15,7 +15,8 @@ from smoothtune.study.report.comparison import (
 )
 from smoothtune.study.report.statistics import LEVEL, NAMES
 
-TITLES = dict(zip(SECONDARY, ("gap", "Brier", "NLL", "ECE", "score under noise"), strict=True))
+_TITLES = ("gap", "Brier", "NLL", "ECE", "score under noise", "score on other data")
+TITLES = dict(zip(SECONDARY, _TITLES, strict=True))
 
 
 BETTER, WORSE, NOT_AFTER_HOLM = "better", "worse", "open: not after Holm"
@@ -105,12 +106,12 @@ def score_table(group: Sequence[Mapping[str, Any]]) -> Table:
 def stability_table(group: Sequence[Mapping[str, Any]]) -> Table:
     """Spread over seeds, fit and calibration."""
     head = ["method", "variance, x plain's", "p (Brown-Forsythe)", "train score", "gap"]
-    head += ["Brier", "NLL", "ECE", "under noise"]
+    head += ["Brier", "NLL", "ECE", "under noise", "on other data"]
     rows = []
     for method in group:
         against, measures = method["against_plain"], method["measures"]
         ratio = against and against["variance_ratio"]
-        names = ("train_score", "generalization_gap", "brier", "nll", "ece", "noise")
+        names = ("train_score", *SECONDARY)
         means = [number(measures[name] and measures[name]["mean"]) for name in names]
         spread = effect_text(ratio, 1, ".2f")
         rows.append([method["method"], spread, p_text(against and against["p_variance"]), *means])
