@@ -20,7 +20,7 @@ from smoothtune.study.plan import Plan
 from smoothtune.study.records import Cell, Records
 from smoothtune.study.run import _describe
 from smoothtune.study.status import show_status
-from smoothtune.study.table import TABLE, read_table
+from smoothtune.study.table import TABLE, read_table, row_of
 
 SILENT = Console(file=io.StringIO())
 FILE = "methods: [{name: lnsr, weight: 0.5}]\nseeds: [0, 1]\n"
@@ -207,3 +207,26 @@ def test_a_copied_study_is_read_by_its_records(
     verified.clear()
     assert show_status(tmp_path / "copy", SILENT)["done"] == 5
     assert len(set(verified)) == 5
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ({"ood: a": 0.6, "ood: b": 0.9, "ood: a after 10% of it": 0.1, "drift": 0.2}, 0.75),
+        ({"ood: a": 0.6, "ood: b": None}, None),  # one of them could not be scored
+        ({"drift": 0.2}, None),
+        ({}, None),
+    ],
+)
+def test_the_score_on_other_data_is_the_mean_over_the_sets(
+    scores: dict[str, float | None], expected: float | None
+) -> None:
+    record = {"id": "1", "status": "done", **finished(0.5)}
+    metric = record["result"]["headline"]
+    record["extras"] = {
+        "parts": {
+            name: {"numbers": {"metrics": {metric: {"value": value}} if value else {}}}
+            for name, value in scores.items()
+        }
+    }
+    assert row_of(record, (1, 1))["ood"] == (expected and pytest.approx(expected))
