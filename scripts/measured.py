@@ -21,6 +21,7 @@ STUDIES = [
     "results/encoder-rate",
     "results/decoder",
     "results/unlabeled",
+    "results/adverse",
 ]
 EFFECTS = {
     "results/effect/effect": "All methods with their defaults",

@@ -9,6 +9,7 @@ from typer.testing import CliRunner, Result
 
 from smoothtune.cli import app
 from smoothtune.cli.output import DATA, FAILED, USAGE
+from smoothtune.cli.study import chosen
 
 LAST = "more_epochs: null\nseeds: [0]\n"
 SMALL = f"methods: [plain]\n{LAST}"
@@ -83,3 +84,15 @@ def test_missing_data_is_an_error_of_data(write, tmp_path: Path) -> None:
     dry = study(write(SMALL), "--data", tmp_path / "no", "--dry-run")
     assert dry.exit_code == 0
     assert "what is done cannot be told" in dry.output
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("lnsr,smart", ["lnsr", "smart"]),
+        ("lnsr, smart ", ["lnsr", "smart"]),
+        ('lnsr, "vat, both"', ["lnsr", "vat, both"]),
+        ("vat on both", ["vat on both"]),
+    ],
+)
+def test_names_are_separated_by_commas_outside_of_quotes(text: str, names: list[str]) -> None:
+    assert chosen(methods=text, tasks=None) == {"methods": names}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -60,9 +61,9 @@ def numbers(text: str | None, option: str) -> list[int] | None:
 
 
 def chosen(**lists: str | None) -> dict[str, list[str]]:
-    """The names in each list that is given."""
+    """The names in each list that is given; one that holds a comma stands in double quotes."""
     return {
-        what: [name.strip() for name in text.split(",")]
+        what: [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
         for what, text in lists.items()
         if text is not None
     }
