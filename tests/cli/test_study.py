@@ -85,6 +85,7 @@ def test_missing_data_is_an_error_of_data(write, tmp_path: Path) -> None:
     assert dry.exit_code == 0
     assert "what is done cannot be told" in dry.output
 
+
 @pytest.mark.parametrize(
     ("text", "names"),
     [
