@@ -1,8 +1,8 @@
 """Alternate labeled and unlabeled batches, for methods that need no labels.
 
 A batch without labels has no task loss, only the terms of methods that need none. This is
-the dual mode of JacHess, and what VAT was made for. Updates on terms alone are as large as the
-others under Adam, which divides by the size of the gradient; `alternate="batch"` has none.
+the dual mode of JacHess, and what VAT was made for. Updates on terms alone are hardly smaller than
+the others under Adam, which divides by the size of the gradient; `alternate="batch"` has none.
 """
 
 from __future__ import annotations
