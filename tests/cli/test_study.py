@@ -93,6 +93,7 @@ def test_missing_data_is_an_error_of_data(write, tmp_path: Path) -> None:
         ("lnsr, smart ", ["lnsr", "smart"]),
         ('lnsr, "vat, both"', ["lnsr", "vat, both"]),
         ("vat on both", ["vat on both"]),
+        ("", [""]),
     ],
 )
 def test_names_are_separated_by_commas_outside_of_quotes(text: str, names: list[str]) -> None:

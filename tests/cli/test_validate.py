@@ -122,6 +122,8 @@ def test_updates_of_a_run_with_unlabeled_rows(
     cut = {"alternate": alternate, "gradient_accumulation_steps": accumulation}
     file = write(tmp_path / "run.yaml", fields | dual | cut | {"max_train_samples": 20})
     planned = json.loads(call("train", file, "--dry-run", "--json").stdout)["steps"]
+    told = call("train", file, "--dry-run").stdout
+    assert ("half of them unlabeled, 20 training rows" in told) == (alternate == "batch")
     trained = json.loads(call("train", file, "--json").stdout)
     assert trained["cost"]["steps"] == planned
 

@@ -3,9 +3,12 @@
 import pytest
 import torch
 
+from helpers.causal import Texts, tiny_language_model
 from helpers.training import Rows, arguments, collate
 from smoothtune import CWGNC, LNSR, R3F, JacHess, Objective, Plain, SmoothTrainer
+from smoothtune.errors import CheckpointError
 from smoothtune.testing import fixed_draws, tiny_model
+from smoothtune.trainer.class_weights import ClassWeightedLoss
 from smoothtune.trainer.unlabeled import AlternatingBatches
 
 
@@ -117,17 +120,39 @@ def dual(tmp_path, method, *, alternate="step", **changes):
     )
 
 
+def weighted(model, batch):
+    """The mean of ClassWeightedLoss over a whole batch."""
+    outputs = model(**{key: value for key, value in batch.items() if key != "labels"})
+    return ClassWeightedLoss([1.0, 2.0, 0.5])(outputs, batch["labels"]), outputs
+
+
+CLASSES, WORDS = (tiny_model, "bert", Rows), (tiny_language_model, "opt", Texts)
+KINDS = {  # of task loss: model, rows, what the Trainer gets, what the objective gets
+    "the model's own": (*CLASSES, {}, None),
+    "class weights": (
+        *CLASSES,
+        {"compute_loss_func": ClassWeightedLoss([1.0, 2.0, 0.5])},
+        weighted,
+    ),
+    "next token": (*WORDS, {}, None),
+}
+
+
 @pytest.mark.parametrize("batches", ["both", "unlabeled"])
 @pytest.mark.parametrize("accumulation", [2, 4])
+@pytest.mark.parametrize("kind", KINDS)
 def test_an_update_of_both_is_the_sum_of_a_labeled_and_an_unlabeled_one(
-    tmp_path, batches, accumulation
+    tmp_path, kind, batches, accumulation
 ):
     """However it is cut: with SGD at a rate of 1 the change of the weights is the gradient."""
+    make, architecture, rows, given, loss = KINDS[kind]
 
-    def method():
-        return R3F(noise="normal", sigma=0.1, batches=batches, weight=1.0)
+    def made():
+        model = make(architecture)
+        model.config.problem_type = "single_label_classification"
+        return model, R3F(noise="normal", sigma=0.1, batches=batches, weight=1.0)
 
-    model, size = tiny_model("bert"), 16 // accumulation
+    model, method = made()
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     with fixed_draws():
         trainer = SmoothTrainer(
@@ -135,34 +160,84 @@ def test_an_update_of_both_is_the_sum_of_a_labeled_and_an_unlabeled_one(
             args=arguments(
                 tmp_path,
                 learning_rate=1.0,
-                per_device_train_batch_size=size,
+                per_device_train_batch_size=16 // accumulation,
                 gradient_accumulation_steps=accumulation,
             ),
-            train_dataset=Rows(8),
-            regularizers=[method()],
-            unlabeled_dataset=Rows(8, seed=9),
+            train_dataset=rows(8),
+            regularizers=[method],
+            unlabeled_dataset=rows(8),
             alternate="batch",
+            **given,
         )
         trainer.train()
     logs = trainer.state.log_history[0]
 
-    model = tiny_model("bert")
-    objective = Objective(method()).attach(model)
-    labeled = {key: value for key, value in collate(Rows(8)).items() if key != "example_id"}
-    unlabeled = collate(Rows(8, seed=9)) | {"unlabeled": True}
+    model, method = made()
+    objective = Objective(method).attach(model)
+    labeled = {key: value for key, value in collate(rows(8)).items() if key != "example_id"}
+    unlabeled = {key: labeled[key] for key in ("input_ids", "attention_mask")}
     values = []
     with fixed_draws():
-        for batch in (labeled, unlabeled):
-            objective(model, batch).backward()
+        for batch in (labeled, unlabeled | {"unlabeled": True}):
+            objective(model, batch, loss if "labels" in batch else None).backward()
             values.append({name: float(value) for name, value in objective.terms.items()})
     for name, weight in model.named_parameters():
         change = before[name] - dict(trainer.model.named_parameters())[name].detach()
         expected = torch.zeros_like(weight) if weight.grad is None else weight.grad
-        torch.testing.assert_close(change, expected, rtol=1e-6, atol=1e-12, msg=name)
+        torch.testing.assert_close(change, expected, rtol=1e-6, atol=1e-9, msg=name)
     assert logs["loss"] == pytest.approx(sum(value["loss"] for value in values), rel=1e-6)
     assert logs["loss/task"] == pytest.approx(values[0]["loss/task"], rel=1e-6)
     terms = [value["loss/r3f"] for value in values if "loss/r3f" in value]
     assert logs["loss/r3f"] == pytest.approx(sum(terms) / len(terms), rel=1e-6)
+
+
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_the_share_of_a_term_is_that_of_labeled_and_unlabeled_rows_together(tmp_path, accumulation):
+    """In the first update it is measured: the gradient of both terms beside that of the task."""
+    method = R3F(noise="normal", sigma=0.1, share=0.5)
+    with fixed_draws():
+        trainer = SmoothTrainer(
+            model=tiny_model("bert"),
+            args=arguments(
+                tmp_path,
+                per_device_train_batch_size=16 // accumulation,
+                gradient_accumulation_steps=accumulation,
+            ),
+            train_dataset=Rows(8),
+            regularizers=[method],
+            unlabeled_dataset=Rows(8, seed=9),
+            alternate="batch",
+        )
+        trainer.train()
+    model = tiny_model("bert")
+    model.config.problem_type = "single_label_classification"
+    term = Objective(R3F(noise="normal", sigma=0.1, batches="both", weight=1.0)).attach(model)
+    rows = [collate(Rows(8, seed=seed)) | {"unlabeled": True} for seed in (0, 9)]
+    weights = list(model.parameters())
+    with fixed_draws():
+        both = torch.stack([term(model, each) for each in rows]).sum()
+        labeled = {key: rows[0][key] for key in ("input_ids", "attention_mask", "labels")}
+        task = model(**labeled).loss
+    norms = [
+        torch.cat([g.flatten() for g in grads if g is not None]).norm().item()
+        for grads in (torch.autograd.grad(x, weights, allow_unused=True) for x in (both, task))
+    ]
+    found = trainer.objective.strengths.ratio("r3f")
+    assert found == pytest.approx(norms[0] / norms[1], rel=1e-6)
+
+
+def test_a_run_goes_on_in_the_order_it_began_with(tmp_path):
+    cut = {"max_steps": 2, "gradient_accumulation_steps": 2}
+    saved = {"save_strategy": "steps", "save_steps": 1}
+    dual(tmp_path, LNSR(weight=1.0), alternate="step", **cut, **saved).train()
+    other = dual(tmp_path, LNSR(weight=1.0), alternate="batch", **cut)
+    with pytest.raises(CheckpointError, match="alternate None, here 'batch'"):
+        other.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+
+
+def test_an_order_that_is_none_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="alternate='batches': write 'batch', 'step', 'epoch'"):
+        dual(tmp_path, LNSR(), alternate="batches")
 
 
 def test_an_update_of_both_needs_batches_of_both(tmp_path):

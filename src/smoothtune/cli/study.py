@@ -63,7 +63,7 @@ def numbers(text: str | None, option: str) -> list[int] | None:
 def chosen(**lists: str | None) -> dict[str, list[str]]:
     """The names in each list that is given; one that holds a comma stands in double quotes."""
     return {
-        what: [name.strip() for name in next(csv.reader([text], skipinitialspace=True), [])]
+        what: [name.strip() for name in next(csv.reader([text or " "], skipinitialspace=True))]
         for what, text in lists.items()
         if text is not None
     }

@@ -133,7 +133,9 @@ def show_plan(config: RunConfig, found: Inspected, console: Console) -> None:
     length = "" if config.max_steps > 0 else f", {config.num_train_epochs:g} epochs"
     say(console, f"model {config.model}: {size / 1e6:.1f}M parameters")
     say(console, f"methods: {' + '.join(config.methods)}")
-    say(console, f"{found.steps} updates of {batch} rows, {rows} training rows{length}")
+    both = config.unlabeled is not None and config.alternate == "batch"
+    half = ", half of them unlabeled" if both else ""
+    say(console, f"{found.steps} updates of {batch} rows{half}, {rows} training rows{length}")
     evaluations = {
         "no": "none",
         "epoch": "after every epoch",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from accelerate.utils import DistributedType
@@ -181,6 +181,8 @@ def unlabeled_problems(
 ) -> list[str]:
     """Why unlabeled data would not be used, and what to change; empty if a method uses it."""
     wrong, steps = list[str](), args.gradient_accumulation_steps
+    if alternate not in get_args(Alternate):
+        wrong.append(f"alternate={alternate!r}: write {', '.join(map(repr, get_args(Alternate)))}")
     if alternate == "batch" and steps % 2:
         wrong.append(
             f'alternate="batch" with gradient_accumulation_steps={steps}: half the batches of an '

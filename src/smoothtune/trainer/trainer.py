@@ -88,6 +88,8 @@ def regularize(
     if unlabeled_dataset is not None:
         check_unlabeled(objective.regularizers, trainer, alternate)
         loader = partial(alternating_loader, trainer, unlabeled_dataset, alternate)
+        if alternate != "step":  # not told by a checkpoint's arguments
+            setattr(trainer, "run_identity", {"alternate": alternate})  # noqa: B010
     Binding(trainer, objective, loader)
     setattr(trainer, "objective", objective)  # noqa: B010 - mypy knows no such attribute
     return trainer

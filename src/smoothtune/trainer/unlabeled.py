@@ -25,8 +25,8 @@ class AlternatingBatches(BatchSampler):
 
     Every labeled row comes once an epoch, in random order. Unlabeled rows are drawn without
     replacement until all have come, then anew; an epoch holds as many unlabeled batches as labeled
-    ones. But with "batch", all batches of one update, over accumulation steps and processes, are of
-    one kind.
+    ones. Unless `alternate` is "batch", all batches of an update, over accumulation steps and
+    processes, are of one kind.
 
     Args:
         labeled: number of labeled rows, which come first in the concatenation.
@@ -79,7 +79,7 @@ class AlternatingBatches(BatchSampler):
 
     @property
     def updates(self) -> int:
-        """Updates of an epoch with labeled rows; without, there are as many, but with "batch"."""
+        """Updates of an epoch that have labeled rows; "step" and "epoch" have as many without."""
         return -(-self.labeled // (self.batch_size * self.turn))
 
 

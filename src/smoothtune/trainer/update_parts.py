@@ -8,6 +8,7 @@ and unlabeled batches is the sum of the two means.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, NamedTuple
 
 import torch
@@ -89,14 +90,19 @@ class UpdateParts:
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
         """Count the batches of an update before the first of them is used."""
-        samples, num_items = self.original(epoch_iterator, num_batches, device)
+        drawn = list(islice(epoch_iterator, num_batches))
+        labeled = [batch for batch in drawn if not self.unlabeled(batch)]
+        # the Trainer counts labels in every batch, if the first one has some
+        samples, num_items = self.original(iter(labeled or drawn), num_batches, device)
+        if labeled and len(labeled) < len(drawn):
+            samples = drawn
         counts = torch.zeros(2, 2, device=device)  # of one type in every process
         self.kinds = [self.unlabeled(batch) for batch in samples]
         for kind, batch in zip(self.kinds, samples, strict=True):
             counts[int(kind)] += counts.new_tensor(self.size(batch))
         counts = self.trainer.accelerator.reduce(counts, reduction="sum")
-        labeled, unlabeled = (Size(*count) for count in counts.tolist())
-        self.totals = labeled, unlabeled
+        of_labeled, of_unlabeled = (Size(*count) for count in counts.tolist())
+        self.totals = of_labeled, of_unlabeled
         self.batches = len(samples) * self.trainer.accelerator.num_processes
         return samples, num_items
 
