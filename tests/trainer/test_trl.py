@@ -136,6 +136,23 @@ def test_task_loss_is_that_of_an_sft_trainer_without_methods(tmp_path):
     assert ours.state.log_history[0]["loss/task"] == pytest.approx(expected, rel=1e-5)
 
 
+def test_unlabeled_text_in_the_updates_of_labeled_text(tmp_path):
+    """All conversations in one batch, and all of them once more without labels in the other."""
+    plain = sft_trainer(tmp_path)
+    ours = regularize(
+        sft_trainer(tmp_path, gradient_accumulation_steps=2),
+        R3F(noise="normal", sigma=0.3, weight=1.0),
+        unlabeled_dataset=plain.train_dataset,
+        alternate="batch",
+    )
+    plain.train()
+    ours.train()
+    expected, logs = plain.state.log_history[0]["loss"], ours.state.log_history[0]
+    assert logs["loss/task"] == pytest.approx(expected, rel=1e-5)
+    assert logs["loss/r3f"] > 1e-3
+    assert logs["loss"] == pytest.approx(logs["loss/task"] + 2 * logs["loss/r3f"], rel=1e-5)
+
+
 def test_only_completions_are_labels(tmp_path):
     trainer = regularize(sft_trainer(tmp_path), R3F(weight=1.0))
     batch = next(iter(trainer.get_train_dataloader()))

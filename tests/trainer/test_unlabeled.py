@@ -5,7 +5,17 @@ import torch
 
 from helpers.causal import Texts, tiny_language_model
 from helpers.training import Rows, arguments, collate
-from smoothtune import CWGNC, LNSR, R3F, JacHess, Objective, Plain, SmoothTrainer
+from smoothtune import (
+    CWGNC,
+    LNSR,
+    R3F,
+    FreeLB,
+    JacHess,
+    LabelSmoothing,
+    Objective,
+    Plain,
+    SmoothTrainer,
+)
 from smoothtune.errors import CheckpointError
 from smoothtune.testing import fixed_draws, tiny_model
 from smoothtune.trainer.class_weights import ClassWeightedLoss
@@ -138,11 +148,23 @@ KINDS = {  # of task loss: model, rows, what the Trainer gets, what the objectiv
 }
 
 
-@pytest.mark.parametrize("batches", ["both", "unlabeled"])
+def r3f(batches="both"):
+    return R3F(noise="normal", sigma=0.1, batches=batches, weight=1.0)
+
+
+METHODS = {
+    "on both": lambda: [r3f()],
+    "on unlabeled": lambda: [r3f("unlabeled")],
+    "in place of the task loss, a term on both": lambda: [FreeLB(epsilon=0.1), r3f()],
+    "in place of the task loss, a term on unlabeled": lambda: [LabelSmoothing(), r3f("unlabeled")],
+}
+CASES = [(kind, methods) for kind in KINDS for methods in METHODS]
+
+
 @pytest.mark.parametrize("accumulation", [2, 4])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "methods"), CASES)
 def test_an_update_of_both_is_the_sum_of_a_labeled_and_an_unlabeled_one(
-    tmp_path, kind, batches, accumulation
+    tmp_path, kind, methods, accumulation
 ):
     """However it is cut: with SGD at a rate of 1 the change of the weights is the gradient."""
     make, architecture, rows, given, loss = KINDS[kind]
@@ -150,9 +172,9 @@ def test_an_update_of_both_is_the_sum_of_a_labeled_and_an_unlabeled_one(
     def made():
         model = make(architecture)
         model.config.problem_type = "single_label_classification"
-        return model, R3F(noise="normal", sigma=0.1, batches=batches, weight=1.0)
+        return model, METHODS[methods]()
 
-    model, method = made()
+    model, regularizers = made()
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     with fixed_draws():
         trainer = SmoothTrainer(
@@ -164,7 +186,7 @@ def test_an_update_of_both_is_the_sum_of_a_labeled_and_an_unlabeled_one(
                 gradient_accumulation_steps=accumulation,
             ),
             train_dataset=rows(8),
-            regularizers=[method],
+            regularizers=regularizers,
             unlabeled_dataset=rows(8),
             alternate="batch",
             **given,
@@ -172,8 +194,8 @@ def test_an_update_of_both_is_the_sum_of_a_labeled_and_an_unlabeled_one(
         trainer.train()
     logs = trainer.state.log_history[0]
 
-    model, method = made()
-    objective = Objective(method).attach(model)
+    model, regularizers = made()
+    objective = Objective(*regularizers).attach(model)
     labeled = {key: value for key, value in collate(rows(8)).items() if key != "example_id"}
     unlabeled = {key: labeled[key] for key in ("input_ids", "attention_mask")}
     values = []
@@ -186,9 +208,11 @@ def test_an_update_of_both_is_the_sum_of_a_labeled_and_an_unlabeled_one(
         expected = torch.zeros_like(weight) if weight.grad is None else weight.grad
         torch.testing.assert_close(change, expected, rtol=1e-6, atol=1e-9, msg=name)
     assert logs["loss"] == pytest.approx(sum(value["loss"] for value in values), rel=1e-6)
-    assert logs["loss/task"] == pytest.approx(values[0]["loss/task"], rel=1e-6)
-    terms = [value["loss/r3f"] for value in values if "loss/r3f" in value]
-    assert logs["loss/r3f"] == pytest.approx(sum(terms) / len(terms), rel=1e-6)
+    parts = {name for value in values for name in value if name.startswith("loss/")}
+    assert parts == {name for name in logs if name.startswith("loss/")}
+    for name in parts:
+        terms = [value[name] for value in values if name in value]
+        assert logs[name] == pytest.approx(sum(terms) / len(terms), rel=1e-6)
 
 
 @pytest.mark.parametrize("accumulation", [2, 4])
