@@ -34,6 +34,7 @@ with tempfile.TemporaryDirectory() as folder:
             num_train_epochs=4,
             learning_rate=1e-3,
             per_device_train_batch_size=16,
+            gradient_accumulation_steps=2,  # a labeled batch and an unlabeled one make an update
             logging_steps=8,
             save_strategy="no",
             disable_tqdm=True,
@@ -45,6 +46,5 @@ with tempfile.TemporaryDirectory() as folder:
         regularizers=[JacHess(batches="unlabeled", c=1e-5)],
         train_dataset=labeled,
         unlabeled_dataset=unlabeled,
-        alternate="step",  # the kinds take turns; "epoch": first all labeled updates of an epoch
     )
     trainer.train()

@@ -50,7 +50,10 @@ MISTAKES = [
     ({"gradient_checkpointing": True, "methods": ["sift"]}, None),
     ({"methods": ["sam"], "gradient_accumulation_steps": 2}, "needs the gradient of the full bat"),
     ({"unlabeled": "DATA", "methods": [LABELED]}, "no method has a term on unlabeled"),
-    ({"unlabeled": "DATA", "methods": ["vat"], "alternate": "batch"}, "set an even number: 2"),
+    (
+        {"unlabeled": "DATA", "methods": ["vat"], "gradient_accumulation_steps": 3},
+        "set an even number, 2 for one of each",
+    ),
 ]
 
 

@@ -282,3 +282,25 @@ def test_names_that_no_file_can_have(field: str) -> None:
     options = {"task": "rte", "output_dir": "out"} | {field: "x" * 256}
     with pytest.raises(ConfigError, match="longer than the 255 bytes"):
         load_config(options=options)
+
+
+@pytest.mark.parametrize(
+    ("given", "alternate", "steps"),
+    [
+        ({}, "batch", 2),
+        ({"alternate": "batch"}, "batch", 2),
+        ({"gradient_accumulation_steps": 4}, "batch", 4),
+        ({"alternate": "step"}, "step", 1),
+        ({"alternate": "epoch"}, "epoch", 1),
+    ],
+)
+def test_unlabeled_rows_add_a_batch_to_every_update(given, alternate, steps) -> None:
+    config = RunConfig(task="sst2", output_dir="a", unlabeled="texts.csv", **given)
+    assert (config.alternate, config.gradient_accumulation_steps) == (alternate, steps)
+    assert RunConfig.model_validate(config.model_dump()) == config
+
+
+def test_runs_without_unlabeled_rows_are_those_of_earlier_records() -> None:
+    """They say "step", which was the default."""
+    config = RunConfig(task="sst2", output_dir="a")
+    assert (config.alternate, config.gradient_accumulation_steps) == ("step", 1)

@@ -83,6 +83,7 @@ def test_dual_mode_trains_on_both_and_takes_labels_of_none(tmp_path):
         train_dataset=Rows(16),
         regularizers=[JacHess(c=0.01, smoothness=[1.0, 1.0], batches="unlabeled", weight=1.0)],
         unlabeled_dataset=Poisoned(40, seed=9),
+        alternate="step",
     )
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -318,6 +319,7 @@ def test_a_loss_of_the_users_own_is_not_asked_for_unlabeled_batches(tmp_path):
         train_dataset=Rows(16),
         regularizers=[LNSR(weight=1.0)],
         unlabeled_dataset=Rows(40, seed=9),
+        alternate="step",
     )
     trainer.train()
     logs = [entry for entry in trainer.state.log_history if "loss" in entry]
@@ -329,7 +331,7 @@ def test_a_loss_of_the_users_own_is_not_asked_for_unlabeled_batches(tmp_path):
 def test_data_without_length_or_rows_is_refused(tmp_path, unlabeled, message):
     trainer = SmoothTrainer(
         model=tiny_model("bert"),
-        args=arguments(tmp_path),
+        args=arguments(tmp_path, gradient_accumulation_steps=2),
         train_dataset=Rows(),
         regularizers=[JacHess(weight=1.0)],
         unlabeled_dataset=unlabeled,

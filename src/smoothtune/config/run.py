@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, field_validator
+from pydantic import TypeAdapter, field_validator, model_validator
 
 from smoothtune.config.draft import Draft
 from smoothtune.config.names import (
@@ -25,6 +25,17 @@ if TYPE_CHECKING:
 
 class RunConfig(RunFields):
     """One run, every field of every method filled in."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_batch_of_each_kind(cls, given: Any) -> Any:
+        """The updates of a run with unlabeled rows have as many labeled ones as those without."""
+        if not isinstance(given, Mapping):
+            return given
+        if given.get("unlabeled") is None:  # it says nothing, and records have what was the default
+            return {"alternate": "step", **given}
+        half = given.get("alternate", "batch") == "batch"
+        return {"gradient_accumulation_steps": 2, **given} if half else given
 
     @field_validator("methods", mode="before")
     @classmethod

@@ -97,10 +97,10 @@ class RunFields(SpanFields, DataFields):
         "plain": {}
     }
     """Methods by name, each with its fields; see `smoothtune methods`."""
-    alternate: Annotated[Literal["batch", "step", "epoch"], METHOD] = "step"
-    """An unlabeled update follows every labeled one (step), or all unlabeled ones follow an epoch's
-    labeled ones (epoch), or half the batches of every update are unlabeled (batch), which needs an
-    even `gradient_accumulation_steps`."""
+    alternate: Annotated[Literal["batch", "step", "epoch"], METHOD] = "batch"
+    """Half the batches of every update are unlabeled (batch; needs an even
+    `gradient_accumulation_steps`), or an unlabeled update follows every labeled one (step), or all
+    unlabeled ones follow an epoch's labeled ones (epoch)."""
     cost_steps: Annotated[int, Field(ge=0), METHOD] = 3
     """Steps timed with and without the methods before training; 0: no timing."""
 
@@ -139,7 +139,7 @@ class RunFields(SpanFields, DataFields):
     per_device_eval_batch_size: Annotated[Count, TRAINING] = 32
     """Validation examples per step and device."""
     gradient_accumulation_steps: Annotated[Count, TRAINING] = 1
-    """Steps whose gradients make one update."""
+    """Steps whose gradients make one update. Unset: 1, or 2 where half of them are unlabeled."""
     train_sampling_strategy: Annotated[Literal["random", "group_by_length"], TRAINING] = (
         "group_by_length"
     )

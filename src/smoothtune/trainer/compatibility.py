@@ -186,7 +186,8 @@ def unlabeled_problems(
     if alternate == "batch" and steps % 2:
         wrong.append(
             f'alternate="batch" with gradient_accumulation_steps={steps}: half the batches of an '
-            "update are unlabeled, so set an even number: 2 for one of each kind"
+            "update are unlabeled, so set an even number, 2 for one of each kind, or "
+            'alternate="step" for updates of one kind'
         )
     if not any(r.acts_without_labels for r in regularizers.values()):
         names = ", ".join(regularizers) or "plain fine-tuning"

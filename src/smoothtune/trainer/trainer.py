@@ -24,7 +24,7 @@ def regularize(
     trainer: T,
     *regularizers: Regularizer | Sequence[Regularizer],
     unlabeled_dataset: Any = None,
-    alternate: Alternate = "step",
+    alternate: Alternate = "batch",
 ) -> T:
     """Add regularizers to an existing trainer; the only line to add to a training script.
 
@@ -60,11 +60,12 @@ def regularize(
         regularizers: methods to add, or lists of them; order does not matter.
         unlabeled_dataset: map-style dataset of more rows like `train_dataset`'s; their labels, if
             any, are not used. Its batches have no task loss, only the terms of the methods.
-        alternate: unlabeled updates come after every labeled one ("step") or after all of an
-            epoch's labeled ones ("epoch"); there are as many of them. `max_steps`, epochs and the
-            learning-rate schedule count both. "batch": half the batches of every update are
-            unlabeled, and the update is that of the task loss and terms of its labeled rows plus
-            the terms of its unlabeled ones; needs an even `gradient_accumulation_steps`.
+        alternate: "batch": half the batches of every update are unlabeled, and the update is that
+            of the task loss and terms of its labeled rows plus the terms of its unlabeled ones;
+            needs an even `gradient_accumulation_steps`. Or unlabeled updates come after every
+            labeled one ("step") or after all of an epoch's labeled ones ("epoch"); there are as
+            many of them, and `max_steps`, epochs and the learning-rate schedule count both. Under
+            Adam they are hardly smaller than those with labels.
 
     Returns:
         The same trainer. Its `objective` holds the methods. `save_model()` writes
@@ -132,7 +133,7 @@ class SmoothTrainer(Trainer):
         *,
         regularizers: Regularizer | Sequence[Regularizer] = (),
         unlabeled_dataset: Any = None,
-        alternate: Alternate = "step",
+        alternate: Alternate = "batch",
     ):
         """Make a trainer with the arguments of `transformers.Trainer`, and these.
 

@@ -1,8 +1,9 @@
 """Alternate labeled and unlabeled batches, for methods that need no labels.
 
 A batch without labels has no task loss, only the terms of methods that need none. This is
-the dual mode of JacHess, and what VAT was made for. Updates on terms alone are hardly smaller than
-the others under Adam, which divides by the size of the gradient; `alternate="batch"` has none.
+the dual mode of JacHess, and what VAT was made for. Updates on terms alone, which
+`alternate="step"` and `"epoch"` have, are hardly smaller than the others under Adam, which divides
+by the size of the gradient.
 """
 
 from __future__ import annotations
