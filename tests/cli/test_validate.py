@@ -122,13 +122,14 @@ def test_updates_of_a_run_with_unlabeled_rows(
 ) -> None:
     """As the Trainer counts them: 20 labeled rows in batches of 8."""
     dual = {"unlabeled": fields["data"], "methods": [{"name": "vat", "weight": 1.0}]}
-    cut = {"alternate": alternate, "gradient_accumulation_steps": accumulation}
+    cut = {"alternate": alternate, "gradient_accumulation_steps": accumulation, "cost_steps": 1}
     file = write(tmp_path / "run.yaml", fields | dual | cut | {"max_train_samples": 20})
     planned = json.loads(call("train", file, "--dry-run", "--json").stdout)["steps"]
     told = call("train", file, "--dry-run").stdout
     assert ("half of them unlabeled, 20 training rows" in told) == (alternate == "batch")
-    trained = json.loads(call("train", file, "--json").stdout)
-    assert trained["cost"]["steps"] == planned
+    training = call("train", file, "--json")
+    assert "unlabeled batches, as many again, come on top" in " ".join(training.stderr.split())
+    assert json.loads(training.stdout)["cost"]["steps"] == planned
 
 
 def _result(folder: Path) -> dict:

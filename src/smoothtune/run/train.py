@@ -210,10 +210,11 @@ def step_cost(
         for regularizer in regularizers:
             regularizer.read_training_rows(rows, inputs.base.tokenizer)
         cost = measure_step_cost(model, regularizers, batches)
+    on_top = "" if config.unlabeled is None else "; unlabeled batches, as many again, come on top"
     say(
         console,
         f"a step with {' + '.join(config.methods)} costs {cost.ratio:.2f} times a plain step "
-        f"({cost.seconds:.3g} s and {cost.plain_seconds:.3g} s, medians of {count})",
+        f"({cost.seconds:.3g} s and {cost.plain_seconds:.3g} s, medians of {count}){on_top}",
     )
     return cost
 
