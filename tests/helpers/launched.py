@@ -33,7 +33,17 @@ RUNS = {  # name -> what differs
     "mixout": {"methods": {"mixout": {}}},
     "l2_sp": {"methods": {"l2_sp": {"alpha": 1.0, "beta": 1.0, "weight": 1.0}}},
     "jacobian": {"methods": {"jacobian": {"estimator": "projected", "weight": 0.01}}},
-    "unlabeled rows": {"methods": {"lnsr": {"weight": 1.0, "batches": "both"}}, "unlabeled": True},
+    "unlabeled rows": {
+        "methods": {"lnsr": {"weight": 1.0}},
+        "unlabeled": True,
+        # AdamW makes steps of this length of the rounding of gradients near 0
+        "learning_rate": 3e-4,
+    },
+    "unlabeled updates": {
+        "methods": {"lnsr": {"weight": 1.0}},
+        "unlabeled": True,
+        "alternate": "step",
+    },
     "best of all evaluations": {
         "load_best_model_at_end": True,
         "metric_for_best_model": "loss",
@@ -45,8 +55,7 @@ RUNS = {  # name -> what differs
 MEANS = {"loss", "grad_norm", "learning_rate", "eval_brier", "eval_nll", "eval_accuracy"}
 SHARDED_RUNS = {  # those of FSDP2
     "plain": {"methods": {"plain": {}}},
-    # AdamW makes steps of this length of the rounding of gradients near 0
-    "lnsr": {"methods": {"lnsr": {"weight": 1.0}}, "learning_rate": 3e-4},
+    "lnsr": {"methods": {"lnsr": {"weight": 1.0}}, "learning_rate": 3e-4},  # as above
     "lnsr, its share": {"methods": {"lnsr": {"share": 0.5}}, "learning_rate": 3e-4},
     "pgd": {"methods": {"pgd": {"epsilon": 0.1}}},
     "class weights": {"class_weights": [1.0, 3.0]},
@@ -68,8 +77,10 @@ def make_inputs(folder: Path) -> None:
 def config_of(name: str, inputs: Path, folder: Path, *, processes: int, parts: int = 1):
     """A run with as many examples per update, whatever the number of processes and of parts."""
     changes = dict((RUNS | SHARDED_RUNS)[name])
+    kinds = 1
     if changes.get("unlabeled"):
         changes["unlabeled"] = str(inputs / "data" / "validation.csv")
+        kinds = 1 if "alternate" in changes else 2  # of batches in an update
     settings = {
         "task": "quality",
         "data": str(inputs / "data"),
@@ -81,7 +92,7 @@ def config_of(name: str, inputs: Path, folder: Path, *, processes: int, parts: i
         "cost_steps": 0,
         "logging_steps": 1,
         "per_device_train_batch_size": EXAMPLES // processes // parts,
-        "gradient_accumulation_steps": parts,
+        "gradient_accumulation_steps": parts * kinds,
         "per_device_eval_batch_size": 8,
         "max_train_eval_samples": 10,
     }
