@@ -22,6 +22,7 @@ STUDIES = [
     "results/decoder",
     "results/unlabeled",
     "results/adverse",
+    "results/adverse-fresh",
 ]
 EFFECTS = {
     "results/effect/effect": "All methods with their defaults",
