@@ -25,9 +25,9 @@ from smoothtune.config.run import RunConfig, read_draft
 
 PLAIN = "plain"
 
-DEFAULT_METHODS = ("reinit", "cwgnc", "lnsr", "r3f", "r_drop")
-"""One of each kind, none with more than two passes: weights, updates, hidden states, predictions,
-dropout."""
+DEFAULT_METHODS = ("reinit", "mixout", "lnsr", "r3f", "r_drop")
+"""Two that cost nothing and have scored better than plain, then one of each kind with two passes:
+hidden states, predictions, dropout."""
 SEARCHED = ("methods", "learning_rate", "num_train_epochs", "max_steps")
 """Fields of a run that a search sets itself."""
 UNLABELED = ("unlabeled", "max_unlabeled_samples", "alternate")
