@@ -265,6 +265,17 @@ def test_an_order_that_is_none_is_refused(tmp_path):
         dual(tmp_path, LNSR(), alternate="batches")
 
 
+def test_a_script_with_unlabeled_rows_is_told_what_the_order_asks_of_it(tmp_path):
+    with pytest.raises(ValueError, match='set an even number, 2 for one of each.*alternate="step"'):
+        SmoothTrainer(
+            model=tiny_model("bert"),
+            args=arguments(tmp_path),
+            train_dataset=Rows(16),
+            regularizers=[LNSR()],
+            unlabeled_dataset=Rows(40, seed=9),
+        )
+
+
 def test_an_update_of_both_needs_batches_of_both(tmp_path):
     with pytest.raises(ValueError, match="gradient_accumulation_steps=3.*set an even number"):
         dual(tmp_path, LNSR(), alternate="batch", gradient_accumulation_steps=3)
