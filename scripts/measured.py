@@ -20,6 +20,7 @@ STUDIES = [
     "results/encoder",
     "results/encoder-rate",
     "results/decoder",
+    "results/decoder-rate",
     "results/unlabeled",
     "results/adverse",
     "results/adverse-fresh",
