@@ -8,8 +8,9 @@ the 1st, 2nd, 4th and 8th in which a loss is there, every 16th and after 128 eve
 and terms with fixed weights the two in `LOOKS`, to tell a term that changes nothing. Terms on
 predictions may grow fifty-fold in the first hundred updates, as the head does: looking less often
 lets them. The gradients are those of whole updates, over all batches and processes. A weight holds
-for a whole update and follows from those before it, so a term begins in its second update. Some
-wait until the model has begun to learn.
+for a whole update and follows from those before it, so a term begins in its second update, or in
+its third where examples are clipped at their running mean. Some wait until the model has begun to
+learn.
 """
 
 from __future__ import annotations

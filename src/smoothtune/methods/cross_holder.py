@@ -23,6 +23,7 @@ Departures:
     * With norm="fro" all pairs cost as much as one: the sum over them is 2K times the sum over the
       scores less their mean.
     * pairs="sampled" draws one pair for every example, whose term is scaled by K (K-1) / K^2.
+    * With a share no example counts more than ten running means (`clip`).
     * Extractive QA has as many classes as real tokens, so only norm="fro", pairs="all".
 """
 
@@ -146,10 +147,10 @@ class CrossHolder(DerivativePenalty):
             estimate = self._derivatives.estimate(
                 clean, lambda run: [centered_scores(run)], torch.ones(1)
             )
-            return self._omega(estimate)
+            return self.clipped(self._omega(estimate)).mean()
         pairs, factor = self._pairs(_single_head(clean.run()))
         terms = [self._pair_term(clean, *pair) for pair in pairs]
-        return factor * torch.stack(terms).sum()
+        return self.clipped(factor * torch.stack(terms).sum(0)).mean()
 
     def _pairs(self, head: Head) -> tuple[list[tuple[Tensor, Tensor | None]], float]:
         """Classes (i, j) of every example, (B,) each, and the factor of their terms."""
@@ -181,9 +182,9 @@ class CrossHolder(DerivativePenalty):
         return self._omega(estimate)
 
     def _omega(self, estimate: Estimate) -> Tensor:
-        """() both norms in the chosen unit, a mean over examples."""
+        """(B,) both norms in the chosen unit."""
         unit = 1.0 if self.units == "absolute" else self._derivatives.unit
-        return (unit**2 * estimate.jacobian + self.gamma * unit**4 * estimate.hessian).mean()
+        return unit**2 * estimate.jacobian + self.gamma * unit**4 * estimate.hessian
 
 
 def _single_head(run: ForwardPass) -> Head:

@@ -1,4 +1,4 @@
-"""Base of the methods that penalize derivatives in the word embeddings."""
+"""Bases of the methods that penalize derivatives in the word embeddings."""
 
 from __future__ import annotations
 
@@ -12,21 +12,81 @@ from torch import Tensor, nn
 
 from smoothtune.core.architecture import is_multiple_choice_model
 from smoothtune.core.hooks import Point
-from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.core.regularizer import (
+    STRICT,
+    NonNegative,
+    Positive,
+    Regularizer,
+    entries_under,
+)
 from smoothtune.core.support import ONE_SEQUENCE
 from smoothtune.functional.derivative_norms import Probe
+from smoothtune.functional.example_clip import ExampleClip
 from smoothtune.functional.input_derivatives import (
     EstimatorName,
     InputDerivatives,
 )
 
+CLIP_WITH_SHARE = 10.0
+CLIP = "clip."
+
 
 @dataclass(config=STRICT, kw_only=True)
-class DerivativePenalty(Regularizer, ABC):
-    """Base of the methods that estimate derivatives in the word embeddings."""
+class ClippedPenalty(Regularizer, ABC):
+    """Base of the methods whose term is a mean of squared derivatives, one value of each example.
+
+    With a clip, an example's value and gradient are scaled down to a multiple of the running mean,
+    and the term begins in its second update.
+    """
 
     differentiates: ClassVar[bool] = True
     waits_with_share: ClassVar[bool] = True
+
+    clip: NonNegative | None = None
+    """Largest value of an example, in running means: one sentence cannot rule an update. 0: none.
+    Default: 10 with a share; 0 with a weight, as in the paper."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self._clip = self._new_clip()
+
+    def _new_clip(self) -> ExampleClip | None:
+        given = self.clip if self.clip is not None else CLIP_WITH_SHARE if self.share else 0.0
+        return ExampleClip(given) if given else None
+
+    @property
+    def results_version(self) -> int:
+        """One more with a clip, which shares were without."""
+        return self.version + (self._clip is not None)
+
+    def clipped(self, values: Tensor) -> Tensor:
+        """(B,) the values of a batch's examples, none above its bound."""
+        return values if self._clip is None else self._clip.factors(values) * values
+
+    def attach(self, model: nn.Module) -> None:
+        """Forget the values of other runs."""
+        self._clip = self._new_clip()
+
+    def after_step(self, model: nn.Module) -> None:
+        """Take up the values of an update."""
+        if self._clip is not None:
+            self._clip.finish(next(model.parameters()).device)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The running mean of the values."""
+        state = {} if self._clip is None else self._clip.state_dict()
+        return {CLIP + key: value for key, value in state.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore it."""
+        if self._clip is not None:
+            self._clip.load_state_dict(entries_under(CLIP, state))
+
+
+@dataclass(config=STRICT, kw_only=True)
+class DerivativePenalty(ClippedPenalty, ABC):
+    """Base of the methods that estimate derivatives in the word embeddings."""
+
     renamed: ClassVar[Mapping[str, str]] = {"probes": "num_probes", "step": "difference_step"}
 
     num_probes: PositiveInt = 1
@@ -66,12 +126,14 @@ class DerivativePenalty(Regularizer, ABC):
 
     def attach(self, model: nn.Module) -> None:
         """Measure the rms of the pre-trained embeddings."""
+        super().attach(model)
         self._derivatives.attach(model)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The rms of the pre-trained embeddings."""
-        return self._derivatives.state_dict()
+        """The rms of the pre-trained embeddings, and the running mean."""
+        return super().state_dict() | self._derivatives.state_dict()
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore it."""
+        """Restore them."""
+        super().load_state_dict(state)
         self._derivatives.load_state_dict(state)

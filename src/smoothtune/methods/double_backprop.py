@@ -11,6 +11,7 @@ Departures:
     * x are the word embeddings, the only continuous input a language model has.
     * The task loss is a mean over B examples: its gradient is multiplied by B. Where a task
       averages over tokens instead (token classification), L is an example's share times B.
+    * With a share no example counts more than ten running means (`clip`).
     * The factor 1/2 and the weight are not those of the paper (RECONSTRUCTED).
 """
 
@@ -26,21 +27,20 @@ from smoothtune.core.declarations import predicts_tokens
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.hooks import Point
 from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
+from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.core.support import ONE_SEQUENCE
 from smoothtune.functional.derivative_norms import gradient, squared_norm
+from smoothtune.methods.derivative_base import ClippedPenalty
 
 
 @dataclass(config=STRICT, kw_only=True)
-class DoubleBackprop(Regularizer):
+class DoubleBackprop(ClippedPenalty):
     """Small derivatives of the task loss in the word embeddings."""
 
     name: ClassVar[str] = "double_backprop"
     claims: ClassVar[tuple[Quantity, ...]] = ("loss gradient",)
     needs_labels: ClassVar[bool] = True
     needs_all_rows: ClassVar[str | None] = "holds the task loss, which may be a mean over tokens"
-    differentiates: ClassVar[bool] = True
-    waits_with_share: ClassVar[bool] = True
 
     weight: NonNegative | None = None
     """Factor of the term, in place of share. Not stated for language models."""
@@ -68,4 +68,4 @@ class DoubleBackprop(Regularizer):
         if loss is None:
             return None
         row = gradient(loss, clean.delta()) * len(clean.mask)
-        return 0.5 * squared_norm(row).mean()
+        return self.clipped(0.5 * squared_norm(row)).mean()

@@ -32,6 +32,7 @@ Departures:
       layer is after it.
     * Tasks without a pooled token (extractive QA) take one random real token (RECONSTRUCTED).
     * Dual mode, the penalty alone on unlabeled text: `batches="unlabeled"`, rows without labels.
+    * With a share no example counts more than ten running means (`clip`).
     * Regression and classification are alike: the penalty does not look at the head.
 """
 
@@ -204,12 +205,12 @@ class JacHess(DerivativePenalty):
             estimate = self._derivatives.estimate(clean, read, weights)
             width = clean.hidden_states[-1].shape[-1]
         divisor = clean.mask.sum(1).clamp(min=1) if self.reduction == "token_mean" else 1
-        jacobian, hessian = ((part / divisor).mean() for part in estimate)
+        jacobian, hessian = (part / divisor for part in estimate)
         if self.hessian_reduction != "sum":  # estimated is the sum over all dimensions
             counted = 1 if self.hessian_reduction == "mean" else min(self.hessian_dims, width)
             hessian = counted / width * hessian
-        self.diagnostics |= {"jacobian": jacobian, "hessian": hessian}
-        return self._c * (jacobian + self.hessian_weight * hessian)
+        self.diagnostics |= {"jacobian": jacobian.mean(), "hessian": hessian.mean()}
+        return self._c * self.clipped(jacobian + self.hessian_weight * hessian).mean()
 
     def _reader(self, clean: ForwardPass) -> Reader:
         """What reads z_1..z_L of a pass on the same rows."""

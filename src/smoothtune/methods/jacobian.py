@@ -11,6 +11,7 @@ Equation:
 
 Departures:
     * x are the word embeddings, the only continuous input a language model has.
+    * With a share no example counts more than ten running means (`clip`).
     * Extractive QA: the logits are those of all real tokens, start and end.
 """
 
@@ -67,4 +68,4 @@ class Jacobian(DerivativePenalty):
     def loss(self, clean: ForwardPass) -> Tensor:
         """1/2 ||J||_F^2, a mean over examples (or label tokens)."""
         estimate = self._derivatives.estimate(clean, lambda run: [scores(run)], torch.ones(1))
-        return 0.5 * prediction_mean(clean, estimate.jacobian)
+        return prediction_mean(clean, self.clipped(0.5 * estimate.jacobian))

@@ -1,0 +1,80 @@
+"""A bound on what one example counts in a mean over examples.
+
+Squared derivatives are heavy-tailed: those of a few sentences may be ten thousand times those of
+the others, in pre-trained decoders above all. Such an example would rule its whole update.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+MEMORY = 10  # updates
+
+
+class ExampleClip:
+    """Scales values down to a multiple of their own running mean.
+
+    The mean after update t is taken over the n positive values of all its batches and processes:
+
+        m_t = m_{t-1} + max(1/10, 1/t) (1/n sum_i min(v_i, multiple * m_{t-1}) - m_{t-1})
+
+    One value moves it little, however large; values that all grow move it fast. m_1 is their
+    geometric mean. What holds in an update follows from those before it, so it is the same however
+    the update is cut into batches.
+
+    Args:
+        multiple: of the mean, up to which a value counts.
+
+    Attributes:
+        mean: m_t; 0 before the first update.
+        count: t, the number of updates with values.
+    """
+
+    def __init__(self, multiple: float):
+        self.multiple = multiple
+        self.mean = 0.0
+        self.count = 0
+        self._sums: list[Tensor] = []  # (2,) of every batch of this update: a sum, and n
+
+    def factors(self, values: Tensor) -> Tensor:
+        """(B,) constants that scale values and their gradients; 0 before there is a mean.
+
+        Args:
+            values: (B,), 0 or more; those that are 0 (rows without tokens) do not count.
+        """
+        values = values.detach()
+        counted = values > 0
+        bound = self.multiple * self.mean
+        taken = values.clamp(max=bound) if self.count else values.log()
+        total = torch.where(counted, taken, torch.zeros_like(taken)).sum()
+        self._sums.append(torch.stack([total, counted.sum().to(total)]))
+        return torch.where(counted, (bound / values).clamp(max=1), counted.to(values))
+
+    def finish(self, device: torch.device) -> None:
+        """At an update, in every process: take up what `factors` has seen in it."""
+        total, n = torch.stack(self._sums).sum(0).tolist() if self._sums else (0.0, 0.0)
+        self._sums.clear()
+        if dist.is_available() and dist.is_initialized():
+            sums = torch.tensor([total, n], device=device)
+            dist.all_reduce(sums)
+            total, n = sums.tolist()
+        if not n:
+            return
+        self.count += 1
+        if self.count == 1:
+            self.mean = math.exp(total / n)
+        else:
+            self.mean += max(1 / MEMORY, 1 / self.count) * (total / n - self.mean)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Mean and count."""
+        numbers = {"mean": self.mean, "count": float(self.count)}
+        return {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore what `state_dict` returned."""
+        self.mean, self.count = state["mean"].item(), int(state["count"])
