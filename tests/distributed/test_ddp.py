@@ -13,6 +13,7 @@ from helpers.causal import (
 from helpers.processes import on_two_processes
 from helpers.seq2seq import SEQ2SEQ_TESTED, seq2seq_weights_after
 from helpers.training import (
+    CLIPPED,
     LATE,
     METHODS_TESTED,
     UNEQUAL_TESTED,
@@ -63,6 +64,15 @@ def test_the_share_of_a_term_is_that_of_the_reduced_gradients(on_two, tmp_path):
     fixed = weights_after(tmp_path, "lnsr", max_steps=4, data=data, fields={"weight": 1.0})
     assert any(not torch.equal(expected[name], fixed[name]) for name in fixed)
     assert_equal(expected, on_two / "share-lnsr.pt")
+
+
+def test_examples_are_clipped_at_the_mean_of_all_batches(on_two, tmp_path):
+    expected = weights_after(tmp_path, "jacobian", max_steps=3, data=Rows(32), fields=CLIPPED)
+    whole = CLIPPED | {"clip": 0}
+    others = weights_after(tmp_path, "jacobian", max_steps=3, data=Rows(32), fields=whole)
+    apart = [(expected[name] - others[name]).abs().max() for name in others]
+    assert max(apart) > 1e-4
+    assert_equal(expected, on_two / "clipped-jacobian.pt")
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -19,6 +19,7 @@ from helpers.causal import (  # noqa: E402
 )
 from helpers.seq2seq import SEQ2SEQ_TESTED, seq2seq_weights_after  # noqa: E402
 from helpers.training import (  # noqa: E402
+    CLIPPED,
     COMPILED,
     LATE,
     METHODS_TESTED,
@@ -46,6 +47,7 @@ RUNS = [  # name, function, methods, size of a batch, batches of an update
     ("seq2seq", seq2seq_weights_after, SEQ2SEQ_TESTED, 2, 2),
     ("unequal", unequal, UNEQUAL_TESTED, 6, 1),
     ("share", partial(weights_after, max_steps=4, fields={"share": 0.5}), ["lnsr"], 16, 1),
+    ("clipped", partial(weights_after, max_steps=3, fields=CLIPPED), ["jacobian"], 4, 4),
     ("compiled", partial(weights_after, **COMPILED), ["lnsr", "freelb"], 16, 1),
     ("dual", dual_weights_after, ["lnsr"], 4, 1),
     ("late", partial(dual_weights_after, fields=LATE), ["lnsr"], 4, 1),

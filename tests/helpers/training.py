@@ -89,6 +89,7 @@ def weights_after(output_dir, method, architecture="bert", *, data=None, fields=
 
 
 COMPILED = {"max_steps": 2, "torch_compile": True, "torch_compile_backend": "aot_eager"}
+CLIPPED = {"weight": 0.3, "clip": 0.9}  # a half of the examples
 UNEQUAL_TESTED = ("plain", "lnsr", "l2_sp", "cwgnc")
 
 

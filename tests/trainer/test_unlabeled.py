@@ -9,11 +9,14 @@ from smoothtune import (
     CWGNC,
     LNSR,
     R3F,
+    SAM,
+    ForwardPass,
     FreeLB,
     JacHess,
     LabelSmoothing,
     Objective,
     Plain,
+    RDrop,
     SmoothTrainer,
 )
 from smoothtune.errors import CheckpointError
@@ -171,11 +174,28 @@ def test_an_update_of_both_is_the_sum_of_a_labeled_and_an_unlabeled_one(
     make, architecture, rows, given, loss = KINDS[kind]
 
     def made():
-        model = make(architecture)
-        model.config.problem_type = "single_label_classification"
-        return model, METHODS[methods]()
+        return make(architecture), METHODS[methods]()
 
+    assert_sum_of_both(tmp_path, made, accumulation, rows, given, loss)
+
+
+@pytest.mark.parametrize("accumulation", [2, 4])
+def test_r_drop_compares_its_passes_on_both(tmp_path, monkeypatch, accumulation):
+    """The second without dropout, as fixed draws would make both alike."""
+    at = ForwardPass.at
+    monkeypatch.setattr(ForwardPass, "at", lambda self: at(self, dropout="off"))
+
+    def made():
+        return tiny_model("bert", dropout=0.2), [RDrop(alpha=3000.0)]
+
+    terms = assert_sum_of_both(tmp_path, made, accumulation, Rows, {}, None)
+    assert all(term["r_drop/divergence"] * 3000 > 0.01 for term in terms)
+
+
+def assert_sum_of_both(tmp_path, made, accumulation, rows, given, loss):
+    """One update of a trainer, and the terms and gradients of both batches by the objective."""
     model, regularizers = made()
+    model.config.problem_type = "single_label_classification"
     before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
     with fixed_draws():
         trainer = SmoothTrainer(
@@ -196,6 +216,7 @@ def test_an_update_of_both_is_the_sum_of_a_labeled_and_an_unlabeled_one(
     logs = trainer.state.log_history[0]
 
     model, regularizers = made()
+    model.config.problem_type = "single_label_classification"
     objective = Objective(*regularizers).attach(model)
     labeled = {key: value for key, value in collate(rows(8)).items() if key != "example_id"}
     unlabeled = {key: labeled[key] for key in ("input_ids", "attention_mask")}
@@ -214,6 +235,7 @@ def test_an_update_of_both_is_the_sum_of_a_labeled_and_an_unlabeled_one(
     for name in parts:
         terms = [value[name] for value in values if name in value]
         assert logs[name] == pytest.approx(sum(terms) / len(terms), rel=1e-6)
+    return values
 
 
 @pytest.mark.parametrize("accumulation", [2, 4])
@@ -279,6 +301,19 @@ def test_a_script_with_unlabeled_rows_is_told_what_the_order_asks_of_it(tmp_path
 def test_an_update_of_both_needs_batches_of_both(tmp_path):
     with pytest.raises(ValueError, match="gradient_accumulation_steps=3.*set an even number"):
         dual(tmp_path, LNSR(), alternate="batch", gradient_accumulation_steps=3)
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_method_that_needs_the_whole_batch_takes_updates_of_one_kind(tmp_path, accumulation):
+    with pytest.raises(ValueError, match="sam with") as told:
+        SmoothTrainer(
+            model=tiny_model("bert"),
+            args=arguments(tmp_path, gradient_accumulation_steps=accumulation),
+            train_dataset=Rows(16),
+            regularizers=[SAM(), LNSR()],
+            unlabeled_dataset=Rows(40, seed=9),
+        )
+    assert "even number" not in str(told.value)
 
 
 @pytest.mark.parametrize("method", [LNSR(batches="labeled", weight=1.0), CWGNC(), Plain()])

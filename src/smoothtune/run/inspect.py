@@ -93,9 +93,10 @@ def check_fit(config: RunConfig, inputs: Inputs, model: PreTrainedModel) -> None
         except RuntimeError as error:  # a method that measures the weights, of which there are none
             if "meta" not in str(error):
                 raise
-        refuse(setting_problems(methods, arguments))
+        wrong = setting_problems(methods, arguments)
         if config.unlabeled is not None:
-            refuse(unlabeled_problems(methods, arguments, config.alternate))
+            wrong += unlabeled_problems(methods, arguments, config.alternate)
+        refuse(wrong)
 
 
 def number_of_steps(config: RunConfig, inputs: Inputs) -> int:

@@ -183,7 +183,13 @@ def unlabeled_problems(
     wrong, steps = list[str](), args.gradient_accumulation_steps
     if alternate not in get_args(Alternate):
         wrong.append(f"alternate={alternate!r}: write {', '.join(map(repr, get_args(Alternate)))}")
-    if alternate == "batch" and steps % 2:
+    climbing = ", ".join(name for name, r in regularizers.items() if r.climbs_in_weights)
+    if alternate == "batch" and climbing:
+        wrong.append(
+            f'{climbing} with alternate="batch": it needs an update of one batch: set '
+            'alternate="step" and gradient_accumulation_steps=1'
+        )
+    elif alternate == "batch" and steps % 2:
         wrong.append(
             f'alternate="batch" with gradient_accumulation_steps={steps}: half the batches of an '
             "update are unlabeled, so set an even number, 2 for one of each kind, or "
