@@ -177,7 +177,8 @@ def test_float32_gradient_of_the_hessian_on_minilm(difference, cosine):
             attention_probs_dropout_prob=0.0,
         ).to(dtype).train()  # fmt: skip
         inputs = {"input_ids": torch.randint(1000, 30_000, (2, 12))}
-        method = JacHess(c=1.0, smoothness=[1.0] * 6, hessian_weight=1000.0, **settings)
+        fields = {"c": 1.0, "smoothness": [1.0] * 6, "hessian_weight": 1000.0, "weight": 1.0}
+        method = JacHess(**fields, **settings)
         objective = Objective(method).attach(model)
         signs = [torch.randint(0, 2, (2, 12, 384)).to(dtype) * 2 - 1 for _ in range(2)]
         with fed(*signs):
