@@ -102,3 +102,18 @@ def test_a_resumed_run_has_the_same_bound():
         objective(model, rows(0, ROWS))
         losses.append(objective.terms["loss/jacobian"].item())
     assert losses[0] == losses[1] > 0
+
+
+@pytest.mark.parametrize("clip", [0.0, 2.0])
+def test_a_loop_whose_updates_it_does_not_see_is_refused_where_it_needs_them(clip):
+    """Else there would be no mean, and the term would stay 0."""
+    model = fresh()
+    objective = Objective(Jacobian(weight=1.0, clip=clip)).attach(model)
+    objective(model, rows(0, ROWS)).backward()
+    still(model).step()
+    if clip:
+        with pytest.raises(RuntimeError, match="jacobian cannot act"):
+            objective(model, rows(0, ROWS))
+    else:
+        objective(model, rows(0, ROWS))
+        assert objective.terms["loss/jacobian"] > 0

@@ -35,11 +35,6 @@ def edits_gradients(regularizer: Regularizer) -> bool:
     return type(regularizer).before_step is not Regularizer.before_step
 
 
-def acts_after(regularizer: Regularizer) -> bool:
-    """Whether a method acts on the weights just after an update."""
-    return type(regularizer).after_step is not Regularizer.after_step
-
-
 class OptimizerHooks:
     """Calls `before` and `after` around every update of an optimizer that takes place.
 
@@ -63,7 +58,7 @@ class OptimizerHooks:
         self.optimizer, self.before, self.after = optimizer, before, after
         editing = [r for r in regularizers if edits_gradients(r)]
         self.edits, self.stepping = bool(editing), False
-        self.once = [r.name for r in editing if acts_after(r)]  # a second call would mislead them
+        self.once = [r.name for r in editing if r.acts_after]  # a second call would mislead them
         self.handles = [
             optimizer.register_step_pre_hook(self._pre),
             optimizer.register_step_post_hook(self._post),
@@ -206,6 +201,6 @@ def _needs_attaching(regularizer: Regularizer) -> bool:
 def needs_updates(regularizer: Regularizer) -> bool:
     """Whether a method acts on updates or depends on their number."""
     binds = type(regularizer).bind_optimizer is not Regularizer.bind_optimizer
-    acts = edits_gradients(regularizer) or acts_after(regularizer)
+    acts = edits_gradients(regularizer) or regularizer.acts_after
     counts = regularizer.every > 1 or regularizer.share is not None
     return binds or acts or counts

@@ -245,6 +245,11 @@ class Regularizer:
         return self.has_loss and self.batches != "labeled" and not self.needs_labels
 
     @property
+    def acts_after(self) -> bool:
+        """Whether it does anything just after an update."""
+        return type(self).after_step is not Regularizer.after_step
+
+    @property
     def derivative_order(self) -> int:
         """1; 2 if the loss holds a gradient of the model; 3 if it holds a second derivative."""
         return 1

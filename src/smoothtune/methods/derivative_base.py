@@ -59,6 +59,11 @@ class ClippedPenalty(Regularizer, ABC):
         """One more with a clip, which shares were without."""
         return self.version + (self._clip is not None)
 
+    @property
+    def acts_after(self) -> bool:
+        """With a clip."""
+        return self._clip is not None
+
     def clipped(self, values: Tensor) -> Tensor:
         """(B,) the values of a batch's examples, none above its bound."""
         return values if self._clip is None else self._clip.factors(values) * values
