@@ -54,7 +54,9 @@ MORE_TESTS: dict[str, list[str]] = {
     "functional/stored_gradient": ["methods/test_freelb.py"],
     "methods/__init__": ["methods/test_every_method.py[run_file]"],
     "methods/adversarial_base": [f"methods/test_{name}.py" for name in ("smart", "alum", "vat")],
-    "methods/derivative_base": [f"methods/test_{name}.py" for name in ("jacobian", "jachess")],
+    "methods/derivative_base": [
+        f"methods/test_{name}.py" for name in ("clip", "jacobian", "jachess")
+    ],
     "methods/sam": ["core/test_support.py[climbs]", "methods/test_contract.py[-sam*-bert]"],
     "methods/uegr": [
         "methods/test_uegr_update.py",
@@ -93,6 +95,7 @@ class Mutants:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Find out which tests reach which function, then try the mutants."""
         reached: dict[tuple[str, int], list[tuple[float, int]]] = defaultdict(list)
+        gc.unfreeze()  # what tests/conftest.py has put out of sight
         for thing in gc.get_objects():
             if type(thing) is types.FunctionType:  # isinstance would wake lazy modules
                 code = thing.__code__

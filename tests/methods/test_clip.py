@@ -117,3 +117,16 @@ def test_a_loop_whose_updates_it_does_not_see_is_refused_where_it_needs_them(cli
     else:
         objective(model, rows(0, ROWS))
         assert objective.terms["loss/jacobian"] > 0
+
+
+def test_another_run_begins_without_a_mean():
+    objective = Objective(Jacobian(weight=1.0, clip=2.0))
+    for _ in range(2):
+        objective.bind(model := fresh(), optimizer := still(model))
+        values = []
+        for _ in range(2):
+            objective(model, rows(0, ROWS)).backward()
+            optimizer.step()
+            values.append(objective.terms["loss/jacobian"].item())
+        objective.detach()
+        assert values[0] == 0 < values[1]

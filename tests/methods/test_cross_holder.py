@@ -150,3 +150,20 @@ def test_relative_derivatives_do_not_depend_on_the_size_of_the_embeddings():
         method = CrossHolder(weight=1.0, gamma=GAMMA, estimator="exact")
         values.append(Objective(method).attach(model)(model, BATCH).item())
     assert values[0] == pytest.approx(values[1], rel=1e-6)
+
+
+def test_a_resumed_run_keeps_the_unit_of_the_pre_trained_embeddings():
+    model, values = tiny_model("bert", dtype=torch.float64), []
+    objective = Objective(CrossHolder(weight=1.0, gamma=0.0)).attach(model)
+    state = objective.state_dict()
+    objective.detach()
+    model.get_input_embeddings().weight.data *= 2  # as training has changed them
+    for loaded in (False, True):
+        objective = Objective(CrossHolder(weight=1.0, gamma=0.0)).attach(model)
+        if loaded:
+            objective.load_state_dict(state)
+        objective.calls = 0
+        objective(model, tiny_batch())
+        values.append(objective.terms["loss/cross_holder"].item())
+        objective.detach()
+    assert values[0] == pytest.approx(4 * values[1])
