@@ -96,7 +96,8 @@ def _outputs(model, base, rows):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_every_kind_of_method_trains(method, bert, data, tmp_path) -> None:
-    result = run(bert, data, tmp_path / "out", method, max_train_samples=16, max_eval_samples=8)
+    few = {"max_steps": 5, "max_train_samples": 16, "max_eval_samples": 8}
+    result = run(bert, data, tmp_path / "out", method, **few)
     assert 0 <= result["metrics"]["f1"] <= 1
     logs = [log for log in result["log_history"] if "loss/task" in log or "loss" in log]
     terms = [log[f"loss/{method}"] for log in logs if f"loss/{method}" in log]
