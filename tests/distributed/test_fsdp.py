@@ -84,7 +84,7 @@ def by_accelerate(tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [*SHARES_TESTED, "jachess"])
+@pytest.mark.parametrize("method", SHARES_TESTED)
 def test_a_loop_of_accelerate_equals_one_process(method, by_accelerate):
     found = torch.load(by_accelerate / f"{method}.pt", weights_only=True)
     model = tiny_model("bert")

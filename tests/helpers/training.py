@@ -126,6 +126,14 @@ SHARES_TESTED = {
     "lnsr": {"share": 0.5, "reduction": "token_sum", "ramp_start": 0.0},
     "vat": {"share": 0.5, "ramp_start": 0.0},
     "r3f": {"share": 0.5, "noise": "normal", "sigma": 0.1},
+    "jachess": {  # first derivatives, whose differences round less; half of the examples clipped
+        "share": 0.5,
+        "clip": 0.9,
+        "ramp_start": 0.0,
+        "smoothness": [1.0, 2.0],
+        "hessian_weight": 0.0,
+        "estimator": "finite_difference",
+    },
 }
 SHARE_UPDATES = 4  # the first two and the fourth are measured
 
