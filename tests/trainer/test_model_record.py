@@ -11,6 +11,7 @@ from helpers.training import Rows, arguments
 from smoothtune import L2SP, LNSR, SmoothTrainer, regularize
 from smoothtune.config.evaluation import Settings
 from smoothtune.config.run import RunConfig
+from smoothtune.device import device_name
 from smoothtune.errors import ConfigError, OutputError
 from smoothtune.evaluation.settings import resolve, training_record
 from smoothtune.run.output import finished_result, refuse_folder
@@ -38,6 +39,7 @@ def test_record_and_card_name_the_methods(tmp_path, own: bool) -> None:
     assert set(record["methods"]["l2_sp"]) == set(L2SP().settings())
     assert record["cost"]["steps"] == 1
     assert record["cost"]["train_seconds"] > 0
+    assert record["cost"]["device"] == device_name(torch.device("cpu"))
     assert record["metrics"] == {"loss": loss}
     assert record["data"] == {"train": len(Rows()), "validation": 16}
     assert record["arguments"]["learning_rate"] == trainer.args.learning_rate

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from smoothtune.config.run import RunConfig
+from smoothtune.device import device_name
 from smoothtune.files import versions
 from smoothtune.memory import peak_memory
 from smoothtune.models.load import weights_fingerprint
@@ -65,6 +66,7 @@ def run_result(
             "step_seconds": cost and cost.seconds,
             "plain_step_seconds": cost and cost.plain_seconds,
             "ratio_to_plain": cost and cost.ratio,
+            "device": device_name(trainer.args.device),
             **peak_memory(),
         },
         "data": prepared.report.to_dict(),

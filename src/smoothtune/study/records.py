@@ -318,6 +318,8 @@ class _Cost(_Plain):
     steps: int
     train_seconds: float
     evaluation_seconds: float
+    device: str | None = None
+    resumed_from_step: int | None = None
 
 
 class _Result(_Plain):

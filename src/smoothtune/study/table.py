@@ -20,7 +20,7 @@ from smoothtune.errors import OutputError
 from smoothtune.files import write_atomic
 
 TABLE = "cells.parquet"
-FORMAT = f"2 {__version__}"
+FORMAT = f"3 {__version__}"
 """Of the columns, and of what a record must hold; a table of another one is not read."""
 SETTLED = 1_000_000_000
 """Nanoseconds since its last change after which a file cannot change within the same clock tick."""
@@ -36,9 +36,9 @@ COLUMNS = {
     **dict.fromkeys(("status", "message", "metric"), "string"),
     **dict.fromkeys(("score", "trivial_baseline", "train_score", "generalization_gap"), "double"),
     **dict.fromkeys(("brier", "nll", "ece", "noise", "ood"), "double"),
-    "steps": "int64",
+    **dict.fromkeys(("steps", "resumed_from_step"), "int64"),
     **dict.fromkeys(("train_seconds", "evaluation_seconds"), "double"),
-    **dict.fromkeys(("metrics", "fields", "versions", "cell"), "string"),
+    **dict.fromkeys(("device", "metrics", "fields", "versions", "cell"), "string"),
     **dict.fromkeys(("bytes", "modified"), "int64"),
 }
 """Types by name, as docs/study.md describes them."""
@@ -77,6 +77,8 @@ def row_of(record: Mapping[str, Any], state: tuple[int, int]) -> Row:
         "noise": extras.get("noise", {}).get("area"),
         "ood": _elsewhere(extras.get("parts", {}), metric),
         **{n: result["cost"][n] for n in ("steps", "train_seconds", "evaluation_seconds")},
+        "resumed_from_step": result["cost"].get("resumed_from_step"),
+        "device": result["cost"].get("device"),
         "metrics": json.dumps(metrics),
         "fields": json.dumps(methods) if isinstance(methods, Mapping) else None,
         "versions": json.dumps(result["versions"]),

@@ -12,6 +12,7 @@ from transformers import Trainer
 from transformers.modelcard import TASK_MAPPING
 
 from smoothtune.core.objective import Objective
+from smoothtune.device import device_name
 from smoothtune.files import RESULT, versions, write_json
 from smoothtune.report.page import render
 from smoothtune.trainer.run_record import describe_run
@@ -54,6 +55,7 @@ def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
             "train_seconds": sum(seconds),
             "steps": trainer.state.global_step,
             "epochs": trainer.state.epoch,
+            "device": device_name(trainer.args.device),
         },
         "data": {"train": _rows(trainer.train_dataset), "validation": _rows(trainer.eval_dataset)},
         "fingerprints": {

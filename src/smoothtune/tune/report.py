@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +21,7 @@ from smoothtune.report.curves import csv_text, metric_label
 from smoothtune.report.page import Plot, Sentence, Table, number, render
 from smoothtune.report.plots import plot, styles
 from smoothtune.study.files import portable
+from smoothtune.study.report.statistics import time_ratio
 from smoothtune.tune.confirm import Comparison, Fresh
 from smoothtune.tune.search import Trial
 from smoothtune.tune.space import PLAIN
@@ -68,15 +68,16 @@ class Found:
         """Time of the method relative to plain's: of a step ("step") or of training ("train")."""
         if self.method is None:
             return None
-        ratios = []
-        for plain, method in zip(
-            *(self.records[t.arm] for t in (self.plain, self.method)), strict=True
-        ):
-            if plain.get("status") == method.get("status") == "done":
-                a, b = (r["result"]["cost"] for r in (method, plain))
-                steps = (a["steps"] / b["steps"]) if name == "step" else 1.0
-                ratios.append(a["train_seconds"] / b["train_seconds"] / steps)
-        return median(ratios) if ratios else None
+        ends = zip(*(self.records[t.arm] for t in (self.method, self.plain)), strict=True)
+        done = (pair for pair in ends if {end.get("status") for end in pair} == {"done"})
+        costs = ([end["result"]["cost"] for end in pair] for pair in done)
+        if name == "step":
+            costs = ([_of_a_step(cost) for cost in pair] for pair in costs)
+        return time_ratio((a, b) for a, b in costs)
+
+
+def _of_a_step(cost: Mapping[str, Any]) -> dict[str, Any]:
+    return {**cost, "train_seconds": cost["train_seconds"] / cost["steps"]}
 
 
 def sentence(found: Found) -> str:

@@ -105,6 +105,19 @@ def test_over_conditions_relative_changes_are_averaged_for_each_seed() -> None:
     }
 
 
+def test_times_on_other_devices_are_not_compared() -> None:
+    runs = study(methods=("lnsr",))
+    for method, run in runs:
+        cost, seed = run["result"]["cost"], run["result"]["config"]["seed"]
+        cost |= {"device": f"{method if seed < 4 else 'same'}", "resumed_from_step": 0}
+        cost["train_seconds"] += seed
+    assert {item["cost_ratio"] for item in compare_effects(effect_rows(runs))} == {29 / 14}
+    for _, run in runs:
+        run["result"]["cost"]["resumed_from_step"] = 1
+    assert {item["cost_ratio"] for item in compare_effects(effect_rows(runs))} == {None}
+    assert "–" in effect_table(compare_effects(effect_rows(runs))).rows[0]
+
+
 def test_a_change_that_holm_does_not_leave_is_called_so() -> None:
     rows = effect_rows(study())
     gaps = np.array([-1.0, -0.4, -0.9, -0.2, -0.6])

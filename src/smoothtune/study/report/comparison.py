@@ -24,7 +24,7 @@ MEASURES = ("score", "train_score", *SECONDARY)
 COSTS = ("steps", "train_seconds", "evaluation_seconds")
 COLUMNS = (
     *(*CONDITION, "method", "setting", "seed", "status", "metric", "score", "trivial_baseline"),
-    *("train_score", *SECONDARY, *COSTS, "cell"),
+    *("train_score", *SECONDARY, *COSTS, "device", "resumed_from_step", "cell"),
 )
 """Of a table of runs. `method` is the label of the study's entry; `status` done, nan, killed, out
 of memory, error or missing; None stands for what was not measured."""
@@ -99,6 +99,9 @@ def compare(runs: pd.DataFrame, test: str) -> list[dict[str, Any]]:
         values = {name: measured(group, name) for name in (*MEASURES, *COSTS)}
         methods = [_method(own, values, test) for _, own in group.groupby("method", sort=False)]
         compared += methods
+        for item in methods:
+            if item["against_plain"]:
+                item["against_plain"]["cost_ratio"] = _cost_ratio(group, item["method"])
         against = [item["against_plain"] for item in methods if item["against_plain"]]
         _correct(against, [item["p"][test] for item in against])
         _add_power(against)
@@ -154,7 +157,7 @@ def _against(values: Mapping[str, Measured], method: str, test: str) -> dict[str
     seeds, a, b = paired(values["score"], method)
     if method == PLAIN or not seeds:
         return None
-    ratio, times = statistics.variance_ratio(a, b), paired(values["train_seconds"], method)
+    ratio = statistics.variance_ratio(a, b)
     return {
         "seeds": seeds,
         "difference": asdict(statistics.mean_difference(a, b, test)),
@@ -165,9 +168,18 @@ def _against(values: Mapping[str, Measured], method: str, test: str) -> dict[str
         "variance_ratio": ratio and asdict(ratio),
         "p_variance": statistics.variance_test(a, b),
         "secondary": {name: _tested(paired(values[name], method), test) for name in SECONDARY},
-        "cost_ratio": float(np.median(times.method / times.plain)) if times.seeds else None,
         "test": test,
     }
+
+
+def _cost_ratio(runs: pd.DataFrame, method: str) -> float | None:
+    """Training time relative to plain's, under one condition."""
+    done = runs[(runs["status"] == "done") & runs["train_seconds"].notna()]
+    ours, plain = (
+        {run["seed"]: run for run in done[done["method"] == name].to_dict("records")}
+        for name in (method, PLAIN)
+    )
+    return statistics.time_ratio((ours[seed], plain[seed]) for seed in ours if seed in plain)
 
 
 def _tested(pairs: Pairs, test: str) -> dict[str, Any] | None:

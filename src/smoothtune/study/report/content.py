@@ -74,6 +74,7 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         "paper": [paper.model_dump() for paper in study.config.paper],
         "failures": _failures([*trials, *cells], records),
         "versions": _versions(cells, records),
+        "devices": sorted(set(runs["device"].dropna())),
         "earlier": _earlier(asked, cells),
         "rows": runs.to_dict("records"),
     }

@@ -28,7 +28,7 @@ from smoothtune.report.tables import POINTS, effect_text, p_text
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import STUDY, Records
 from smoothtune.study.report.comparison import CONDITION, Condition, condition_of, condition_title
-from smoothtune.study.report.statistics import holm, mean_difference, p_value
+from smoothtune.study.report.statistics import holm, mean_difference, p_value, time_ratio
 
 LEVEL = 0.05
 TOLERATED = 0.5  # points of score that may be lost
@@ -91,7 +91,7 @@ def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[s
                 "claims": claims_of(config["methods"], record["extras"].get("claims", {})),
                 "seed": config["seed"],
                 "score": result["metrics"][result["headline"]],
-                "train_seconds": result["cost"]["train_seconds"],
+                "cost": result["cost"],
                 "values": numbers["quantities"] | robustness_of(record["extras"]),
                 "missing": numbers["not measured"],
             }
@@ -217,9 +217,13 @@ def _compared(
     seeds = [s for s in pairs[0] if all(s in pair for pair in pairs)] if pairs else []
     if not seeds:
         return None
-    ours, plain, score, base, time = (
-        np.array([[pair[seed][i] for seed in seeds] for pair in pairs]) for i in range(5)
-    )  # each (conditions, seeds)
+
+    def of(which: int, value: Callable[[Mapping[str, Any]], float]) -> np.ndarray:
+        return np.array([[value(pair[seed][which]) for seed in seeds] for pair in pairs])
+
+    ours, plain = (of(i, lambda run: run["values"][claim]) for i in (0, 1))
+    score, base = (of(i, lambda run: run["score"]) for i in (0, 1))  # (conditions, seeds)
+    costs = ((a["cost"], b["cost"]) for pair in pairs for a, b in (pair[s] for s in seeds))
     scale = np.abs(plain.mean(1, keepdims=True))
     change = ((ours - plain) / np.where(scale > 0, scale, 1)).mean(0)
     alone = len(groups) == 1
@@ -233,7 +237,7 @@ def _compared(
         "change": _student(change),
         "p": p_value(change, np.zeros_like(change), "paired t"),
         "score": _student((score - base).mean(0)),
-        "cost_ratio": float(np.median(time)),
+        "cost_ratio": time_ratio(costs),
     }
 
 
@@ -244,21 +248,13 @@ def _student(gaps: np.ndarray) -> dict[str, Any]:
 
 def _pairs(
     group: Sequence[Mapping[str, Any]], method: str, claim: str
-) -> dict[int, tuple[float, ...]]:
-    """By seed: the quantity with the method and with plain, both scores, and the ratio of times."""
-    by_seed = {r["seed"]: r for r in group if r["method"] == method and claim in r["values"]}
-    plain = {r["seed"]: r for r in group if r["method"] == PLAIN and claim in r["values"]}
-    return {
-        seed: (
-            row["values"][claim],
-            plain[seed]["values"][claim],
-            row["score"],
-            plain[seed]["score"],
-            row["train_seconds"] / plain[seed]["train_seconds"],
-        )
-        for seed, row in by_seed.items()
-        if seed in plain
-    }
+) -> dict[int, tuple[Mapping[str, Any], Mapping[str, Any]]]:
+    """By seed: the run with the method and the plain one, where both have the quantity."""
+    ours, plain = (
+        {r["seed"]: r for r in group if r["method"] == name and claim in r["values"]}
+        for name in (method, PLAIN)
+    )
+    return {seed: (run, plain[seed]) for seed, run in ours.items() if seed in plain}
 
 
 def effect_table(compared: Sequence[Mapping[str, Any]]) -> Table:

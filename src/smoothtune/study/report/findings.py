@@ -75,6 +75,11 @@ def _completeness(content: Mapping[str, Any]) -> Iterator[Sentence]:
     mixed = [name for name, values in content["versions"].items() if len(values) > 1]
     if mixed:
         text += f" The runs used several versions of {', '.join(mixed)}."
+    if len(content["devices"]) > 1:
+        text += (
+            " They ran on several kinds of device, and times are compared only on one and the "
+            f"same: {'; '.join(content['devices'])}."
+        )
     yield Sentence("note" if done == asked and not (few or mixed or earlier) else "fragile", text)
 
 

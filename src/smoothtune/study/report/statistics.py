@@ -16,8 +16,9 @@ Edge of the Statistical Precipice, NeurIPS 2021 (probability of improvement).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -46,6 +47,27 @@ def summary(scores: ArrayLike) -> dict[str, float | None]:
         "median": float(np.median(x)),
         "max": float(x.max()),
     }
+
+
+Cost = Mapping[str, Any]
+"""`train_seconds` of a run; its `device` and `resumed_from_step`, if that is known."""
+
+
+def time_ratio(pairs: Iterable[tuple[Cost, Cost]]) -> float | None:
+    """Median of the ratios of training times of runs; None without any that can be compared.
+
+    Those are runs on one kind of device, in one piece: a resumed run has the time of its last part.
+
+    Args:
+        pairs: a run with a method, and one of plain fine-tuning.
+    """
+    ratios = [
+        ours["train_seconds"] / plain["train_seconds"]
+        for ours, plain in pairs
+        if ours.get("device") == plain.get("device")
+        and not (ours.get("resumed_from_step") or plain.get("resumed_from_step"))
+    ]
+    return float(np.median(ratios)) if ratios else None
 
 
 def p_values(a: ArrayLike, b: ArrayLike) -> dict[str, float | None]:

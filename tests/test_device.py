@@ -1,0 +1,37 @@
+"""The name of what a run was timed on."""
+
+import torch
+
+from smoothtune.device import device_name
+
+
+def test_a_processor_is_named_with_what_decides_its_speed() -> None:
+    """Other threads are another device, as their times are others."""
+    before = torch.get_num_threads()
+    try:
+        names = []
+        for count in (1, 2):
+            torch.set_num_threads(count)
+            names.append(device_name(torch.device("cpu")))
+    finally:
+        torch.set_num_threads(before)
+    one, two = names
+    assert one.endswith(f"{torch.backends.cpu.get_cpu_capability()}, 1 thread")
+    assert two == one.removesuffix("1 thread") + "2 threads"
+    assert not one.startswith(",")  # the processor has a name, whatever the system says of it
+
+
+def test_where_the_system_does_not_name_the_processor(monkeypatch) -> None:
+    def missing(self, *args, **kwargs):
+        raise FileNotFoundError(self)
+
+    monkeypatch.setattr("pathlib.Path.read_text", missing)
+    monkeypatch.setattr("platform.processor", lambda: "")
+    monkeypatch.setattr("platform.machine", lambda: "arm64")
+    assert device_name(torch.device("cpu")).startswith("arm64, ")
+    assert device_name(torch.device("mps")).startswith("mps, arm64, ")
+
+
+def test_an_accelerator_is_named_by_its_driver(monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: f"card {device.index}")
+    assert device_name(torch.device("cuda", 3)) == "card 3"
