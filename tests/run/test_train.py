@@ -1,4 +1,5 @@
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -17,6 +18,7 @@ from transformers import AutoModel
 
 from smoothtune import METHODS, NonFiniteLoss
 from smoothtune.config.run import RunConfig
+from smoothtune.device import SLOW_BFLOAT16
 from smoothtune.errors import ConfigError, DataError, OutputError, Stopped
 from smoothtune.methods import noise_base
 from smoothtune.models.load import load_base
@@ -159,9 +161,17 @@ def test_it_learns(settings: dict) -> None:
 
 
 @pytest.mark.skipif(torch.accelerator.is_available(), reason="the CPU has bf16 of its own")
-def test_bf16_without_an_accelerator(settings: dict) -> None:
-    result = quiet_train(RunConfig(**settings | {"bf16": True, "max_steps": 1}))
+@pytest.mark.parametrize("slow", [False, True])
+def test_bf16_without_an_accelerator(
+    settings: dict, slow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A processor that is many times slower with it says so before the first step."""
+    monkeypatch.setattr("smoothtune.run.train.slow_at_bfloat16", lambda: slow)
+    said = io.StringIO()
+    config = RunConfig(**settings | {"bf16": True, "max_steps": 1})
+    result = train(config, console=Console(file=said, width=300))
     assert result["config"]["bf16"]
+    assert (SLOW_BFLOAT16 in said.getvalue()) == slow
 
 
 @pytest.mark.slow

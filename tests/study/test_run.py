@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 
 from smoothtune.config.run import RunConfig
+from smoothtune.device import SLOW_BFLOAT16
 from smoothtune.errors import OutputError, Stopped
 from smoothtune.run.train import train
 from smoothtune.study.config import load_study
@@ -93,6 +94,19 @@ def same_by_train(config: RunConfig, folder: Path) -> dict:
 
 def losses(result: dict) -> list[float]:
     return [entry["loss"] for entry in result["log_history"] if "loss" in entry]
+
+
+def test_a_slow_bfloat16_is_named_once_before_the_first_run(
+    write, tmp_path: Path, output: Output, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("smoothtune.study.run.slow_at_bfloat16", lambda: True)
+    study = load_study(write("methods: [plain]\nseeds: [0]\nbf16: true\nmore_epochs: null\n"))
+    for number in range(2):  # nothing is left to run the second time
+        run_study(study, tmp_path / "out", jobs=1, console=output.console)
+        assert output.text.count(SLOW_BFLOAT16) == 1, number
+    float32 = load_study(write("methods: [plain]\nseeds: [0]\nmore_epochs: null\n"))
+    run_study(float32, tmp_path / "other", jobs=1, console=output.console)
+    assert output.text.count(SLOW_BFLOAT16) == 1
 
 
 def test_settings_are_chosen_on_training_rows(write, tmp_path: Path, output: Output) -> None:

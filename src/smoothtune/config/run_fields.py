@@ -155,7 +155,7 @@ class RunFields(SpanFields, DataFields):
     for those that have not (pos_weight); balanced: rows without it by rows with it."""
     bf16: Annotated[bool, TRAINING] = False
     """Train in bfloat16 mixed precision; CPUs with its arithmetic (`lscpu`: avx512_bf16) need less
-    time for what is not kept in float32, too."""
+    time for what is not kept in float32, too; those without AVX-512 many times as much."""
     torch_compile: Annotated[bool, TRAINING] = False
     """Compile the transformer blocks for the time of the training; not faster on a CPU."""
 

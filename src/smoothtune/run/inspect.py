@@ -15,6 +15,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.console import quiet, say
 from smoothtune.core.objective import Objective
 from smoothtune.core.support import refuse
+from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.models.checks import only_model_errors
 from smoothtune.run.inputs import Inputs, read_inputs
 from smoothtune.run.output import refuse_folder
@@ -143,4 +144,6 @@ def show_plan(config: RunConfig, found: Inspected, console: Console) -> None:
         "steps": f"every {config.eval_steps or config.logging_steps} updates",
     }[config.eval_strategy]
     say(console, f"evaluations in training: {evaluations}; at the end: once")
+    if config.bf16 and slow_at_bfloat16():
+        say(console, SLOW_BFLOAT16)
     say(console, f"{config.output_dir} would become the model folder; nothing was written")

@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from smoothtune.config.run import RunConfig
 from smoothtune.console import quiet, say
+from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import OutputError, Stopped
 from smoothtune.files import RESULT, read_json, write_atomic
 from smoothtune.memory import keep_freed_memory
@@ -150,6 +151,8 @@ def fit(
             "stopped by a signal before the first step; nothing is lost: start again with the "
             "same command"
         ):
+            if config.bf16 and slow_at_bfloat16():
+                say(console, SLOW_BFLOAT16)
             with main_first():
                 inputs = read_inputs(config, console)
             model = prepare_model(config, inputs, console)

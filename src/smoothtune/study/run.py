@@ -15,6 +15,7 @@ from rich.console import Console
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.console import say, tracked
+from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import ConfigError, Problem, Stopped
 from smoothtune.files import owned, refuse_other_files, remove_partial, versions, write_json
 from smoothtune.run.callbacks import Signals
@@ -88,6 +89,8 @@ def run_study(
                 if stage == "final":
                     _tell_ignored(console, records, plan, cells)
                 listed = [*trials, *cells] if stage == "final" else cells
+                if not ray and any(cell.config.bf16 for cell in missing) and slow_at_bfloat16():
+                    say(console, SLOW_BFLOAT16)
                 if missing:
                     keep = study.config.keep_models
                     pool = pool or make_pool(folder, where, plan.weight_bytes, keep)
