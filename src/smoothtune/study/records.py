@@ -319,7 +319,6 @@ class _Cost(_Plain):
     train_seconds: float
     evaluation_seconds: float
     device: str | None = None
-    resumed_from_step: int | None = None
 
 
 class _Result(_Plain):

@@ -24,7 +24,7 @@ MEASURES = ("score", "train_score", *SECONDARY)
 COSTS = ("steps", "train_seconds", "evaluation_seconds")
 COLUMNS = (
     *(*CONDITION, "method", "setting", "seed", "status", "metric", "score", "trivial_baseline"),
-    *("train_score", *SECONDARY, *COSTS, "device", "resumed_from_step", "cell"),
+    *("train_score", *SECONDARY, *COSTS, "device", "cell"),
 )
 """Of a table of runs. `method` is the label of the study's entry; `status` done, nan, killed, out
 of memory, error or missing; None stands for what was not measured."""

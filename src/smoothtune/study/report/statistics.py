@@ -50,13 +50,11 @@ def summary(scores: ArrayLike) -> dict[str, float | None]:
 
 
 Cost = Mapping[str, Any]
-"""`train_seconds` of a run; its `device` and `resumed_from_step`, if that is known."""
+"""`train_seconds` of a run, and its `device`, if that is known."""
 
 
 def time_ratio(pairs: Iterable[tuple[Cost, Cost]]) -> float | None:
-    """Median of the ratios of training times of runs; None without any that can be compared.
-
-    Those are runs on one kind of device, in one piece: a resumed run has the time of its last part.
+    """Median of the ratios of training times, of runs on one kind of device; None without any.
 
     Args:
         pairs: a run with a method, and one of plain fine-tuning.
@@ -65,7 +63,6 @@ def time_ratio(pairs: Iterable[tuple[Cost, Cost]]) -> float | None:
         ours["train_seconds"] / plain["train_seconds"]
         for ours, plain in pairs
         if ours.get("device") == plain.get("device")
-        and not (ours.get("resumed_from_step") or plain.get("resumed_from_step"))
     ]
     return float(np.median(ratios)) if ratios else None
 
