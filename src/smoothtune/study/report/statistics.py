@@ -54,7 +54,9 @@ Cost = Mapping[str, Any]
 
 
 def time_ratio(pairs: Iterable[tuple[Cost, Cost]]) -> float | None:
-    """Median of the ratios of training times, of runs on one kind of device; None without any.
+    """Median of the ratios of training times; None without any.
+
+    Runs that are known to be on different kinds of device are not compared.
 
     Args:
         pairs: a run with a method, and one of plain fine-tuning.
@@ -62,7 +64,7 @@ def time_ratio(pairs: Iterable[tuple[Cost, Cost]]) -> float | None:
     ratios = [
         ours["train_seconds"] / plain["train_seconds"]
         for ours, plain in pairs
-        if ours.get("device") == plain.get("device")
+        if len({ours.get("device"), plain.get("device")} - {None}) < 2
     ]
     return float(np.median(ratios)) if ratios else None
 
