@@ -192,7 +192,10 @@ def study(
 def effect(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="STUDY_DIR", help="Folder of a study with evaluate: [effect]."),
+        typer.Argument(
+            metavar="STUDY_DIR",
+            help="Folder of a study with evaluate: [effect, robustness, ...].",
+        ),
     ],
 ) -> None:
     """Write effect.csv and effect.md into the folder, and print the table."""

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from helpers.study_files import finished
 from smoothtune.cli import app
-from smoothtune.study.records import STUDY, Records, digest
+from smoothtune.study.records import STUDY, Extras, Records, digest
 from smoothtune.study.report.effect import (
     ALL,
     NOISE,
@@ -24,7 +24,9 @@ from smoothtune.study.report.effect import (
     effect_rows,
     effect_sentences,
     effect_table,
+    is_compared,
     robustness_of,
+    robustness_sentences,
 )
 from smoothtune.study.report.effect_page import write_effects
 
@@ -162,6 +164,33 @@ def test_robustness_is_compared_for_every_method() -> None:
     plain = [i["plain"] for i in compared if i["quantity"] == WORDS]
     assert plain == pytest.approx([0.402] * 4)
     assert [claim for row in rows for claim in row["claims"] if claim in ROBUSTNESS] == []
+
+
+def test_robustness_is_compared_without_the_part_effect() -> None:
+    """Also where nothing but a curve of noise was asked for."""
+    runs = study(["lnsr", "reinit"])
+    for method, found in runs:
+        seed = found["result"]["config"]["seed"]
+        bears = {"plain": 1.0, "lnsr": 0.5 - 0.01 * seed, "reinit": 1.0 + 0.1 * (-1) ** seed}
+        found["extras"] |= {"parts": {}, "noise": {"clean": 0.9, "0": 0.9, "2": 0.6}}
+        found["extras"]["noise"]["loses 10 points at"] = bears[method]
+    rows = effect_rows(runs)
+    assert compare_effects(rows) == effect_sentences([], rows) == []
+    compared = compare_robustness(rows)
+    assert {item["quantity"] for item in compared} == {NOISE}
+    (said,) = robustness_sentences(compared)
+    assert said.verdict == "fragile"
+    assert said.text.startswith(
+        "less robust than plain after Holm's correction: lnsr (noise that costs 10 points: -52.0 ["
+    )
+    (said,) = robustness_sentences([item for item in compared if item["method"] == "reinit"])
+    assert said.text == "None of the methods is shown to bear more or less than plain."
+    assert is_compared(Extras(noise_curve=True))
+    assert is_compared(Extras(evaluate=("corruption",)))
+    assert not is_compared(Extras(evaluate=("calibration", "drift")))
+    for _, found in runs:
+        del found["extras"]["noise"]
+    assert effect_rows(runs) == []
 
 
 def test_what_never_costs_ten_points_bears_all_that_was_tried() -> None:

@@ -23,11 +23,12 @@ from smoothtune.study.report.comparison import (
     table_of_runs,
 )
 from smoothtune.study.report.effect import (
-    EFFECT,
     compare_effects,
     compare_robustness,
     effect_rows,
     effect_sentences,
+    is_compared,
+    robustness_sentences,
 )
 from smoothtune.study.report.statistics import NAMES
 from smoothtune.study.report.training import method_fields, training_of
@@ -50,12 +51,13 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         cells = [records.as_recorded(cell) for cell in shown]
     records.save((cell.id, cell.described) for cell in (*trials, *cells))
     runs = table_of_runs(run_of(cell, records) for cell in cells)
-    extended = [cell for cell in cells if EFFECT in cell.extras.evaluate]
+    extended = [cell for cell in cells if is_compared(cell.extras)]
     with tracked(extended, "reading effects", console) as shown:
         read = ((cell.label, records.read(cell.id)) for cell in shown)
         measured = effect_rows((label, record) for label, record in read if record)
     compared = compare_effects(measured)
-    said = effect_sentences(compared, measured)
+    robust = compare_robustness(measured)
+    said = effect_sentences(compared, measured) + robustness_sentences(robust)
     return {
         "name": study.name,
         "title": study.config.title or study.name,
@@ -68,7 +70,7 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         "over_tasks": over_tasks(runs),
         "over_tasks_secondary": {name: over_tasks(runs, name) for name in SECONDARY},
         "aggregates": aggregates(runs),
-        "effect": [*compared, *compare_robustness(measured)],
+        "effect": [*compared, *robust],
         "effect_findings": [sentence._asdict() for sentence in said],
         "choices": [_choice(choice) for choice in choices.values()],
         "paper": [paper.model_dump() for paper in study.config.paper],

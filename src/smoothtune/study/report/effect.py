@@ -1,7 +1,7 @@
 """Does each method move the quantity it is about? From the part `effect` of a study's runs.
 
 Beside these stand, for every method, what the parts `robustness` (or `noise_curve`), `corruption`
-and `substitution` say where a study has them: more of these is better.
+and `substitution` say where a study has them, with the part `effect` or without: more is better.
 
 A method and plain fine-tuning are compared on the seeds that both have, quantity by quantity, by a
 paired t-test with the interval of the same test. Over several conditions the differences are taken
@@ -26,13 +26,14 @@ from smoothtune.report.curves import LOSES
 from smoothtune.report.page import Sentence, Table, number
 from smoothtune.report.tables import POINTS, effect_text, p_text
 from smoothtune.study.config import PLAIN
-from smoothtune.study.records import STUDY, Records
+from smoothtune.study.records import STUDY, Extras, Records
 from smoothtune.study.report.comparison import CONDITION, Condition, condition_of, condition_title
 from smoothtune.study.report.statistics import holm, mean_difference, p_value, time_ratio
 
 LEVEL = 0.05
 TOLERATED = 0.5  # points of score that may be lost
 EFFECT, ALL = "effect", "all conditions"
+PARTS = {EFFECT, "robustness", "corruption", "substitution"}
 NOISE, TOKENS = "noise that costs 10 points", "random tokens that cost 10 points"
 WORDS = "score under word substitutions"
 ROBUSTNESS = {
@@ -55,7 +56,7 @@ def rows_of_study(folder: Path) -> list[dict[str, Any]]:
     """What the finished runs of a study measured.
 
     Raises:
-        OutputError: there is no study, or none of its runs measured the part `effect`.
+        OutputError: there is no study, or none of its runs measured one of the parts `PARTS`.
     """
     study = read_json(folder / STUDY)
     if study is None or not isinstance(study.get("cells"), list):
@@ -65,34 +66,44 @@ def rows_of_study(folder: Path) -> list[dict[str, Any]]:
     rows = effect_rows((label, record) for label, record in labeled if record)
     if not rows:
         raise OutputError(
-            f"no finished run of {folder} has the part effect: put evaluate: [effect] into the "
-            "study file and run the study again, with another output folder"
+            f"no finished run of {folder} has the part effect, robustness, corruption or "
+            "substitution: put evaluate: [effect] into the study file and run the study again, "
+            "with another output folder"
         )
     return rows
 
 
+def is_compared(extras: Extras) -> bool:
+    """Whether runs with these extras have something that is compared here."""
+    return extras.noise_curve or not PARTS.isdisjoint(extras.evaluate)
+
+
 def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
-    """One row for each finished run that has the part `effect`.
+    """One row for each finished run that has one of the parts `PARTS`, or a curve of noise.
 
     Args:
         labeled: the label of a study's entry, and the record of a run.
     """
     rows = []
     for label, record in labeled:
-        part = ((record.get("extras") or {}).get("parts") or {}).get(EFFECT)
-        if record["status"] != "done" or part is None:
+        if record["status"] != "done":
             continue
-        result, numbers = record["result"], part["numbers"]
+        result, extras = record["result"], record["extras"]
+        part = (extras.get("parts") or {}).get(EFFECT)
+        numbers = part["numbers"] if part else {"quantities": {}, "not measured": {}}
+        values = numbers["quantities"] | robustness_of(extras)
+        if not values:
+            continue
         config = result["config"]
         rows.append(
             {
                 **{name: config.get(name) for name in CONDITION},
                 "method": label,
-                "claims": claims_of(config["methods"], record["extras"].get("claims", {})),
+                "claims": claims_of(config["methods"], extras.get("claims", {})) if part else None,
                 "seed": config["seed"],
                 "score": result["metrics"][result["headline"]],
                 "cost": result["cost"],
-                "values": numbers["quantities"] | robustness_of(record["extras"]),
+                "values": values,
                 "missing": numbers["not measured"],
             }
         )
@@ -149,8 +160,8 @@ def compare_effects(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         A dictionary for every condition, method and quantity it is about. p-values are corrected
         after Holm over those of a condition.
     """
-    asked = list(dict.fromkeys((row["method"], claim) for row in rows for claim in row["claims"]))
-    return _by_condition(rows, asked, _verdict)
+    asked = dict.fromkeys((row["method"], claim) for row in rows for claim in row["claims"] or ())
+    return _by_condition(rows, list(asked), _verdict)
 
 
 def compare_robustness(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -310,13 +321,35 @@ def effect_sentences(
             f"more than {TOLERATED} points of score lost on average: {', '.join(losing.values())}."
         )
         found.append(Sentence("fragile", text))
-    without = dict.fromkeys(r["method"] for r in rows if not r["claims"] and r["method"] != PLAIN)
+    without = dict.fromkeys(r["method"] for r in rows if r["claims"] == [] and r["method"] != PLAIN)
     if without:
         found.append(Sentence("note", f"no quantity of their own: {', '.join(without)}."))
     reasons = dict.fromkeys(
         f"{claim} of {row['method']}: {row['missing'][claim]}"
         for row in rows
-        for claim in row["claims"]
+        for claim in row["claims"] or ()
         if claim in row["missing"]
     )
     return found + [Sentence("note", f"not measured: {reason}.") for reason in reasons]
+
+
+def robustness_sentences(compared: Sequence[Mapping[str, Any]]) -> list[Sentence]:
+    """Which methods bear more than plain, and which less.
+
+    Args:
+        compared: of `compare_robustness`.
+    """
+    shown = [item for item in compared if item["condition"] == ALL] or list(compared)
+    found: list[Sentence] = []
+    for verdict, good in ((MORE, True), (LESS, False)):
+        here = [
+            f"{i['method']} ({i['quantity']}: {effect_text(i['change'], 100, '+.1f')} %)"
+            for i in shown
+            if i["verdict"] == verdict
+        ]
+        if here:
+            text = f"{verdict} than plain after Holm's correction: {', '.join(here)}."
+            found.append(Sentence("good" if good else "fragile", text))
+    if shown and not found:
+        found = [Sentence("note", "None of the methods is shown to bear more or less than plain.")]
+    return found

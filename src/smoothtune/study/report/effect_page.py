@@ -14,11 +14,13 @@ from smoothtune.files import write_atomic
 from smoothtune.report.curves import csv_text
 from smoothtune.report.page import Sentence, render
 from smoothtune.study.report.effect import (
+    ROBUSTNESS,
     compare_effects,
     compare_robustness,
     effect_sentences,
     effect_table,
     quantity_table,
+    robustness_sentences,
     rows_of_study,
 )
 
@@ -43,12 +45,14 @@ def write_effects(folder: Path, console: Console) -> list[dict[str, Any]]:
         What was compared, of `compare_effects` and `compare_robustness`.
 
     Raises:
-        OutputError: there is no study, or none of its runs measured the part `effect`.
+        OutputError: there is no study, or none of its runs measured one of the parts that are
+            compared.
     """
     rows = rows_of_study(folder)
     compared = compare_effects(rows)
-    said = effect_sentences(compared, rows)
-    compared = [*compared, *compare_robustness(rows)]
+    robust = compare_robustness(rows)
+    said = effect_sentences(compared, rows) + robustness_sentences(robust)
+    compared = [*compared, *robust]
     write_effect_files(folder, compared, said)
     _show(compared, said, console)
     say(console, f"{folder / 'effect.csv'} and {folder / 'effect.md'} are written")
@@ -61,6 +65,7 @@ def write_effect_files(
     """Write the two files."""
     write_atomic(folder / "effect.csv", csv_text(COLUMNS, map(_line, compared)))
     content = {
+        "about": any(item["quantity"] not in ROBUSTNESS for item in compared),
         "findings": said,
         "table_of_effects": effect_table(compared),
         "quantities": quantity_table(compared),
