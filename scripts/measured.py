@@ -10,6 +10,7 @@ from typing import Any
 from tables import escaped, table
 
 from smoothtune.methods import METHODS
+from smoothtune.report.page import number
 
 ROOT = Path(__file__).parent.parent
 COST = "benchmarks/results/cost-minilm-16x128"
@@ -24,9 +25,13 @@ STUDIES = [
     "results/unlabeled",
     "results/adverse",
     "results/adverse-fresh",
+    "results/effect-fresh",
 ]
+UNTIMED = {"results/effect-fresh"}
+"""Studies that shared their machine with other work: their times say nothing."""
 EFFECTS = {
     "results/effect/effect": "All methods with their defaults",
+    "results/effect-fresh/effect": "Ten fresh seeds",
     "results/strength/effect": "A study of shares",
 }
 MEASURES = {"ece": "ECE", "brier": "Brier"}
@@ -78,12 +83,14 @@ def _study(name: str) -> Iterator[str]:
             continue
         titles = ["condition", "methods", "score minus plain, points", "p, Holm"]
         titles += [f"{measure} minus plain (p, Holm)" for measure in MEASURES.values()]
-        titles.append("time, x plain")
+        cells = [_row(row) for row in rows]
+        if study not in UNTIMED:
+            titles.append("time, x plain")
+            cells = [[*line, _time(row)] for line, row in zip(cells, rows, strict=True)]
         yield (
             f"[{escaped(content['title'])}](../../{study}/report.md). In brackets after a "
             f"difference: 95 % interval over {len(content['seeds'])} seeds; p: {content['test']}, "
-            "after Holm's correction over the methods of a condition.\n\n"
-            + table(titles, [_row(row) for row in rows])
+            "after Holm's correction over the methods of a condition.\n\n" + table(titles, cells)
         ).rstrip()
         yield _settings(name, rows)
 
@@ -102,7 +109,11 @@ def _row(row: dict[str, Any]) -> list[str]:
         cells.append(
             f"{found['difference']['value']:+.3f} ({found['p_holm']:.2g})" if found else "–"
         )
-    return [*cells, f"{against['cost_ratio']:.2f}"]
+    return cells
+
+
+def _time(row: dict[str, Any]) -> str:
+    return number(row["against_plain"]["cost_ratio"], ".2f")
 
 
 def _settings(name: str, rows: list[dict[str, Any]]) -> str:
