@@ -1,6 +1,7 @@
 """A whole search on a tiny model: what it reads, writes and says."""
 
 import csv
+import io
 import json
 import math
 import os
@@ -25,6 +26,7 @@ from smoothtune.cli import app
 from smoothtune.cli.output import USAGE
 from smoothtune.config.run import RunConfig, load_config
 from smoothtune.config.tuning import load_auto, load_tune
+from smoothtune.device import SLOW_BFLOAT16
 from smoothtune.errors import ConfigError, OutputError
 from smoothtune.study.pool import Ended
 from smoothtune.study.records import Cell, Records
@@ -155,6 +157,18 @@ def test_the_better_method_is_picked_and_its_run_file_works(
     with (tmp_path / "out" / "trials.csv").open() as lines:
         trials = list(csv.DictReader(lines))
     assert Counter(trial["arm"] for trial in trials) == {"plain": 4, "methods": 4}
+
+
+def test_a_slow_bfloat16_is_named_with_the_price(
+    data: Path, inputs: Path, tmp_path: Path, made_up, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made_up(all_are_alike)
+    monkeypatch.setattr(tune_run, "slow_at_bfloat16", lambda: True)
+    for number, bf16 in enumerate((True, False)):
+        said = io.StringIO()
+        tune = asked(data, inputs, tmp_path / f"out{number}", bf16=bf16)
+        run_tune(tune, console=Console(file=said, width=300), dry_run=True)
+        assert (SLOW_BFLOAT16 in said.getvalue()) == bf16
 
 
 def test_it_stays_with_plain_where_nothing_is_better(

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from smoothtune.config.tuning import Tune
 from smoothtune.console import say
+from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import ConfigError, OutputError, Problem
 from smoothtune.files import owned, read_json, refuse_other_files, write_json
 from smoothtune.run.signals import Signals
@@ -68,6 +69,8 @@ def run_tune(
     optuna()
     for note in tune.notes:
         say(console, note)
+    if tune.run.bf16 and ray is None and slow_at_bfloat16():
+        say(console, SLOW_BFLOAT16)
     if ray is None and not dry_run:
         start_server()  # imports while this process measures
     if dry_run:
