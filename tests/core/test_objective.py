@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from smoothtune import CWGNC, L2SP, LNSR, R3F, Mixout, Noise, NonFiniteLoss, Objective
+from smoothtune import CWGNC, L2SP, LNSR, R3F, JacHess, Mixout, Noise, NonFiniteLoss, Objective
 from smoothtune.core import rng
 from smoothtune.core.declarations import PROBLEM_TYPES
 from smoothtune.core.regularizer import Regularizer
@@ -268,6 +268,13 @@ def test_state_of_other_methods_is_refused():
     state = Objective(L2SP()).attach(model).state_dict()
     with pytest.raises(ValueError, match="l2_sp"):
         Objective(LNSR(weight=1.0)).attach(tiny_model("bert")).load_state_dict(state)
+
+
+def test_state_of_other_fields_is_refused():
+    """A weight has no clip, so its state has no running mean."""
+    state = Objective(JacHess(weight=1.0)).attach(tiny_model("bert")).state_dict()
+    with pytest.raises(ValueError, match="lacks 'mean' of jachess: .*with other fields"):
+        Objective(JacHess(share=0.3)).attach(tiny_model("bert")).load_state_dict(state)
 
 
 def test_detaching_removes_the_optimizer_hooks():

@@ -306,7 +306,7 @@ class Objective:
         """Restore what `state_dict` returned.
 
         Raises:
-            ValueError: the state was written with other methods.
+            ValueError: the state was written with other methods, or other fields of them.
         """
         methods = {key.split("/")[0] for key in state if "/" in key}
         if unknown := methods - set(self.regularizers):
@@ -320,7 +320,13 @@ class Objective:
         if self._attachment is not None and told and problem_type(self.model) is None:
             declaring(self.model).config.problem_type = told  # type: ignore[union-attr]
         for name, regularizer in self.regularizers.items():
-            regularizer.load_state_dict(entries_under(f"{name}/", state))
+            try:
+                regularizer.load_state_dict(entries_under(f"{name}/", state))
+            except KeyError as error:
+                raise ValueError(
+                    f"the saved state lacks {error} of {name}: it was written with other fields of "
+                    "it, or by another version; resume with those of the interrupted run"
+                ) from error
 
     # --- inside ------------------------------------------------------------------------------
 
