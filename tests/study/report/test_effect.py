@@ -19,16 +19,21 @@ from smoothtune.study.report.effect import (
     ROBUSTNESS,
     WORDS,
     claims_of,
+    compare_beside,
     compare_effects,
     compare_robustness,
     effect_rows,
-    effect_sentences,
-    effect_table,
     is_compared,
     robustness_of,
-    robustness_sentences,
 )
 from smoothtune.study.report.effect_page import write_effects
+from smoothtune.study.report.effect_table import (
+    beside_sentences,
+    effect_sentences,
+    effect_table,
+    quantity_table,
+    robustness_sentences,
+)
 
 SEEDS = range(5)
 DRAW = np.random.default_rng(3)
@@ -39,7 +44,15 @@ GAPS = {
     "sam": {task: 0.1 * PLAIN[task] * DRAW.normal(size=5) for task in PLAIN},
 }
 CLAIM = {"lnsr": "noise sensitivity", "r_drop": "dropout divergence", "sam": "sharpness"}
-SCORES = {"plain": 0.8, "lnsr": 0.79, "r_drop": 0.81, "sam": 0.797, "reinit": 0.8}
+SCORES = {
+    "smart": 0.8,
+    "r3f": 0.8,
+    "plain": 0.8,
+    "lnsr": 0.79,
+    "r_drop": 0.81,
+    "sam": 0.797,
+    "reinit": 0.8,
+}
 
 
 def record(task: str, method: str, seed: int, values: dict[str, float]) -> dict:
@@ -164,6 +177,38 @@ def test_robustness_is_compared_for_every_method() -> None:
     plain = [i["plain"] for i in compared if i["quantity"] == WORDS]
     assert plain == pytest.approx([0.402] * 4)
     assert [claim for row in rows for claim in row["claims"] if claim in ROBUSTNESS] == []
+
+
+def test_smaller_logits_are_told_from_smoother_ones() -> None:
+    """By classes that change, in a family of tests of its own."""
+    runs = study(["smart", "r3f"])
+    name = "changed by the worst perturbation"
+    gaps = {"plain": np.zeros(5), "smart": np.array([0.1, -0.1, 0.05, -0.06, 0.02])}
+    gaps["r3f"] = np.array([-0.2, -0.21, -0.19, -0.2, -0.18])
+    for method, found in runs:
+        seed = found["result"]["config"]["seed"]
+        numbers = found["extras"]["parts"]["effect"]["numbers"]
+        numbers["quantities"] = {"worst divergence": 1.0 + 0.1 * seed, "noise divergence": 1.0}
+        if method != "plain":
+            numbers["quantities"]["worst divergence"] *= 0.1
+        numbers["beside"] = {name: 0.5 + float(gaps[method][seed])}
+    rows = effect_rows(runs)
+    alike = [item for item in compare_effects(rows) if item["quantity"] == "worst divergence"]
+    assert {item["verdict"] for item in alike} == {"moves it"}
+    beside = [item for item in compare_beside(rows) if item["condition"] != ALL]
+    assert {item["quantity"] for item in beside} == {name}
+    verdicts = {item["method"]: item["verdict"] for item in beside}
+    assert verdicts == {"smart": "no effect seen", "r3f": "moves it"}
+    p = {item["method"]: item["p_holm"] for item in beside}
+    assert p["r3f"] == pytest.approx(2 * stats.ttest_1samp(gaps["r3f"], 0).pvalue)
+    begin = "Of numbers that do not depend on the size of the logits"
+    (said,) = beside_sentences(compare_beside(rows))
+    assert said.text == f"{begin} 1 of 2 fall: r3f ({name})."
+    (said,) = beside_sentences([item for item in beside if item["method"] == "smart"])
+    assert said == ("fragile", f"{begin} 0 of 2 fall.")  # on two tasks
+    assert beside_sentences(compare_beside(effect_rows(study(["lnsr"])))) == []
+    shown = {cells[0] for cells in quantity_table(beside).rows}
+    assert shown == {name}
 
 
 def test_robustness_is_compared_without_the_part_effect() -> None:

@@ -23,11 +23,15 @@ from smoothtune.study.report.comparison import (
     table_of_runs,
 )
 from smoothtune.study.report.effect import (
+    compare_beside,
     compare_effects,
     compare_robustness,
     effect_rows,
-    effect_sentences,
     is_compared,
+)
+from smoothtune.study.report.effect_table import (
+    beside_sentences,
+    effect_sentences,
     robustness_sentences,
 )
 from smoothtune.study.report.statistics import NAMES
@@ -56,8 +60,9 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         read = ((cell.label, records.read(cell.id)) for cell in shown)
         measured = effect_rows((label, record) for label, record in read if record)
     compared = compare_effects(measured)
-    robust = compare_robustness(measured)
-    said = effect_sentences(compared, measured) + robustness_sentences(robust)
+    beside, robust = compare_beside(measured), compare_robustness(measured)
+    said = effect_sentences(compared, measured)
+    said += beside_sentences(beside) + robustness_sentences(robust)
     return {
         "name": study.name,
         "title": study.config.title or study.name,
@@ -70,7 +75,7 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         "over_tasks": over_tasks(runs),
         "over_tasks_secondary": {name: over_tasks(runs, name) for name in SECONDARY},
         "aggregates": aggregates(runs),
-        "effect": [*compared, *robust],
+        "effect": [*compared, *beside, *robust],
         "effect_findings": [sentence._asdict() for sentence in said],
         "choices": [_choice(choice) for choice in choices.values()],
         "paper": [paper.model_dump() for paper in study.config.paper],

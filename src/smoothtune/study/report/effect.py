@@ -18,20 +18,16 @@ from typing import Any
 
 import numpy as np
 
-from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import OutputError
 from smoothtune.files import read_json
 from smoothtune.methods import METHODS
 from smoothtune.report.curves import LOSES
-from smoothtune.report.page import Sentence, Table, number
-from smoothtune.report.tables import POINTS, effect_text, p_text
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import STUDY, Extras, Records
 from smoothtune.study.report.comparison import CONDITION, Condition, condition_of, condition_title
 from smoothtune.study.report.statistics import holm, mean_difference, p_value, time_ratio
 
 LEVEL = 0.05
-TOLERATED = 0.5  # points of score that may be lost
 EFFECT, ALL = "effect", "all conditions"
 PARTS = {EFFECT, "robustness", "corruption", "substitution"}
 NOISE, TOKENS = "noise that costs 10 points", "random tokens that cost 10 points"
@@ -42,14 +38,21 @@ ROBUSTNESS = {
     WORDS: "main metric when an attack has tried to exchange the three worst words",
 }
 """What is compared for every method, by name; more is better."""
+WITHOUT_SCALE = {
+    "worst divergence": "changed by the worst perturbation",
+    "logit Jacobian": "logit Jacobian, relative to the logits",
+    "logit Hessian": "logit Hessian, relative to the logits",
+}
+"""What stands beside quantities that also fall where a model predicts smaller logits."""
+BESIDE = {
+    "changed by the worst perturbation": "share of predicted classes that the worst perturbation "
+    "changes, whatever the size of the logits",
+    "logit Jacobian, relative to the logits": "||df/dx|| over the rms norm of the logits",
+    "logit Hessian, relative to the logits": "||d^2 f/dx^2|| over the same",
+}
 MORE, LESS = "more robust", "less robust"
 MOVES, WEAKLY = "moves it", "moves it, not after Holm"
 NOTHING, WRONG, FEW = "no effect seen", "moves it the wrong way", "too few seeds"
-
-HEAD = (
-    *("condition", "method", "quantity", "seeds", "plain", "with the method", "minus plain"),
-    *("change", "p", "p, Holm", "score, points", "time, x plain", "verdict"),
-)
 
 
 def rows_of_study(folder: Path) -> list[dict[str, Any]]:
@@ -91,7 +94,7 @@ def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[s
         result, extras = record["result"], record["extras"]
         part = (extras.get("parts") or {}).get(EFFECT)
         numbers = part["numbers"] if part else {"quantities": {}, "not measured": {}}
-        values = numbers["quantities"] | robustness_of(extras)
+        values = numbers["quantities"] | numbers.get("beside", {}) | robustness_of(extras)
         if not values:
             continue
         config = result["config"]
@@ -161,6 +164,20 @@ def compare_effects(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         after Holm over those of a condition.
     """
     asked = dict.fromkeys((row["method"], claim) for row in rows for claim in row["claims"] or ())
+    return _by_condition(rows, list(asked), _verdict)
+
+
+def compare_beside(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Every method in what `WITHOUT_SCALE` has beside its quantities, as `compare_effects`.
+
+    p-values are corrected after Holm over these rows alone.
+    """
+    asked = dict.fromkeys(
+        (row["method"], WITHOUT_SCALE[claim])
+        for row in rows
+        for claim in row["claims"] or ()
+        if claim in WITHOUT_SCALE
+    )
     return _by_condition(rows, list(asked), _verdict)
 
 
@@ -266,90 +283,3 @@ def _pairs(
         for name in (method, PLAIN)
     )
     return {seed: (run, plain[seed]) for seed, run in ours.items() if seed in plain}
-
-
-def effect_table(compared: Sequence[Mapping[str, Any]]) -> Table:
-    """Every method, quantity and condition, as text."""
-    return Table(list(HEAD), [_cells(item) for item in compared])
-
-
-def quantity_table(compared: Sequence[Mapping[str, Any]]) -> Table:
-    """What the quantities of a table are."""
-    shown = {item["quantity"] for item in compared}
-    known = [*QUANTITIES.items(), *ROBUSTNESS.items()]
-    meanings = [[name, text] for name, text in known if name in shown]
-    return Table(["quantity", "what is measured"], meanings)
-
-
-def _cells(item: Mapping[str, Any]) -> list[str]:
-    return [
-        item["condition"],
-        item["method"],
-        item["quantity"],
-        str(len(item["seeds"])),
-        number(item["plain"], ".4g"),
-        number(item["ours"], ".4g"),
-        effect_text(item["difference"], 1, "+.3g"),
-        effect_text(item["change"], 100, "+.1f") + " %",
-        p_text(item["p"]),
-        p_text(item["p_holm"]),
-        effect_text(item["score"], POINTS, "+.1f"),
-        number(item["cost_ratio"], ".2f"),
-        item["verdict"],
-    ]
-
-
-def effect_sentences(
-    compared: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
-) -> list[Sentence]:
-    """Which methods move their quantity, which do not, and which lose score."""
-    shown = [item for item in compared if item["condition"] == ALL] or list(compared)
-    found: list[Sentence] = []
-    kinds = ((MOVES, True), (WEAKLY, True), (NOTHING, False), (WRONG, False), (FEW, False))
-    for verdict, good in kinds:
-        here = [f"{i['method']} ({i['quantity']})" for i in shown if i["verdict"] == verdict]
-        if here:
-            text = f"{verdict}: {len(here)} of {len(shown)}: {', '.join(here)}."
-            found.append(Sentence("good" if good else "fragile", text))
-    losing = {
-        item["method"]: f"{item['method']} ({POINTS * item['score']['value']:+.1f})"
-        for item in shown
-        if POINTS * item["score"]["value"] < -TOLERATED
-    }
-    if losing:
-        text = (
-            f"more than {TOLERATED} points of score lost on average: {', '.join(losing.values())}."
-        )
-        found.append(Sentence("fragile", text))
-    without = dict.fromkeys(r["method"] for r in rows if r["claims"] == [] and r["method"] != PLAIN)
-    if without:
-        found.append(Sentence("note", f"no quantity of their own: {', '.join(without)}."))
-    reasons = dict.fromkeys(
-        f"{claim} of {row['method']}: {row['missing'][claim]}"
-        for row in rows
-        for claim in row["claims"] or ()
-        if claim in row["missing"]
-    )
-    return found + [Sentence("note", f"not measured: {reason}.") for reason in reasons]
-
-
-def robustness_sentences(compared: Sequence[Mapping[str, Any]]) -> list[Sentence]:
-    """Which methods bear more than plain, and which less.
-
-    Args:
-        compared: of `compare_robustness`.
-    """
-    shown = [item for item in compared if item["condition"] == ALL] or list(compared)
-    found: list[Sentence] = []
-    for verdict, good in ((MORE, True), (LESS, False)):
-        here = [
-            f"{i['method']} ({i['quantity']}: {effect_text(i['change'], 100, '+.1f')} %)"
-            for i in shown
-            if i["verdict"] == verdict
-        ]
-        if here:
-            text = f"{verdict} than plain after Holm's correction: {', '.join(here)}."
-            found.append(Sentence("good" if good else "fragile", text))
-    if shown and not found:
-        found = [Sentence("note", "None of the methods is shown to bear more or less than plain.")]
-    return found

@@ -15,13 +15,17 @@ from smoothtune.report.curves import csv_text
 from smoothtune.report.page import Sentence, render
 from smoothtune.study.report.effect import (
     ROBUSTNESS,
+    compare_beside,
     compare_effects,
     compare_robustness,
+    rows_of_study,
+)
+from smoothtune.study.report.effect_table import (
+    beside_sentences,
     effect_sentences,
     effect_table,
     quantity_table,
     robustness_sentences,
-    rows_of_study,
 )
 
 COLUMNS = (
@@ -50,9 +54,10 @@ def write_effects(folder: Path, console: Console) -> list[dict[str, Any]]:
     """
     rows = rows_of_study(folder)
     compared = compare_effects(rows)
-    robust = compare_robustness(rows)
-    said = effect_sentences(compared, rows) + robustness_sentences(robust)
-    compared = [*compared, *robust]
+    beside, robust = compare_beside(rows), compare_robustness(rows)
+    said = effect_sentences(compared, rows)
+    said += beside_sentences(beside) + robustness_sentences(robust)
+    compared = [*compared, *beside, *robust]
     write_effect_files(folder, compared, said)
     _show(compared, said, console)
     say(console, f"{folder / 'effect.csv'} and {folder / 'effect.md'} are written")

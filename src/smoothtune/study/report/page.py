@@ -29,8 +29,8 @@ from smoothtune.study.report.comparison import (
     table_of_runs,
 )
 from smoothtune.study.report.content import study_content
-from smoothtune.study.report.effect import effect_table, quantity_table
 from smoothtune.study.report.effect_page import write_effect_files
+from smoothtune.study.report.effect_table import effect_table, quantity_table
 from smoothtune.study.report.findings import condition_sentences, sentences
 from smoothtune.study.report.plots import Section, study_plots
 from smoothtune.study.report.tables import (

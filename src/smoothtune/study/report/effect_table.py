@@ -1,0 +1,137 @@
+"""The comparisons of `smoothtune.study.report.effect` as a table and in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from smoothtune.core.quantities import QUANTITIES
+from smoothtune.report.page import Sentence, Table, number
+from smoothtune.report.tables import POINTS, effect_text, p_text
+from smoothtune.study.config import PLAIN
+from smoothtune.study.report.effect import (
+    ALL,
+    BESIDE,
+    FEW,
+    LESS,
+    MORE,
+    MOVES,
+    NOTHING,
+    ROBUSTNESS,
+    WEAKLY,
+    WRONG,
+)
+
+TOLERATED = 0.5  # points of score that may be lost
+
+HEAD = (
+    *("condition", "method", "quantity", "seeds", "plain", "with the method", "minus plain"),
+    *("change", "p", "p, Holm", "score, points", "time, x plain", "verdict"),
+)
+
+
+def effect_table(compared: Sequence[Mapping[str, Any]]) -> Table:
+    """Every method, quantity and condition, as text."""
+    return Table(list(HEAD), [_cells(item) for item in compared])
+
+
+def quantity_table(compared: Sequence[Mapping[str, Any]]) -> Table:
+    """What the quantities of a table are."""
+    shown = {item["quantity"] for item in compared}
+    known = [*QUANTITIES.items(), *BESIDE.items(), *ROBUSTNESS.items()]
+    meanings = [[name, text] for name, text in known if name in shown]
+    return Table(["quantity", "what is measured"], meanings)
+
+
+def _cells(item: Mapping[str, Any]) -> list[str]:
+    return [
+        item["condition"],
+        item["method"],
+        item["quantity"],
+        str(len(item["seeds"])),
+        number(item["plain"], ".4g"),
+        number(item["ours"], ".4g"),
+        effect_text(item["difference"], 1, "+.3g"),
+        effect_text(item["change"], 100, "+.1f") + " %",
+        p_text(item["p"]),
+        p_text(item["p_holm"]),
+        effect_text(item["score"], POINTS, "+.1f"),
+        number(item["cost_ratio"], ".2f"),
+        item["verdict"],
+    ]
+
+
+def effect_sentences(
+    compared: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]]
+) -> list[Sentence]:
+    """Which methods move their quantity, which do not, and which lose score."""
+    shown = [item for item in compared if item["condition"] == ALL] or list(compared)
+    found: list[Sentence] = []
+    kinds = ((MOVES, True), (WEAKLY, True), (NOTHING, False), (WRONG, False), (FEW, False))
+    for verdict, good in kinds:
+        here = [f"{i['method']} ({i['quantity']})" for i in shown if i["verdict"] == verdict]
+        if here:
+            text = f"{verdict}: {len(here)} of {len(shown)}: {', '.join(here)}."
+            found.append(Sentence("good" if good else "fragile", text))
+    losing = {
+        item["method"]: f"{item['method']} ({POINTS * item['score']['value']:+.1f})"
+        for item in shown
+        if POINTS * item["score"]["value"] < -TOLERATED
+    }
+    if losing:
+        text = (
+            f"more than {TOLERATED} points of score lost on average: {', '.join(losing.values())}."
+        )
+        found.append(Sentence("fragile", text))
+    without = dict.fromkeys(r["method"] for r in rows if r["claims"] == [] and r["method"] != PLAIN)
+    if without:
+        found.append(Sentence("note", f"no quantity of their own: {', '.join(without)}."))
+    reasons = dict.fromkeys(
+        f"{claim} of {row['method']}: {row['missing'][claim]}"
+        for row in rows
+        for claim in row["claims"] or ()
+        if claim in row["missing"]
+    )
+    return found + [Sentence("note", f"not measured: {reason}.") for reason in reasons]
+
+
+def beside_sentences(compared: Sequence[Mapping[str, Any]]) -> list[Sentence]:
+    """Which methods do more than make the logits smaller.
+
+    Args:
+        compared: of `compare_beside`.
+    """
+    shown = [item for item in compared if item["condition"] == ALL] or list(compared)
+    moved = [item for item in shown if item["verdict"] in (MOVES, WEAKLY)]
+    named = ", ".join(
+        f"{i['method']} ({i['quantity']}{'' if i['verdict'] == MOVES else '; not after Holm'})"
+        for i in moved
+    )
+    if not shown:
+        return []
+    text = (
+        f"Of numbers that do not depend on the size of the logits {len(moved)} of {len(shown)} fall"
+    )
+    return [Sentence("note" if moved else "fragile", f"{text}{': ' + named if named else ''}.")]
+
+
+def robustness_sentences(compared: Sequence[Mapping[str, Any]]) -> list[Sentence]:
+    """Which methods bear more than plain, and which less.
+
+    Args:
+        compared: of `compare_robustness`.
+    """
+    shown = [item for item in compared if item["condition"] == ALL] or list(compared)
+    found: list[Sentence] = []
+    for verdict, good in ((MORE, True), (LESS, False)):
+        here = [
+            f"{i['method']} ({i['quantity']}: {effect_text(i['change'], 100, '+.1f')} %)"
+            for i in shown
+            if i["verdict"] == verdict
+        ]
+        if here:
+            text = f"{verdict} than plain after Holm's correction: {', '.join(here)}."
+            found.append(Sentence("good" if good else "fragile", text))
+    if shown and not found:
+        found = [Sentence("note", "None of the methods is shown to bear more or less than plain.")]
+    return found
