@@ -29,10 +29,12 @@ STUDIES = [
 ]
 UNTIMED = {"results/effect-fresh"}
 """Studies that shared their machine with other work: their times say nothing."""
+MOVES = "Does it move what it is about?"
 EFFECTS = {
-    "results/effect/effect": "All methods with their defaults",
-    "results/effect-fresh/effect": "Ten fresh seeds",
-    "results/strength/effect": "A study of shares",
+    "results/effect/effect": f"{MOVES} [All methods with their defaults]",
+    "results/effect-fresh/effect": f"{MOVES} [Ten fresh seeds]",
+    "results/strength/effect": f"{MOVES} [A study of shares]",
+    "results/robustness/effect": "What do models bear? [Noise, random tokens, exchanged words]",
 }
 MEASURES = {"ece": "ECE", "brier": "Brier"}
 
@@ -146,8 +148,8 @@ def _effect(name: str) -> Iterator[str]:
             titles = ["condition", "methods", "quantity", "seeds", "change, %", "p", "p, Holm"]
             titles += ["score, points", "verdict"]
             yield (
-                f"Does it move what it is about? [{title}](../../{path}.md), against plain; in "
-                "brackets: 95 % interval.\n\n" + table(titles, [_moved(row) for row in rows])
+                f"{title}(../../{path}.md), against plain; in brackets: 95 % interval.\n\n"
+                + table(titles, [_moved(row) for row in rows])
             ).rstrip()
 
 
