@@ -77,6 +77,11 @@ def test_pages_show_bold_cells() -> None:
     page = {"table": Table(["m", "x", "y"], [["<a>", "1", "2"]], frozenset({(0, 2)}))}
     markdown = render(
         "effect.md.jinja",
-        {"findings": [], "table_of_effects": page["table"], "quantities": Table([], [])},
+        {
+            "about": True,
+            "findings": [],
+            "table_of_effects": page["table"],
+            "quantities": Table([], []),
+        },
     )
     assert "| 1 | **2** |" in markdown
