@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
@@ -96,17 +97,19 @@ def losses(result: dict) -> list[float]:
     return [entry["loss"] for entry in result["log_history"] if "loss" in entry]
 
 
-def test_a_slow_bfloat16_is_named_once_before_the_first_run(
+def test_a_slow_bfloat16_is_named_before_the_first_run(
     write, tmp_path: Path, output: Output, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    told: list[int] = []
     monkeypatch.setattr("smoothtune.study.run.slow_at_bfloat16", lambda: True)
-    study = load_study(write("methods: [plain]\nseeds: [0]\nbf16: true\nmore_epochs: null\n"))
-    for number in range(2):  # nothing is left to run the second time
-        run_study(study, tmp_path / "out", jobs=1, console=output.console)
-        assert output.text.count(SLOW_BFLOAT16) == 1, number
-    float32 = load_study(write("methods: [plain]\nseeds: [0]\nmore_epochs: null\n"))
-    run_study(float32, tmp_path / "other", jobs=1, console=output.console)
-    assert output.text.count(SLOW_BFLOAT16) == 1
+    monkeypatch.setattr("smoothtune.study.run.make_pool", lambda *_: SimpleNamespace(stop=list))
+    monkeypatch.setattr(
+        "smoothtune.study.run.execute", lambda *_: told.append(output.text.count(SLOW_BFLOAT16))
+    )
+    for bf16 in ("true", "false"):
+        file = write(f"methods: [plain]\nseeds: [0]\nbf16: {bf16}\nmore_epochs: null\n")
+        run_study(load_study(file), tmp_path / bf16, console=output.console)
+    assert told == [1, 1]  # once, and not for the second study
 
 
 def test_settings_are_chosen_on_training_rows(write, tmp_path: Path, output: Output) -> None:
