@@ -9,15 +9,15 @@ from typing import Any
 import torch
 
 SLOW_BFLOAT16 = (
-    "bf16: this processor has no bfloat16 arithmetic, so steps and evaluations may take twenty "
-    "times as long as in float32; set bf16: false"
+    "bf16: this processor has no bfloat16 arithmetic, so steps and evaluations take many times as "
+    "long as in float32; set bf16: false"
 )
 
 
 def device_name(device: torch.device) -> str:
     """The accelerator by name; a processor with its vector instructions and PyTorch's threads.
 
-    Times are compared only between runs for which this is the same.
+    Times of runs for which this is known to differ are not compared.
 
     Args:
         device: that of the model.
@@ -34,8 +34,7 @@ def device_name(device: torch.device) -> str:
 def slow_at_bfloat16() -> bool:
     """Whether models are computed on a processor for which PyTorch has no fast bfloat16 kernels.
 
-    Those of x86 need AVX-512 or AVX-NE-CONVERT; without them a product of matrices was measured to
-    take 70 times as long as in float32, a step of mixed precision 22 times.
+    Those of x86 need AVX-512 or AVX-NE-CONVERT. What others than x86 have is not known here.
     """
     found = _processor()
     return (

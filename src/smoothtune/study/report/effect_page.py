@@ -46,7 +46,7 @@ def write_effects(folder: Path, console: Console) -> list[dict[str, Any]]:
         console: gets the table.
 
     Returns:
-        What was compared, of `compare_effects` and `compare_robustness`.
+        What was compared, of `compare_effects`, `compare_beside` and `compare_robustness`.
 
     Raises:
         OutputError: there is no study, or none of its runs measured one of the parts that are
@@ -70,7 +70,7 @@ def write_effect_files(
     """Write the two files."""
     write_atomic(folder / "effect.csv", csv_text(COLUMNS, map(_line, compared)))
     content = {
-        "about": any(item["quantity"] not in ROBUSTNESS for item in compared),
+        "about": not compared or any(item["quantity"] not in ROBUSTNESS for item in compared),
         "findings": said,
         "table_of_effects": effect_table(compared),
         "quantities": quantity_table(compared),
