@@ -17,7 +17,7 @@ SLOW_BFLOAT16 = (
 def device_name(device: torch.device) -> str:
     """The accelerator by name; a processor with its vector instructions and PyTorch's threads.
 
-    Times of runs for which this is known to differ are not compared.
+    Times of runs for which this differs are not compared.
 
     Args:
         device: that of the model.

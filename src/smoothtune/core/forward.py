@@ -258,7 +258,6 @@ class ForwardPass:
             shared_masks=self.shared_masks if shares else None,
         )
         other._rate, other._detach, other._relative, other._clean = rate, detach, relative, self
-        other.labeled = self.labeled
         other.run()
         if shares:  # this pass, should it never run, would have ended there
             self.end = self.end or other.end

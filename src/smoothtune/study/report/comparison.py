@@ -57,6 +57,12 @@ def run_of(cell: Cell, records: Records) -> dict[str, Any]:
     return row | cell.described  # the row's cell is its file, which may have a former id
 
 
+def devices(runs: pd.DataFrame) -> list[str]:
+    """The kinds of device of the finished runs; those that do not name theirs count as one."""
+    found = set(runs.loc[runs["status"] == "done", "device"])
+    return sorted(found - {None}) + ["one that is not recorded"] * (None in found)
+
+
 def condition_of(item: Mapping[str, Any] | pd.Series) -> Condition:
     """The condition of a run, a comparison or a choice."""
     return item["task"], item["model"], item["max_train_samples"]

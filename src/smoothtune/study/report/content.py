@@ -18,6 +18,7 @@ from smoothtune.study.report.comparison import (
     SECONDARY,
     compare,
     condition_of,
+    devices,
     over_tasks,
     run_of,
     table_of_runs,
@@ -81,7 +82,7 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         "paper": [paper.model_dump() for paper in study.config.paper],
         "failures": _failures([*trials, *cells], records),
         "versions": _versions(cells, records),
-        "devices": sorted(set(runs["device"].dropna())),
+        "devices": devices(runs),
         "earlier": _earlier(asked, cells),
         "rows": runs.to_dict("records"),
     }

@@ -50,13 +50,14 @@ def summary(scores: ArrayLike) -> dict[str, float | None]:
 
 
 Cost = Mapping[str, Any]
-"""`train_seconds` of a run, and its `device`, if that is known."""
+"""`train_seconds` of a run, and its `device`, if the run names it."""
 
 
 def time_ratio(pairs: Iterable[tuple[Cost, Cost]]) -> float | None:
     """Median of the ratios of training times; None without any.
 
-    Runs that are known to be on different kinds of device are not compared.
+    Runs on different kinds of device are not compared; those that do not name theirs only with
+    each other.
 
     Args:
         pairs: a run with a method, and one of plain fine-tuning.
@@ -64,7 +65,7 @@ def time_ratio(pairs: Iterable[tuple[Cost, Cost]]) -> float | None:
     ratios = [
         ours["train_seconds"] / plain["train_seconds"]
         for ours, plain in pairs
-        if len({ours.get("device"), plain.get("device")} - {None}) < 2
+        if ours.get("device") == plain.get("device")
     ]
     return float(np.median(ratios)) if ratios else None
 
