@@ -77,8 +77,9 @@ def test_the_gradient_is_that_of_the_clipped_examples(make, fields, pieces):
 @pytest.mark.parametrize("make", [JacHess, Jacobian, CrossHolder, DoubleBackprop])
 def test_it_goes_with_a_share(make):
     """Released code and the papers' weights know no bound, and their runs keep their identity."""
-    assert make(share=0.3).results_version == make(weight=1.0).results_version + 1
-    assert make(share=0.3, clip=0).results_version == make(weight=1.0).results_version
+    at_once = {"share": 0.3, "ramp_start": 0}
+    assert make(**at_once).results_version == make(weight=1.0).results_version + 1
+    assert make(**at_once, clip=0).results_version == make(weight=1.0).results_version
     first = {}  # update in which the term is there
     for clip in (0.0, None):
         model = fresh()

@@ -154,7 +154,7 @@ class Objective:
             model: as for `attach`.
             optimizer: as for `bind_optimizer`.
             num_training_steps: updates of the run, for fields that are a fraction of it. Terms that
-                wait for the model to learn do so for at most 0.3 of it, or for 100 updates.
+                wait for the model to learn do so for at most 0.75 of it, or for 100 updates.
         """
         self.attach(model)
         self.expect(num_training_steps)
@@ -206,6 +206,7 @@ class Objective:
         compute_loss: ComputeLoss | None = None,
         *,
         row_share: float | Tensor = 1.0,
+        declared_loss: bool | None = None,
     ) -> Tensor:
         """The objective on one batch.
 
@@ -218,6 +219,8 @@ class Objective:
             row_share: rows of this batch, divided by the mean number of rows of the batches that
                 one update is made from (accumulation steps times processes). With it, batches of
                 unequal size give the gradient of all their rows together.
+            declared_loss: whether `compute_loss`, where it is given, computes the mean loss that
+                the model declares: terms that wait then know what a constant answer would lose.
 
         Returns:
             () the value to back-propagate; 0, which moves no weight, of an unlabeled batch whose
@@ -242,6 +245,8 @@ class Objective:
             ours = bool(self.regularizers) and predicts_tokens(bare)  # else plain, bit for bit
             compute_loss = next_token_loss if ours else model_loss
         self._check_task_loss(model, batch, compute_loss, labeled)
+        if declared_loss or not given:
+            self.strengths.see_labels(bare, batch if labeled else {})
         clean = self._clean_pass(model, batch, compute_loss, labeled)
         dtype = autocast_dtype(model, clean.device)
         rounds = dtype is not None or self._narrow

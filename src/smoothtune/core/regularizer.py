@@ -37,7 +37,7 @@ class Between(NamedTuple):
 
 
 SHARES = Between(0.03, 3.0, log=True)
-LATEST = 0.3  # of a run, when a term no longer waits for the model to learn
+LATEST = 0.75  # of a run, when a term no longer waits for the model to learn
 LATEST_STEPS = 100  # of a run of unknown length
 
 
@@ -107,8 +107,8 @@ class Regularizer:
     """Of an encoder-decoder, whose tokens are perturbed: the encoder's, the decoder's, or both."""
     ramp_start: NonNegative | Literal["auto"] | None = None
     """Updates before the loss term comes in; below 1, a fraction of the run. "auto": until the task
-    loss has fallen by a tenth, at most 0.3 of the run. Default: 0, but auto of LNSR, SiFT, ALUM,
-    VAT and methods of derivatives, with a share."""
+    loss is a tenth below that of a constant answer, at most 0.75 of the run. Default: 0, but auto
+    of LNSR, SiFT, ALUM, VAT and methods of derivatives, with a share."""
     ramp_steps: NonNegative = 0.0
     """Updates over which weight or share then rises linearly; below 1, a fraction of the run."""
 
@@ -231,8 +231,12 @@ class Regularizer:
 
     @property
     def results_version(self) -> int:
-        """`version`, or a later one where a change concerns some fields only."""
-        return self.version
+        """`version`, or a later one where a change concerns some fields only.
+
+        One more for terms that wait for the model to learn, which were not compared with a constant
+        answer, and waited for less of a run.
+        """
+        return self.version + self.waits
 
     @property
     def has_loss(self) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
+from smoothtune.core.constant_answer import label_sums
 from smoothtune.core.learning import Learning
 from smoothtune.core.regularizer import Regularizer, entries_under
 from smoothtune.core.sharded_gradients import put_away, sharded_gradients, sharded_norm, shards
@@ -95,6 +97,19 @@ class Strengths:
         for name, loss in losses.items():
             if self._learning and self._quantity(name) == TASK:
                 self._learning.add(loss)
+
+    def see_labels(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
+        """Take up the labels of a batch, if any, for a task loss that the unwrapped model declares.
+
+        Needed while a term waits; what replaces the task loss is compared with itself.
+        """
+        waits = self._learning is not None and self._learning.since is None
+        if not waits or any(r.replaces_task_loss for r in self.regularizers.values()):
+            return
+        sums = label_sums(model, batch)
+        if sums is not None:
+            assert self._learning is not None
+            self._learning.add_labels(sums)
 
     def ratio(self, name: str) -> float | None:
         """||grad term|| / ||grad task||; None before both were measured."""
@@ -173,7 +188,7 @@ class Strengths:
         self._due.clear()
         self._batches = 0
         if self._learning:
-            self._learning.finish(self.step, next(model.parameters()).device)
+            self._learning.finish(self.step, model)
         for name in self.shares:
             self._warn(name)
 

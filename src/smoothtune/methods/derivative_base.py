@@ -57,7 +57,7 @@ class ClippedPenalty(Regularizer, ABC):
     @property
     def results_version(self) -> int:
         """One more with a clip, which shares were without."""
-        return self.version + (self._clip is not None)
+        return super().results_version + (self._clip is not None)
 
     @property
     def acts_after(self) -> bool:

@@ -60,7 +60,7 @@ class NoisyEmbeddings(Regularizer):
     @property
     def results_version(self) -> int:
         """One more for in-manifold noise, whose neighbors are chosen since among known tokens."""
-        return self.version + (self.noise == "in_manifold")
+        return super().results_version + (self.noise == "in_manifold")
 
     @property
     def needs_whole_weights(self) -> bool:

@@ -192,7 +192,11 @@ class Binding(TrainerCallback):
         if self._is_zero and prepared.batch.get("unlabeled"):
             raise ValueError("batches without labels are not verified with ZeRO: use DDP")
         loss = self.objective(
-            model, prepared.batch, prepared.compute_loss, row_share=prepared.row_share
+            model,
+            prepared.batch,
+            prepared.compute_loss,
+            row_share=prepared.row_share,
+            declared_loss=self.task.is_declared,
         )
         self._count(self.objective.terms, self.task.parts.part_of_kind(inputs))
         return (loss, None) if return_outputs else loss

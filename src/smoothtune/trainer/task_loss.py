@@ -62,6 +62,7 @@ class TaskLoss:
         self.accepts_loss_kwargs = self.kind == "next token" or (
             self.kind == "declared" and counted
         )
+        self.is_declared = self.kind in ("stock", "next token") and not self.smoothing
         self.parts = UpdateParts(trainer, self._size, self._is_unlabeled)
 
     def _kind(self) -> Kind:
