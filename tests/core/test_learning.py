@@ -263,6 +263,17 @@ def test_labels_are_counted_however_an_update_is_cut():
     assert labels_seen(Objective(LNSR(), VAT(share=0.3)), *mixed) == seen
 
 
+def test_a_term_that_waits_no_longer_is_named(caplog):
+    trained([VAT(share=0.3)], [LABELED] * 10, num_training_steps=8)
+    (message,) = [record.getMessage() for record in caplog.records]
+    assert message.startswith("vat waits no longer than 6 updates, and the model has hardly begun")
+    caplog.clear()
+    trained([VAT(share=0.3)], [LABELED] * 30, num_training_steps=200)  # learned by then
+    trained([VAT(share=0.3)], [LABELED] * 5, num_training_steps=8)
+    trained([VAT(share=0.3, ramp_start=6)], [LABELED] * 10, num_training_steps=8)
+    assert not caplog.records
+
+
 def own_loss(model, batch):
     outputs = model(**batch)
     return 5 * outputs.loss, outputs

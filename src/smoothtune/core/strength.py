@@ -189,8 +189,25 @@ class Strengths:
         self._batches = 0
         if self._learning:
             self._learning.finish(self.step, model)
+            if self._learning.since is None:
+                self._warn_of_latest()
         for name in self.shares:
             self._warn(name)
+
+    def _warn_of_latest(self) -> None:
+        """Say that terms come in, in the next update, for a model that has learned nothing yet."""
+        latest = [
+            name
+            for name, method in self.regularizers.items()
+            if method.waits and not method.ramp(self.step) and method.ramp(self.step + 1)
+        ]
+        if latest:
+            logger.warning(
+                "%s waits no longer than %d updates, and the model has hardly begun to learn: its "
+                "term may keep it from that. Train for more updates, or at another learning rate",
+                " and ".join(latest),
+                self.step + 1,
+            )
 
     def _warn(self, name: str) -> None:
         """Say once that a term with a fixed weight changes next to nothing."""
