@@ -81,6 +81,7 @@ def test_the_loss_that_waiting_terms_look_at_is_that_of_all_batches(rank, on_two
     state = torch.load(on_two / f"learning-{rank}.pt", weights_only=True)
     assert state["first"].tolist() == [3.0, 4.0, 5.0]
     assert state["recent"].tolist() == [3.0, 4.0, 5.0]
+    assert state["labels"].tolist() == [15, 0, 6, 3, 6]
 
 
 @pytest.mark.parametrize(("name", "fields"), [("dual", None), ("late", LATE)])

@@ -29,7 +29,9 @@ from helpers.training import (  # noqa: E402
     leave,
     weights_after,
 )
+from smoothtune.core.constant_answer import label_sums  # noqa: E402
 from smoothtune.core.learning import Learning
+from smoothtune.testing import tiny_model  # noqa: E402
 
 begin_at_once()
 gc.freeze()  # which every trainer would look at again
@@ -65,10 +67,12 @@ for name, after, methods, size, accumulation in RUNS:
         if rank == 0 or name in ("dual", "late", "both"):
             torch.save(weights, f"{output}/{name}-{method}{'-1' if rank else ''}.pt")
         torch.distributed.barrier()
-learning = Learning()
+learning, model, second = Learning(), tiny_model("bert"), torch.distributed.get_rank()
 for step in range(3):  # batches of 1 and of 2 in the first process, of 6 in the second
-    for loss in (6.0,) if torch.distributed.get_rank() else (1.0, 2.0):
+    for loss in (6.0,) if second else (1.0, 2.0):
         learning.add(torch.tensor(loss + step))
-    learning.finish(step, torch.device("cpu"))
+        labels = torch.tensor([1] if second else [0, 2])
+        learning.add_labels(label_sums(model, {"labels": labels}))
+    learning.finish(step, model)
 torch.save(learning.state_dict(), f"{output}/learning-{torch.distributed.get_rank()}.pt")
 leave()
