@@ -241,11 +241,25 @@ def test_robustness_is_compared_without_the_part_effect() -> None:
 def test_what_never_costs_ten_points_bears_all_that_was_tried() -> None:
     line = {"series": {"x": [[0, 0.9], [10, 0.85]]}, "numbers": {"area": 0.8}}
     parts = {"robustness": {"curves": {"gaussian": line}}}
-    assert robustness_of({"parts": parts}) == {NOISE: 10}
+    assert robustness_of({"parts": parts}, 0.4) == {NOISE: 10}
     noise = {"area": 0.8, "clean": 0.9, "0": 0.9, "0.5": 0.89, "1.5": 0.7}
-    assert robustness_of({"noise": noise}) == {NOISE: 1.5}
-    assert robustness_of({"noise": noise | {"loses 10 points at": 1.2}}) == {NOISE: 1.2}
-    assert robustness_of({}) == {}
+    assert robustness_of({"noise": noise}, 0.4) == {NOISE: 1.5}
+    assert robustness_of({"noise": noise | {"loses 10 points at": 1.2}}, 0.4) == {NOISE: 1.2}
+    assert robustness_of({}, 0.4) == {}
+
+
+def test_what_has_no_ten_points_to_lose_is_not_compared() -> None:
+    line = {"series": {"x": [[0, 0.5], [10, 0.5]]}, "numbers": {}}
+    curves = {"gaussian": line, "tokens": line, "words": line}
+    parts = {part: {"curves": curves} for part in ("robustness", "corruption", "substitution")}
+    assert robustness_of({"parts": parts}, 0.09) == {WORDS: 0.5}
+    assert robustness_of({"noise": {"0": 0.5, "1.5": 0.5}}, 0.0) == {}
+    runs = study(methods=("lnsr",))
+    for method, run in runs:
+        run["extras"]["noise"] = {"0": 0.8, "1.5": 0.6}
+        if method == "lnsr":
+            run["result"]["trivial_baseline"] = run["result"]["metrics"]["accuracy"] - 0.05
+    assert compare_robustness(effect_rows(runs)) == []
 
 
 def test_only_seeds_that_both_have_count() -> None:

@@ -21,7 +21,7 @@ import numpy as np
 from smoothtune.errors import OutputError
 from smoothtune.files import read_json
 from smoothtune.methods import METHODS
-from smoothtune.report.curves import LOSES
+from smoothtune.report.curves import LOSES, LOST
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import STUDY, Extras, Records
 from smoothtune.study.report.comparison import CONDITION, Condition, condition_of, condition_title
@@ -94,7 +94,9 @@ def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[s
         result, extras = record["result"], record["extras"]
         part = (extras.get("parts") or {}).get(EFFECT)
         numbers = part["numbers"] if part else {"quantities": {}, "not measured": {}}
-        values = numbers["quantities"] | numbers.get("beside", {}) | robustness_of(extras)
+        score = result["metrics"][result["headline"]]
+        above = score - (result["trivial_baseline"] or 0.0)
+        values = numbers["quantities"] | numbers.get("beside", {}) | robustness_of(extras, above)
         if not values:
             continue
         config = result["config"]
@@ -104,7 +106,7 @@ def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[s
                 "method": label,
                 "claims": claims_of(config["methods"], extras.get("claims", {})) if part else None,
                 "seed": config["seed"],
-                "score": result["metrics"][result["headline"]],
+                "score": score,
                 "cost": result["cost"],
                 "values": values,
                 "missing": numbers["not measured"],
@@ -113,11 +115,13 @@ def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[s
     return rows
 
 
-def robustness_of(extras: Mapping[str, Any]) -> dict[str, float]:
+def robustness_of(extras: Mapping[str, Any], above: float) -> dict[str, float]:
     """How much a run bears; a metric that never falls bears all that was tried.
 
     Args:
         extras: of the record of a run.
+        above: its score above that of a constant answer; what it has not it cannot lose, so a run
+            with less than 0.1 bears nothing that could be compared.
     """
     parts, found = extras.get("parts") or {}, {}
 
@@ -128,10 +132,10 @@ def robustness_of(extras: Mapping[str, Any]) -> dict[str, float]:
         (NOISE, curve("robustness", "gaussian")),
         (TOKENS, curve("corruption", "tokens")),
     ):
-        if measured is not None:
+        if measured is not None and above >= LOST:
             (points,) = measured["series"].values()
             found[name] = measured["numbers"].get(LOSES, points[-1][0])
-    if NOISE not in found and (noise := extras.get("noise")):
+    if NOISE not in found and above >= LOST and (noise := extras.get("noise")):
         levels = [float(level) for level in noise if level[0].isdigit()]
         found[NOISE] = noise.get(LOSES, max(levels))
     if (measured := curve("substitution", "words")) is not None:
