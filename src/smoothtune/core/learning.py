@@ -53,7 +53,8 @@ class Learning:
         device = next(model.parameters()).device
         total = torch.stack(self._losses).sum() if self._losses else torch.zeros(())
         count = torch.tensor([float(total), len(self._losses)], device=device)
-        labels = [torch.stack(self._labels).sum(0).to(device)] if self._labels else []
+        each = [sums.to(device) for sums in self._labels]
+        labels = [torch.stack(each).sum(0)] if each else []
         sums = torch.cat([count, *labels])
         self._losses.clear()
         self._labels.clear()

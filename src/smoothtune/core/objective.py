@@ -245,14 +245,14 @@ class Objective:
             ours = bool(self.regularizers) and predicts_tokens(bare)  # else plain, bit for bit
             compute_loss = next_token_loss if ours else model_loss
         self._check_task_loss(model, batch, compute_loss, labeled)
-        if declared_loss or not given:
-            self.strengths.see_labels(bare, batch if labeled else {})
         clean = self._clean_pass(model, batch, compute_loss, labeled)
         dtype = autocast_dtype(model, clean.device)
         rounds = dtype is not None or self._narrow
         exact = not rounds or self._methods.need_float32(dtype, labeled, narrow=self._narrow)
         with in_float32(model, clean.device) if rounds and exact else nullcontext():
             losses = self._losses(clean, labeled)
+        if declared_loss or not given:
+            self.strengths.see_labels(bare, batch if labeled else {})
         if not losses and self._methods.wait():
             self._record(torch.zeros((), device=clean.device), {})
             if isinstance(model, DistributedDataParallel):
