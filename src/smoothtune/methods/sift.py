@@ -26,7 +26,8 @@ Departures:
     * Dropout masks of both passes are shared; the released code draws new ones.
     * With a share the term waits until the model has begun to learn (`ramp_start="auto"`): from the
       first update on it held MiniLM at chance on 320 sentences of SST-2 in two of three seeds, as
-      ALUM did (results/README.md), from 0.3 of the run on MPNet on CoLA (results/encoder-ramp).
+      ALUM did (results/README.md), and from 0.3 of the run at the latest MPNet on CoLA
+      (results/encoder-ramp).
     * The report on SiFT (YashBit/MLLU-Class-Project) perturbs the output of that LayerNorm, after
       its weights: `place="output"`, in units of each token's rms there. The report's unit is the
       deviation over the whole sequence.
