@@ -16,6 +16,7 @@ from rich.console import Console
 from smoothtune.config.run import RunConfig
 from smoothtune.device import SLOW_BFLOAT16
 from smoothtune.errors import OutputError, Stopped
+from smoothtune.files import owned
 from smoothtune.run.train import train
 from smoothtune.study.config import load_study
 from smoothtune.study.records import Records
@@ -141,6 +142,28 @@ def test_a_report_has_the_versions_of_finished_runs_alone(
     content = report_so_far(study, tmp_path / "out", output.console)
     assert content["versions"] == {}
     assert [item["missing"] for item in content["methods"]] == [1]
+
+
+def test_a_report_of_all_parts_says_what_it_is_of(write, tmp_path: Path, output: Output) -> None:
+    def part(*methods: str):
+        return load_study(
+            write("methods: [plain, r3f, mixout]\nmore_epochs: null\nseeds: [0]\n"),
+            only={"methods": list(methods)},
+        )
+
+    def listed() -> list[str]:
+        return [cell["label"] for cell in json.loads((folder / "study.json").read_text())["cells"]]
+
+    folder = tmp_path / "out"
+    for method in ("r3f", "mixout"):
+        run_study(part(method), folder, jobs=1, console=output.console)
+    assert listed() == ["plain", "mixout"]
+    with owned(folder):  # while it runs, the file is the running command's
+        report_so_far(part("r3f", "mixout"), folder, output.console)
+    assert listed() == ["plain", "mixout"]
+    report_so_far(part("r3f", "mixout"), folder, output.console)
+    assert listed() == ["plain", "r3f", "mixout"]
+    assert show_status(folder, output.console)["done"] == 3
 
 
 def test_records_name_no_folders_of_this_machine(write, tmp_path: Path, output: Output) -> None:

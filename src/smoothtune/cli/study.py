@@ -167,7 +167,8 @@ def study(
         if report:
             from smoothtune.study.report.page import report_so_far
 
-            content = report_so_far(plan, Path(output_dir or ""), console)
+            command = ["smoothtune", *sys.argv[1:]]
+            content = report_so_far(plan, Path(output_dir or ""), console, command)
             if as_json:
                 print_json(content)
             return

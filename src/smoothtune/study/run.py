@@ -7,23 +7,21 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
 from rich.console import Console
 
-from smoothtune.config.evaluation import OtherData
 from smoothtune.console import say, tracked
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import ConfigError, Problem, Stopped
-from smoothtune.files import owned, refuse_other_files, remove_partial, versions, write_json
+from smoothtune.files import owned, refuse_other_files, remove_partial
 from smoothtune.run.callbacks import Signals
 from smoothtune.run.output import CHECKPOINTS
 from smoothtune.study.config import Study
-from smoothtune.study.files import portable, portable_fields
+from smoothtune.study.description import write_description
 from smoothtune.study.live import Live
-from smoothtune.study.plan import SELECTION, Choice, Key, Plan
+from smoothtune.study.plan import SELECTION, Plan
 from smoothtune.study.pool import Ended, LocalPool, Pool, Where, default_jobs
 from smoothtune.study.records import CELLS, FAILURES, RESULTS, STUDY, Cell, Records
 from smoothtune.study.worker import WORK
@@ -85,7 +83,7 @@ def run_study(
                 records.asked |= {cell.id for cell in cells}
                 with tracked(cells, "reading records", console) as shown:
                     missing = [cell for cell in shown if records.row(cell.id) is None]
-                _describe(study, cells, choices, command, trials, records)
+                write_description(study, cells, choices, command, trials, records)
                 if stage == "final":
                     _tell_ignored(console, records, plan, cells)
                 listed = [*trials, *cells] if stage == "final" else cells
@@ -210,56 +208,6 @@ def execute(
         if found:
             save()
         shown.refresh()
-
-
-def _describe(
-    study: Study,
-    cells: list[Cell],
-    choices: Mapping[Key, Choice],
-    command: Sequence[str],
-    trials: Sequence[Cell],
-    records: Records,
-) -> None:
-    """Write ``study.json``: what is asked for, and the cells by the names of their records."""
-
-    def recorded(cell: Cell) -> str:  # of an earlier version, whose names a later one cannot derive
-        row = records.row(cell.id)
-        return row["cell"] if row else cell.id
-
-    content = {
-        "name": study.name,
-        "command": [portable(part) for part in command],
-        "study": study.config.model_dump(mode="json", exclude={"layout"})
-        | {"ood": _portable(study.config.ood)},
-        "conditions": [
-            asdict(condition)
-            | {"fields": portable_fields(condition.fields), "ood": _portable(condition.ood)}
-            for condition in study.conditions
-        ],
-        "choices": [
-            {
-                "task": choice.condition.task,
-                "model": choice.condition.model,
-                "max_train_samples": choice.condition.max_train_samples,
-                "label": choice.entry.label,
-                "scores": choice.scores,
-                "chosen": choice.chosen,
-            }
-            for choice in choices.values()
-        ],
-        "cells": [
-            {"id": recorded(cell), "title": cell.title, "label": cell.label} | cell.described
-            for cell in cells
-        ],
-        "choosing": [recorded(cell) for cell in trials],
-        "versions": versions(),
-    }
-    write_json(records.folder / STUDY, content)
-
-
-def _portable(ood: Mapping[str, OtherData]) -> dict[str, dict[str, Any]]:
-    """Other data sets without the folders above them."""
-    return {name: asdict(other) | {"source": portable(other.source)} for name, other in ood.items()}
 
 
 def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Cell]) -> None:

@@ -12,11 +12,12 @@ from rich.table import Table as RichTable
 
 from smoothtune.console import heading, plain_text, say
 from smoothtune.errors import OutputError, PlotsMissing
-from smoothtune.files import make_folder, write_atomic, write_json
+from smoothtune.files import is_owned, make_folder, write_atomic, write_json
 from smoothtune.report.curves import csv_text
 from smoothtune.report.page import Plot, Sentence, Table, render
 from smoothtune.report.tables import latex_table
 from smoothtune.study.config import Study
+from smoothtune.study.description import write_description
 from smoothtune.study.plan import Plan
 from smoothtune.study.records import STUDY, Records
 from smoothtune.study.report.aggregate import aggregate_table
@@ -100,17 +101,34 @@ def _write_tables(folder: Path, content: Mapping[str, Any], page: Mapping[str, A
     write_atomic(place / "scores.csv", csv_text(MAIN_COLUMNS, main_rows(content["methods"])))
 
 
-def report_so_far(study: Study, folder: Path, console: Console) -> dict[str, Any]:
+def report_so_far(
+    study: Study, folder: Path, console: Console, command: Sequence[str] = ()
+) -> dict[str, Any]:
     """Write the report from the cells that are done, also while others run.
 
-    Args and returns as `write_study_report`.
+    ``study.json`` becomes what is reported, unless a process is running the study.
+
+    Args:
+        study: the study.
+        folder: its folder.
+        console: gets the table.
+        command: how it was started, for the record.
+
+    Returns:
+        The content of ``results.json``.
 
     Raises:
         OutputError: there is no study in the folder.
     """
     if not (folder / STUDY).exists():
         raise OutputError(f"{folder} holds no study")
-    return write_study_report(study, Plan(study, folder), folder, console)
+    plan = Plan(study, folder)
+    content = write_study_report(study, plan, folder, console)
+    if not is_owned(folder):
+        records = Records(folder)
+        choices, trials = plan.choices(records), plan.selection_cells()
+        write_description(study, plan.final(choices), choices, command, trials, records)
+    return content
 
 
 def _plots(

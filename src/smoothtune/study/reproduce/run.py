@@ -54,7 +54,7 @@ def reproduce(
     if report_only:
         from smoothtune.study.report.page import report_so_far
 
-        results = report_so_far(study, folder, console)
+        results = report_so_far(study, folder, console, command)
     else:
         results = run_study(
             study,

@@ -1,0 +1,76 @@
+"""What a study's folder says about it: ``study.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from smoothtune.config.evaluation import OtherData
+from smoothtune.files import versions, write_json
+from smoothtune.study.config import Study
+from smoothtune.study.files import portable, portable_fields
+from smoothtune.study.plan import Choice, Key
+from smoothtune.study.records import STUDY, Cell, Records
+
+
+def write_description(
+    study: Study,
+    cells: Sequence[Cell],
+    choices: Mapping[Key, Choice],
+    command: Sequence[str],
+    trials: Sequence[Cell],
+    records: Records,
+) -> None:
+    """Write ``study.json``: what was asked for, with the id of every cell.
+
+    Args:
+        study: the study.
+        cells: those that are reported.
+        choices: the settings that were chosen.
+        command: how it was started.
+        trials: cells that settings are chosen by.
+        records: of the folder.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+
+    def recorded(cell: Cell) -> str:  # of an earlier version, whose names a later one cannot derive
+        row = records.row(cell.id)
+        return row["cell"] if row else cell.id
+
+    content = {
+        "name": study.name,
+        "command": [portable(part) for part in command],
+        "study": study.config.model_dump(mode="json", exclude={"layout"})
+        | {"ood": _portable(study.config.ood)},
+        "conditions": [
+            asdict(condition)
+            | {"fields": portable_fields(condition.fields), "ood": _portable(condition.ood)}
+            for condition in study.conditions
+        ],
+        "choices": [
+            {
+                "task": choice.condition.task,
+                "model": choice.condition.model,
+                "max_train_samples": choice.condition.max_train_samples,
+                "label": choice.entry.label,
+                "scores": choice.scores,
+                "chosen": choice.chosen,
+            }
+            for choice in choices.values()
+        ],
+        "cells": [
+            {"id": recorded(cell), "title": cell.title, "label": cell.label} | cell.described
+            for cell in {cell.id: cell for cell in cells}.values()
+        ],
+        "choosing": [recorded(cell) for cell in trials],
+        "versions": versions(),
+    }
+    write_json(records.folder / STUDY, content)
+
+
+def _portable(ood: Mapping[str, OtherData]) -> dict[str, dict[str, Any]]:
+    """Other data sets without the folders above them."""
+    return {name: asdict(other) | {"source": portable(other.source)} for name, other in ood.items()}
