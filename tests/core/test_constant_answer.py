@@ -9,6 +9,7 @@ from transformers import (
     AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
     AutoModelForTokenClassification,
+    BertForSequenceClassification,
 )
 
 from smoothtune.core.constant_answer import constant_loss, label_sums
@@ -98,3 +99,20 @@ def test_what_is_not_known(make):
     model = random_model(make.from_config, ARCHITECTURES["bert"]())
     assert label_sums(model, tiny_batch()) is None
     assert label_sums(torch.nn.Linear(2, 2), {"labels": torch.tensor([1])}) is None
+
+
+class HalvedForSequenceClassification(BertForSequenceClassification):
+    def forward(self, **inputs):
+        outputs = super().forward(**inputs)
+        outputs.loss = outputs.loss / 2
+        return outputs
+
+
+class NamedForSequenceClassification(BertForSequenceClassification):
+    pass
+
+
+def test_the_name_of_a_class_does_not_say_what_a_loss_of_its_own_is():
+    config, labels = tiny_model("bert").config, {"labels": torch.tensor([0, 1])}
+    assert label_sums(HalvedForSequenceClassification(config), labels) is None
+    assert label_sums(NamedForSequenceClassification(config), labels).tolist() == [2, 0, 1, 1, 0]

@@ -27,7 +27,8 @@ def label_sums(model: nn.Module, batch: Mapping[str, Any]) -> Tensor | None:
     Returns:
         (2 + C,) how many labels are one of C classes, how many rows may have several, and how often
         each class occurs; (1 + 2C,) of C scores: rows, and the sums of their targets and of these
-        squared. None where the model does not say what its loss is, as for spans and choices.
+        squared. None where the model does not say what its loss is, as for spans, choices, and
+        classes with a forward of their own.
     """
     size = _targets(model)
     if size is None:
@@ -71,6 +72,8 @@ def _targets(model: nn.Module) -> int | None:
     declared: Any = declaring(model)
     if predicts_tokens(model):
         return int(declared.get_output_embeddings().weight.shape[0])
+    if not type(declared).forward.__module__.startswith("transformers."):
+        return None  # transformers goes by the name of the class, whatever its loss is
     of_sequences = getattr(declared, "loss_type", None) == "ForSequenceClassification"
     known = of_sequences or labels_at_the_token(model)
     return int(declared.config.num_labels) if known else None
