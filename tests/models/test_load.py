@@ -18,6 +18,7 @@ from smoothtune.models.load import (
     start_at_mean,
     weights_fingerprint,
 )
+from smoothtune.models.places import is_on_the_hub, model_place
 from smoothtune.tasks.presets import TASKS
 
 
@@ -174,3 +175,17 @@ def test_minilm() -> None:
     model, new = load_classifier(load_base("minilm"), TASKS["sst2"], seed=1)
     assert new == ["classifier.bias", "classifier.weight"]
     assert model.config.hidden_size == 384
+
+
+def test_names_are_looked_up_in_the_folder_of_models(bert: Path, monkeypatch) -> None:
+    assert is_on_the_hub("no/model")
+    assert is_on_the_hub(bert.name)
+    monkeypatch.setenv("SMOOTHTUNE_MODELS", str(bert.parent))
+    assert load_base(bert.name).source == str(bert)
+    assert not is_on_the_hub(bert.name)
+    assert load_base(str(bert)).source == str(bert)
+    assert model_place("no/model") == "no/model"
+    assert not is_on_the_hub("minilm")
+    monkeypatch.chdir(bert.parent)  # a folder that is there needs no looking up
+    monkeypatch.setenv("SMOOTHTUNE_MODELS", str(bert))
+    assert model_place(bert.name) == bert.name

@@ -30,7 +30,7 @@ def price_list(
 
     Args:
         methods: ``NAME[:field=value,...]``, one row each.
-        model: minilm, a model folder, or a hub id.
+        model: minilm, a model folder, the name of one in $SMOOTHTUNE_MODELS, or a hub id.
         batch_size: B of the random batches.
         length: T.
         rounds: steps measured with and without the method.

@@ -88,7 +88,7 @@ class Settings(SpanFields, DataFields):
     """Seed of the training run, which chose its rows; unset: as in training, else 42."""
 
     model: Annotated[Name, MODEL]
-    """minilm, a fine-tuned model folder, or a hub id."""
+    """minilm, a fine-tuned model folder, the name of one in $SMOOTHTUNE_MODELS, or a hub id."""
     base_model: Annotated[Name | None, MODEL] = None
     """The pre-trained model, for `drift`; unset: what the training run started from."""
 

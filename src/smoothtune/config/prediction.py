@@ -27,7 +27,7 @@ class Prediction(SpanFields, DataFields):
     """Longest input in tokens; unset: as in training, else 128, or 384 for question answering."""
 
     model: Annotated[Name, MODEL]
-    """minilm, a fine-tuned model folder, or a hub id."""
+    """minilm, a fine-tuned model folder, the name of one in $SMOOTHTUNE_MODELS, or a hub id."""
 
     batch_size: Annotated[Count, SAMPLING] = 32
     """Rows per forward."""

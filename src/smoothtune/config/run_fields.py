@@ -80,7 +80,7 @@ class RunFields(SpanFields, DataFields):
     """Processes that tokenize a large data set; unset: this one, with the tokenizer's threads."""
 
     model: Annotated[Name, MODEL] = "minilm"
-    """minilm, a local model folder, or a hub id."""
+    """minilm, a local model folder, the name of one in $SMOOTHTUNE_MODELS, or a hub id."""
     lora: Annotated[LoraSettings | None, MODEL] = None
     """Train low-rank adapters and the head alone: r, alpha, dropout, target_modules,
     modules_to_save."""

@@ -31,6 +31,7 @@ from smoothtune.models.lora import (
     keep_unpacked,
     stored_as,
 )
+from smoothtune.models.places import model_place
 from smoothtune.tasks.base import Task
 
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
@@ -51,7 +52,7 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
     """Find a model and load its tokenizer and configuration.
 
     Args:
-        model: ``minilm``, a local folder, or a hub id.
+        model: ``minilm``, a local folder, the name of one in ``$SMOOTHTUNE_MODELS``, or a hub id.
         trust_remote_code: run code that comes with the model.
 
     Returns:
@@ -62,7 +63,7 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
         ModelError: the model cannot be found, its configuration or tokenizer cannot be loaded, or
             the pad token has no embedding.
     """
-    source = str(minilm_folder()) if model == "minilm" else _local_or_hub(model)
+    source = str(minilm_folder()) if model == "minilm" else _local_or_hub(model_place(model))
     with only_model_errors(f"model {model!r} cannot be loaded"):
         check_files(source)
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)

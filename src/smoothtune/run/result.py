@@ -10,6 +10,7 @@ from smoothtune.device import device_name
 from smoothtune.files import versions
 from smoothtune.memory import peak_memory
 from smoothtune.models.load import weights_fingerprint
+from smoothtune.models.places import is_on_the_hub
 from smoothtune.run.inputs import Inputs
 from smoothtune.run.processes import world_size
 from smoothtune.run.trainer import RunTrainer
@@ -44,12 +45,11 @@ def run_result(
     """The content of ``result.json``; `seconds` holds those of "train" and "evaluation"."""
     task, prepared, main_metric = inputs.task, inputs.prepared, inputs.task.main_metric
     model: Any = trainer.model
-    hub = config.model != "minilm" and not Path(config.model).expanduser().exists()
     return {
         "task": task.name,
         "task_type": task.task_type,
         "model": config.model,
-        "base_model_id": config.model if hub else None,
+        "base_model_id": config.model if is_on_the_hub(config.model) else None,
         "methods": config.methods,
         "seed": config.seed,
         "world_size": world_size(),

@@ -14,12 +14,10 @@ from smoothtune.catalog import task_types
 from smoothtune.config.draft import Draft
 from smoothtune.config.evaluation import OtherData
 from smoothtune.errors import ConfigError, Location, unknown
+from smoothtune.models.places import model_place
 from smoothtune.study.entries import RUN_FIELDS
 from smoothtune.study.fields import DEMO, StudyConfig
 from smoothtune.study.files import portable
-
-MODELS = "SMOOTHTUNE_MODELS"
-"""Environment variable: a folder of model folders, in which names of models are looked up."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,7 @@ def read_conditions(
         model_part = _part(model, "model", at_model, draft)
         if task_part is None or model_part is None:
             continue
-        name, place = task_part.name, _model_place(model_part.name)
+        name, place = task_part.name, model_place(model_part.name)
         run = {**common, "max_train_samples": size, **model_part.fields, "model": place}
         run |= task_part.fields
         run |= forced
@@ -127,13 +125,6 @@ def _joined(
 ) -> dict[str, dict[str, Any]]:
     """Fields by method of both; the second wins."""
     return {name: {**first.get(name, {}), **second.get(name, {})} for name in {**first, **second}}
-
-
-def _model_place(name: str) -> str:
-    """The folder of a model, if the folder of models has it; else the name."""
-    folder = Path(os.path.expanduser(os.environ.get(MODELS, ""))) / name
-    at_hand = os.environ.get(MODELS) and not os.path.exists(os.path.expanduser(name))
-    return str(folder) if at_hand and os.path.isdir(folder) else name
 
 
 def _model_name(model: str, listed: Any) -> str:
