@@ -12,10 +12,10 @@ from helpers.study_files import finished
 from smoothtune.config.task import configured_task
 from smoothtune.errors import DataError, OutputError
 from smoothtune.study.config import load_study
+from smoothtune.study.description import write_description
 from smoothtune.study.inputs import data_fingerprint, write_parts
 from smoothtune.study.plan import Plan
 from smoothtune.study.records import Cell, Records, digest
-from smoothtune.study.run import _describe
 from smoothtune.study.status import show_status
 
 
@@ -84,7 +84,7 @@ def test_a_study_names_records_as_their_files(write, tmp_path: Path) -> None:
     found = Plan(study, None).final({})
     [first, second] = [cell for cell in found if cell.label == "smart"]
     old_id, *_ = record_of_an_earlier_version(first, tmp_path)
-    _describe(study, [first, second], {}, (), [first], Records(tmp_path))
+    write_description(study, [first, second], {}, (), [first], Records(tmp_path))
     described = json.loads((tmp_path / "study.json").read_text())
     assert [cell["id"] for cell in described["cells"]] == [old_id, second.id]
     assert described["choosing"] == [old_id]

@@ -15,10 +15,10 @@ from rich.console import Console
 from helpers.study_files import finished
 from smoothtune.study import records as records_module
 from smoothtune.study.config import load_study
+from smoothtune.study.description import write_description
 from smoothtune.study.forecast import show_forecast
 from smoothtune.study.plan import Plan
 from smoothtune.study.records import Cell, Records
-from smoothtune.study.run import _describe
 from smoothtune.study.status import show_status
 from smoothtune.study.table import TABLE, read_table, row_of
 
@@ -41,7 +41,7 @@ def cells(write, tmp_path: Path) -> list[Cell]:
     study, out = load_study(write(FILE)), tmp_path / "out"
     found = Plan(study, out).final({})
     out.mkdir()
-    _describe(study, found, {}, [], [], Records(out))
+    write_description(study, found, {}, [], [], Records(out))
     for number, cell in enumerate(found[:-1]):
         write_record(out, cell, 0.5 + number / 100)
     return found
