@@ -132,6 +132,16 @@ def test_settings_are_chosen_on_training_rows(write, tmp_path: Path, output: Out
     sizes = Counter((split["train"]["rows"], split["validation"]["rows"]) for split in splits)
     assert sizes == {(24, 24): 2, (19, 5): 2}
 
+    described = json.loads((folder / "study.json").read_text())
+    assert (len(described["choosing"]), len(described["cells"])) == (2, 2)
+    (folder / "cells" / f"{described['choosing'][0]}.json").unlink()
+    (folder / "study.json").write_text("{}")
+    report_so_far(study, folder, output.console)  # which setting it will be is open again
+    assert (folder / "study.json").read_text() == "{}"
+    report = (folder / "report.md").read_text()
+    assert "**Run the study on: the settings to report are still being chosen.**" in report
+    assert "| plain | 2 | not yet |" in report
+
 
 def test_a_report_has_the_versions_of_finished_runs_alone(
     write, tmp_path: Path, output: Output

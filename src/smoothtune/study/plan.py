@@ -52,6 +52,8 @@ class Choice:
     """Number of the best setting; None while it is not known, or none could be trained."""
     scores: dict[str, float | None]
     """Mean score on held-out training rows, by setting."""
+    complete: bool = True
+    """Whether all of them have been tried."""
 
     @property
     def chosen(self) -> str | None:
@@ -106,7 +108,7 @@ class Plan:
             )
             best = max(known, key=lambda s: known[s]) if known and complete else None
             scores = {entry.settings[s].describe(): mean for s, mean in means.items()}
-            found[key] = Choice(condition, entry, len(by_setting), best, scores)
+            found[key] = Choice(condition, entry, len(by_setting), best, scores, complete)
         return found
 
     def final(self, choices: Mapping[Key, Choice]) -> list[Cell]:

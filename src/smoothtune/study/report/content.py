@@ -114,6 +114,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "method": choice.entry.label,
         "tried": choice.tried,
         "chosen": choice.chosen,
+        "complete": choice.complete,
         "scores": choice.scores,
     }
 

@@ -31,6 +31,9 @@ Named = Mapping[bool, Sequence[str]]
 
 def sentences(content: Mapping[str, Any]) -> list[Sentence]:
     """What is to be done, and at most six findings, from the content of ``results.json``."""
+    if not content["methods"]:
+        text = "Run the study on: the settings to report are still being chosen."
+        return [Sentence("fragile", text), *_budget(content)]
     conditions = by_condition(content["methods"])
     kinds = (
         [decision(content)],

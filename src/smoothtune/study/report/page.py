@@ -106,7 +106,8 @@ def report_so_far(
 ) -> dict[str, Any]:
     """Write the report from the cells that are done, also while others run.
 
-    ``study.json`` becomes what is reported, unless a process is running the study.
+    ``study.json`` becomes what is reported, unless a process is running the study or settings are
+    still to be chosen.
 
     Args:
         study: the study.
@@ -124,10 +125,11 @@ def report_so_far(
         raise OutputError(f"{folder} holds no study")
     plan = Plan(study, folder)
     content = write_study_report(study, plan, folder, console)
-    if not is_owned(folder):
-        records = Records(folder)
-        choices, trials = plan.choices(records), plan.selection_cells()
-        write_description(study, plan.final(choices), choices, command, trials, records)
+    records = Records(folder)
+    choices = plan.choices(records)
+    if all(choice.complete for choice in choices.values()) and not is_owned(folder):
+        trials, cells = plan.selection_cells(), plan.final(choices)
+        write_description(study, cells, choices, command, trials, records)
     return content
 
 

@@ -168,7 +168,7 @@ def choice_table(choices: Sequence[Mapping[str, Any]]) -> Table:
             condition_title(condition_of(choice)),
             choice["method"],
             str(choice["tried"]),
-            choice["chosen"] or "none: all failed",
+            choice["chosen"] or ("none: all failed" if choice["complete"] else "not yet"),
             "; ".join(f"{name}: {number(score)}" for name, score in choice["scores"].items()),
         ]
         for choice in choices
