@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from smoothtune import L2SP, LNSR, METHODS, R3F, SMART, VAT, FreeLB, JacHess, Mixout, Objective
+from smoothtune import L2SP, LNSR, METHODS, R3F, VAT, FreeLB, JacHess, Mixout, Objective
 from smoothtune.config.checks import with_present_names
 from smoothtune.core.constant_answer import label_sums
 from smoothtune.core.learning import Learning
@@ -138,14 +138,12 @@ def assert_equal(weights, expected):
 
 LABELED = tiny_batch()
 UNLABELED = {name: LABELED[name] for name in ("input_ids", "attention_mask")}
-LATE = ["alum", "cross_holder", "jachess", "jacobian", "lnsr", "r3f", "sift", "vat"]
+LATE = ["alum", "cross_holder", "jachess", "jacobian", "lnsr", "sift", "vat"]  # on all batches
 
 
 def test_who_waits_and_acts_on_all_batches():
-    waiting = [name for name, method in METHODS.items() if method.waits_with_share]
-    assert waiting == sorted([*LATE, "double_backprop", "r4f"])
-    # what R4F does to the head it does at once
-    assert [n for n in waiting if METHODS[n]().acts_without_labels and n != "r4f"] == LATE
+    waiting = (name for name, method in METHODS.items() if method.waits_with_share)
+    assert [name for name in waiting if METHODS[name]().acts_without_labels] == LATE
 
 
 @pytest.mark.parametrize("name", LATE)
@@ -208,8 +206,7 @@ def test_its_state_is_part_of_the_objective():
         (JacHess(), None, None, []),
         (JacHess(), None, 4, [4, 5, 6, 7, 8, 9]),
         (JacHess(weight=1.0), 10, None, list(range(10))),  # as in the papers
-        (R3F(), 10, None, [8, 9]),
-        (SMART(), 10, None, list(range(10))),  # holds no model back (docs/concepts.md)
+        (R3F(share=0.3), 10, None, list(range(10))),  # does what it is about only at once
         (VAT(share=0.3), 10, None, [8, 9]),
         (VAT(weight=1.0, ramp_start="auto"), 10, None, [8, 9]),
         (JacHess(ramp_start=0), 10, None, list(range(10))),
@@ -234,7 +231,7 @@ def test_recorded_methods_from_before_began_at_once(strength):
     assert kept["lnsr"]["ramp_start"] == "auto"
 
 
-@pytest.mark.parametrize("name", [*LATE, "double_backprop", "r4f"])
+@pytest.mark.parametrize("name", [*LATE, "double_backprop"])
 def test_what_waits_is_run_anew_by_studies(name):
     make = METHODS[name]
     at_once = make(share=0.3, ramp_start=0).results_version

@@ -108,7 +108,7 @@ class Regularizer:
     ramp_start: NonNegative | Literal["auto"] | None = None
     """Updates before the loss term comes in; below 1, a fraction of the run. "auto": until the task
     loss is a tenth below that of a constant answer, at most 0.75 of the run. Default: 0, but auto
-    of LNSR, R3F, R4F, SiFT, ALUM, VAT and methods of derivatives, with a share."""
+    of LNSR, SiFT, ALUM, VAT and methods of derivatives, with a share."""
     ramp_steps: NonNegative = 0.0
     """Updates over which weight or share then rises linearly; below 1, a fraction of the run."""
 

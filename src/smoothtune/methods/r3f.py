@@ -18,8 +18,8 @@ Departures:
     * fairseq's term is a sum over the batch beside a summed task loss; here both are means.
     * Dropout masks of the two passes are independent, as in the code. With sigma = 1e-5 the term is
       then R-Drop in practice: beside the masks, noise that small changes next to nothing.
-    * With a share the term waits until the model has begun to learn (`ramp_start="auto"`): from the
-      first update on it held MPNet back on CoLA (results/encoder-wait). R4F follows R3F.
+    * The term begins at once, as the code's does. From the first update on it held MPNet back on
+      CoLA (results/encoder-wait): `ramp_start="auto"` is for models that learn late.
 """
 
 from __future__ import annotations
@@ -53,7 +53,6 @@ class NoisyPrediction(Regularizer):
     """Base of R3F and R4F, whose term is the same."""
 
     compares_passes: ClassVar[bool] = True
-    waits_with_share: ClassVar[bool] = True
 
     weight: NonNegative | None = None
     """lambda, in place of share. fairseq: 1."""
