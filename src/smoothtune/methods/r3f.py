@@ -18,8 +18,8 @@ Departures:
     * fairseq's term is a sum over the batch beside a summed task loss; here both are means.
     * Dropout masks of the two passes are independent, as in the code. With sigma = 1e-5 the term is
       then R-Drop in practice: beside the masks, noise that small changes next to nothing.
-    * The term begins at once, as the code's does. MPNet, which learns CoLA late, had 10.9 points less
-      with it (p = 0.08; results/encoder-wait): `ramp_start="auto"` is for such models.
+    * The term begins at once, as the code's does. MPNet, which learns CoLA late, had 10.9 points
+      less with it (p = 0.08; results/encoder-wait): `ramp_start="auto"` is for such models.
 """
 
 from __future__ import annotations
