@@ -206,7 +206,7 @@ def test_its_state_is_part_of_the_objective():
         (JacHess(), None, None, []),
         (JacHess(), None, 4, [4, 5, 6, 7, 8, 9]),
         (JacHess(weight=1.0), 10, None, list(range(10))),  # as in the papers
-        (R3F(share=0.3), 10, None, list(range(10))),  # does what it is about only at once
+        (R3F(share=0.3), 10, None, list(range(10))),  # docs/concepts.md says why
         (VAT(share=0.3), 10, None, [8, 9]),
         (VAT(weight=1.0, ramp_start="auto"), 10, None, [8, 9]),
         (JacHess(ramp_start=0), 10, None, list(range(10))),

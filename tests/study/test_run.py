@@ -20,6 +20,7 @@ from smoothtune.files import owned
 from smoothtune.run.train import train
 from smoothtune.study.config import load_study
 from smoothtune.study.records import Records
+from smoothtune.study.report.findings import sentences
 from smoothtune.study.report.page import report_so_far
 from smoothtune.study.run import failed_runs, run_study
 from smoothtune.study.status import show_status
@@ -136,11 +137,13 @@ def test_settings_are_chosen_on_training_rows(write, tmp_path: Path, output: Out
     assert (len(described["choosing"]), len(described["cells"])) == (2, 2)
     (folder / "cells" / f"{described['choosing'][0]}.json").unlink()
     (folder / "study.json").write_text("{}")
-    report_so_far(study, folder, output.console)  # which setting it will be is open again
+    content = report_so_far(study, folder, output.console)  # what it will be is open again
     assert (folder / "study.json").read_text() == "{}"
     report = (folder / "report.md").read_text()
     assert "**Run the study on: the settings to report are still being chosen.**" in report
     assert "| plain | 2 | not yet |" in report
+    content["choices"][0]["complete"] = True
+    assert "none of its settings could be trained" in sentences(content)[0].text
 
 
 def test_a_report_has_the_versions_of_finished_runs_alone(

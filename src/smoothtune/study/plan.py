@@ -52,7 +52,7 @@ class Choice:
     """Number of the best setting; None while it is not known, or none could be trained."""
     scores: dict[str, float | None]
     """Mean score on held-out training rows, by setting."""
-    complete: bool = True
+    complete: bool
     """Whether all of them have been tried."""
 
     @property

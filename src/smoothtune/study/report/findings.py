@@ -32,7 +32,12 @@ Named = Mapping[bool, Sequence[str]]
 def sentences(content: Mapping[str, Any]) -> list[Sentence]:
     """What is to be done, and at most six findings, from the content of ``results.json``."""
     if not content["methods"]:
-        text = "Run the study on: the settings to report are still being chosen."
+        chosen = all(choice["complete"] for choice in content["choices"])
+        text = (
+            "Change the study: none of its settings could be trained, for the reasons below."
+            if chosen
+            else "Run the study on: the settings to report are still being chosen."
+        )
         return [Sentence("fragile", text), *_budget(content)]
     conditions = by_condition(content["methods"])
     kinds = (
