@@ -64,6 +64,17 @@ def test_labels_are_those_of_all_updates():
     assert learning.since == 10 + first
 
 
+@pytest.mark.parametrize("share", [0.5, 2.0])
+def test_a_loss_is_the_mean_over_the_labeled_rows(share):
+    """Two of four batches have labels, and count twice; or what is labeled is the larger half."""
+    learning = Learning()
+    for step in range(3):
+        for loss in (0.4, 0.6):
+            learning.add(share * torch.tensor(loss), share)
+        learning.finish(step, MODEL)
+    assert learning.first == pytest.approx([0.5] * 3)
+
+
 def test_updates_without_labels_do_not_count():
     learning = fed(*[1.0] * 10)
     learning.finish(10, MODEL)

@@ -50,7 +50,7 @@ def test_the_value_is_that_of_the_moment():
 def test_what_does_not_train_gets_no_gradient():
     model = nn.Linear(2, 1, dtype=torch.float64)
     model.bias.requires_grad_(False)
-    losses = AccumulatedLoss.over(model)
+    losses = AccumulatedLoss([w for w in model.parameters() if w.requires_grad])
     assert len(losses.weights) == 1
     x = torch.tensor([[2.0, 5.0]], dtype=torch.float64, requires_grad=True)
     losses.add(model(x).sum(), x)

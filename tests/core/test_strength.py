@@ -150,7 +150,7 @@ def test_norms_are_averaged_and_measured_now_and_then():
     looks = []
     for step in range(1, 200):
         losses = {"lnsr": step * model.weight.sum(), "r3f": model.weight.square().sum()}
-        strengths.see(losses)
+        strengths.see(losses, 1.0)
         if due := strengths.due(losses):
             strengths.measure(model, sum(losses.values()), losses, due)
             looks += [step] * ("lnsr" in due)
@@ -165,7 +165,7 @@ def test_norms_are_averaged_and_measured_now_and_then():
     assert strengths.squares["lnsr"] == pytest.approx(expected)
     assert strengths.weight("lnsr") == 0.0  # the task was not measured yet
     losses = {"task": model.weight.sum()}
-    strengths.see(losses)
+    strengths.see(losses, 1.0)
     strengths.measure(model, losses["task"], losses, strengths.due(losses))
     strengths.finish(model)
     assert strengths.weight("lnsr") == pytest.approx(0.5 / (expected / 4) ** 0.5)
@@ -405,3 +405,84 @@ def test_in_bfloat16_weights_are_those_of_float32(method):
         found.append(objective.terms[f"{method.name}/weight"].item())
         objective.detach()
     assert found[1] == pytest.approx(found[0], rel=0.02)
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        LNSR(share=0.3),
+        VAT(share=0.3),
+        R3F(weight=1.0),
+        SAM(rho=1e-6),
+        FreeLB(init_size=1e-6, step_size=1e-6),
+    ],
+    ids=lambda method: method.name,
+)
+def test_weights_of_a_loss_outside_the_model_are_trained_in_every_update(method):
+    """A perturbation of next to nothing leaves their gradient what it is in plain training."""
+    with fixed_draws():
+        model, head = tiny_model("bert"), torch.nn.Linear(3, 3).double()
+
+        def compute_loss(model, batch):
+            outputs = model(**batch)
+            return torch.nn.functional.cross_entropy(head(outputs.logits), batch["labels"]), outputs
+
+        compute_loss(model, tiny_batch())[0].backward()
+        expected = head.weight.grad.clone()
+        weights = [*model.parameters(), *head.parameters()]
+        for weight in weights:
+            weight.grad = None
+        objective = Objective(method).bind(model, optimizer := torch.optim.SGD(weights, lr=0.0))
+        for _ in range(4):  # of which the 1st, 2nd and 4th measure a share, the 3rd a fixed weight
+            objective(model, tiny_batch(), compute_loss).backward()
+            torch.testing.assert_close(head.weight.grad, expected, rtol=1e-4, atol=1e-6)
+            optimizer.step()
+            optimizer.zero_grad()
+        objective.detach()
+
+
+def test_the_norm_of_the_task_has_the_weights_of_the_loss():
+    with fixed_draws():
+        model, head = tiny_model("bert"), torch.nn.Linear(3, 3).double()
+
+        def compute_loss(model, batch):
+            outputs = model(**batch)
+            return torch.nn.functional.cross_entropy(head(outputs.logits), batch["labels"]), outputs
+
+        weights = [*model.parameters(), *head.parameters()]
+        loss, _ = compute_loss(model, tiny_batch())
+        found = torch.autograd.grad(loss, weights, allow_unused=True)
+        expected = sum(g.square().sum().item() for g in found if g is not None)
+        objective = Objective(LNSR(share=0.3))
+        objective.bind(model, optimizer := torch.optim.SGD(weights, lr=0.0))
+        update(objective, model, optimizer, tiny_batch(), compute_loss=compute_loss)
+        assert objective.strengths.squares["task"] == pytest.approx(expected)
+        objective.detach()
+
+
+@pytest.mark.parametrize("method", [LNSR(), LNSR(weight=1.0), JacHess(), JacHess(weight=1.0)])
+def test_a_term_that_reaches_no_trained_weight_is_told(method, caplog):
+    model = tiny_model("bert")
+    model.base_model.requires_grad_(False)
+    objective = Objective(method).bind(model, optimizer := still(model))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(12):
+            update(objective, model, optimizer, tiny_batch())
+    told = [
+        record.getMessage() for record in caplog.records if "no gradient" in record.getMessage()
+    ]
+    assert len(told) == 1
+    assert told[0].startswith(f"{method.name} had no gradient in a trained weight in 8 updates")
+    objective.detach()
+
+
+def test_a_ramp_does_not_make_a_term_next_to_nothing(caplog):
+    model = tiny_model("bert")
+    objective = Objective(LNSR(weight=1.0, ramp_steps=10_000), L2SP(weight=1e-9))
+    objective.bind(model, optimizer := still(model))
+    with caplog.at_level(logging.WARNING):
+        for _ in range(4):
+            update(objective, model, optimizer, tiny_batch())
+    assert objective.strengths.weight("lnsr") * objective.strengths.ratio("lnsr") < 0.001
+    assert not [text for text in caplog.messages if text.startswith("lnsr")]
+    objective.detach()

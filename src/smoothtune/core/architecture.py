@@ -7,6 +7,7 @@ from typing import Literal
 
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.optim import Optimizer
 from transformers.pytorch_utils import Conv1D
 
 from smoothtune.core.declarations import (
@@ -43,6 +44,20 @@ def unwrap(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
+
+
+def trained_weights(model: nn.Module, optimizer: Optimizer | None = None) -> list[nn.Parameter]:
+    """The trained weights of a model, wrapped or not, and what its optimizer holds beside them.
+
+    A loss may have weights of its own: a head outside the model, or those of a loss of
+    sentence-transformers. An optimizer that holds none of the model's, as DeepSpeed's, adds none.
+    """
+    own = [weight for weight in unwrap(model).parameters() if weight.requires_grad]
+    groups = optimizer.param_groups if optimizer is not None else []
+    held = [weight for group in groups for weight in group["params"] if weight.requires_grad]
+    known = set(own)
+    outside = [weight for weight in held if weight not in known]
+    return own + outside if len(outside) < len(held) else own
 
 
 def transformer(model: nn.Module) -> nn.Module:

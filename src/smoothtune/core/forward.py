@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import Side, sides_of, unwrap
+from smoothtune.core.architecture import Side, sides_of, trained_weights, unwrap
 from smoothtune.core.declarations import SPANS, has_labels, is_causal, is_encoder_decoder
 from smoothtune.core.decoder_inputs import joined, tokens_and_mask, with_decoder_inputs
 from smoothtune.core.dropout import Rate, SharedMasks, dropout_rates, unchanged_weights
@@ -71,6 +71,7 @@ class ForwardPass:
         start: state of the generators in which the forward begins; they are left where they were.
             None: the forward draws from them and moves them, as usual.
         shared_masks: keeps dropout masks for passes that share them.
+        weights: what is trained, by methods that differentiate at it themselves; None: the model's.
     """
 
     def __init__(
@@ -88,8 +89,10 @@ class ForwardPass:
         dropout: Dropout = "independent",
         start: rng.State | None = None,
         shared_masks: SharedMasks | None = None,
+        weights: Sequence[nn.Parameter] | None = None,
     ):
         self.model, self.compute_loss, self.side = model, compute_loss, side
+        self.weights = trained_weights(model) if weights is None else weights
         labels = batch.get("labels") is not None
         self.batch = with_decoder_inputs(unwrap(model), batch) if labels else batch
         self.points, self.dropout, self.shared_masks = tuple(points), dropout, shared_masks

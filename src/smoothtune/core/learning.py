@@ -34,12 +34,14 @@ class Learning:
         self.recent: list[float] = []
         self.labels = torch.zeros(0, dtype=torch.float64)
         self._losses: list[Tensor] = []
+        self._shares: list[Tensor] = []
         self._labels: list[Tensor] = []
 
-    def add(self, loss: Tensor) -> None:
-        """Take up the task loss () of a batch, times the share of its rows."""
+    def add(self, loss: Tensor, row_share: float | Tensor = 1.0) -> None:
+        """Take up the task loss () of a batch, times the share of its rows, and that share."""
         if self.since is None:
             self._losses.append(loss.detach().float())
+            self._shares.append(torch.as_tensor(row_share, dtype=torch.float, device=loss.device))
 
     def add_labels(self, sums: Tensor) -> None:
         """Take up `label_sums` of a batch, as long in every batch of every process."""
@@ -47,27 +49,31 @@ class Learning:
             self._labels.append(sums)
 
     def finish(self, step: int, model: nn.Module) -> None:
-        """Before update `step`, from 0; its loss is the mean over its batches and processes."""
+        """Before update `step`, from 0; its loss is the mean over its labeled rows.
+
+        Shares sum to the number of batches where all have labels, to less or more where not.
+        """
         if self.since is not None:
             return
         device = next(model.parameters()).device
-        total = torch.stack(self._losses).sum() if self._losses else torch.zeros(())
-        count = torch.tensor([float(total), len(self._losses)], device=device)
-        each = [sums.to(device) for sums in self._labels]
-        labels = [torch.stack(each).sum(0)] if each else []
+        found = [self._losses, self._shares]
+        totals = [float(torch.stack(each).sum()) if each else 0.0 for each in found]
+        count = torch.tensor(totals, device=device)
+        moved = [sums.to(device) for sums in self._labels]
+        labels = [torch.stack(moved).sum(0)] if moved else []
         sums = torch.cat([count, *labels])
-        self._losses.clear()
-        self._labels.clear()
+        for added in (self._losses, self._shares, self._labels):
+            added.clear()
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
-        loss, batches = sums[:2].tolist()
-        if not batches:  # no labels
+        loss, share = sums[:2].tolist()
+        if not share:  # no labels
             return
         seen = sums[2:].double().cpu()
         self.labels = seen + self.labels if len(self.labels) == len(seen) else seen
-        self.recent = [*self.recent, loss / batches][-WINDOW:]
+        self.recent = [*self.recent, loss / share][-WINDOW:]
         if len(self.first) < WINDOW:
-            self.first.append(loss / batches)
+            self.first.append(loss / share)
         elif sum(self.recent) <= BELOW * WINDOW * self._reference(model):
             self.since = step + 1
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import unwrap
+from smoothtune.core.architecture import trained_weights, unwrap
 from smoothtune.core.attachment import Attachment
 from smoothtune.core.declarations import (
     PROBLEM_TYPES,
@@ -254,6 +254,7 @@ class Objective:
         if declared_loss or not given:
             self.strengths.see_labels(bare, batch if labeled else {})
         if not losses and self._methods.wait():
+            self.strengths.see({}, row_share)
             self._record(torch.zeros((), device=clean.device), {})
             if isinstance(model, DistributedDataParallel):
                 clean.run()
@@ -265,7 +266,7 @@ class Objective:
                 'batches="unlabeled" or "both" and every=1'
             )
         losses = {name: row_share * losses[name] for name in sorted(losses)}
-        self.strengths.see(losses)
+        self.strengths.see(losses, row_share)
         weighed = {name: self.strengths.factor(name) * loss for name, loss in losses.items()}
         total = torch.stack(list(weighed.values())).sum()
         self._record(total, weighed)
@@ -275,7 +276,7 @@ class Objective:
         due = self.strengths.due(losses) if measurable and total.requires_grad else None
         if due:
             with torch.autocast(clean.device.type, enabled=False):  # as in any backward pass
-                total = self.strengths.measure(bare, total, losses, due)
+                total = self.strengths.measure(bare, total, losses, due, self.optimizer)
         return self._reach.complete(model, total, labeled)
 
     def before_step(self) -> None:
@@ -377,6 +378,7 @@ class Objective:
             labeled=labeled,
             start=rng.get_state(device_of(batch)),
             shared_masks=self._shared_masks(model, device_of(batch)),
+            weights=trained_weights(model, self.optimizer),
         )
 
     def _losses(self, clean: ForwardPass, labeled: bool) -> dict[str, Tensor]:

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class _StoredGradient(torch.autograd.Function):
@@ -65,11 +65,6 @@ class AccumulatedLoss:
         self.weights = list(weights)
         self.gradients: list[Tensor | None] = [None] * len(self.weights)
         self.value: Tensor | None = None
-
-    @classmethod
-    def over(cls, model: nn.Module) -> AccumulatedLoss:
-        """Over all trained weights of a model."""
-        return cls([weight for weight in model.parameters() if weight.requires_grad])
 
     def add(self, loss: Tensor, *inputs: Tensor, keep_graph: bool = False) -> tuple[Tensor, ...]:
         """Add a scalar loss, and return its gradients at the inputs.

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,7 +25,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
+from torch.optim import Optimizer
 
+from smoothtune.core.architecture import trained_weights
 from smoothtune.core.constant_answer import label_sums
 from smoothtune.core.learning import Learning
 from smoothtune.core.regularizer import Regularizer, entries_under
@@ -37,6 +39,7 @@ LATE, LATE_PERIOD = 128, 32
 LOOKS = (2, 50)
 DECAY = 0.9
 NEXT_TO_NOTHING = 0.01
+ENOUGH = 8  # updates that a term had
 
 TASK = "task"
 LEARNING = "learning"
@@ -70,6 +73,7 @@ class Strengths:
         self._batches = 0  # of this update
         self._due: dict[str, bool] = {}  # what this update has, and whether it is measured
         self._sums: dict[str, Gradients] = {}  # over its batches
+        self._weights: Sequence[nn.Parameter] = ()  # at which these are
         self._told: set[str] = set()
         waiting = any(r.waits for r in regularizers.values())
         self._learning = Learning() if waiting else None
@@ -91,12 +95,12 @@ class Strengths:
         """Part of a term's weight or share that holds in this update."""
         return method.ramp(self.step, self._learning.since if self._learning else None)
 
-    def see(self, losses: Mapping[str, Tensor]) -> None:
-        """Take up the losses () of a batch, without factors, by name."""
+    def see(self, losses: Mapping[str, Tensor], row_share: float | Tensor) -> None:
+        """Take up the losses () of a batch, if any, times its share of rows, without factors."""
         self._batches += 1
         for name, loss in losses.items():
             if self._learning and self._quantity(name) == TASK:
-                self._learning.add(loss)
+                self._learning.add(loss, row_share)
 
     def see_labels(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
         """Take up the labels of a batch, if any, for a task loss that the unwrapped model declares.
@@ -146,7 +150,12 @@ class Strengths:
         return bool(self.shares) and count - 1 in LOOKS
 
     def measure(
-        self, model: nn.Module, total: Tensor, losses: Mapping[str, Tensor], due: set[str]
+        self,
+        model: nn.Module,
+        total: Tensor,
+        losses: Mapping[str, Tensor],
+        due: set[str],
+        optimizer: Optimizer | None = None,
     ) -> Tensor:
         """Differentiate the losses of a batch one by one.
 
@@ -155,13 +164,14 @@ class Strengths:
             total: () the sum of all losses times their factors.
             losses: () without factors, by name of the method or "task"; their graphs are used up.
             due: those to be measured.
+            optimizer: may hold weights of a loss beside the model's.
 
         Returns:
             () the total; its backward, once, gives the gradient that has been computed.
         """
         units = shards(model)
         put_away(units)
-        weights = _trained(model)
+        weights = self._weights = trained_weights(model, optimizer)
         each = [name for name in losses if name in due]
         rest = [self.factor(name) * loss for name, loss in losses.items() if name not in due]
         parts = [(self._quantity(name), losses[name], self.factor(name)) for name in each]
@@ -180,7 +190,7 @@ class Strengths:
         """Before an update of the unwrapped model: take up what was measured in it."""
         for name in sorted(self._sums):
             # of the mean over its batches: the last update of an epoch may have fewer
-            square = squared_norm(self._sums.pop(name), _trained(model)) / self._batches**2
+            square = squared_norm(self._sums.pop(name), self._weights) / self._batches**2
             if square and math.isfinite(square):  # L2-SP's first gradient is 0
                 count = self.measured[name] = self.measured.get(name, 0) + 1
                 before = self.squares.get(name, 0.0)
@@ -210,11 +220,21 @@ class Strengths:
             )
 
     def _warn(self, name: str) -> None:
-        """Say once that a term with a fixed weight changes next to nothing."""
-        ratio = self.ratio(name)
-        if ratio is None or name in self._told or self.shares[name] is not None:
+        """Say once that a term changes nothing, or with its fixed weight next to nothing."""
+        if name in self._told:
             return
-        found = self.weight(name) * ratio
+        if name not in self.squares and self.seen.get(name, 0) >= ENOUGH:
+            self._told.add(name)
+            logger.warning(
+                "%s had no gradient in a trained weight in %d updates: it changes nothing. Train "
+                "the part of the model that it is about, or leave it out",
+                name,
+                ENOUGH,
+            )
+        ratio = self.ratio(name)
+        if ratio is None or self.shares[name] is not None:
+            return
+        found = (self.regularizers[name].weight or 0.0) * ratio  # once it has risen
         if found < NEXT_TO_NOTHING:
             self._told.add(name)
             logger.warning(
@@ -253,7 +273,7 @@ class Strengths:
 
 
 def _gradients(
-    loss: Tensor, weights: list[nn.Parameter], units: list[FSDPModule], *, keep_graph: bool
+    loss: Tensor, weights: Sequence[nn.Parameter], units: list[FSDPModule], *, keep_graph: bool
 ) -> Iterable[Tensor | None]:
     if units:
         return sharded_gradients(loss, weights, units, keep_graph=keep_graph)
@@ -269,11 +289,7 @@ def _sum(total: Gradients, found: Iterable[Tensor | None], factor: float = 1.0) 
     ]
 
 
-def _trained(model: nn.Module) -> list[nn.Parameter]:
-    return [weight for weight in model.parameters() if weight.requires_grad]
-
-
-def squared_norm(gradients: Gradients, weights: list[nn.Parameter]) -> float:
+def squared_norm(gradients: Gradients, weights: Sequence[nn.Parameter]) -> float:
     """Squared l2 norm of the gradients of weights, averaged over processes."""
     known = [gradient for gradient in gradients if gradient is not None]
     if any(isinstance(gradient, DTensor) for gradient in known):
@@ -283,5 +299,7 @@ def squared_norm(gradients: Gradients, weights: list[nn.Parameter]) -> float:
         flat = torch.cat([(torch.zeros_like(w) if g is None else g).flatten() for g, w in pairs])
         dist.all_reduce(flat)
         return (flat / dist.get_world_size()).float().square().sum().item()
+    if not known:
+        return 0.0
     norms = torch._foreach_norm([gradient.float() for gradient in known])
-    return torch.stack(norms).square().sum().item() if norms else 0.0
+    return torch.stack(norms).square().sum().item()

@@ -31,7 +31,6 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import unwrap
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Between, NonNegative, Positive
@@ -99,7 +98,7 @@ class FreeLB(Adversarial):
         u = self.unit(clean, self.norm)
         draws = rng.uniform_like(clean.zeros(self.layer))
         delta = uniform_start(draws, clean.mask, init_size * u, self.norm)
-        losses = AccumulatedLoss.over(unwrap(clean.model))
+        losses = AccumulatedLoss(clean.weights)
         shared = clean.has_run  # another method needs what is below the perturbation
         for _ in range(self.num_steps - 1):
             run = clean.at(delta.requires_grad_(), self.layer, dropout=self.dropout)

@@ -28,7 +28,6 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.core.architecture import unwrap
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
@@ -66,7 +65,7 @@ class SAM(Regularizer):
         """
         if not clean.labeled:
             return None
-        weights = [w for w in unwrap(clean.model).parameters() if w.requires_grad]
+        weights = clean.weights
         if any(w.grad is not None and w.grad.any() for w in weights):
             raise ValueError(
                 "sam follows the gradient of a whole batch, but gradients of an earlier one are "
