@@ -27,7 +27,7 @@ from smoothtune.cli.output import USAGE
 from smoothtune.config.run import RunConfig, load_config
 from smoothtune.config.tuning import load_auto, load_tune
 from smoothtune.device import SLOW_BFLOAT16
-from smoothtune.errors import ConfigError, OutputError
+from smoothtune.errors import ConfigError, DataError, OutputError
 from smoothtune.study.pool import Ended
 from smoothtune.study.records import Cell, Records
 from smoothtune.tune import run as tune_run
@@ -310,6 +310,26 @@ def test_without_a_single_score_of_plain_there_is_nothing_to_compare(
     made_up(lambda run: math.nan)
     with pytest.raises(OutputError, match="diverged: loss/task is not finite"):
         run_tune(asked(data, inputs, tmp_path / "out"), console=quiet())
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_rows_that_are_too_few_for_a_fresh_run_end_it_before_the_first_training(
+    inputs: Path, tmp_path: Path, made_up, dry_run: bool
+) -> None:
+    """The folds of the search have rows enough; of a later cut one part has not."""
+    (tmp_path / "data").mkdir()
+    classes = [("fine", "poor")[row % 2] for row in range(19)] + ["good", "bad", "odd"]
+    lines = [f"{WORDS[2 + row % 8]} {WORDS[2 + row // 8]},{c}" for row, c in enumerate(classes)]
+    for name in ("train", "validation"):
+        (tmp_path / "data" / f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
+
+    def fail(config: RunConfig) -> float:
+        raise AssertionError("trained")
+
+    made_up(fail)
+    tune = asked(tmp_path / "data", inputs, tmp_path / "out", confirm_runs=5)
+    with pytest.raises(DataError, match="22 training rows are too few"):
+        run_tune(tune, console=quiet(), dry_run=dry_run)
 
 
 def test_foreign_folders_are_left_alone(data: Path, inputs: Path, tmp_path: Path, made_up) -> None:

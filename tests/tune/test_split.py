@@ -14,7 +14,13 @@ from helpers.tiny_tasks import choice_data, squad_data, tag_data, topic_data
 from smoothtune.config.run import load_config
 from smoothtune.errors import DataError
 from smoothtune.run.inputs import read_inputs
-from smoothtune.tune.split import TrainingRows, parts_of, training_rows, write_split
+from smoothtune.tune.split import (
+    TrainingRows,
+    check_parts,
+    parts_of,
+    training_rows,
+    write_split,
+)
 
 TEXTS = [f"text {number}" for number in range(53)]
 
@@ -83,6 +89,16 @@ def test_too_few_rows(tmp_path: Path) -> None:
     assert json.dumps([path.name for path in tmp_path.iterdir()]) == "[]"
 
 
+def test_a_part_that_is_too_small_is_found_among_others() -> None:
+    """Three classes have a single row; in the second cut two of them are in one part."""
+    labels = [["a", "b"][row % 2] for row in range(19)] + ["c", "d", "e"]
+    training = rows_of(TEXTS[:22], labels)
+    first = [(42, part) for part in range(3)]
+    check_parts(training, 5, first)
+    with pytest.raises(DataError, match="22 training rows are too few: .* has 3 that can be"):
+        check_parts(training, 5, first + [(43, part) for part in range(5)])
+
+
 TYPES = {
     "token-classification": (tag_data, {}),
     "question-answering": (squad_data, {"max_seq_length": 24, "doc_stride": 4}),
@@ -110,6 +126,24 @@ def test_parts_of_every_type_of_task_can_be_trained_on(
     ]
     assert sum(rows) == len(lines)
     assert rows[1] >= 4
+
+
+def test_rows_with_a_tag_that_no_other_part_has_stay_in_training(
+    inputs: Path, tmp_path: Path
+) -> None:
+    data = tag_data(tmp_path / "data")
+    lines = [json.loads(line) for line in (data / "train.jsonl").read_text().splitlines()]
+    lines[5]["tags"][0] = "B-RARE"
+    (data / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    common = {"task": "own", "task_type": "token-classification", "output_dir": "unset"}
+    config = load_config(options=common | {"data": str(data), "model": str(inputs / "model")})
+    training = training_rows(config)
+    parts = np.arange(len(lines)) % 4
+    write_split(training, parts, int(parts[5]), tmp_path / "part")
+    part = config.model_copy(update={"data": str(tmp_path / "part")})
+    prepared = read_inputs(part, Console(quiet=True)).prepared
+    assert "B-RARE" in prepared.task.label_names
+    assert len(prepared.validation) == (parts == parts[5]).sum() - 1
 
 
 def test_other_labels_are_other_rows(inputs: Path, tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from smoothtune.tune.confirm import Fresh, compare, fresh_runs
 from smoothtune.tune.price import expected_trainings, measure, tell, without
 from smoothtune.tune.report import Found, write_report
 from smoothtune.tune.search import Arm, Trial, arms, optuna, search
-from smoothtune.tune.split import training_rows
+from smoothtune.tune.split import TrainingRows, check_parts, training_rows
 
 STARTED = "search.json"
 
@@ -74,16 +74,17 @@ def run_tune(
     if ray is None and not dry_run:
         start_server()  # imports while this process measures
     if dry_run:
-        _priced(tune, jobs, ray, console)
+        _priced(tune, _checked_rows(tune), jobs, ray, console)
         return {}
     with _claimed(folder), Signals() as signals:
         shutil.rmtree(folder / WORK, ignore_errors=True)
-        tune, misfits = _priced(tune, jobs, ray, console)
+        training = _checked_rows(tune)
+        tune, misfits = _priced(tune, training, jobs, ray, console)
         write_json(folder / STARTED, {"command": [portable(part) for part in command]})
         with Progress(console, expected_trainings(tune)) as progress:
             trainings = Trainings(
                 tune,
-                training_rows(tune.run),
+                training,
                 folder,
                 lambda: make_pool(folder, where, lambda: _weight_bytes(tune)),
                 progress,
@@ -102,8 +103,18 @@ def _weight_bytes(tune: Tune) -> int:
     return 4 * num_parameters(tune.run.model)
 
 
+def _checked_rows(tune: Tune) -> TrainingRows:
+    """The training rows, every part of which that will be held out has enough of them."""
+    training, settings, seed = training_rows(tune.run), tune.settings, tune.run.seed
+    folds = [(seed, fold) for fold in range(settings.folds)]
+    fresh = fresh_runs(settings.confirm_runs, settings.num_parts, seed)
+    chosen = [*folds, *((each.cut, each.part) for each in fresh)]
+    check_parts(training, settings.num_parts, chosen)
+    return training
+
+
 def _priced(
-    tune: Tune, jobs: int | None, ray: str | None, console: Console
+    tune: Tune, training: TrainingRows, jobs: int | None, ray: str | None, console: Console
 ) -> tuple[Tune, dict[str, str]]:
     """Say the price; methods of our own list that do not fit the model are left out.
 
@@ -118,7 +129,7 @@ def _priced(
         say(console, f"{name} is left out: {why}")
     tune = replace(tune, methods=without(tune, misfits))
     at_once = jobs or (None if ray else default_jobs(_weight_bytes(tune)))
-    tell(tune, times, len(training_rows(tune.run).texts), at_once, console)
+    tell(tune, times, len(training.texts), at_once, console)
     return tune, misfits
 
 

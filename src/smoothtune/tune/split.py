@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,9 +23,10 @@ from smoothtune.models.load import load_base
 from smoothtune.study.inputs import data_at_hand
 from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.prepare import prepare
+from smoothtune.tasks.token_classification import TokenClassification
 
 FEWEST = 4
-"""Rows that a part holds at least."""
+"""Rows that are held out at least, and trained on at least."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class TrainingRows:
     fingerprint: str
     """sha256, in hex, of the rows."""
     label_sets: np.ndarray | None = None
-    """(N, L) which labels each row has, where it has several."""
+    """(N, L) which labels, or tags, each row has, where it may have several."""
 
 
 def training_rows(config: RunConfig) -> TrainingRows:
@@ -73,6 +74,11 @@ def training_rows(config: RunConfig) -> TrainingRows:
     sets = None
     if isinstance(prepared.task, MultiLabelClassification):
         sets = prepared.task.check({"train": rows}, source)["train"]
+    elif isinstance(prepared.task, TokenClassification):
+        tags = prepared.task.check({"train": rows}, source)["train"]
+        sets = np.zeros((len(tags), prepared.task.num_labels), bool)
+        for row, ids in enumerate(tags):
+            sets[row, ids] = True
     used = [column for column in prepared.task.columns if column in rows.column_names]
     content = json.dumps([[column, rows[column][:]] for column in used], default=str).encode()
     return TrainingRows(rows, texts, labels, hashlib.sha256(content).hexdigest(), sets)
@@ -105,17 +111,36 @@ def parts_of(
     return parts
 
 
-def write_split(training: TrainingRows, parts: np.ndarray, held_out: int, folder: Path) -> None:
-    """Write ``train.parquet`` and ``validation.parquet``, the latter the rows of one part.
+def check_parts(training: TrainingRows, count: int, chosen: Iterable[tuple[int, int]]) -> None:
+    """Refuse rows that are too few, before anything is trained.
 
-    Rows of a class, or with a label, that no other part has stay in training, where it would be
-    unknown.
+    Args:
+        training: the rows.
+        count: number of parts of a cut.
+        chosen: the seed of the cut and the held-out part of every training to come.
+
+    Raises:
+        DataError: too few rows are held out or trained on in one of them.
+    """
+    held_out: dict[int, list[int]] = {}
+    for seed, part in chosen:
+        held_out.setdefault(seed, []).append(part)
+    for seed, of_cut in held_out.items():
+        parts = parts_of(training.texts, training.labels, count, seed)
+        for part in of_cut:
+            scored_rows(training, parts, part)
+
+
+def scored_rows(training: TrainingRows, parts: np.ndarray, held_out: int) -> np.ndarray:
+    """(N,) whether each row is scored on; the others are trained on.
+
+    Rows of a class, or with a label or a tag, that no other part has stay in training, as it would
+    be unknown there.
 
     Args:
         training: the rows.
         parts: (N,) of `parts_of`.
         held_out: the part to score on.
-        folder: where to write; files that are there stay.
 
     Raises:
         DataError: there are too few rows.
@@ -133,8 +158,27 @@ def write_split(training: TrainingRows, parts: np.ndarray, held_out: int, folder
         out &= ~training.label_sets[:, absent].any(axis=1)
     if min(out.sum(), (~out).sum()) < FEWEST:
         raise DataError(
-            f"{len(out)} training rows are too few: a held-out part has {out.sum()} of them"
+            f"{len(out)} training rows are too few: a held-out part has {out.sum()} that can be "
+            f"scored, and {(~out).sum()} are left to train on; {FEWEST} of each are needed, and "
+            "rows with a label that no other part has are not scored. Give more rows, or a larger "
+            "held_out"
         )
+    return out
+
+
+def write_split(training: TrainingRows, parts: np.ndarray, held_out: int, folder: Path) -> None:
+    """Write ``train.parquet`` and ``validation.parquet``, the latter the scored rows of one part.
+
+    Args:
+        training: the rows.
+        parts: (N,) of `parts_of`.
+        held_out: the part to score on.
+        folder: where to write; files that are there stay.
+
+    Raises:
+        DataError: there are too few rows.
+    """
+    out = scored_rows(training, parts, held_out)
     folder.mkdir(parents=True, exist_ok=True)
     for name, chosen in (("train", ~out), ("validation", out)):
         if not (folder / f"{name}.parquet").exists():
