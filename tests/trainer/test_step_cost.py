@@ -68,6 +68,15 @@ def test_measuring_changes_nothing():
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+def test_steps_compute_in_the_type_of_the_run(autocast):
+    model = tiny_model("bert", dtype=torch.float32)
+    seen = []
+    model.classifier.register_forward_hook(lambda *found: seen.append(found[2].dtype))
+    measure_step_cost(model, [Mixout()], random_batches(model, 3, 4, 6), autocast=autocast)
+    assert set(seen) == {autocast or torch.float32}
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="peak memory is read from /proc")
 def test_memory_of_a_second_pass_is_seen():
     model = tiny_model("bert", dtype=torch.float32)

@@ -62,6 +62,7 @@ def measure_step_cost(
     batches: Sequence[Batch],
     *,
     memory: bool = False,
+    autocast: torch.dtype | None = None,
 ) -> StepCost:
     """Time whole updates (forward, backward, AdamW) on two copies of the model.
 
@@ -74,6 +75,7 @@ def measure_step_cost(
         regularizers: instances for this measurement alone; they are attached to a copy.
         batches: a few batches of tensors, one round each.
         memory: measure memory too (Linux or CUDA).
+        autocast: the 16-bit type that the run computes in; None: that of the weights.
 
     Returns:
         The measurements, by round.
@@ -81,7 +83,8 @@ def measure_step_cost(
     device = next(model.parameters()).device
     devices = [device] if device.type != "cpu" else []
     with torch.random.fork_rng(devices, device_type=device.type if devices else "cuda"):
-        plain, regularized = Stepper(model, []), Stepper(model, regularizers)
+        plain = Stepper(model, [], autocast)
+        regularized = Stepper(model, regularizers, autocast)
         placed = [{key: value.to(device) for key, value in batch.items()} for batch in batches]
         for number, batch in enumerate([*placed[:2], *placed]):
             for stepper in (plain, regularized):
@@ -98,13 +101,19 @@ def measure_step_cost(
 class Stepper:
     """A copy of the model with an optimizer and an objective of its own."""
 
-    def __init__(self, model: nn.Module, regularizers: Sequence[Regularizer]) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        regularizers: Sequence[Regularizer],
+        autocast: torch.dtype | None = None,
+    ) -> None:
         self.model = copy.deepcopy(model).train()
         trainable = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(trainable, lr=1e-6, fused=True)
         for regularizer in regularizers:
             regularizer.ramp_start = regularizer.ramp_steps = 0  # the steps after them count
         self.objective = Objective(*regularizers).bind(self.model, self.optimizer, STEPS)
+        self.autocast = autocast
         self.seconds: list[float] = []
 
     def peak(self, batch: Batch) -> int:
@@ -119,11 +128,15 @@ class Stepper:
     def step(self, batch: Batch) -> float:
         """Take one update and return its seconds."""
         start = time.perf_counter()
-        self.objective(self.model, batch).backward()
+        weight = next(self.model.parameters())
+        # anew in every step, as its 16-bit copies of the weights stay until it ends
+        with torch.autocast(weight.device.type, self.autocast, enabled=self.autocast is not None):
+            loss = self.objective(self.model, batch)
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         # .item() waits for the device, as reading a logged loss does
-        next(self.model.parameters()).detach().flatten()[0].item()
+        weight.detach().flatten()[0].item()
         return time.perf_counter() - start
 
 

@@ -67,6 +67,7 @@ def measure(tune: Tune, console: Console) -> tuple[StepTimes | None, dict[str, s
         size = tune.run.per_device_train_batch_size
         chosen = np.random.default_rng(0).integers(len(rows), size=(STEPS, size))
         batches = [collate([rows[int(i)] for i in batch]) for batch in chosen]
+        autocast = torch.bfloat16 if tune.run.bf16 else None
         plain, ratios, misfits = [], {}, {}
         for name, fields in tune.methods.items():
             (method,) = RunConfig.model_validate(
@@ -75,7 +76,7 @@ def measure(tune: Tune, console: Console) -> tuple[StepTimes | None, dict[str, s
             try:
                 with as_config_error(), _silent_strengths():
                     method.read_training_rows(rows, inputs.base.tokenizer)
-                    cost = measure_step_cost(model, [method], batches)
+                    cost = measure_step_cost(model, [method], batches, autocast=autocast)
             except ConfigError as error:
                 misfits[name] = error.problems[0].message
                 continue
