@@ -163,6 +163,45 @@ def test_nothing_is_best_where_all_trials_fail() -> None:
     assert methods.best() is None
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("end", [math.nan, None], ids=["diverges", "fails"])
+@pytest.mark.parametrize("folds", [3, 5])
+def test_a_trial_that_leads_and_breaks_down_leaves_another_one(
+    end: float | None, folds: int
+) -> None:
+    """The first two trials are the best on the first fold and break down on a later one."""
+
+    def scored(trial: Trial, fold: int) -> float | None:
+        if trial.number < 2 and fold == folds - 1:
+            return end
+        return 0.9 - 0.01 * trial.number - 0.001 * fold
+
+    log: list = []
+
+    def run(work):
+        log.extend((trial.number, fold) for trial, fold in work)
+        return [Outcome(scored(trial, fold), "why") for trial, fold in work]
+
+    def search_of(round_size: int) -> Arm:
+        arm = Arm(PLAIN, Space({PLAIN: {}}, (1e-5, 5e-4), (2.0, 4.0, 8.0)), 8, seed=0)
+        search([arm], folds=folds, round_size=round_size, run=run, ended=ended.append)
+        return arm
+
+    for round_size in (1, 8):
+        log.clear()
+        ended: list[Trial] = []
+        arm = search_of(round_size)
+        state = "failed" if end is None else "diverged"
+        assert arm.trials[0].state == state
+        best = arm.best()
+        assert best is not None
+        assert (best.state, len(best.scores)) == ("complete", folds)
+        assert best is max((t for t in arm.trials if t.state != state), key=lambda t: t.scores[0])
+        assert ended[-1] is best
+        assert set(Counter(log).values()) == {1}
+        assert search_of(round_size).trials == arm.trials
+
+
 @pytest.mark.parametrize("round_size", [1, 5])
 def test_rounds_of_any_size_spend_the_budget(round_size: int) -> None:
     plain, methods = searched(surface, budget=11, round_size=round_size)

@@ -4,7 +4,8 @@ A trial is one setting, trained on the first fold; if it is among the best there
 (asynchronous successive halving, ASHA). Its score is the mean over its folds. More folds, and not
 more epochs, are what a good trial gets: under a schedule that ends at 0 the score after one of
 eight epochs says little about the end, regularized runs learn more slowly at first, and with few
-rows the noise of one held-out part is what has to come down.
+rows the noise of one held-out part is what has to come down. An arm whose leading trials all broke
+down on a later fold takes the best of those that were stopped for them through the others.
 
 Trials are asked for in rounds of a fixed size and told in their order, so the search is a function
 of its settings and of the scores: it is the same for any number of workers, and a stopped search is
@@ -135,10 +136,16 @@ class Arm:
                 trial.state = "pruned"
                 self.study.tell(asked, state=self.optuna.trial.TrialState.PRUNED)
         elif trial.state == "diverged":
-            asked.report(math.nan, 1)
+            if not trial.scores:  # else Optuna knows the score of the first fold
+                asked.report(math.nan, 1)
             self.study.tell(asked, state=self.optuna.trial.TrialState.PRUNED)
         elif trial.state == "failed":
             self.study.tell(asked, state=self.optuna.trial.TrialState.FAIL)
+
+    def best_stopped(self) -> Trial | None:
+        """The trial that came furthest and scored highest among those that were stopped, if any."""
+        stopped = [trial for trial in self.trials if trial.state == "pruned"]
+        return max(stopped, key=lambda trial: (len(trial.scores), trial.score), default=None)
 
     def best(self) -> Trial | None:
         """The trial of the highest score among those that had all folds; None if there is none."""
@@ -167,6 +174,8 @@ def search(
 ) -> None:
     """Spend the budget of all arms, round by round.
 
+    An arm has a trial with all folds in the end, unless each of its trials failed or diverged.
+
     Args:
         searches: the arms; their trials are filled in.
         folds: held-out parts for a good trial.
@@ -187,6 +196,22 @@ def search(
                 if trial.state != "running":
                     ended(trial)
             first = stop
+    for arm in searches:
+        _complete_one(arm, folds, run, ended)
+
+
+def _complete_one(arm: Arm, folds: int, run: Run, ended: Callable[[Trial], None]) -> None:
+    """Where no trial had all folds, take the best of those that were stopped through the others.
+
+    The trial that the others were stopped for failed, or diverged, on a later fold.
+    """
+    while arm.best() is None and (trial := arm.best_stopped()):
+        trial.state = "running"
+        for outcome in run([(trial, fold) for fold in range(len(trial.scores), folds)]):
+            _take(trial, outcome)
+        if trial.state == "running":
+            trial.state = "complete"
+        ended(trial)
 
 
 def _take(trial: Trial, outcome: Outcome) -> None:
