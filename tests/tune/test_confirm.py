@@ -49,6 +49,20 @@ def test_equal_scores_are_not_better() -> None:
     assert not compare([0.5] * 5, [0.5] * 5, PARTS).better
 
 
+def test_differences_that_are_all_the_same_are_no_evidence() -> None:
+    """As with a few held-out rows; 0.8 - 0.5 and 0.6 - 0.3 differ in their last bit."""
+    few_rows, rounded = ([0.5, 0.75, 0.5], [0.75, 1.0, 0.75]), ([0.5, 0.3, 0.1], [0.8, 0.6, 0.4])
+    for plain, method in (few_rows, rounded):
+        found = compare(plain, method, PARTS)
+        assert found.gain == pytest.approx(method[0] - plain[0])
+        assert (found.low, found.high, found.better) == (None, None, False)
+
+
+def test_runs_that_both_finished_are_counted() -> None:
+    found = compare([0.5, None, 0.7, math.nan, 0.6], [0.5, 0.6, math.nan, 0.6, 0.7], PARTS)
+    assert found.pairs == 2
+
+
 def test_fresh_runs_differ_from_the_search_and_score_every_row_once() -> None:
     runs = fresh_runs(7, PARTS, seed=42)
     assert 42 not in {run.seed for run in runs}

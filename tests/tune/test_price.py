@@ -1,13 +1,16 @@
 """The price of a search, before it starts."""
 
+import random
 from importlib.util import find_spec
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from smoothtune.config.tuning import load_tune
-from smoothtune.tune.price import measure
+from smoothtune.tune.price import expected_trainings, measure
+from smoothtune.tune.search import Outcome, arms, search
 
 QUANTIZED = pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="needs bitsandbytes")
 
@@ -34,3 +37,22 @@ def test_steps_on_frozen_weights_are_timed_as_they_are_trained(inputs: Path, sto
     times, misfits = measure(load_tune(options=options, methods=[deep]), Console(quiet=True))
     assert times is None
     assert "layer_weights has 8 entries" in misfits["lnsr"]
+
+
+@pytest.mark.parametrize(("budget", "folds"), [(2, 3), (3, 3), (6, 3), (20, 3), (20, 5), (6, 1)])
+def test_as_many_trainings_as_were_said(budget: int, folds: int) -> None:
+    """Of searches whose scores are luck."""
+    counts = []
+    for seed in range(12):
+        options = {"task": "sst2", "output_dir": "unset", "seed": seed}
+        tune = load_tune(options=options | {"budget": budget, "folds": folds}, methods=["lnsr"])
+        draw, fresh = random.Random(seed), 2 * tune.settings.confirm_runs
+        trained: list[int] = []
+
+        def run(work, draw=draw, trained=trained):
+            trained.append(len(work))
+            return [Outcome(draw.random()) for _ in work]
+
+        search(arms(tune), folds=folds, round_size=4, run=run)
+        counts.append(sum(trained) + fresh)
+    assert expected_trainings(tune) == pytest.approx(np.mean(counts), rel=0.06, abs=0.5)

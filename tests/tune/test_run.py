@@ -195,7 +195,19 @@ def test_a_method_that_diverges_in_a_fresh_run_is_not_used(
     content = run_tune(asked(data, inputs, tmp_path / "out", confirm_runs=5), console=quiet())
     assert content["use"] == "plain"
     assert "its loss diverged" in content["sentence"]
+    assert ", 4 of 5 fresh seeds)" in content["sentence"]
     assert content["runs"][1]["method"] is None
+
+
+def test_a_gain_that_is_the_same_in_all_fresh_runs_is_not_used(
+    data: Path, inputs: Path, tmp_path: Path, made_up
+) -> None:
+    made_up(lambda run: 0.5 + 0.25 * ("lnsr" in run.methods))
+    content = run_tune(asked(data, inputs, tmp_path / "out"), console=quiet())
+    assert content["use"] == "plain"
+    assert content["gain"] == {"mean": 0.25, "low": None, "high": None}
+    said = "is not shown to be better, +25.0 points of accuracy (the same in 3 fresh seeds, which "
+    assert said in content["sentence"]
 
 
 def test_evaluation_rows_are_never_read(data: Path, inputs: Path, tmp_path: Path, made_up) -> None:

@@ -26,6 +26,8 @@ from scipy import stats
 LEVEL = 0.95
 FEWEST = 3
 """Pairs without which nothing is said."""
+ROUNDING = 1e-9
+"""Differences that are closer to each other are the same."""
 
 
 class Fresh(NamedTuple):
@@ -48,7 +50,14 @@ class Comparison:
     gain: float | None
     """Mean difference over the runs that both finished; None with fewer than `FEWEST`."""
     low: float | None
+    """Ends of the interval; None without a gain, and where all differences are the same: they do
+    not say how much chance moves them."""
     high: float | None
+
+    @property
+    def pairs(self) -> int:
+        """Number of runs that both finished."""
+        return len(_finished(self.plain, self.method))
 
     @property
     def diverged(self) -> bool:
@@ -79,16 +88,25 @@ def compare(
         method: (R,) scores of the same runs.
         num_parts: parts of the rows, one of which is scored on.
     """
-    pairs = [
-        (m, p)
-        for m, p in zip(method, plain, strict=True)
-        if m is not None and p is not None and math.isfinite(m) and math.isfinite(p)
-    ]
+    pairs = _finished(plain, method)
     scores = (list(plain), list(method))
     if len(pairs) < FEWEST:
         return Comparison(*scores, None, None, None)
-    gaps = np.array([m - p for m, p in pairs])
+    gaps = np.array([m - p for p, m in pairs])
+    gain = float(gaps.mean())
+    if np.ptp(gaps) < ROUNDING:
+        return Comparison(*scores, gain, None, None)
     spread = float(gaps.std(ddof=1)) * math.sqrt(1 / len(gaps) + 1 / (num_parts - 1))
     half = float(stats.t.ppf((1 + LEVEL) / 2, len(gaps) - 1)) * spread
-    gain = float(gaps.mean())
     return Comparison(*scores, gain, gain - half, gain + half)
+
+
+def _finished(
+    plain: Sequence[float | None], method: Sequence[float | None]
+) -> list[tuple[float, float]]:
+    """Scores of plain and of the method in the runs that both finished."""
+    return [
+        (p, m)
+        for p, m in zip(plain, method, strict=True)
+        if p is not None and m is not None and math.isfinite(p) and math.isfinite(m)
+    ]

@@ -100,17 +100,30 @@ def _silent_strengths() -> Iterator[None]:
 
 
 def expected_trainings(tune: Tune) -> int:
-    """Trainings of a whole search, where one trial in `KEEP` goes on from every rung."""
+    """Trainings of a whole search, where any trial of a rung is as likely as another to lead."""
     return round(sum(_trainings_by_arm(tune))) + 2 * tune.settings.confirm_runs
 
 
 def _trainings_by_arm(tune: Tune) -> list[float]:
     """Of plain, and of the methods."""
-    settings, per_trial, last = tune.settings, 0.0, 0
-    for number, stop in enumerate(rungs(settings.folds)):
-        per_trial += (stop - last) / KEEP**number
-        last = stop
-    return [per_trial * half for half in ((settings.budget + 1) // 2, settings.budget // 2)]
+    settings, found = tune.settings, []
+    for half in ((settings.budget + 1) // 2, settings.budget // 2):
+        trainings, going_on, last = 0.0, float(half), 0
+        for stop in rungs(settings.folds):
+            trainings += going_on * (stop - last)
+            going_on, last = _going_on(going_on), stop
+        found.append(trainings)
+    return found
+
+
+def _going_on(trials: float) -> float:
+    """How many of the trials of a rung go on.
+
+    Each is compared with those before it alone: of k so far the last one goes on if it is among the
+    best k // `KEEP`, or the best where that is none.
+    """
+    chances = [max(1, count // KEEP) / count for count in range(1, math.ceil(trials) + 1)]
+    return float(np.interp(trials, np.arange(len(chances) + 1), np.cumsum([0.0, *chances])))
 
 
 def estimate(tune: Tune, times: StepTimes, rows: int, jobs: int) -> float:

@@ -89,11 +89,11 @@ def sentence(found: Found) -> str:
     if by.gain is None:
         return f"{stay}: too few of the fresh runs ended with a score to say what is better."
     gain = f"{POINTS * by.gain:+.1f} points of {found.metric}"
-    count = sum(a is not None and b is not None for a, b in zip(by.plain, by.method, strict=True))
-    interval = (
-        f"95 % interval {POINTS * (by.low or 0):.1f} to {POINTS * (by.high or 0):.1f}, "
-        f"{count} fresh seeds"
-    )
+    runs = f"{by.pairs} of " * (by.pairs < len(by.plain)) + f"{len(by.plain)} fresh seeds"
+    if by.low is None or by.high is None:
+        interval = f"the same in {runs}, which leaves no interval; more confirm_runs may tell"
+    else:
+        interval = f"95 % interval {POINTS * by.low:.1f} to {POINTS * by.high:.1f}, {runs}"
     ratio = found.cost("step")
     price = f", at {ratio:.1f} times the time of a step" if ratio else ""
     if by.better:
