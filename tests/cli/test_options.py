@@ -11,6 +11,7 @@ from smoothtune.cli.evaluate import Options
 from smoothtune.config.fields import Panel
 from smoothtune.config.prediction import Prediction
 from smoothtune.config.run import RunConfig
+from smoothtune.config.tuning import TuneSettings, load_tune
 
 NAMED_OTHERWISE = {"methods": "method", "parts": "all", "model": "model"}
 
@@ -47,6 +48,14 @@ def test_defaults_and_choices_are_shown() -> None:
     assert "One of no, steps, epoch. [default: epoch]" in text
     assert re.search(r"--text-column, ?--text-columns \S+ ", text)
     assert "`" not in text
+
+
+def test_numbers_are_shown_as_one_types_them() -> None:
+    text = " ".join(help_of("tune").split())
+    assert re.search(r"--learning-rates NUMBER,\.\.\. [^-]*\[default: 1e-05,0\.0005\]", text)
+    assert re.search(r"--epochs NUMBER,\.\.\. [^-]*\[default: 2,4,8\]", text)
+    typed = load_tune(options={"task": "sst2", "output_dir": "unset", "epochs": "2,4,8"})
+    assert typed.settings.epochs == TuneSettings().epochs
 
 
 def test_the_list_of_commands_shows_whole_sentences() -> None:

@@ -199,6 +199,25 @@ def test_a_method_that_diverges_in_a_fresh_run_is_not_used(
     assert content["runs"][1]["method"] is None
 
 
+def test_plain_that_is_not_above_a_constant_answer_is_told(
+    data: Path, inputs: Path, tmp_path: Path, made_up
+) -> None:
+    """The best constant answer has 0.5."""
+    said = {}
+    for shift in (0.0, 0.1):
+        made_up(lambda run, shift=shift: all_are_alike(run) - 0.21 + shift)
+        output = io.StringIO()
+        folder = tmp_path / str(shift)
+        content = run_tune(asked(data, inputs, folder), console=Console(file=output, width=300))
+        assert content["trivial_baseline"] == 0.5
+        said[shift] = output.getvalue()
+        in_page = "of a constant answer" in (folder / "report.md").read_text(encoding="utf-8")
+        assert in_page == (shift == 0.0)
+    line = "Tuned plain fine-tuning (0.493) is not above the 0.500 of a constant answer; compar"
+    assert line in said[0.0]
+    assert "constant answer" not in said[0.1]
+
+
 def test_a_gain_that_is_the_same_in_all_fresh_runs_is_not_used(
     data: Path, inputs: Path, tmp_path: Path, made_up
 ) -> None:

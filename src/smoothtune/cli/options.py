@@ -62,10 +62,11 @@ def _option(name: str, field: FieldInfo, settings: type[BaseModel]) -> inspect.P
     flag = "--" + name.replace("_", "-")
     single = several and name.removesuffix("s") not in settings.model_fields
     flags = list(dict.fromkeys([flag.removesuffix("s"), flag] if single else [flag]))
+    numbers = isinstance(field.default, tuple)
     option = typer.Option(
         *flags,
         help=_help(field, type_),
-        metavar="FIELD=VALUE,..." if fields else None,
+        metavar="FIELD=VALUE,..." if fields else "NUMBER,..." if numbers else None,
         rich_help_panel=next((m.title for m in field.metadata if isinstance(m, Panel)), None),
     )
     plain = list[str] if several else type_ if type_ in (bool, int, float) else str
@@ -86,4 +87,7 @@ def _help(field: FieldInfo, type_: Any) -> str:
         return f"{text}  [required]"
     if field.default is None or field.default is False:
         return text
-    return f"{text}  [default: {field.default}]"
+    default = field.default
+    if isinstance(default, tuple):  # numbers, as one types them
+        default = ",".join(f"{number:g}" for number in default)
+    return f"{text}  [default: {default}]"

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
@@ -64,6 +65,12 @@ class Found:
         done = [r for ends in self.records.values() for r in ends if r.get("status") == "done"]
         return str(done[0]["result"]["headline"]) if done else "score"
 
+    @property
+    def trivial_baseline(self) -> float | None:
+        """Mean score of the best constant answer in the fresh runs; None if plain finished none."""
+        done = [r for r in self.records[PLAIN] if r.get("status") == "done"]
+        return fmean(r["result"]["trivial_baseline"] for r in done) if done else None
+
     def cost(self, name: str) -> float | None:
         """Time of the method relative to plain's: of a step ("step") or of training ("train")."""
         if self.method is None:
@@ -106,10 +113,24 @@ def sentence(found: Found) -> str:
     )
 
 
+def at_chance(found: Found) -> str:
+    """That plain fine-tuning is not above a constant answer in the fresh runs; "" if it is."""
+    base = found.trivial_baseline
+    if base is None:
+        return ""
+    mean = fmean(s for score in found.comparison.plain if (s := _finite(score)) is not None)
+    if mean > base:
+        return ""
+    return (
+        f"Tuned plain fine-tuning ({mean:.3f}) is not above the {base:.3f} of a constant answer; "
+        "comparisons mean little. More epochs, other learning rates or more rows may help."
+    )
+
+
 def findings(tune: Tune, found: Found) -> Iterator[Sentence]:
     """Sentences under the first one."""
     yield Sentence("good" if found.pick is not found.plain else "note", sentence(found))
-    by, ratio = found.comparison, found.cost("train")
+    ratio = found.cost("train")
     if found.method is not None and ratio is not None:
         text = f"Training takes {ratio:.1f} times as long as tuned plain fine-tuning's."
         yield Sentence("cost", text)
@@ -120,14 +141,8 @@ def findings(tune: Tune, found: Found) -> Iterator[Sentence]:
         f"In the search the best scores were {', '.join(seen)}. The best of many scores is too "
         "high, which is why fresh runs decide.",
     )
-    base = [r["result"]["trivial_baseline"] for r in found.records[PLAIN] if "result" in r]
-    scores = [score for score in by.plain if score is not None and math.isfinite(score)]
-    if base and scores and sum(scores) / len(scores) <= sum(base) / len(base):
-        yield Sentence(
-            "fragile",
-            "Tuned plain fine-tuning is not above a constant answer: comparisons mean little. More "
-            "epochs, other learning rates or more rows may help.",
-        )
+    if text := at_chance(found):
+        yield Sentence("fragile", text)
     ends = tune.settings.learning_rates
     rate = found.pick.setting.learning_rate
     if ends[0] < ends[-1] and (rate < 1.25 * ends[0] or rate > 0.8 * ends[-1]):
@@ -142,7 +157,7 @@ def findings(tune: Tune, found: Found) -> Iterator[Sentence]:
 
 
 def write_report(tune: Tune, found: Found, folder: Path, console: Console) -> dict[str, Any]:
-    """Write the files of a search's outcome, and print its sentence.
+    """Write the files of a search's outcome, and print its sentence and `at_chance`.
 
     Returns:
         The content of ``tune.json``.
@@ -157,6 +172,8 @@ def write_report(tune: Tune, found: Found, folder: Path, console: Console) -> di
     write_json(folder / RESULT, content)
     say(console, "")
     say(console, content["sentence"])
+    if text := at_chance(found):
+        say(console, text)
     return content
 
 
@@ -193,6 +210,7 @@ def _content(tune: Tune, found: Found) -> dict[str, Any]:
         "pick": _plain_data(found.pick),
         "plain": _plain_data(found.plain),
         "method": found.method and _plain_data(found.method),
+        "trivial_baseline": found.trivial_baseline,
         "gain": {"mean": by.gain, "low": by.low, "high": by.high},
         "runs": [
             {**fresh._asdict(), "plain": _finite(plain), "method": _finite(method)}
