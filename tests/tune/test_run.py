@@ -349,7 +349,7 @@ def test_rows_that_are_too_few_for_a_fresh_run_end_it_before_the_first_training(
 ) -> None:
     """The folds of the search have rows enough; of a later cut one part has not."""
     (tmp_path / "data").mkdir()
-    classes = [("fine", "poor")[row % 2] for row in range(19)] + ["good", "bad", "odd"]
+    classes = ["ab"[row % 2] for row in range(19)] + ["c", "d", "e"]
     lines = [f"{WORDS[2 + row % 8]} {WORDS[2 + row // 8]},{c}" for row, c in enumerate(classes)]
     for name in ("train", "validation"):
         (tmp_path / "data" / f"{name}.csv").write_text("\n".join(["text,label", *lines]) + "\n")

@@ -146,6 +146,39 @@ def test_rows_with_a_tag_that_no_other_part_has_stay_in_training(
     assert len(prepared.validation) == (parts == parts[5]).sum() - 1
 
 
+NUMBERED = {
+    "text-classification": {"text_columns": ["text"], "label_column": "label"},
+    "token-classification": {"label_column": "tags"},
+    "multi-label-classification": {"text_columns": ["text"], "label_column": "labels"},
+}
+
+
+@pytest.mark.parametrize("kind", NUMBERED)
+def test_a_sample_that_lacks_a_number_of_a_label(kind: str, inputs: Path, tmp_path: Path) -> None:
+    """Label 1 is that of one row, which the sample lacks."""
+    numbers = [1 if row == 5 else row % 2 * 2 for row in range(60)]
+    rows = [
+        {"text": f"good {row}", "label": number}
+        | {"tokens": ["good", str(row)], "tags": [number, 0], "labels": [number, 3]}
+        for row, number in enumerate(numbers)
+    ]
+    rows[6]["label"] = 3
+    rows[6]["tags"] = [3, 0]
+    (tmp_path / "data").mkdir()
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    for name in ("train", "validation"):
+        (tmp_path / "data" / f"{name}.jsonl").write_text(lines)
+    common = {"task": "own", "task_type": kind, "data": str(tmp_path / "data")}
+    common |= {"output_dir": "unset", "model": str(inputs / "model"), "max_train_samples": 40}
+    config = load_config(options=common | NUMBERED[kind] | {"seed": 1})
+    training = training_rows(config)
+    assert rows[5]["text"] not in training.rows["text"][:]
+    write_split(training, parts_of(training.texts, training.labels, 4, 0), 0, tmp_path / "part")
+    changes = {"data": str(tmp_path / "part"), "max_train_samples": None}
+    task = read_inputs(config.model_copy(update=changes), Console(quiet=True)).prepared.task
+    assert task.label_names == ("0", "1", "2", "3")
+
+
 def test_other_labels_are_other_rows(inputs: Path, tmp_path: Path) -> None:
     """What was trained on the former ones is not taken for them."""
     data = tag_data(tmp_path / "data")

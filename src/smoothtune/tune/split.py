@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from datasets import Dataset
+from datasets import ClassLabel, Dataset, Value
+from datasets import Sequence as ListOf
 
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
@@ -21,6 +22,7 @@ from smoothtune.console import progress_bars
 from smoothtune.errors import DataError
 from smoothtune.models.load import load_base
 from smoothtune.study.inputs import data_at_hand
+from smoothtune.tasks.base import Task
 from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.prepare import prepare
 from smoothtune.tasks.token_classification import TokenClassification
@@ -81,7 +83,28 @@ def training_rows(config: RunConfig) -> TrainingRows:
             sets[row, ids] = True
     used = [column for column in prepared.task.columns if column in rows.column_names]
     content = json.dumps([[column, rows[column][:]] for column in used], default=str).encode()
-    return TrainingRows(rows, texts, labels, hashlib.sha256(content).hexdigest(), sets)
+    fingerprint = hashlib.sha256(content).hexdigest()
+    return TrainingRows(_numbers_named(rows, prepared.task), texts, labels, fingerprint, sets)
+
+
+def _numbers_named(rows: Dataset, task: Task) -> Dataset:
+    """The rows, numbered labels with their names where a number is absent.
+
+    Without names numbers must have no gaps, and a sample of the rows may lack some.
+    """
+    column = getattr(task, "label_column", "")
+    if column not in task.columns or column not in rows.column_names or not task.label_names:
+        return rows
+    feature = rows.features[column]
+    item = getattr(feature, "feature", feature)
+    if not isinstance(item, Value) or not item.dtype.startswith(("int", "uint")):
+        return rows
+    values = rows[column][:]
+    found = set(values if item is feature else (number for each in values for number in each))
+    if found == set(range(len(found))):
+        return rows
+    named = ClassLabel(names=list(task.label_names))
+    return rows.cast_column(column, named if item is feature else ListOf(named))
 
 
 def parts_of(
