@@ -105,3 +105,17 @@ def test_comparisons_say_which_to_prefer() -> None:
     assert comparison(first, other, worse).startswith("Prefer a. ")
     same = [Difference("accuracy", 0.0, Interval(-0.15, 0.05))]
     assert "take the cheaper one" in comparison(first, other, same)
+
+
+@pytest.mark.parametrize(
+    ("cost", "wanted"),
+    [
+        ({"train_seconds": 4.0}, "training 4 s."),  # as a regularized Trainer records it
+        ({"train_seconds": 4.0, "ratio_to_plain": None}, "training 4 s."),
+        ({"train_seconds": 4.0, "ratio_to_plain": 2.0}, "a step 2.00 times a plain one."),
+    ],
+)
+def test_cost_of_the_training(cost: dict, wanted: str) -> None:
+    found = run()
+    found.content["training"] = {"cost": cost}
+    assert sentences(found)[-1].text.endswith(wanted)

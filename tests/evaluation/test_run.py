@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 from pathlib import Path
 from xml.etree import ElementTree
@@ -15,12 +16,16 @@ from transformers import (
     AutoModelForSequenceClassification,
     BertConfig,
     BertForSequenceClassification,
+    DataCollatorWithPadding,
     GPT2Config,
     GPT2ForSequenceClassification,
+    Trainer,
+    TrainingArguments,
 )
 from typer.testing import CliRunner, Result
 
 from helpers.tiny_folder import tiny_gpt2
+from smoothtune import ReInit, regularize
 from smoothtune.cli import app
 from smoothtune.config.evaluation import OtherData, Settings
 from smoothtune.config.run import load_config
@@ -313,6 +318,25 @@ def test_models_of_others(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
     clean = parts_found["robustness"]["curves"]["gaussian"]["numbers"]["clean"]
     value = parts_found["metrics"]["numbers"]["metrics"][headline]["value"]
     assert clean == pytest.approx(value)
+
+
+@pytest.mark.usefixtures("no_plots")
+def test_a_model_of_a_regularized_trainer(tiny_folder: Path, tmp_path: Path, rows) -> None:
+    """Its record has no task, no data, and no price of a step."""
+    model = BertForSequenceClassification.from_pretrained(tiny_folder / "model")
+    arguments = TrainingArguments(tmp_path, max_steps=1, use_cpu=True, report_to=[])
+    plain = Trainer(model, arguments, train_dataset=rows.remove_columns(["length", "example_id"]))
+    plain.processing_class = load_base(str(tiny_folder / "model")).tokenizer
+    plain.data_collator = DataCollatorWithPadding(plain.processing_class)
+    trainer = regularize(plain, ReInit())
+    trainer.train()
+    trainer.save_model(str(tmp_path / "final"))
+    options = ["--task", "x", "--text-column", "text", "--data", tiny_folder / "data"]
+    folder = tmp_path / "out"
+    found = call(tmp_path / "final", *options, "--calibration", "--output-dir", folder)
+    assert found.exit_code == 0, found.output
+    assert content_of(folder)["training"]["methods"] == {"reinit": ReInit().settings()}
+    assert re.search(r", training \d+ s\.", (folder / "evaluation.md").read_text())
 
 
 def test_another_architecture_is_no_base_model(tiny_folder: Path, tmp_path: Path) -> None:

@@ -280,6 +280,6 @@ def _cost(run: Run) -> Iterator[Sentence]:
     cost = training and training.get("cost")
     if cost:
         text += f", training {cost['train_seconds']:.0f} s"
-        if cost["ratio_to_plain"] is not None:
-            text += f", a step {cost['ratio_to_plain']:.2f} times a plain one"
+        if (ratio := cost.get("ratio_to_plain")) is not None:  # a Trainer measures none
+            text += f", a step {ratio:.2f} times a plain one"
     yield Sentence("cost", f"{text}.")
