@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import logit, softmax
+from scipy.special import expit, logit, softmax
 from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, log_loss
 
 from smoothtune.evaluation import brier, fit_temperature, nll, reliability, split_for_temperature
-from smoothtune.evaluation.calibration import label_calibration
+from smoothtune.evaluation.calibration import answer_calibration, chance_errors, label_calibration
 
 sample = st.tuples(st.integers(2, 80), st.integers(2, 5), st.integers(0, 10_000))
 
@@ -128,3 +128,42 @@ def test_one_temperature_is_fitted_for_all_labels_on_half_of_the_rows():
     assert after["nll"] < before["nll"] - 0.05
     assert after["ece"] < 0.02 < 0.1 < before["ece"]
     assert [name.split()[0] for name in curve.series] == ["perfect", "as", "temperature"]
+
+
+def test_errors_by_chance_are_those_of_labels_drawn_from_the_probabilities():
+    """Also where the draws are made otherwise: whole labels, and the ECE of `reliability`."""
+    logits, _ = draw(60, 3, seed=5)
+    probabilities = softmax(logits, axis=1)
+    generator = np.random.default_rng(1)
+    drawn = [
+        reliability(logits, [generator.choice(3, p=row) for row in probabilities]).expected_error
+        for _ in range(400)
+    ]
+    found = chance_errors(probabilities.max(axis=1))
+    assert found.mean() == pytest.approx(np.mean(drawn), rel=0.05)
+    assert np.quantile(found, 0.95) == pytest.approx(np.quantile(drawn, 0.95), rel=0.1)
+
+
+def test_the_bound_by_chance_keeps_calibrated_models():
+    """Of 200 calibrated models about 5 % are above their own bound."""
+    beyond = 0
+    for seed in range(200):
+        generator = np.random.default_rng(seed)
+        confidence = generator.uniform(0.5, 1, 80)
+        right = generator.random(80) < confidence
+        numbers, _ = answer_calibration(confidence, right)
+        beyond += numbers["all_rows"]["ece"] > numbers["ece_by_chance"]["high"]
+    assert 3 <= beyond <= 20
+
+
+def test_labels_have_chance_errors_of_their_own():
+    generator = np.random.default_rng(0)
+    logits = generator.normal(size=(50, 8))
+    gold = (generator.random((50, 8)) < expit(logits)).astype(float)
+    names = [f"label {number}" for number in range(8)]
+    numbers, _ = label_calibration(logits, gold, names, seed=0)
+    alone, _ = label_calibration(logits[:, :1], gold[:, :1], names[:1], seed=0)
+    spread = numbers["ece_by_chance"]["high"] - numbers["ece_by_chance"]["mean"]
+    spread_alone = alone["ece_by_chance"]["high"] - alone["ece_by_chance"]["mean"]
+    assert spread < 0.6 * spread_alone  # a mean of eight independent ones
+    assert numbers["mean_ece_of_labels"] < numbers["ece_by_chance"]["high"]

@@ -25,6 +25,7 @@ def run(accuracy: dict = GOOD, *, gap: float = 0.0, temperature: float = 1.5, **
     calibration = {
         **{"all_rows": NLL, "mean_confidence": 0.8, "temperature": temperature},
         **{"judged_rows_before": NLL, "judged_rows_after": {"nll": 0.4}},
+        "ece_by_chance": {"mean": 0.05, "high": 0.1},
     }
     parts = {
         "metrics": {
@@ -36,6 +37,13 @@ def run(accuracy: dict = GOOD, *, gap: float = 0.0, temperature: float = 1.5, **
         "calibration": {"numbers": calibration},
         "robustness": {"numbers": {"rows": 9}, "curves": {"gaussian": curve(more.get("loss", 0))}},
     }
+    if "words" in more:
+        points = [[float(i), score, None, None] for i, score in enumerate(more["words"])]
+        words = curve(0) | {"series": {"word substitutions": points}}
+        parts["substitution"] = {"numbers": {"rows": 9}, "curves": {"words": words}}
+    if "elsewhere" in more:
+        scores = {"metrics": {"accuracy": more["elsewhere"]}, "trivial_baseline": 0.5, "rows": 99}
+        parts["ood: val"] = {"numbers": scores}
     for part in parts.values():
         part.setdefault("curves", {})
         part["seconds"] = 1.0
@@ -47,6 +55,7 @@ def test_advice_names_what_to_do() -> None:
     assert said.verdict == "fragile"
     for wanted in ("20 points better", "divide its logits by 1.50", "Gaussian noise"):
         assert wanted in said.text
+    assert said.text.count("Choosing a method") == 1
 
 
 def test_nothing_against_it() -> None:
@@ -58,7 +67,73 @@ def test_nothing_against_it() -> None:
     found_curve = parts["corruption"]["curves"].pop("gaussian")
     found_curve["series"] = {"typos": [[0.0, 0.9], [0.1, 0.9]]}
     parts["corruption"]["curves"]["typos"] = found_curve
+    assert "add --all" in sentences(found)[0].text
+    parts["substitution"] = {"skipped": "not for spans", "seconds": 1.0}
     assert sentences(found)[0] == ("good", "Use it: nothing that was measured speaks against it.")
+
+
+def test_exchanged_words_are_judged_like_other_disturbances() -> None:
+    said = sentences(run(words=[0.9, 0.7, 0.6, 0.525]))
+    assert "3 exchanged words" in said[0].text
+    assert ("fragile", "accuracy suffers from 3 exchanged words (-0.375).") in said
+    alone = run(words=[0.9, 0.9, 0.88, 0.88])
+    del alone.content["parts"]["robustness"]
+    said = sentences(alone)
+    assert ("good", "accuracy hardly suffers from 3 exchanged words (-0.020).") in said
+
+
+@pytest.mark.parametrize(
+    ("ece", "verdict"), [(0.04, "good"), (0.09, "note"), (0.11, "fragile"), (0.3, "fragile")]
+)
+def test_an_error_that_a_calibrated_model_may_have_is_not_held_against_one(
+    ece: float, verdict: str
+) -> None:
+    found = run()
+    found.content["parts"]["calibration"]["numbers"]["all_rows"] = {"ece": ece}
+    advice, *said = sentences(found)
+    judged = next(sentence for sentence in said if "ECE" in sentence.text)
+    assert judged.verdict == verdict
+    assert "off by 0.050 on so many rows, and by 0.100 at most in 95 % of samples" in judged.text
+    assert ("probabilities" in advice.text) == (verdict == "fragile")
+
+
+def test_without_the_error_by_chance_nothing_is_judged() -> None:
+    found = run()
+    del found.content["parts"]["calibration"]["numbers"]["ece_by_chance"]
+    judged = next(sentence for sentence in sentences(found) if "ECE" in sentence.text)
+    assert judged.verdict == "note"
+
+
+@pytest.mark.parametrize(
+    ("home", "elsewhere", "verdict", "wanted"),
+    [
+        # the interval of 80 rows holds the score on the 872 of another set
+        ((0.775, 0.675, 0.863), (0.735, 0.704, 0.764), "good", "is 0.735 (99 rows"),
+        ((0.9, 0.85, 0.95), (0.735, 0.704, 0.764), "fragile", "less than the 0.900"),
+        ((0.9, 0.85, 0.95), (0.52, 0.45, 0.6), "fragile", "not clearly above the best constant"),
+        ((0.6, 0.55, 0.65), (0.52, None, None), "fragile", "not clearly above"),
+    ],
+)
+def test_other_data(home: tuple, elsewhere: tuple, verdict: str, wanted: str) -> None:
+    names = ("value", "low", "high")
+    found = run(
+        dict(zip(names, home, strict=True)), elsewhere=dict(zip(names, elsewhere, strict=True))
+    )
+    said = next(sentence for sentence in sentences(found) if "On val" in sentence.text)
+    assert said.verdict == verdict
+    assert wanted in said.text
+
+
+def test_a_gap_is_judged_by_the_interval_of_the_score() -> None:
+    wide = {"value": 0.78, "low": 0.6, "high": 0.95}
+    for accuracy, verdict in ((wide, "note"), (wide | {"high": 0.89}, "fragile")):
+        found = run(accuracy)
+        trained = {"train_metrics": {"accuracy": 0.9}, "generalization_gap": 0.12}
+        found.content["parts"]["metrics"]["numbers"] |= trained
+        said = sentences(found)
+        gap = next(sentence for sentence in said if "generalization gap" in sentence.text)
+        assert gap.verdict == verdict
+        assert ("fits its training rows" in said[0].text) == (verdict == "fragile")
 
 
 @pytest.mark.parametrize(
@@ -73,6 +148,7 @@ def test_without_skill_nothing_else_is_judged(accuracy: dict, wanted: str) -> No
     said = sentences(run(accuracy, loss=0.0))
     assert said[0].verdict == "fragile"
     assert wanted in said[0].text
+    assert all(sentence.verdict != "good" for sentence in said)  # no small gap either
     text = " ".join(sentence.text for sentence in said[1:])
     assert "hardly suffers" not in text
     assert "temperature" not in text

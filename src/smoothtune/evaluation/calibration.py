@@ -5,7 +5,10 @@ Confidence is the probability of the predicted class. Bins are open below and cl
 without examples are left out.
 
 Reference: Guo, Pleiss, Sun, Weinberger: On Calibration of Modern Neural Networks, ICML 2017 (ECE,
-MCE, temperature); Nguyen, O'Connor, EMNLP 2015 (bins of equal mass).
+MCE, temperature); Nguyen, O'Connor, EMNLP 2015 (bins of equal mass). ECE by chance: consistency
+resampling of Broecker, Smith: Increasing the Reliability of Reliability Diagrams, Weather and
+Forecasting 22, 2007, as a test of calibration in Vaicenavicius et al.: Evaluating model calibration
+in classification, AISTATS 2019; here the stated probabilities are kept as they are.
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ Bins = Literal["width", "mass"]
 
 NUM_BINS = 15
 LARGEST_LOG_TEMPERATURE = 5.0
+CHANCE_DRAWS, CHANCE_BOUND = 1000, 0.95
+"""Samples of labels that a calibrated model is judged on, and the share of them below the bound."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,34 @@ def binned(
     return Reliability(means[0], means[1], count[used])
 
 
+def chance_errors(
+    confidence: np.ndarray, *, num_draws: int = CHANCE_DRAWS, seed: int = 0
+) -> np.ndarray:
+    """ECE of a calibrated model, by chance: every answer is right with its stated probability.
+
+    Args:
+        confidence: (N,) probability that an answer is right, 0 to 1.
+        num_draws: samples of which answers are right.
+        seed: of the samples.
+
+    Returns:
+        (num_draws,) ECE with 15 bins of equal width.
+    """
+    draws = np.random.default_rng(seed)
+    index = np.searchsorted(np.linspace(0, 1, NUM_BINS + 1)[1:-1], confidence)
+    stated = np.bincount(index, confidence, NUM_BINS)
+    right = (
+        np.bincount(index, draws.random(len(confidence)) < confidence, NUM_BINS)
+        for _ in range(num_draws)
+    )
+    return np.array([np.abs(count - stated).sum() for count in right]) / len(confidence)
+
+
+def _by_chance(errors: np.ndarray) -> dict[str, float]:
+    """The mean of `chance_errors`, and the bound that 95 % of them do not exceed."""
+    return {"mean": float(errors.mean()), "high": float(np.quantile(errors, CHANCE_BOUND))}
+
+
 def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
     """T > 0 with the least NLL of softmax(logits / T).
 
@@ -152,12 +185,15 @@ def calibration_report(
     Returns:
         Numbers, and the reliability diagram: the accuracy of 15 bins of equal width of confidence
         with 95 % Wilson intervals; after scaling, of the rows the temperature was not fitted on.
+        `ece_by_chance` is the ECE that a calibrated model with the same confidences has on so many
+        rows: the mean over samples of labels, and the bound that 95 % of them do not exceed.
     """
     fit, judge = split_for_temperature(labels, seed=seed)
     temperature = fit_temperature(logits[fit], labels[fit])
     scaled = logits / temperature
     numbers = {
         "all_rows": calibration_numbers(logits, labels),
+        "ece_by_chance": _by_chance(chance_errors(_answers(logits, labels)[0])),
         "mean_confidence": float(softmax(logits, axis=1).max(axis=1).mean()),
         "temperature": temperature,
         "temperature_fitted_on": len(fit),
@@ -192,6 +228,7 @@ def answer_calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[dic
     squared = float(((confidence - correct) ** 2).mean())
     numbers = {
         "all_rows": {"brier": squared} | _errors(confidence, correct),
+        "ece_by_chance": _by_chance(chance_errors(confidence)),
         "mean_confidence": float(confidence.mean()),
         "mean_correct": float(correct.mean()),
         "bins": _bins(confidence, correct),
@@ -217,14 +254,19 @@ def label_calibration(
 
     Returns:
         Numbers, and the reliability diagram of all pairs; after scaling, of the rows the
-        temperature was not fitted on. With fewer than four rows none is fitted.
+        temperature was not fitted on. With fewer than four rows none is fitted. `ece_by_chance` is
+        that of `calibration_report`, of the mean over labels.
     """
     pairs = expit(logits).ravel(), gold.ravel()
     by_label = dict(zip(names, label_errors(expit(logits), gold), strict=True))
+    by_chance = np.mean(
+        [chance_errors(column, seed=label) for label, column in enumerate(expit(logits).T)], axis=0
+    )
     numbers = {
         "all_rows": _label_numbers(logits, gold),
         "ece_by_label": by_label,
         "mean_ece_of_labels": float(np.mean(list(by_label.values()))),
+        "ece_by_chance": _by_chance(by_chance),
         "mean_confidence": float(pairs[0].mean()),
         "mean_correct": float(gold.mean()),
         "bins": _bins(*pairs),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,9 @@ NOISE_LEVEL, ATTACK_LEVEL, CORRUPTION_RATE = 0.3, 0.05, 0.1
 CALIBRATED = 0.05  # expected calibration error below which a model is called calibrated
 HOTTEST = 10.0
 """Temperatures beyond it, or below 1 / 10: logits say nothing, or are never wrong."""
-GUIDE = "see Choosing a method in the documentation"
+GUIDE = "See Choosing a method in the documentation."
+JUDGED = ("calibration", "robustness", "corruption", "substitution")
+"""What is to be known of a model before nothing speaks against it."""
 
 
 def sentences(run: Run) -> list[Sentence]:
@@ -60,10 +63,11 @@ def verdict(run: Run) -> Sentence:
     kinds = (_about_gap, _about_confidence, _about_robustness)
     advice = [text for kind in kinds for text in kind(run)]
     if advice:
-        return Sentence("fragile", f"Better than a constant answer, but: {'; '.join(advice)}.")
-    measured = [name for name in ("calibration", "robustness", "corruption") if run.numbers(name)]
+        found = f"Better than a constant answer, but: {'; '.join(advice)}."
+        return Sentence("fragile", f"{found} {GUIDE}")
+    unknown = [name for name in JUDGED if name not in run.content["parts"]]
     clean = _clean(run)
-    if len(measured) < 3 or clean is None or not _has_room(run, clean):
+    if unknown or clean is None or not _has_room(run, clean):
         return Sentence(
             "note",
             "Better than a constant answer; what it bears is not all known: add --all, with enough "
@@ -73,30 +77,46 @@ def verdict(run: Run) -> Sentence:
 
 
 def _about_gap(run: Run) -> Iterator[str]:
-    gap = run.numbers("metrics")["generalization_gap"]
-    if gap is not None and gap > 2 * TOLERATED_LOSS:
+    if _has_gap(run):
+        gap = run.numbers("metrics")["generalization_gap"]
         yield (
             f"it fits its training rows {100 * gap:.0f} points better than others: take more rows, "
-            f"fewer epochs, or a regularizer ({GUIDE})"
+            "fewer epochs, or a regularizer"
         )
+
+
+def _has_gap(run: Run) -> bool:
+    """Whether the training score is far above the other one, and above its interval."""
+    numbers = run.numbers("metrics")
+    gap, high = numbers["generalization_gap"], numbers["metrics"][run.main_metric]["high"]
+    if gap is None or high is None:
+        return False
+    return gap > 2 * TOLERATED_LOSS and numbers["train_metrics"][run.main_metric] > high
 
 
 def _about_confidence(run: Run) -> Iterator[str]:
     numbers = run.numbers("calibration")
-    if not numbers:
-        return
-    if numbers.get("mean_ece_of_labels", numbers["all_rows"]["ece"]) < CALIBRATED:
+    if not numbers or _judged_error(numbers)[1] != "fragile":
         return
     if _helps(numbers):
         yield f"divide its logits by {numbers['temperature']:.2f} before reading probabilities"
     else:
-        yield f"do not read its probabilities as chances, or train it for calibration ({GUIDE})"
+        yield "do not read its probabilities as chances, or train it for calibration"
+
+
+def _judged_error(numbers: dict[str, Any]) -> tuple[float, Verdict]:
+    """The calibration error, and what it says: nothing where a calibrated model may have it."""
+    error = numbers.get("mean_ece_of_labels", numbers["all_rows"]["ece"])
+    if error < CALIBRATED:
+        return error, "good"
+    chance = numbers.get("ece_by_chance")  # not in evaluations of earlier versions
+    return error, "fragile" if chance and error > chance["high"] else "note"
 
 
 def _about_robustness(run: Run) -> Iterator[str]:
-    if harmful := [shown for shown, loss in _losses(run) if loss > TOLERATED_LOSS]:
-        names = ", ".join(shown.partition(" at ")[0] for shown in harmful)
-        yield f"where inputs are like this, compare with a regularized run ({GUIDE}): {names}"
+    if harmful := [name for name, _, loss in _losses(run) if loss > TOLERATED_LOSS]:
+        names = ", ".join(name.partition(",")[0] for name in harmful)
+        yield f"where inputs are like this, compare with a regularized run: {names}"
 
 
 def _helps(numbers: dict[str, Any]) -> bool:
@@ -154,9 +174,10 @@ def _gap(run: Run) -> Iterator[Sentence]:
     gap, trained = numbers["generalization_gap"], numbers["train_metrics"]
     if gap is None or trained is None:
         return
+    small: Verdict = "good" if gap <= 2 * TOLERATED_LOSS and beats_chance(run) else "note"
     score = trained[run.main_metric]
     yield Sentence(
-        "fragile" if gap > 2 * TOLERATED_LOSS else "good",
+        "fragile" if _has_gap(run) else small,
         f"On training rows {run.main_metric} is {score:.3f}: a generalization gap of {gap:+.3f}.",
     )
 
@@ -165,13 +186,19 @@ def _calibration(run: Run) -> Iterator[Sentence]:
     numbers = run.numbers("calibration")
     if not numbers:
         return
-    error = numbers.get("mean_ece_of_labels")
-    if error is not None:
-        text = f"The probability of a label is off by {error:.3f} (ECE, a mean over labels)."
+    error, judged = _judged_error(numbers)
+    if "mean_ece_of_labels" in numbers:
+        text = f"The probability of a label is off by {error:.3f} (ECE, a mean over labels)"
     else:
-        error = numbers["all_rows"]["ece"]
         text = f"Stated confidence is {numbers['mean_confidence']:.2f} on average and off by "
-        text += f"{error:.3f} (ECE)."
+        text += f"{error:.3f} (ECE)"
+    if chance := numbers.get("ece_by_chance"):
+        high = chance["high"]
+        text += (
+            f"; a calibrated model that states the same is off by {chance['mean']:.3f} on so many "
+            f"rows, and by {high:.3f} at most in 95 % of samples"
+        )
+    text += "."
     temperature = numbers.get("temperature")
     if temperature is not None and temperature >= HOTTEST:
         text += " No temperature mends it: the logits say too little about the labels."
@@ -185,11 +212,11 @@ def _calibration(run: Run) -> Iterator[Sentence]:
             f" A temperature of {temperature:.2f} {helps} the NLL of the rows it was "
             f"not fitted on ({before:.3f} to {after:.3f})."
         )
-    yield Sentence("good" if error < CALIBRATED else "fragile", text)
+    yield Sentence(judged, text)
 
 
-def _losses(run: Run) -> Iterator[tuple[str, float]]:
-    """What the main metric loses by each disturbance at its level, with a title.
+def _losses(run: Run) -> Iterator[tuple[str, str, float]]:
+    """Each disturbance: its name, its name with level and change, and what the main metric loses.
 
     Nothing where the rows drawn for the diagnostics leave too little to lose.
     """
@@ -201,13 +228,19 @@ def _losses(run: Run) -> Iterator[tuple[str, float]]:
         ((name, points),) = curve.series.items()
         level = levels.get(key, CORRUPTION_RATE)
         loss = points[0].y - next(point.y for point in points if point.x == level)
-        yield f"{name} at {level:g} ({0.0 - loss:+.3f})", loss
+        yield name, f"{name} at {level:g} ({0.0 - loss:+.3f})", loss
+    for curve in run.curves("substitution").values():
+        (points,) = curve.series.values()
+        name = f"{points[-1].x:g} exchanged words"
+        loss = points[0].y - points[-1].y
+        yield name, f"{name} ({0.0 - loss:+.3f})", loss
 
 
 def _clean(run: Run) -> float | None:
     """The main metric on the rows drawn for the diagnostics, as they are."""
-    for curve in (run.curves("robustness") | run.curves("corruption")).values():
-        return next(iter(curve.series.values()))[0].y
+    for part in ("robustness", "corruption", "substitution"):
+        for curve in run.curves(part).values():
+            return next(iter(curve.series.values()))[0].y
     return None
 
 
@@ -224,8 +257,8 @@ def _disturbance(run: Run) -> Iterator[Sentence]:
             "best constant answer to say what it bears: take more with --max-diagnostic-samples.",
         )
     losses = list(_losses(run))
-    harmful = [shown for shown, loss in losses if loss > TOLERATED_LOSS]
-    kept = [shown for shown, loss in losses if loss <= TOLERATED_LOSS]
+    harmful = [shown for _, shown, loss in losses if loss > TOLERATED_LOSS]
+    kept = [shown for _, shown, loss in losses if loss <= TOLERATED_LOSS]
     if harmful:
         yield Sentence("fragile", f"{run.main_metric} suffers from {'; '.join(harmful)}.")
     if kept:
@@ -265,12 +298,29 @@ def _other_data(run: Run) -> Iterator[Sentence]:
                 f"{before[run.main_metric]['value']:.3f} to {metric['value']:.3f}.",
             )
             continue
-        worse = metric["high"] is not None and metric["high"] < home["value"]
-        yield Sentence(
-            "fragile" if worse else "good",
-            f"On {data_set} {run.main_metric} is {metric['value']:.3f} "
-            f"({numbers['rows']} rows; best constant answer {numbers['trivial_baseline']:.3f}).",
-        )
+        baseline = numbers["trivial_baseline"]
+        text = f"On {data_set} {run.main_metric} is {metric['value']:.3f}"
+        known = f"{numbers['rows']} rows; best constant answer {baseline:.3f}"
+        if metric["low"] is None or metric["low"] <= baseline:
+            text += f", not clearly above the best constant answer ({known})."
+            yield Sentence("fragile", text)
+        elif _is_less(metric, home):
+            text += f", less than the {home['value']:.3f} of its own data ({known})."
+            yield Sentence("fragile", text)
+        else:
+            yield Sentence("good", f"{text} ({known}).")
+
+
+def _is_less(metric: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether a metric is below that of other rows by more than the sampling of both explains.
+
+    The interval of their difference is put together from both intervals (Zou, Donner: Construction
+    of confidence limits about effect measures, Statistics in Medicine 27, 2008).
+    """
+    if other["low"] is None:
+        return False
+    margin = math.hypot(metric["high"] - metric["value"], other["value"] - other["low"])
+    return bool(other["value"] - metric["value"] > margin)
 
 
 def _cost(run: Run) -> Iterator[Sentence]:
