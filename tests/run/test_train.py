@@ -25,7 +25,7 @@ from smoothtune.models.load import load_base
 from smoothtune.run import train as train_module
 from smoothtune.run.callbacks import ProgressCallback
 from smoothtune.run.output import newest_checkpoint
-from smoothtune.run.train import train
+from smoothtune.run.train import below_constant, train
 from smoothtune.run.trainer import some_examples
 
 LOADS_ALONE = """
@@ -219,6 +219,32 @@ def test_model_card_tells_the_run_and_escapes(settings: dict) -> None:
     assert "| learning\\_rate | 0.01 |" in card
     assert "<script>" not in card
     assert "alert(1)&lt;/script&gt; \\| \\[x\\](y) \\`z\\`" in card
+
+
+def test_a_model_at_chance_is_told_in_the_terminal(settings: dict) -> None:
+    said = io.StringIO()
+    few = settings | {"methods": {"plain": {}}, "max_steps": 1, "learning_rate": 1e-9}
+    result = train(RunConfig(**few), console=Console(file=said, width=200))
+    assert result["metrics"]["accuracy"] <= result["trivial_baseline"] == 0.5
+    assert "is not better than the best constant answer, which has 0.5000:" in said.getvalue()
+    better = result | {"metrics": {"accuracy": 0.51}}
+    assert below_constant(better) == ""
+
+
+@pytest.mark.parametrize(
+    ("methods", "given", "shown"),
+    [({"plain": {}}, None, "1.0"), ({"cwgnc": {}}, None, "0.0"), ({"plain": {}}, 0.5, "0.5")],
+)
+def test_model_card_says_what_was_in_force(
+    methods: dict, given: float | None, shown: str, settings: dict
+) -> None:
+    changes = {"methods": methods, "max_grad_norm": given, "max_steps": 1, "cost_steps": 0}
+    strategy = "epoch" if given else "no"
+    result = quiet_train(RunConfig(**settings | changes | {"eval_strategy": strategy}))
+    assert result["config"]["max_grad_norm"] == given
+    card = (Path(settings["output_dir"]) / "README.md").read_text()
+    assert f"| max\\_grad\\_norm | {shown} |" in card
+    assert ("used to watch the training" in card) == (strategy == "epoch")
 
 
 def test_measuring_the_cost_changes_nothing(settings: dict, tmp_path: Path) -> None:

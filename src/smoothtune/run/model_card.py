@@ -10,6 +10,7 @@ from huggingface_hub import EvalResult
 from huggingface_hub.repocard_data import eval_results_to_model_index
 
 from smoothtune.catalog import MethodDescription
+from smoothtune.config.run import RunConfig
 from smoothtune.methods.describe import describe
 from smoothtune.methods.find import find_method
 from smoothtune.report.page import render
@@ -29,6 +30,7 @@ def model_card(result: dict[str, Any]) -> str:
     content = {
         "adapter": config.get("lora") is not None and not config.get("merge_adapter"),
         "methods": [_described(name) for name in result["methods"]],
+        "settings": config | {"max_grad_norm": RunConfig.model_validate(config).clip_norm()},
         "model_index": _model_index(result),
         "hub_task": _hub_task(result["task_type"]),
         "auto_model": TASK_CLASSES[result["task_type"]].auto_model.__name__,

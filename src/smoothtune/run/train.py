@@ -121,6 +121,8 @@ def train(
             publish(folder, trained.result, keep_checkpoints=config.save_strategy != "no")
     scores = (f"{name} {value:.4f}" for name, value in trained.result["metrics"].items())
     say(console, f"validation: {'  '.join(scores)}")
+    if not_better := below_constant(trained.result):
+        say(console, not_better)
     push(config, read_json(folder / RESULT) or {}, console)
     return trained.result
 
@@ -181,6 +183,22 @@ def fit(
     weights = whole_weights(trainer)
     model = merged(model) if config.merge_adapter else model
     return Trained(inputs.base, inputs.prepared, model, predictions, result, weights)
+
+
+def below_constant(result: dict[str, Any]) -> str:
+    """That a model is no better than the best constant answer; "" where it is.
+
+    Args:
+        result: the content of ``result.json``.
+    """
+    name, constant = result["headline"], result["trivial_baseline"]
+    score = result["metrics"][name]
+    if score > constant:
+        return ""
+    return (
+        f"{name} {score:.4f} is not better than the best constant answer, which has {constant:.4f}: "
+        "train longer, with another learning rate or on more rows"
+    )
 
 
 def step_cost(
