@@ -105,6 +105,37 @@ def test_every_part_has_its_numbers_tables_and_plots(everything: tuple[Path, str
             assert ElementTree.parse(folder / f"{name}_{curve}.svg").getroot().tag.endswith("svg")
 
 
+def test_one_name_has_one_number(everything: tuple[Path, str]) -> None:
+    """Smoothness and effect take other rows and probes for the same derivatives."""
+    page = (everything[0] / "evaluation.md").read_text()
+    sections = page.split("\n### ")
+    named = [
+        dict(row.split(" | ") for row in section.splitlines() if row.startswith("| "))
+        for section in sections
+        if section.startswith(("Smoothness", "What methods are about"))
+    ]
+    assert len(named) == 2
+    assert {"| ", "| rows"} >= named[0].keys() & named[1].keys()
+    assert "Jacobian norm of every layer, 4 probes: logits" in page
+    assert "Jacobian norm of every layer, 2 probes, 24 rows: logits" in page
+
+
+def test_lists_are_rounded(everything: tuple[Path, str]) -> None:
+    for name in ("evaluation.md", "evaluation.html"):
+        page = (everything[0] / name).read_text()
+        (row,) = re.findall("bins: confidence(.*)", page)[:1]
+        assert not re.search(r"\d\.\d{5}", row)
+
+
+def test_an_area_stands_beside_the_score_without_a_disturbance(
+    everything: tuple[Path, str],
+) -> None:
+    found = content_of(everything[0])["parts"]["robustness"]["curves"]["fgm"]["numbers"]
+    shown = f"{found['area']:.4f}, clean {found['clean']:.4f}"
+    assert f"area: accuracy under FGM attack\t{shown}" in everything[1]
+    assert re.search(r"^ece\t0\.\d{4}, by chance up to 0\.\d{4}$", everything[1], re.MULTILINE)
+
+
 def test_metrics_are_those_of_training(everything: tuple[Path, str], tiny_folder: Path) -> None:
     found = content_of(everything[0])["parts"]["metrics"]["numbers"]
     trained = json.loads((tiny_folder / "tuned" / "result.json").read_text())

@@ -247,7 +247,10 @@ def effect(subject: Subject) -> PartResult:
         found.missing["calibration error"] = answers.skipped
     else:
         found.values["calibration error"] = answers.numbers["all_rows"]["ece"]
-    numbers: dict[str, Any] = {"rows": subject.num_examples(rows)}
+    count = subject.num_examples(rows)
+    for curve in found.curves.values():  # `smoothness` has the same curves of more rows
+        curve.title += f", {count} rows"
+    numbers: dict[str, Any] = {"rows": count}
     numbers["quantities"] = {n: found.values[n] for n in QUANTITIES if n in found.values}
     numbers |= {"beside": found.beside, "not measured": found.missing}
     return PartResult(numbers, found.curves)

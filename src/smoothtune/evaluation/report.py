@@ -80,11 +80,21 @@ def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:
     with only_damage(_records(runs)):
         rows = [list(row) for row in score_table(runs).rows]
         if numbers := run.numbers("calibration"):
-            rows.append(["ece", number(numbers["all_rows"]["ece"])])
+            rows.append(_calibration_row(numbers))
         for part in ("robustness", "corruption", "substitution"):
             for curve in run.curves(part).values():
-                rows.append([f"area: {curve.title}", number(curve.numbers.get("area"))])
+                area, clean = (number(curve.numbers.get(name)) for name in ("area", "clean"))
+                rows.append([f"area: {curve.title}", f"{area}, clean {clean}"])
         return rows, verdict(run)
+
+
+def _calibration_row(numbers: dict[str, Any]) -> list[str]:
+    """The error that is judged, with that of a calibrated model."""
+    of_labels = numbers.get("mean_ece_of_labels")
+    error = numbers["all_rows"]["ece"] if of_labels is None else of_labels
+    chance = numbers.get("ece_by_chance", {}).get("high")
+    by_chance = "" if chance is None else f", by chance up to {number(chance)}"
+    return ["ece" if of_labels is None else "ece, mean of labels", number(error) + by_chance]
 
 
 def _records(runs: Sequence[Run]) -> str:
@@ -181,6 +191,8 @@ def _flat(numbers: dict[str, Any]) -> dict[str, Any]:
 def _value(value: object) -> str:
     if value is None:
         return DASH
+    if isinstance(value, list):
+        return ", ".join(map(_value, value))
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

@@ -72,7 +72,10 @@ def derivative_norms(
             first, second = (torch.stack(parts).mean(0) for parts in zip(*drawn, strict=True))
             squares.append((first.cpu().numpy(), second.cpu().numpy()))
     jacobian, hessian = (np.concatenate(parts, axis=1) for parts in zip(*squares, strict=True))
-    return {"jacobian": _curve("Jacobian", jacobian), "hessian": _curve("Hessian", hessian)}
+    return {
+        "jacobian": _curve("Jacobian", jacobian, num_probes),
+        "hessian": _curve("Hessian", hessian, num_probes),
+    }
 
 
 def _representations(run: ForwardPass) -> list[Tensor]:
@@ -80,11 +83,11 @@ def _representations(run: ForwardPass) -> list[Tensor]:
     return [*(run.pooled(hidden) for hidden in run.hidden_states[1:]), run.logits]
 
 
-def _curve(name: str, squares: np.ndarray) -> Curve:
+def _curve(name: str, squares: np.ndarray, num_probes: int) -> Curve:
     """The root mean square over examples, from (L + 1, N); the last row is the logits."""
     *layers, logits = (_root(number, values) for number, values in enumerate(squares, 1))
     return Curve(
-        f"{name} norm of every layer",
+        f"{name} norm of every layer, {num_probes} probes",  # with more it is another estimate
         "layer (number of the block, from 1)",
         LABELS[name],
         {name: layers},
