@@ -34,7 +34,7 @@ from smoothtune.evaluation import parts
 from smoothtune.evaluation.output import read_predictions
 from smoothtune.evaluation.report import write_report
 from smoothtune.evaluation.run import wanted_parts
-from smoothtune.evaluation.settings import resolve
+from smoothtune.evaluation.settings import is_training_data, resolve, training_record
 from smoothtune.models.load import load_base
 from smoothtune.run.train import train
 
@@ -368,6 +368,53 @@ def test_a_model_of_a_regularized_trainer(tiny_folder: Path, tmp_path: Path, row
     assert found.exit_code == 0, found.output
     assert content_of(folder)["training"]["methods"] == {"reinit": ReInit().settings()}
     assert re.search(r", training \d+ s\.", (folder / "evaluation.md").read_text())
+
+
+def started_in(folder: Path, tiny_folder: Path) -> Path:
+    """A model trained in a folder by relative paths: `data.csv` there to `out/model`."""
+    folder.mkdir()
+    shutil.copytree(tiny_folder / "tuned", folder / "out" / "model")
+    shutil.copy(tiny_folder / "data" / "train.csv", folder / "data.csv")
+    shutil.copytree(tiny_folder / "model", folder / "base")
+    file = folder / "out" / "model" / "result.json"
+    record = json.loads(file.read_text())
+    record["config"] |= {"data": "data.csv", "output_dir": "out/model", "model": "base"}
+    file.write_text(json.dumps(record))
+    return folder
+
+
+def test_paths_of_a_training_run_are_seen_from_where_it_was_started(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = started_in(tmp_path / "a", tiny_folder)
+    elsewhere = tmp_path / "c"
+    elsewhere.mkdir()
+    for folder, model in ((training, "out/model"), (elsewhere, "../a/out/model")):
+        monkeypatch.chdir(folder)
+        record = training_record(model)
+        settings = resolve(Settings(model=model, output_dir="x"), record)
+        assert settings.data is not None
+        assert settings.base_model is not None
+        assert Path(settings.data).samefile(training / "data.csv")
+        assert Path(settings.base_model).samefile(training / "base")
+        assert is_training_data(settings, record)
+        assert (settings.data == "data.csv") == (folder == training)
+    named = Settings(model="../a/out/model", output_dir="x", data="../a/data.csv")
+    assert is_training_data(resolve(named, record), record)
+    shutil.copy(training / "data.csv", elsewhere / "data.csv")  # other rows of the same name
+    assert Path(resolve(settings, record).data or "").samefile(training / "data.csv")
+
+
+def test_data_of_a_moved_model_are_asked_for(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = started_in(tmp_path / "a", tiny_folder)
+    shutil.move(training / "out" / "model", tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    found = call("moved", "--output-dir", "out")
+    assert found.exit_code == 3
+    assert "as seen from the folder where that run was started: name the data with" in found.stderr
+    assert "--data" in found.stderr
 
 
 def test_another_architecture_is_no_base_model(tiny_folder: Path, tmp_path: Path) -> None:

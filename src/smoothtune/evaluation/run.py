@@ -14,7 +14,7 @@ from smoothtune.config.evaluation import Settings
 from smoothtune.config.part_names import OOD, further_title
 from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, quiet, say
-from smoothtune.errors import OutputError
+from smoothtune.errors import DataError, OutputError
 from smoothtune.evaluation.examples import add_examples, measured_examples
 from smoothtune.evaluation.output import (
     EVALUATION,
@@ -31,7 +31,12 @@ from smoothtune.evaluation.parts import (
     other_data,
 )
 from smoothtune.evaluation.predictor import load_predictor
-from smoothtune.evaluation.settings import is_training_data, resolve, training_record
+from smoothtune.evaluation.settings import (
+    is_training_data,
+    resolve,
+    training_record,
+    where_recorded,
+)
 from smoothtune.files import owned, versions, write_json
 from smoothtune.models.load import load_base, weights_fingerprint
 from smoothtune.tasks.prepare import Prepared, prepare, prepare_evaluation
@@ -124,16 +129,19 @@ def load_subject(
     if not is_training_data(settings, training):
         names = [str(name) for name in (base.config.id2label or {}).values()]
         read = partial(prepare_evaluation, model_labels=names)
-    prepared = read(
-        settings.data or task.hub_id or "",
-        task,
-        base.tokenizer,
-        max_train_samples=settings.max_train_samples,
-        max_eval_samples=settings.max_eval_samples,
-        max_seq_length=settings.max_seq_length or task.default_max_seq_length,
-        seed=settings.data_seed or 0,
-        vocab_size=base.config.get_text_config().vocab_size,
-    )
+    try:
+        prepared = read(
+            settings.data or task.hub_id or "",
+            task,
+            base.tokenizer,
+            max_train_samples=settings.max_train_samples,
+            max_eval_samples=settings.max_eval_samples,
+            max_seq_length=settings.max_seq_length or task.default_max_seq_length,
+            seed=settings.data_seed or 0,
+            vocab_size=base.config.get_text_config().vocab_size,
+        )
+    except DataError as error:
+        raise DataError(f"{error}{where_recorded(settings, training)}") from error
     predictor = load_predictor(
         base, prepared.task, batch_size=settings.batch_size, seed=settings.seed, progress=bar
     )

@@ -66,8 +66,13 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
     """
     run = record["config"] if record else {}
     filled = _from_training(settings, run, ("max_eval_samples",))
+    if settings.data is None and filled.get("data") is not None:
+        filled["data"] = seen_from_here(filled["data"], run, settings.model)
     if settings.base_model is None:
-        filled["base_model"] = run.get("model")
+        base = run.get("model")
+        filled["base_model"] = (
+            base if base == "minilm" else seen_from_here(base, run, settings.model)
+        )
     if settings.data_seed is None:
         filled["data_seed"] = run.get("seed", 42)
     if settings.max_train_samples is None:
@@ -129,6 +134,47 @@ def _record_problems(error: ValidationError, path: Path) -> list[Problem]:
     ]
 
 
+def seen_from_here(path: Any, run: dict[str, Any], model: str) -> Any:
+    """A path that a training run recorded, as it was seen from where that run was started.
+
+    Args:
+        path: of the record; it may be the id of something on the hub.
+        run: the recorded configuration.
+        model: the run's folder, from which its `output_dir` leads back to where it was started.
+
+    Returns:
+        The path from here; `path` itself where it is the same, or where nothing lies there.
+    """
+    start = _started_in(run, model)
+    if start is None or not isinstance(path, str):
+        return path
+    here = os.path.expanduser(path)
+    place = os.path.join(start, here)
+    if not os.path.exists(place) or os.path.exists(here) and os.path.samefile(place, here):
+        return path
+    return place
+
+
+def _started_in(run: dict[str, Any], model: str) -> str | None:
+    """The folder in which a run was started; None if it is not to be seen from its own place."""
+    if not isinstance(run.get("output_dir"), str) or os.path.isabs(run["output_dir"]):
+        return None
+    below = os.path.normpath(run["output_dir"])
+    folder = os.path.abspath(os.path.expanduser(model))
+    return folder.removesuffix(os.sep + below) if folder.endswith(os.sep + below) else None
+
+
+def where_recorded(settings: Settings, record: dict[str, Any] | None) -> str:
+    """What to add to an error about data that a training run recorded and that are not here."""
+    data = record and record["config"].get("data")
+    if data is None or data != settings.data or os.path.exists(os.path.expanduser(data)):
+        return ""
+    return (
+        "; the training run recorded it, a path as seen from the folder where that run was "
+        "started: name the data with --data"
+    )
+
+
 def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:
     """Whether a model is evaluated on the data of its own training run.
 
@@ -142,7 +188,7 @@ def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:
     run = record["config"] if record else {}
     if settings.task != run.get("task"):
         return False
-    places = (settings.data, run.get("data"))
+    places = (settings.data, seen_from_here(run.get("data"), run, settings.model))
     if None in places:
         return settings.data == run.get("data")
     return len({os.path.realpath(os.path.expanduser(str(place))) for place in places}) == 1

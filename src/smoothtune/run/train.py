@@ -196,8 +196,8 @@ def below_constant(result: dict[str, Any]) -> str:
     if score > constant:
         return ""
     return (
-        f"{name} {score:.4f} is not better than the best constant answer, which has {constant:.4f}: "
-        "train longer, with another learning rate or on more rows"
+        f"{name} {score:.4f} is not better than the best constant answer, which has "
+        f"{constant:.4f}: train longer, with another learning rate or on more rows"
     )
 
 
