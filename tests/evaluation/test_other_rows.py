@@ -8,7 +8,7 @@ import pytest
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.errors import DataError
-from smoothtune.evaluation.transfer import other_rows, validation_texts
+from smoothtune.evaluation.transfer import labeled_rows, other_rows, validation_texts
 from smoothtune.tasks.prepare import prepare
 from smoothtune.tasks.presets import TASKS, describe_task
 
@@ -41,9 +41,27 @@ def test_the_evaluation_split_is_taken_where_there_is_one(tokenizer, tmp_path: P
     assert found["length"][:] == [4]
 
 
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [("val", "--ood-set val.text_columns=COLUMN and --ood-set val.label_column=COLUMN"), ("", "")],
+)
+def test_missing_columns_are_named_with_how_to_give_them(
+    name: str, wanted: str, tmp_path: Path
+) -> None:
+    """Of a lone file without a split, also where labels are given a meaning."""
+    file = tmp_path / "validation.csv"
+    file.write_text("review,stars\ngood film,1\n")
+    with pytest.raises(DataError) as caught:
+        labeled_rows(OtherData(str(file), labels={"1": "fine"}), TASK, name=name)
+    message = str(caught.value)
+    assert message.startswith(f"{file}: has no column 'text', 'label'; its columns are 'review'")
+    assert "split" not in message
+    assert message.endswith(f"; name its own with {wanted}" if wanted else "label_column=COLUMN")
+
+
 def test_other_labels_are_refused(tokenizer, tmp_path: Path) -> None:
     file = write(tmp_path / "other.csv", [("good", "great"), ("bad", "poor")])
-    with pytest.raises(DataError, match="'great' is no label"):
+    with pytest.raises(DataError, match=r"other\.csv: row 0, .*'great' is no label"):
         other_rows(OtherData(str(file)), TASK, tokenizer, max_seq_length=16, vocab_size=14)
 
 

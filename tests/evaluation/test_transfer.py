@@ -142,6 +142,28 @@ def test_the_command_scores_both_and_keeps_them(tiny_folder, reversed_data, tmp_
     assert "was evaluated before with" in otherwise.output
 
 
+def test_other_data_are_checked_before_anything_is_computed(
+    tiny_folder, reversed_data, tmp_path
+) -> None:
+    out = tmp_path / "out"
+    options = ["--output-dir", str(out), "--num-resamples", "20", "--max-eval-samples", "10"]
+    sets = ["--ood", f"a={reversed_data}", "--ood", f"again={tiny_folder / 'data' / 'train.csv'}"]
+    command = ["evaluate", str(tiny_folder / "tuned"), *options, *sets]
+    found = CliRunner().invoke(app, [*command, "--ood", "gone=gone.csv"])
+    assert found.exit_code == 3
+    assert "--ood a: " in found.stderr
+    assert "--ood-set a.text_columns=COLUMN" in found.stderr
+    assert "--ood gone: gone.csv: no such file" in found.stderr
+    assert "--ood again" not in found.stderr
+    assert not (out / "evaluation.json").exists()
+    columns = ["--ood-set", "a.text_columns=sentence", "--ood-set", "a.label_column=bad_one"]
+    found = CliRunner().invoke(app, [*command, *columns, "--ood-set", "again.max_rows=5"])
+    assert found.exit_code == 0, found.output
+    parts = json.loads((out / "evaluation.json").read_text())["parts"]
+    assert [parts[f"ood: {name}"]["numbers"]["rows"] for name in ("a", "again")] == [10, 5]
+    assert parts["metrics"]["numbers"]["rows"] == 10
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -79,7 +79,8 @@ class Settings(SpanFields, DataFields):
     max_train_samples: Annotated[Count | None, DATA] = None
     """Score at most this many of the training rows, and never more than 1000."""
     max_eval_samples: Annotated[Count | None, DATA] = None
-    """Evaluate on at most this many rows, the first ones."""
+    """Evaluate on at most this many rows, the first ones, also of each other data set; unset: as in
+    training, and other data sets whole."""
     max_diagnostic_samples: Annotated[Count, DATA] = 256
     """Rows, drawn at random, for all parts but the metrics, calibration and other data sets."""
     max_seq_length: Annotated[Count | None, DATA] = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,7 @@ from smoothtune.evaluation.settings import (
     training_record,
     where_recorded,
 )
+from smoothtune.evaluation.transfer import labeled_rows
 from smoothtune.files import owned, versions, write_json
 from smoothtune.models.load import load_base, weights_fingerprint
 from smoothtune.tasks.prepare import Prepared, prepare, prepare_evaluation
@@ -78,6 +79,7 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
                 "or replace it with --overwrite-output-dir"
             )
         content = kept or empty_evaluation(subject, fingerprints, training)
+        check_other_data(subject, content["parts"])
         for name, part in wanted_parts(settings).items():
             if name in content["parts"]:
                 check_read_as(name, content["parts"][name], settings)
@@ -106,6 +108,31 @@ def wanted_parts(settings: Settings) -> dict[str, Part]:
             part = partial(further_data, other=other, share=share)
             wanted[further_title(name, share)] = part
     return wanted
+
+
+def check_other_data(subject: Subject, done: Collection[str]) -> None:
+    """Read all other data sets once, so that what is wrong with them is said before all else.
+
+    Args:
+        subject: the model and its data.
+        done: titles of finished parts.
+
+    Raises:
+        DataError: data cannot be read, or do not fit the task; of all sets.
+    """
+    settings, problems = subject.settings, []
+    for name, other in settings.ood.items():
+        titles = {OOD + name}
+        if settings.further_share:
+            titles.add(further_title(name, settings.further_share))
+        if titles <= set(done):
+            continue
+        try:
+            labeled_rows(other, subject.prepared.task, name=name)
+        except DataError as error:
+            problems.append(f"--ood {name}: {error}")
+    if problems:
+        raise DataError("\n".join(problems))
 
 
 def load_subject(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -66,6 +67,11 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
     """
     run = record["config"] if record else {}
     filled = _from_training(settings, run, ("max_eval_samples",))
+    if (most := settings.max_eval_samples) is not None:
+        filled["ood"] = {
+            name: replace(other, max_rows=min(most, other.max_rows or most))
+            for name, other in settings.ood.items()
+        }
     if settings.data is None and filled.get("data") is not None:
         filled["data"] = seen_from_here(filled["data"], run, settings.model)
     if settings.base_model is None:

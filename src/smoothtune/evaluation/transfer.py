@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, get_linear_schedule_with_warmup
 
 from smoothtune.config.evaluation import OtherData
-from smoothtune.data.columns import fingerprint
+from smoothtune.data.columns import column_problem, fingerprint
 from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError, unknown
@@ -225,6 +225,61 @@ def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:
     return task.select(splits[split], rows, labels)
 
 
+@dataclass(frozen=True)
+class Labeled:
+    """The rows of another data set as a task reads them, not yet tokenized."""
+
+    task: Task
+    """With the columns of the data set."""
+    raw: Dataset
+    labels: Any
+    """In the form that `Task.select` takes."""
+    where: str
+    """The source, and the split where it may have several; for errors."""
+
+
+def labeled_rows(other: OtherData, task: Task, *, name: str = "") -> Labeled:
+    """Read and check another data set.
+
+    Args:
+        other: the data set; its validation split is used, else test, else train, else the only one.
+        task: the model's task, its labels known.
+        name: that the command line gives the data set, for errors about its columns.
+
+    Raises:
+        DataError: the source cannot be read, or does not fit the task.
+    """
+    source, task = source_of(other), as_task(other, task)
+    splits = task.load_splits(source, need_train=False)
+    order = (task.validation_split, "validation", "test", "train", *splits)
+    split = next(name for name in order if name in splits)
+    in_split = f"{source}, split {split!r}"
+    where = source if os.path.isfile(os.path.expanduser(source)) else in_split
+    if problem := column_problem(splits[split], task.columns):
+        raise DataError(f"{where}: {problem}{_own_columns(task, splits[split], name)}")
+    raw = relabeled(splits[split], other.labels, task, where)
+    try:
+        labels = task.check({split: raw}, source)[split]
+    except DataError as error:
+        raise DataError(str(error).replace(in_split, where)) from error
+    return Labeled(task, raw, labels, where)
+
+
+def _own_columns(task: Task, raw: Dataset, name: str) -> str:
+    """How to name the columns of another data set in the place of those that it lacks."""
+    of = f"--ood-set {name}." if name else ""
+    fields = {
+        "text_columns": (task.text_columns, ", ".join("COLUMN" for _ in task.text_columns)),
+        "label_column": ((task.label_column,), "COLUMN"),
+    }
+    named = [
+        f"{of}{field}={columns if len(wanted) == 1 else f'[{columns}]'}"
+        for field, (wanted, columns) in fields.items()
+        if len(raw) and set(wanted) - set(raw.column_names)
+    ]
+    return f"; name its own with {' and '.join(named)}" if named else ""
+
+
 def other_rows(
     other: OtherData,
     task: Task,
@@ -236,7 +291,7 @@ def other_rows(
     """All rows of another data set for the same task; repeated texts count once.
 
     Args:
-        other: the data set; its validation split is used, else test, else train, else the only one.
+        other: the data set, see `labeled_rows`.
         task: the model's task, its labels known. Labels written as names mean the class of that
             name, unless `other` gives them another meaning.
         tokenizer: the model's.
@@ -249,14 +304,9 @@ def other_rows(
     Raises:
         DataError: the source cannot be read, or does not fit the task.
     """
-    source, task = source_of(other), as_task(other, task)
-    splits = task.load_splits(source, need_train=False)
-    order = (task.validation_split, "validation", "test", "train", *splits)
-    split = next(name for name in order if name in splits)
-    where = f"{source}, split {split!r}"
-    raw = relabeled(splits[split], other.labels, task, where)
-    labels = task.check({split: raw}, str(source))[split]
-    examples = task.select(raw, np.arange(len(raw)), labels)
+    found = labeled_rows(other, task)
+    task, where = found.task, found.where
+    examples = task.select(found.raw, np.arange(len(found.raw)), found.labels)
     texts = [examples[name][:] for name in task.input_columns if name in examples.column_names]
     keys = [str(values) for values in zip(*texts, strict=True)]
     first = sorted(dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True)).values())
