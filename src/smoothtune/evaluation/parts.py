@@ -38,6 +38,7 @@ from smoothtune.evaluation.transfer import (
     validation_texts,
 )
 from smoothtune.models.load import load_base, load_classifier
+from smoothtune.models.lora import merged_copy
 from smoothtune.report.curves import Curve
 from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.prepare import Prepared
@@ -219,7 +220,7 @@ def drift(subject: Subject) -> PartResult:
     before, new = subject.pretrained
     rows, name = subject.rows(), subject.settings.base_model
     try:
-        curves = weight_drift(subject.predictor.model, before, new=new)
+        curves = weight_drift(merged_copy(subject.predictor.model), before, new=new)
     except ValueError as error:
         raise ModelError(f"--base-model {name}: {error}") from error
     cka = representation_drift(subject.predictor, before, rows)
@@ -236,11 +237,12 @@ def effect(subject: Subject) -> PartResult:
     else:
         before, new = subject.pretrained
         try:
-            distance = weight_distance(subject.predictor.model, before, new=new)
+            distance = weight_distance(merged_copy(subject.predictor.model), before, new=new)
         except ValueError as error:
-            raise ModelError(f"--base-model {subject.settings.base_model}: {error}") from error
-        found.values["weight distance"] = distance.pop("weight distance")
-        found.beside["weight distance, absolute"] = distance["absolute"]
+            found.missing["weight distance"] = str(error)
+        else:
+            found.values["weight distance"] = distance["weight distance"]
+            found.beside["weight distance, absolute"] = distance["absolute"]
     reason = subject.prepared.task.unsupported_parts.get("calibration")
     answers = calibration(subject) if reason is None else PartResult(skipped=reason)
     if answers.skipped:

@@ -5,6 +5,7 @@ Reference: Hu et al., LoRA: Low-Rank Adaptation of Large Language Models, ICLR 2
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -219,6 +220,22 @@ def save(model: Any, folder: Path, weights: dict[str, Tensor] | None = None) -> 
 def merged(model: Any) -> Any:
     """The plain model with the adapters merged into its weights; other models unchanged."""
     return model.merge_and_unload() if hasattr(model, "peft_config") else model
+
+
+def merged_copy(model: Any) -> Any:
+    """The plain model in float32, its adapters merged; the model itself keeps them.
+
+    Args:
+        model: one with adapters; another is returned as it is.
+
+    Raises:
+        ValueError: the frozen weights are quantized.
+    """
+    if not hasattr(model, "peft_config"):
+        return model
+    if getattr(model.get_base_model(), "is_quantized", False):
+        raise ValueError("the frozen weights are stored in too few bits to be compared")
+    return merged(copy.deepcopy(model).float())
 
 
 def load_merged(

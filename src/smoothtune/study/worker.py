@@ -9,6 +9,7 @@ import shutil
 import sys
 import threading
 import traceback
+from collections.abc import Sequence
 from multiprocessing.connection import wait
 from multiprocessing.process import parent_process
 from pathlib import Path
@@ -21,7 +22,7 @@ from tqdm import tqdm
 from smoothtune.config.evaluation import Settings
 from smoothtune.config.part_names import OOD, further_title
 from smoothtune.console import say
-from smoothtune.errors import CheckpointError, NonFiniteLoss, OutOfMemory, Stopped
+from smoothtune.errors import CheckpointError, ModelError, NonFiniteLoss, OutOfMemory, Stopped
 from smoothtune.evaluation.calibration import label_errors, reliability
 from smoothtune.evaluation.parts import PART_FUNCTIONS, Subject, further_data, other_data
 from smoothtune.evaluation.predictor import Predictor
@@ -178,10 +179,7 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
             f"{point.x:g}": point.y for points in curve.series.values() for point in points
         }
     if extras.evaluate:
-        found["parts"] = {
-            name: evaluate_part(name, PART_FUNCTIONS[name], subject).to_dict()
-            for name in extras.evaluate
-        }
+        found["parts"] = _measured_parts(extras.evaluate, subject)
         found["claims"] = {name: list(find_method(name).claims) for name in cell.config.methods}
     for name, other in extras.ood:
         results = {OOD + name: other_data(subject, other)}
@@ -192,6 +190,17 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
                 read_as["source"] = portable(read_as["source"])
         plain = {title: result.to_dict() for title, result in results.items()}
         found["parts"] = found.get("parts", {}) | plain
+    return found
+
+
+def _measured_parts(names: Sequence[str], subject: Subject) -> dict[str, Any]:
+    """Parts of an evaluation by name; one that the model is not made for is left out."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = evaluate_part(name, PART_FUNCTIONS[name], subject).to_dict()
+        except ModelError as error:  # the training and its scores are not to be lost by it
+            print(f"{name} is not measured: {error}")
     return found
 
 
