@@ -405,6 +405,30 @@ def test_paths_of_a_training_run_are_seen_from_where_it_was_started(
     assert Path(resolve(settings, record).data or "").samefile(training / "data.csv")
 
 
+@pytest.mark.usefixtures("no_plots")
+def test_a_copy_of_the_training_data_is_split_as_in_training(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Else a moved model would be scored on rows that it was trained on."""
+    file = tmp_path / "reviews.csv"
+    words = [(f"{'good' if i % 2 else 'bad'} film {i}", i % 2) for i in range(60)]
+    with file.open("w", newline="") as opened:
+        csv.writer(opened).writerows([("text", "label"), *words])
+    options = {"task": "x", "text_columns": ["text"], "data": str(file), "max_steps": 1}
+    options |= {"model": str(tiny_folder / "model"), "output_dir": str(tmp_path / "model")}
+    result = train(load_config(None, ["cost_steps=0"], options), console=Console(quiet=True))
+    for name, rows in (("copy", words), ("longer", [*words, ("a film", 1)])):
+        with (tmp_path / f"{name}.csv").open("w", newline="") as opened:
+            csv.writer(opened).writerows([("text", "label"), *rows])
+        out = tmp_path / name
+        found = call(tmp_path / "model", "--data", tmp_path / f"{name}.csv", "--output-dir", out)
+        assert found.exit_code == 0, found.output
+        numbers = content_of(out)["parts"]["metrics"]["numbers"]
+        assert numbers["rows"] == (6 if name == "copy" else 61)
+        if name == "copy":
+            assert numbers["metrics"]["accuracy"]["value"] == result["metrics"]["accuracy"]
+
+
 def test_data_of_a_moved_model_are_asked_for(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

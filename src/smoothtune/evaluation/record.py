@@ -37,6 +37,7 @@ class Training(_Record):
     methods: dict[str, Any] | list[str] | None = None
     cost: _Cost | None = None
     seed: int | None = None
+    fingerprints: dict[str, str | None] = {}
 
 
 class _Metric(_Record):

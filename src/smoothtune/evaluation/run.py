@@ -8,10 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from rich.console import Console
 
 from smoothtune.config.evaluation import Settings
 from smoothtune.config.part_names import OOD, further_title
+from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, quiet, say
 from smoothtune.errors import DataError, OutputError
@@ -40,7 +42,8 @@ from smoothtune.evaluation.settings import (
 from smoothtune.evaluation.transfer import labeled_rows
 from smoothtune.files import owned, versions, write_json
 from smoothtune.models.load import load_base, weights_fingerprint
-from smoothtune.tasks.prepare import Prepared, prepare, prepare_evaluation
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.prepare import Prepared, prepare, prepare_evaluation, rows_fingerprint
 
 Part = Callable[[Subject], PartResult]
 
@@ -142,8 +145,8 @@ def load_subject(
 
     Args:
         settings: of `resolve`.
-        training: of `training_record`. On the data of that run the rows are split as they were
-            then; other data is evaluated on as it is.
+        training: of `training_record`. On the data of that run, wherever they lie, the rows are
+            split as they were then; other data is evaluated on as it is.
         bar: shows the progress.
 
     Raises:
@@ -153,7 +156,7 @@ def load_subject(
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
     task = configured_task(settings)
     read: Callable[..., Prepared] = prepare
-    if not is_training_data(settings, training):
+    if not (is_training_data(settings, training) or is_copy(settings, training, task)):
         names = [str(name) for name in (base.config.id2label or {}).values()]
         read = partial(prepare_evaluation, model_labels=names)
     try:
@@ -174,6 +177,25 @@ def load_subject(
     )
     fingerprints = {"weights": weights_fingerprint(base.source), "data": prepared.fingerprint}
     return Subject(settings, predictor, prepared), fingerprints
+
+
+def is_copy(settings: Settings, training: dict[str, Any] | None, task: Task) -> bool:
+    """Whether data at another place have the very rows that a training run used."""
+    recorded = training and training.get("fingerprints", {}).get("data")
+    if training is None or not recorded or settings.task != training["config"].get("task"):
+        return False
+    try:
+        run = RunConfig.model_validate(training["config"])
+        found = rows_fingerprint(
+            settings.data or task.hub_id or "",
+            task,
+            max_train_samples=run.max_train_samples,
+            max_eval_samples=run.max_eval_samples,
+            seed=run.seed,
+        )
+    except (ValidationError, DataError):  # of another version, or data without a train split
+        return False
+    return found == recorded
 
 
 def empty_evaluation(

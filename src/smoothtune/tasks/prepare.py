@@ -108,6 +108,25 @@ def prepare(
     )
 
 
+def rows_fingerprint(
+    source: str | Path,
+    task: Task,
+    *,
+    max_train_samples: int | None = None,
+    max_eval_samples: int | None = None,
+    seed: int = 0,
+) -> str:
+    """The fingerprint that `prepare` gives, without tokenizing; the same arguments and errors."""
+    splits = task.load_splits(source)
+    task = task.with_labels(splits["train"], str(source))
+    chosen, _ = _choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
+    labels = task.check({split: splits[split] for split, _ in chosen.values()}, str(source))
+    digest = hashlib.sha256()
+    for split, indices in chosen.values():
+        digest.update(fingerprint(task.select(splits[split], indices, labels[split])).encode())
+    return digest.hexdigest()
+
+
 def prepare_evaluation(
     source: str | Path,
     task: Task,
