@@ -437,7 +437,7 @@ def test_data_of_a_moved_model_are_asked_for(
     monkeypatch.chdir(tmp_path)
     found = call("moved", "--output-dir", "out")
     assert found.exit_code == 3
-    assert "as seen from the folder where that run was started: name the data with" in found.stderr
+    assert "as seen from the folder where that run was started: name the data" in found.stderr
     assert "--data" in found.stderr
 
 

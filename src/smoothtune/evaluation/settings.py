@@ -176,8 +176,8 @@ def where_recorded(settings: Settings, record: dict[str, Any] | None) -> str:
     if data is None or data != settings.data or os.path.exists(os.path.expanduser(data)):
         return ""
     return (
-        "; the training run recorded it, a path as seen from the folder where that run was "
-        "started: name the data with --data"
+        "; it is what the training run recorded, and a path is as seen from the folder where that "
+        "run was started: name the data with --data"
     )
 
 
