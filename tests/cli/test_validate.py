@@ -48,6 +48,9 @@ MISTAKES = [
         "hype and r_drop each replace the task loss",
     ),
     ({"gradient_checkpointing": True, "methods": ["sift"]}, None),
+    ({"lora": {"target_modules": ["q_prj"]}}, "such as classifier, dense, key, query, value"),
+    ({"lora": {"target_modules": ["query"]}, "methods": ["reinit"]}, "frozen (by LoRA, perhaps)"),
+    ({"data": "LONG"}, "tokens, and the model 32 positions"),
     ({"methods": ["sam"], "gradient_accumulation_steps": 2}, "needs the gradient of the full bat"),
     ({"unlabeled": "DATA", "methods": [LABELED]}, "no method has a term on unlabeled"),
     (
@@ -61,7 +64,10 @@ MISTAKES = [
 def test_what_train_refuses(
     fields: dict, tmp_path: Path, changes: dict, message: str | None
 ) -> None:
-    changes = {k: fields["data"] if v == "DATA" else v for k, v in changes.items()}
+    long = tmp_path / "long.csv"
+    long.write_text("text,label\n" + f"{'good ' * 40},1\n{'bad ' * 40},0\n" * 8)
+    places = {"DATA": fields["data"], "LONG": str(long)}
+    changes = {k: places.get(v, v) if isinstance(v, str) else v for k, v in changes.items()}
     file = write(tmp_path / "run.yaml", fields | {"max_steps": 1} | changes)
     checked, trained = call("validate", file), call("train", file)
     assert checked.exit_code == trained.exit_code, (checked.output, trained.output)
@@ -99,6 +105,25 @@ def test_json(fields: dict, tmp_path: Path) -> None:
     first, second = json.loads(found.stdout)["files"]
     assert (found.exit_code, first["ok"], first["runs"]) == (2, True, ["quality, plain"])
     assert second["problems"][0]["field"] == "seed"
+
+
+def test_a_study_with_adapters(fields: dict, tmp_path: Path) -> None:
+    """Methods may differ in their adapters, and each is checked on its own."""
+    study = {key: value for key, value in fields.items() if key != "output_dir"}
+    some = {"name": "lnsr", "lora": {"target_modules": ["query"]}}
+    study |= {"seeds": [0], "methods": [some], "more_epochs": None}
+    assert call("validate", write(tmp_path / "study.yaml", study)).exit_code == 0
+    some["name"] = "reinit"
+    found = call("validate", write(tmp_path / "study.yaml", study))
+    assert "frozen (by LoRA, perhaps)" in found.stderr
+
+
+def test_a_dry_run_shows_adapters(fields: dict, tmp_path: Path) -> None:
+    file = write(tmp_path / "run.yaml", fields | {"lora": {"r": 2}, "max_steps": 1})
+    planned, trained = call("train", file, "--dry-run"), call("train", file)
+    (told,) = [line for line in planned.stdout.splitlines() if line.startswith("lora: ")]
+    assert told.startswith("lora: adapters on query, value; 0.00M parameters are trained, ")
+    assert told in trained.stdout.splitlines()
 
 
 def test_dry_run(fields: dict, tmp_path: Path) -> None:

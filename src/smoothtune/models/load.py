@@ -131,11 +131,7 @@ def load_classifier(
         LoraError: base weights in 8 or 4 bits need bitsandbytes.
         ModelError: the weights are damaged, unsafe, or do not fit the configuration.
     """
-    if is_adapter(base.source):
-        raise ModelError(
-            f"{base.source} holds an adapter: train on the model it was made for, or on a model "
-            "written with --merge-adapter"
-        )
+    refuse_adapter(base)
     quantized = frozen_weights in ("8bit", "4bit")
     stored = stored_as(frozen_weights, _outside(base, task) if quantized else [])
     with torch.random.fork_rng():
@@ -155,6 +151,19 @@ def load_classifier(
         keep_unpacked(model)
     replaced = {key for key, *_ in info["mismatched_keys"]}
     return model, sorted(set(info["missing_keys"]) | replaced)
+
+
+def refuse_adapter(base: Base) -> None:
+    """Refuse a folder of adapters as the base of a training.
+
+    Raises:
+        ModelError: it is one.
+    """
+    if is_adapter(base.source):
+        raise ModelError(
+            f"{base.source} holds an adapter: train on the model it was made for, or on a model "
+            "written with --merge-adapter"
+        )
 
 
 def _outside(base: Base, task: Task) -> list[str]:

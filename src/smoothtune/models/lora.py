@@ -161,6 +161,15 @@ def add_lora(
     return adapted
 
 
+def told_adapters(model: Any) -> str:
+    """Where the adapters of a model are, and how many of its weights are trained."""
+    targets = next(iter(model.peft_config.values())).target_modules
+    layers = targets if isinstance(targets, str) else ", ".join(sorted(targets))
+    trained, total = model.get_nb_trainable_parameters()
+    share = f"{100 * trained / total:.2g} % of all"
+    return f"lora: adapters on {layers}; {trained / 1e6:.2f}M parameters are trained, {share}"
+
+
 @contextmanager
 def _quiet_peft() -> Iterator[None]:
     """Hide peft's warnings about its own deprecated names and about GPT-2's Conv1D layers."""

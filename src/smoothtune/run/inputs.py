@@ -15,7 +15,7 @@ from smoothtune.console import say
 from smoothtune.data.arrow import numbers
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.models.load import Base, load_base, load_classifier, new_classifier, start_at_mean
-from smoothtune.models.lora import add_lora
+from smoothtune.models.lora import add_lora, told_adapters
 from smoothtune.models.positions import check_lengths
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.label_noise import with_label_noise
@@ -156,10 +156,7 @@ def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTra
         model, new_weights = load_classifier(
             inputs.base, task, seed=config.seed, frozen_weights=config.frozen_weights
         )
-    check_lengths(model, inputs.prepared.train, "the training data")
-    check_lengths(model, inputs.prepared.validation, "the validation data")
-    if inputs.unlabeled is not None:
-        check_lengths(model, inputs.unlabeled[0], "the unlabeled data")
+    check_rows(model, inputs)
     size = sum(weight.numel() for weight in model.parameters())
     new = "all" if config.from_scratch else ", ".join(new_weights) or "none"
     say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")
@@ -169,6 +166,17 @@ def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTra
             say(console, f"the new head starts at the mean score, {statistics.fmean(scores):.4g}")
     if config.lora is not None:
         model = add_lora(model, config.lora, task.task_type, new_weights, seed=config.seed)
-        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
-        say(console, f"lora: {trained / 1e6:.2f}M parameters are trained")
+        say(console, told_adapters(model))
     return model
+
+
+def check_rows(model: PreTrainedModel, inputs: Inputs) -> None:
+    """Check that a model takes rows as long as those of a run.
+
+    Raises:
+        ConfigError: a row is longer.
+    """
+    check_lengths(model, inputs.prepared.train, "the training data")
+    check_lengths(model, inputs.prepared.validation, "the validation data")
+    if inputs.unlabeled is not None:
+        check_lengths(model, inputs.unlabeled[0], "the unlabeled data")

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from transformers import PreTrainedModel
 
 from smoothtune.config.run import RunConfig
 from smoothtune.console import quiet, say
@@ -17,7 +16,9 @@ from smoothtune.core.objective import Objective
 from smoothtune.core.support import refuse
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.models.checks import only_model_errors
-from smoothtune.run.inputs import Inputs, read_inputs
+from smoothtune.models.load import refuse_adapter
+from smoothtune.models.lora import add_lora, stored_as, told_adapters
+from smoothtune.run.inputs import Inputs, check_rows, read_inputs
 from smoothtune.run.output import refuse_folder
 from smoothtune.run.trainer import as_config_error
 from smoothtune.run.training_arguments import training_arguments
@@ -29,8 +30,10 @@ class Inspected:
     """A run that would start."""
 
     inputs: Inputs
-    model: PreTrainedModel
-    """Without weights, on the meta device."""
+    parameters: int
+    """Number of the model's weights, without adapters."""
+    adapters: str
+    """What is trained with adapters; empty without."""
     steps: int
     """Number of updates."""
 
@@ -43,44 +46,63 @@ def inspect(config: RunConfig, console: Console) -> Inspected:
         console: where the summary of the data is printed.
 
     Raises:
-        ConfigError: methods, model and settings do not fit together.
+        ConfigError: methods, model, adapters and settings do not fit together.
         OutputError: the output folder holds something else.
         ModelError: the model cannot be found, or its tokenizer cannot be used.
         DataError: the data cannot be read or do not fit the task.
     """
     refuse_folder(Path(config.output_dir), config)
     inputs = read_inputs(config, console)
-    model = empty_model(inputs)
+    model = empty_model(config, inputs)
+    parameters = model.num_parameters()
+    model = with_adapters(config, inputs, model)
     check_fit(config, inputs, model)
-    return Inspected(inputs, model, number_of_steps(config, inputs))
+    adapters = told_adapters(model) if config.lora is not None else ""
+    return Inspected(inputs, parameters, adapters, number_of_steps(config, inputs))
 
 
-def empty_model(inputs: Inputs) -> PreTrainedModel:
-    """The model with the head of the task, without weights.
+def empty_model(config: RunConfig, inputs: Inputs) -> Any:
+    """The model with the head of the task, without weights and adapters.
 
     Raises:
-        ModelError: transformers has no such model for the task.
+        ConfigError: a row is longer than the model takes.
+        LoraError: base weights in 8 or 4 bits need bitsandbytes.
+        ModelError: transformers has no such model for the task, or an adapter is given for one.
     """
     base, task = inputs.base, inputs.task
-    config = base.config.__class__.from_dict(base.config.to_dict() | task.head())
+    if not config.from_scratch:
+        refuse_adapter(base)
+        stored_as(config.frozen_weights, [])
+    described = base.config.__class__.from_dict(base.config.to_dict() | task.head())
     with (
         only_model_errors(f"the model {base.source} cannot be made"),
         torch.device("meta"),
         quiet(),
     ):
-        model: PreTrainedModel = task.auto_model.from_config(
-            config, trust_remote_code=base.trust_remote_code
-        )
+        model = task.auto_model.from_config(described, trust_remote_code=base.trust_remote_code)
+    check_rows(model, inputs)
     return model
 
 
-def check_fit(config: RunConfig, inputs: Inputs, model: PreTrainedModel) -> None:
+def with_adapters(config: RunConfig, inputs: Inputs, model: Any) -> Any:
+    """A model of `empty_model`, with the adapters of a run put into it.
+
+    Raises:
+        LoraError: adapters do not fit the model, or peft is not installed.
+    """
+    if config.lora is None:
+        return model
+    inside = list[str]()  # new weights inside the base model, a pooler's say, are not known here
+    return add_lora(model, config.lora, inputs.task.task_type, inside, seed=config.seed)
+
+
+def check_fit(config: RunConfig, inputs: Inputs, model: Any) -> None:
     """Check the methods of a run on its model, with its settings.
 
     Args:
         config: the run.
         inputs: its data.
-        model: of `empty_model`.
+        model: of `empty_model` or `with_adapters`.
 
     Raises:
         ConfigError: they do not fit together.
@@ -119,7 +141,8 @@ def plan_of(config: RunConfig, found: Inspected) -> dict[str, Any]:
     return {
         "task": found.inputs.task.name,
         "model": config.model,
-        "parameters": found.model.num_parameters(),
+        "parameters": found.parameters,
+        "adapters": found.adapters or None,
         "methods": config.methods,
         "data": found.inputs.prepared.report.to_dict(),
         "steps": found.steps,
@@ -131,9 +154,10 @@ def show_plan(config: RunConfig, found: Inspected, console: Console) -> None:
     """Print what a run would do, after the summary of its data."""
     rows = len(found.inputs.prepared.train)
     batch = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    size = found.model.num_parameters()
     length = "" if config.max_steps > 0 else f", {config.num_train_epochs:g} epochs"
-    say(console, f"model {config.model}: {size / 1e6:.1f}M parameters")
+    say(console, f"model {config.model}: {found.parameters / 1e6:.1f}M parameters")
+    if found.adapters:
+        say(console, found.adapters)
     say(console, f"methods: {' + '.join(config.methods)}")
     both = config.unlabeled is not None and config.alternate == "batch"
     half = ", half of them unlabeled" if both else ""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from rich.console import Console
 
 from smoothtune.run.inputs import read_inputs
-from smoothtune.run.inspect import check_fit, empty_model
+from smoothtune.run.inspect import check_fit, empty_model, with_adapters
 from smoothtune.study.config import Study
 from smoothtune.study.inputs import data_at_hand
 
@@ -20,7 +22,7 @@ def inspect_study(study: Study, console: Console) -> None:
         console: where the summaries of the data are printed.
 
     Raises:
-        ConfigError: methods, model and settings of a run do not fit together.
+        ConfigError: methods, model, adapters and settings of a run do not fit together.
         ModelError: a model cannot be found, or its tokenizer cannot be used.
         DataError: the data of a task cannot be read or do not fit it.
     """
@@ -30,6 +32,9 @@ def inspect_study(study: Study, console: Console) -> None:
             continue
         first = runs[0].model_copy(update={"data": data_at_hand(runs[0])})
         inputs = read_inputs(first, console)
-        model = empty_model(inputs)
+        models = dict[str, Any]()
         for run in runs:
-            check_fit(run, inputs, model)
+            stored = repr((run.lora, run.frozen_weights))
+            if stored not in models:
+                models[stored] = with_adapters(run, inputs, empty_model(run, inputs))
+            check_fit(run, inputs, models[stored])
