@@ -117,4 +117,4 @@ def test_predict(folder: Path, tmp_path: Path) -> None:
 
 def test_cost(folder: Path) -> None:
     with pytest.raises(ConfigError, match=r"^--length: the model has 32 positions: set it to 32"):
-        price_list(["lnsr"], str(folder / "base"), 2, 33, 1)
+        price_list(["lnsr"], str(folder / "base"), None, 2, 33, 1)

@@ -98,6 +98,16 @@ def test_price_list_on_the_command_line(tmp_path):
     assert all(float(row[1]) > 0 for row in rows)
 
 
+def test_price_list_with_adapters(tmp_path):
+    tiny_bert(tmp_path / "model")
+    options = ["--model", str(tmp_path / "model"), "--batch", "2", "--length", "8", "--rounds", "1"]
+    command = ["cost", *options, "--lora", "r=2,target_modules=[query]", "--method"]
+    found = CliRunner().invoke(app, [*command, "lnsr"])
+    assert found.exit_code == 0, found.output
+    refused = CliRunner().invoke(app, [*command, "reinit"])
+    assert (refused.exit_code, "frozen (by LoRA, perhaps)" in refused.output) == (2, True)
+
+
 def test_the_batch_that_fits_is_read_off_a_line():
     peak = PeakOfTraining({8: 1000, 16: 1400})  # 600 + 50 a row
     assert peak.bytes_per_row == 50
@@ -133,9 +143,10 @@ def test_a_budget_is_an_amount_of_memory():
     found = CliRunner().invoke(app, ["cost", "--method", "lnsr", "--budget", "much"])
     assert found.exit_code == 2
     assert "write 16GiB" in found.output
-    found = CliRunner().invoke(app, ["cost", "--method", "lnsr", "--lora", "r=4"])
+    rounded = ["--lora", "r=4", "--frozen-weights", "bfloat16"]
+    found = CliRunner().invoke(app, ["cost", "--method", "lnsr", *rounded])
     assert found.exit_code == 2
-    assert "--lora needs --budget" in found.output
+    assert "--frozen-weights needs --budget" in found.output
 
 
 def test_a_budget_is_refused_where_memory_cannot_be_measured(monkeypatch):

@@ -18,19 +18,22 @@ from smoothtune.memory import keep_freed_memory, measurable
 from smoothtune.models.load import load_base, load_classifier
 from smoothtune.models.lora import add_lora
 from smoothtune.models.positions import num_positions
+from smoothtune.run.trainer import as_config_error
 from smoothtune.tasks.presets import TASKS
 from smoothtune.trainer.batch_that_fits import PeakOfTraining, peak_of_training
 from smoothtune.trainer.step_cost import measure_step_cost, random_batches
 
 
 def price_list(
-    methods: Sequence[str], model: str, batch_size: int, length: int, rounds: int
+    methods: Sequence[str], model: str, lora: Any, batch_size: int, length: int, rounds: int
 ) -> list[dict[str, Any]]:
     """What a step costs with each method, for `smoothtune cost`.
 
     Args:
         methods: ``NAME[:field=value,...]``, one row each.
         model: minilm, a model folder, the name of one in $SMOOTHTUNE_MODELS, or a hub id.
+        lora: adapters as on the command line, with and without the method; None: all weights are
+            trained.
         batch_size: B of the random batches.
         length: T.
         rounds: steps measured with and without the method.
@@ -40,19 +43,22 @@ def price_list(
         memory beyond plain fine-tuning, or None.
 
     Raises:
-        ConfigError: an unknown method or field, or more tokens than the model has positions.
+        ConfigError: an unknown method or field, more tokens than the model has positions, or
+            adapters or a method do not fit.
         ModelError: the model cannot be loaded.
     """
-    configs = [_configured(method) for method in methods]
+    configs = [_configured(method, lora) for method in methods]
     with quiet():
-        classifier, _ = load_classifier(load_base(model), TASKS["sst2"], seed=0)
-    _check_length(classifier, length)
+        classifier = _loaded(configs[0], model, length)
     nn.Module.to(classifier, _device())
     batches = random_batches(classifier, rounds, batch_size, length)
     keep_freed_memory()
     rows = []
     for method, config in zip(methods, configs, strict=True):
-        cost = measure_step_cost(classifier, config.regularizers(), batches, memory=measurable())
+        with as_config_error():
+            cost = measure_step_cost(
+                classifier, config.regularizers(), batches, memory=measurable()
+            )
         memory = None
         if cost.methods_memory is not None and cost.plain_memory is not None:
             memory = cost.methods_memory - cost.plain_memory
@@ -87,7 +93,7 @@ def batches_that_fit(
     Args:
         methods: as `price_list`.
         model: as `price_list`.
-        lora: adapters as on the command line; None: all weights are trained.
+        lora: as `price_list`.
         batch_size: B, the smaller batch that is measured.
         length: T.
         budget: bytes.
@@ -98,7 +104,7 @@ def batches_that_fit(
         None where a row is too small to be seen; or why the method is `refused`.
 
     Raises:
-        ConfigError: as `price_list`; adapters do not fit; or memory cannot be measured here.
+        ConfigError: as `price_list`; or memory cannot be measured here.
         ModelError: the model cannot be loaded.
     """
     if not measurable():
@@ -147,21 +153,26 @@ def _configured(method: str, lora: Any = None, frozen_weights: str | None = None
     return load_config(options=options, methods=[method])
 
 
+def _loaded(config: RunConfig, model: str, length: int) -> Any:
+    """The model, with a head for two classes and the run's adapters."""
+    task = TASKS["sst2"]
+    classifier, new = load_classifier(
+        load_base(model), task, seed=0, frozen_weights=config.frozen_weights
+    )
+    _check_length(classifier, length)
+    if config.lora is None:
+        return classifier
+    return add_lora(classifier, config.lora, task.task_type, new, seed=0)
+
+
 def _measured(
     config: RunConfig, model: str, batch_size: int, length: int, checkpointing: bool
 ) -> PeakOfTraining | list[Problem]:
     """The peaks of a method, in a process that does nothing else; or what is wrong."""
     torch.set_num_threads(1)
-    classifier: Any
     with quiet():
-        classifier, new = load_classifier(
-            load_base(model), TASKS["sst2"], seed=0, frozen_weights=config.frozen_weights
-        )
         try:
-            _check_length(classifier, length)
-            if config.lora is not None:
-                task_type = TASKS["sst2"].task_type
-                classifier = add_lora(classifier, config.lora, task_type, new, seed=0)
+            classifier = _loaded(config, model, length)
         except ConfigError as error:  # which another process cannot read
             return error.problems
         if checkpointing:

@@ -107,9 +107,9 @@ def cost(
             titles = ["method", "checkpointing", "rows: peak memory", f"rows that fit in {budget}"]
             show_rows(titles, [fit_row(fit) for fit in fits])
             return
-        if lora is not None or stored is not None:
-            fail("--lora needs --budget: times are measured with all weights trained", USAGE)
-        prices = price_list(method, model, batch, length, rounds)
+        if stored not in (None, "float32"):
+            fail("--frozen-weights needs --budget: times are measured with float32 weights", USAGE)
+        prices = price_list(method, model, lora, batch, length, rounds)
         if as_json:
             print_json({"model": model, "batch": batch, "length": length, "methods": prices})
             return
