@@ -45,7 +45,12 @@ output_dir: out/sst2
 """
 PARTS: list[tuple[str, str, Any]] = [
     ("Runs", "Run files and `smoothtune train`: [Command line](command-line.md).", RunFields),
-    ("LoRA", "The mapping `lora` of a run, or `--lora r=8,alpha=16`.", LoraSettings),
+    (
+        "LoRA",
+        "The mapping `lora` of a run, or `--lora 'r=8,target_modules=[q_proj,v_proj]'`: lists in "
+        "brackets, and the whole in quotes, as shells read brackets too.",
+        LoraSettings,
+    ),
     ("Studies", "In a [study](study.md)'s file, beside the fields of runs.", StudyConfig),
     ("Printed numbers", "Entries of a study's `paper`.", Paper),
     ("Evaluations", "`smoothtune evaluate`: [Evaluation](evaluation.md).", Settings),

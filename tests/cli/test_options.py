@@ -1,18 +1,22 @@
 """Options made from the fields of settings."""
 
 import re
+from typing import get_args
 
 import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from smoothtune.cli import COMMANDS, app
+from smoothtune.cli import COMMANDS, _with_dashes, app
 from smoothtune.cli.evaluate import Options
-from smoothtune.config.fields import Panel
+from smoothtune.config.evaluation import PartName
+from smoothtune.config.fields import Panel, without_none
 from smoothtune.config.prediction import Prediction
 from smoothtune.config.run import RunConfig
 from smoothtune.config.tuning import TuneSettings, load_tune
+from smoothtune.errors import ConfigError
 
+SETTINGS = [("train", RunConfig), ("evaluate", Options), ("predict", Prediction)]
 NAMED_OTHERWISE = {"methods": "method", "parts": "all", "model": "model"}
 
 
@@ -22,10 +26,7 @@ def help_of(command: str) -> str:
     return found.stdout
 
 
-@pytest.mark.parametrize(
-    ("command", "settings"),
-    [("train", RunConfig), ("evaluate", Options), ("predict", Prediction)],
-)
+@pytest.mark.parametrize(("command", "settings"), SETTINGS)
 def test_every_field_is_an_option_in_its_panel(command: str, settings: type[BaseModel]) -> None:
     text = help_of(command)
     panels = dict(re.findall(r"^(\S.*):\n((?:  .*\n)+)", text, re.M))
@@ -58,6 +59,35 @@ def test_numbers_are_shown_as_one_types_them() -> None:
     assert typed.settings.epochs == TuneSettings().epochs
 
 
+@pytest.mark.parametrize(
+    ("file", "options", "value"),
+    [
+        ("", ["--no-bias-correction"], False),
+        ("bias_correction: false\n", [], False),
+        ("bias_correction: false\n", ["--bias-correction"], True),
+        ("bias_correction: false\n", ["--no-bias_correction", "--bias-correction"], True),
+    ],
+)
+def test_booleans_are_turned_off_and_on(monkeypatch, tmp_path, file, options, value) -> None:
+    given = {}
+    monkeypatch.setattr("smoothtune.cli.train.load_auto", lambda *_: None)
+    monkeypatch.setattr("smoothtune.run.train.train", lambda run, **_: given.update(run=run))
+    (tmp_path / "run.yaml").write_text(f"task: rte\noutput_dir: out\n{file}")
+    command = ["train", str(tmp_path / "run.yaml"), *map(_with_dashes, options)]
+    found = CliRunner().invoke(app, command)
+    assert found.exit_code == 0, found.output
+    assert given["run"].bias_correction is value
+
+
+@pytest.mark.parametrize(("command", "settings"), SETTINGS)
+def test_every_boolean_has_both_options(command: str, settings: type[BaseModel]) -> None:
+    text = help_of(command)
+    for name, field in settings.model_fields.items():
+        if without_none(field.annotation) is bool:
+            flag = name.replace("_", "-")
+            assert f"--{flag} / --no-{flag}" in text
+
+
 def test_the_list_of_commands_shows_whole_sentences() -> None:
     listed = "".join(CliRunner().invoke(app, ["--help"]).stdout.split())
     for name, (_, sentence) in COMMANDS.items():
@@ -81,3 +111,15 @@ def test_what_is_not_named_does_not_replace_the_file(tmp_path) -> None:
         [f"{file}:3", "bf16"],
         [f"{file}:4", "max_steps"],
     ]
+
+
+def test_all_parts_but_one(monkeypatch) -> None:
+    given = {}
+
+    def load_settings(_, options, *more):
+        given.update(options)
+        raise ConfigError([])
+
+    monkeypatch.setattr("smoothtune.cli.evaluate.load_settings", load_settings)
+    CliRunner().invoke(app, ["evaluate", "model", "--all", "--no-drift"])
+    assert set(given["parts"]) == {*get_args(PartName)} - {"drift"}

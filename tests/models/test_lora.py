@@ -306,6 +306,10 @@ def test_flag_and_mapping_say_the_same(tmp_path):
         ("r=0", "lora.r: .*greater than or equal to 1"),
         ("dropout=1", "lora.dropout: .*less than 1"),
         ("r", "is not field=value"),
+        (
+            "r=8,target_modules=q_proj,v_proj",
+            r"'v_proj' is not .*, and a list in brackets: 'target_modules=\[q_proj,v_proj\]'",
+        ),
         ("alpha=big", "lora.alpha"),
     ],
 )

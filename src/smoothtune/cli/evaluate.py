@@ -24,7 +24,7 @@ class Options(Settings):
     """The settings, with a flag for every part."""
 
     all: Annotated[bool, PARTS] = False
-    """All of these parts."""
+    """All of these parts, but those with --no-, such as --no-drift."""
     calibration: Annotated[bool, PARTS] = False
     """Brier score, ECE, reliability diagram, temperature."""
     robustness: Annotated[bool, PARTS] = False
@@ -65,8 +65,9 @@ def evaluate(
     as_json: JSON = False,
 ) -> None:
     """Evaluate, print the scores, and write a page."""
-    flags = {name: options.pop(name, False) for name in ("all", *get_args(PartName))}
-    parts = tuple(name for name in get_args(PartName) if flags[name] or flags["all"])
+    every = options.pop("all", False)
+    flags = {name: options.pop(name, every) for name in get_args(PartName)}
+    parts = tuple(name for name, asked in flags.items() if asked)
     with errors_as_exit_codes():
         options |= {"model": model, "parts": parts}
         settings = load_settings(set_ or (), options, ood or (), ood_set or ())

@@ -63,6 +63,8 @@ def _option(name: str, field: FieldInfo, settings: type[BaseModel]) -> inspect.P
     single = several and name.removesuffix("s") not in settings.model_fields
     flags = list(dict.fromkeys([flag.removesuffix("s"), flag] if single else [flag]))
     numbers = isinstance(field.default, tuple)
+    if type_ is bool:  # what a file turns on, or what is on by default, can be turned off
+        flags = [f"{flag}/--no-{flag.removeprefix('--')}"]
     option = typer.Option(
         *flags,
         help=_help(field, type_),

@@ -82,15 +82,24 @@ class Draft:
         return document.value
 
     def parse_fields(self, text: str, location: str, place: str) -> dict[str, Any]:
-        """Read ``field=value,field=value``."""
+        """Read ``field=value,field=value``; a list stands in brackets."""
         fields: dict[str, Any] = {}
+        groups: list[list[str]] = []  # of a field, and what follows it without a name
         # not the commas inside brackets, as in layer_weights=[1,2]
         for part in re.split(r",(?![^\[\]{}]*[\]}])", text) if text else []:
-            key, equals, value = part.partition("=")
+            if "=" in part or not groups:
+                groups.append([part])
+            else:
+                groups[-1].append(part)
+        for first, *others in groups:
+            key, equals, value = first.partition("=")
             if equals:
                 fields[key.strip()] = self.parse_value(value, place)
-            else:
-                message = f"{part!r} is not field=value; write field=value,field=value"
+            if others or not equals:
+                strange = ",".join(others or [first])
+                message = f"{strange!r} is not field=value; write field=value,field=value"
+                if equals:
+                    message += f", and a list in brackets: '{key}=[{','.join([value, *others])}]'"
                 self.problems.append(Problem(place, location, message))
         return fields
 

@@ -83,7 +83,7 @@ class RunFields(SpanFields, DataFields):
     """minilm, a local model folder, the name of one in $SMOOTHTUNE_MODELS, or a hub id."""
     lora: Annotated[LoraSettings | None, MODEL] = None
     """Train low-rank adapters and the head alone: r, alpha, dropout, target_modules,
-    modules_to_save."""
+    modules_to_save. An option has lists in brackets: 'r=8,target_modules=[q_proj,v_proj]'."""
     frozen_weights: Annotated[Stored, MODEL] = "float32"
     """How the weights that `lora` freezes are stored; 8bit and 4bit (NF4) by bitsandbytes. With
     `bf16: true`; methods are those of the same weights in float32."""
