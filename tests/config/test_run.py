@@ -250,6 +250,33 @@ def test_gradient_clip_is_off_with_a_method_that_clips(tmp_path: Path) -> None:
     assert found.startswith("--set max_grad_norm=1: max_grad_norm: must be 0 with cwgnc")
 
 
+def test_a_task_that_is_missing_says_what_to_do(tmp_path: Path) -> None:
+    file = tmp_path / "my rows.csv"
+    file.touch()
+    options = {"data": str(file), "output_dir": "out"}
+    with pytest.raises(ConfigError, match="task: is missing. For data of your own, name ") as found:
+        load_config(options=options)
+    assert f"`smoothtune init '{file}'` guesses" in str(found.value)
+    with pytest.raises(ConfigError, match="unknown task 'mine'.*`smoothtune init FILE`"):
+        load_config(options={"task": "mine", "output_dir": "out"})
+
+
+def test_a_close_name_is_named_alone() -> None:
+    options = {"task": "rte", "output_dir": "out"}
+    with pytest.raises(ConfigError) as found:
+        load_config(None, ["sede=1"], options, ["lnsr:nose=1"])
+    assert str(found.value).splitlines() == [
+        "--method: methods.lnsr.nose: unknown field 'nose'; did you mean 'noise'? All are in the "
+        "list of `smoothtune methods lnsr`",
+        "--set sede=1: sede: unknown field 'sede'; did you mean 'seed'? All are in "
+        "docs/settings.md",
+    ]
+    with pytest.raises(ConfigError, match="unknown field 'zz'. Known: alternate, bf16, "):
+        load_config(None, ["zz=1"], options)
+    with pytest.raises(ConfigError, match="did you mean 'dropout'. Known: alpha, dropout, "):
+        load_config(options=options | {"lora": "droput=0.1"})
+
+
 def test_custom_data_set(tmp_path: Path) -> None:
     path = write(tmp_path, "output_dir: out\ntext_columns: [title, body]\n")
     assert problems(path) == ["run.yaml: data: is missing: a hub id, a folder or a file"]

@@ -28,7 +28,8 @@ def check_methods(draft: Draft) -> None:
         except ValidationError as error:
             choices = list(cls.__pydantic_fields__)  # type: ignore[attr-defined]
             for detail in error.errors():
-                draft.report(("methods", name, *detail["loc"]), message_of(detail, choices))
+                message = message_of(detail, choices, f"the list of `smoothtune methods {name}`")
+                draft.report(("methods", name, *detail["loc"]), message)
         except ValueError as error:
             draft.report(("methods", name), str(error))
     draft.values["methods"] = complete or {"plain": {}}

@@ -142,10 +142,10 @@ class Draft:
             raise ConfigError(sorted(dict.fromkeys(self.problems), key=_line))
 
 
-def message_of(detail: Any, choices: list[str]) -> str:
-    """Message for one of pydantic's errors; `choices` are the known field names."""
+def message_of(detail: Any, choices: list[str], listed: str | None = None) -> str:
+    """Message for one of pydantic's errors; `choices` are the known field names, see `unknown`."""
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return unknown("field", str(detail["loc"][-1]), choices)
+        return unknown("field", str(detail["loc"][-1]), choices, listed)
     if detail["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return "is missing"
     message = detail["msg"].removeprefix("Value error, ")

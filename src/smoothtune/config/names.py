@@ -5,6 +5,8 @@ What the methods' own classes check is in `smoothtune.config.checks`.
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -72,7 +74,8 @@ def check_names(draft: Draft) -> None:
             model(**{former.get(field, field): value for field, value in fields.items()})
         except ValidationError as error:
             for detail in error.errors():
-                message = message_of(detail, list(model.model_fields))
+                listed = f"the list of `smoothtune methods {name}`"
+                message = message_of(detail, list(model.model_fields), listed)
                 draft.report(("methods", name, *detail["loc"]), message)
     if not draft.values["methods"] and not draft.problems:
         draft.report(("methods",), "is empty; for plain fine-tuning leave it out or write plain")
@@ -102,12 +105,17 @@ def check_task(draft: Draft) -> None:
     values, known = draft.values, catalog.task_types()
     task = values.get("task")
     task_type = task_type_of(values)
-    hint = "; for another data set give text_columns or task_type"
+    data = values.get("data")
+    file = data if isinstance(data, str) and os.path.exists(os.path.expanduser(data)) else "FILE"
+    hint = (
+        "For data of your own, name the column with the text by text_columns, or give task_type; "
+        f"`smoothtune init {shlex.quote(file)}` guesses columns and type"
+    )
     if task_type == "text-classification" and values.get("text_columns") is None:
         if task is None:
-            draft.report(("task",), f"is missing. Known: {', '.join(sorted(known))}{hint}")
+            draft.report(("task",), f"is missing. {hint}. Known tasks: {', '.join(sorted(known))}")
         elif isinstance(task, str) and task not in known:
-            draft.report(("task",), unknown("task", task, known) + hint)
+            draft.report(("task",), f"{unknown('task', task, known)}. {hint}")
         if values.get("label_column") is not None:
             draft.report(("label_column",), "needs text_columns")
     elif values.get("data") is None and (

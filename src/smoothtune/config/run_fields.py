@@ -60,7 +60,7 @@ class RunFields(SpanFields, DataFields):
 
     task: Annotated[Name, DATA] = "custom"
     """A GLUE task (cola, mrpc, rte, sst2, stsb, ...), squad, or a name for your own data set,
-    together with `text_columns` or `task_type`."""
+    together with `text_columns` or `task_type`; it may be left out beside one of these alone."""
     unlabeled: Annotated[Name | None, DATA] = None
     """Texts for methods that need no labels: hub id, folder or file with the same text columns."""
     max_train_samples: Annotated[Count | None, DATA] = None
