@@ -331,3 +331,8 @@ def test_runs_without_unlabeled_rows_are_those_of_earlier_records() -> None:
     """They say "step", which was the default."""
     config = RunConfig(task="sst2", output_dir="a")
     assert (config.alternate, config.gradient_accumulation_steps) == ("step", 1)
+    assert config.identity()["alternate"] == "step"
+    assert "alternate" not in config.in_force()
+    assert RunConfig.model_validate(config.in_force()) == config
+    dual = config.model_copy(update={"unlabeled": "texts.csv"})
+    assert dual.in_force()["alternate"] == "step"

@@ -31,6 +31,7 @@ def test_the_file_describes_the_same_runs(options: dict, tmp_path: Path) -> None
     run = load_config(options=options, methods=["lnsr:layer_weights=[1,2]", "l2_sp"])
     file = write_comparison(run, ["plain", "mixout:p=0.7"], 2)
     assert file == tmp_path / "out.study.yaml"
+    assert "alternate" not in file.read_text()  # there are no unlabeled rows
     study = load_study(file)
     assert [entry.label for entry in study.entries] == ["plain", "mixout p=0.7", "lnsr+l2_sp"]
     assert study.config.seeds == [5, 6]

@@ -144,6 +144,7 @@ def test_the_better_method_is_picked_and_its_run_file_works(
     assert content["sentence"].endswith("3 fresh seeds), at 2.0 times the time of a step.")
     assert content["cost"] == {"step_ratio": 2.0, "training_ratio": 2.0}
 
+    assert "alternate" not in (tmp_path / "out" / "best.yaml").read_text()
     best = load_config(tmp_path / "out" / "best.yaml")
     picked = content["pick"]["changes"]
     assert best.methods["lnsr"]["share"] == picked["methods"]["lnsr"]["share"]

@@ -71,6 +71,20 @@ class RunConfig(RunFields):
             return self.max_grad_norm
         return 0.0 if clipping_methods(self.methods) else 1.0
 
+    def in_force(
+        self, *, include: set[str] | None = None, exclude_defaults: bool = False
+    ) -> dict[str, Any]:
+        """The fields as files and records show them: without those that say nothing of this run.
+
+        Args:
+            include: only these fields; None: all.
+            exclude_defaults: leave out what has its default.
+        """
+        silent = {"alternate"} if self.unlabeled is None else set()
+        return self.model_dump(
+            mode="json", include=include, exclude=silent, exclude_defaults=exclude_defaults
+        )
+
     def identity(self) -> dict[str, Any]:
         """The fields that decide the result: two runs with the same identity are the same run."""
         return self.model_dump(mode="json", exclude={"cost_steps", *OUTPUT_FIELDS})

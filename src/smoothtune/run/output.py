@@ -56,7 +56,7 @@ def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
     """
     with owned(Path(config.output_dir)) as folder:
         _check_folder(folder, config, resume)
-        started = {"config": config.model_dump(mode="json"), "world_size": world_size()}
+        started = {"config": config.in_force(), "world_size": world_size()}
         write_json(folder / STARTED, started | {"method_versions": config.method_versions()})
         yield folder
 
@@ -141,6 +141,8 @@ def _changed(record: Mapping[str, Any], config: RunConfig, *, resume: bool = Fal
     recorded["methods"] = with_present_names(recorded.get("methods", {}))
     current = config.identity() | {"versions of methods": config.method_versions()}
     current["world_size"] = world_size()
+    if config.unlabeled is None:
+        current.pop("alternate")  # says nothing
     if resume and _examples(recorded) == _examples(current):
         current = {name: value for name, value in current.items() if name not in CUT}
     return changed_fields(recorded, current)

@@ -80,6 +80,6 @@ def run_result(
         "attention": model.config._attn_implementation,
         "log_history": trainer.state.log_history,
         "versions": versions(),
-        "config": config.model_dump(mode="json"),
+        "config": config.in_force(),
         "method_versions": config.method_versions(),
     }

@@ -30,7 +30,7 @@ def comparison_study(run: RunConfig, others: Sequence[str], seeds: int) -> dict[
         ConfigError: there is nothing to compare.
     """
     defaults = {name: field.default for name, field in RunConfig.model_fields.items()}
-    fields = run.model_dump(mode="json", include=set(RUN_FIELDS))
+    fields = run.in_force(include=set(RUN_FIELDS))
     changed = {name: value for name, value in fields.items() if value != defaults[name]}
     draft = Draft()
     entries: list[Any] = [draft.parse_method(spec, f"--compare {spec}") for spec in others]
