@@ -285,8 +285,9 @@ def test_run_of_an_older_method_is_not_taken_for_this_one(
 def test_different_run_is_refused_unless_asked(settings: dict) -> None:
     quiet_train(RunConfig(**settings | {"max_steps": 1}))
     other = RunConfig(**settings | {"max_steps": 2})
-    with pytest.raises(OutputError, match="holds a different run .max_steps 1, here 2"):
+    with pytest.raises(OutputError, match="holds a different run .max_steps 1, here 2") as found:
         quiet_train(other)
+    assert str(found.value).endswith("or replace that run with --overwrite-output-dir")
     asked = other.model_copy(update={"overwrite_output_dir": True})
     assert quiet_train(asked)["cost"]["steps"] == 2
 

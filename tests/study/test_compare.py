@@ -51,6 +51,24 @@ def test_plain_alone_is_no_comparison(options: dict) -> None:
         comparison_study(load_config(options=options), ["plain"], 3)
 
 
+def test_runs_at_once(options: dict, monkeypatch) -> None:
+    given = {}
+
+    def run_study(study, output_dir, **options):
+        given.update(options)
+        return {"failures": []}
+
+    monkeypatch.setattr("smoothtune.study.run.run_study", run_study)
+    arguments = ["train", "--jobs", "1", "--text-column", "text", "--method", "l2_sp"]
+    for name in ("task", "data", "model", "output_dir"):
+        arguments += ["--" + name.replace("_", "-"), options[name]]
+    found = CliRunner().invoke(app, [*arguments, "--compare", "plain"])
+    assert found.exit_code == 0, found.output
+    assert given["jobs"] == 1
+    assert given["command"][-2:] == ["--jobs", "1"]
+    assert "--jobs needs --compare" in CliRunner().invoke(app, arguments).stderr
+
+
 @pytest.mark.slow
 def test_train_compare(options: dict, tmp_path: Path) -> None:
     arguments = ["train", "--method", "l2_sp", "--compare", "plain", "--seeds", "2", "--json"]

@@ -59,6 +59,14 @@ def train(
             min=1, help="Number of seeds of --compare.  [default: 3]", rich_help_panel=METHOD.title
         ),
     ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Runs of --compare at once; default: by cores and memory.",
+            rich_help_panel=METHOD.title,
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check all but the weights, show the steps; run none.")
     ] = False,
@@ -73,13 +81,16 @@ def train(
             _refuse("name the run file once, as an argument or with --config")
         if seeds is not None and not compare:
             _refuse("--seeds needs --compare, such as --compare plain")
+        if jobs is not None and not compare:
+            _refuse("--jobs needs --compare, such as --compare plain")
         if several() and (compare or dry_run):
             option = "--compare" if compare else "--dry-run"
             _refuse(f"{option} runs in one process: start it without torchrun or accelerate launch")
         given = (file or config, set_ or (), options, method or ())
         console = output_console(as_json=as_json)
         if compare:
-            content = _compared(load_config(*given), compare, seeds or 3, console, dry_run=dry_run)
+            own = load_config(*given)
+            content = _compared(own, compare, seeds or 3, jobs, console, dry_run=dry_run)
             if as_json:
                 print_json(content)
             return
@@ -122,7 +133,13 @@ def _refuse(message: str) -> NoReturn:
 
 
 def _compared(
-    run: RunConfig, others: list[str], seeds: int, console: Console, *, dry_run: bool
+    run: RunConfig,
+    others: list[str],
+    seeds: int,
+    jobs: int | None,
+    console: Console,
+    *,
+    dry_run: bool,
 ) -> dict[str, Any]:
     """Train a run's methods and others as a study; returns the content of its results.json."""
     from smoothtune.study.compare import comparison_study, write_comparison
@@ -136,7 +153,9 @@ def _compared(
     from smoothtune.study.run import failed_runs, run_study
 
     again = ["smoothtune", "study", str(file), "--output-dir", run.output_dir]
-    content = run_study(load_study(file), run.output_dir, console=console, command=again)
+    again += ["--jobs", str(jobs)] if jobs else []
+    study = load_study(file)
+    content = run_study(study, run.output_dir, jobs=jobs, console=console, command=again)
     if failed := failed_runs(content):
         fail(f"{failed}; the same command tries them again:\n{command_line()}", FAILED)
     return content

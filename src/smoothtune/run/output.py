@@ -118,7 +118,7 @@ def refuse_folder(folder: Path, config: RunConfig, *, resume: bool = False) -> N
     if record and (changed := _changed(record, config, resume=resume)):
         raise OutputError(
             f"{folder} holds a different run ({changed}); choose another output_dir "
-            f"or replace that run with overwrite_output_dir{_same_update(record, changed)}"
+            f"or replace that run with --overwrite-output-dir{_same_update(record, changed)}"
         )
     if checkpoint and not resume:
         raise OutputError(
