@@ -116,6 +116,11 @@ def unknown(kind: str, name: str, choices: Iterable[str], listed: str | None = N
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}"
 
 
+def counted(count: int | str, noun: str) -> str:
+    """A number and its noun: ``1 row``, ``2 rows``."""
+    return f"{count} {noun}" if str(count) == "1" else f"{count} {noun}s"
+
+
 def former_name(old: str, new: str) -> str:
     """Error message for a field's former name."""
     return f"field {old!r} is called {new!r} now"

@@ -27,6 +27,7 @@ def test_file_of_an_office_program(tmp_path: Path) -> None:
     found = call("init", file, "--to", to)
     assert found.exit_code == 0, found.output
     assert "guessed encoding: 'cp1252'" in found.stdout
+    assert "labels differ in blanks or case only: 'Pos' (1 row), 'Pos ' (1 row)\n" in found.stdout
     assert "guessed labels: classes Pos, neg" in found.stdout
     assert f"train: smoothtune train {to}" in found.stdout
     run = load_config(to)
@@ -73,7 +74,31 @@ def test_blank_labels_are_told(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("text,label\n" + "a b,yes\nb c,no\n" * 4 + "c d,\n")
     found = call("init", file, "--to", tmp_path / "run.yaml")
-    assert "1 rows have no label" in found.stdout
+    assert "1 row has no label" in found.stdout
+
+
+def test_scores_are_a_regression(tmp_path: Path) -> None:
+    file = tmp_path / "rows.csv"
+    file.write_text("text,score\na b,0.5\nb c,1.25\nc d,3.5\nd e,2.5\n")
+    found = call("init", file, "--to", tmp_path / "run.yaml")
+    assert "guessed labels: scores, so the task is a regression\n" in found.stdout
+
+
+@pytest.mark.parametrize("label", ["yes", "1"])
+def test_a_file_without_header_is_told(tmp_path: Path, label: str) -> None:
+    model, file, to = tiny_bert(tmp_path / "model"), tmp_path / "rows.csv", tmp_path / "run.yaml"
+    rows = "".join(f"good film {i},{label}\nbad film {i},0\n" for i in range(6))
+    file.write_text(rows)
+    told = f"{file} seems to have no header line: the column '{label}' is named like one of its own"
+    assert told in call("init", file, "--to", to).stdout
+    to.write_text(to.read_text().replace("model: minilm", f"model: {model}"))
+    checked = call("validate", to)
+    assert (checked.exit_code, told in checked.stderr) == (0, True)
+    assert told in call("train", to, "--dry-run").stdout
+    file.write_text("text,label\n" + rows)
+    assert "no header line" not in call("init", file, "--to", to, "--overwrite").stdout
+    (tmp_path / "rows.jsonl").write_text('{"text": "label", "label": "label"}\n' * 3)
+    assert "no header line" not in call("init", tmp_path / "rows.jsonl", "--to", to).stdout
 
 
 @pytest.mark.parametrize(

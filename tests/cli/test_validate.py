@@ -127,6 +127,9 @@ def test_a_dry_run_shows_adapters(fields: dict, tmp_path: Path) -> None:
 
 
 def test_dry_run(fields: dict, tmp_path: Path) -> None:
+    file = write(tmp_path / "run.yaml", fields | {"num_train_epochs": 1, "max_train_samples": 1})
+    told = call("train", file, "--dry-run").stdout
+    assert "1 update of 8 rows, 1 training row, 1 epoch\n" in told
     file = write(tmp_path / "run.yaml", fields | {"num_train_epochs": 2, "max_train_samples": 20})
     found = call("train", file, "--dry-run")
     assert found.exit_code == 0, found.output

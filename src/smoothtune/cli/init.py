@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from smoothtune.cli.output import JSON, USAGE, echo, errors_as_exit_codes, fail, print_json
+from smoothtune.errors import counted
 from smoothtune.files import write_atomic
 
 if TYPE_CHECKING:
@@ -56,13 +57,13 @@ def init(
 
 def _fields_of(data: str) -> tuple[dict[str, Any], list[str]]:
     """Fields of the run that describe the data, and what to tell about the guess."""
-    from smoothtune.data.csv_format import fitting_encoding, fitting_separator
+    from smoothtune.data.csv_format import first_csv, fitting_encoding, fitting_separator, no_header
     from smoothtune.data.guess import guess
     from smoothtune.data.sources import load_splits
 
     fields: dict[str, Any] = {"data": data}
     notes = []
-    first = _first_csv(Path(data).expanduser())
+    first = first_csv(Path(data).expanduser())
     if first is not None:
         encoding = fitting_encoding(first.read_bytes())
         if encoding not in (None, "utf-8"):
@@ -74,7 +75,11 @@ def _fields_of(data: str) -> tuple[dict[str, Any], list[str]]:
     splits = load_splits(data, **form)
     rows = splits["train"]
     found = guess(rows)
-    notes += [f"{data}: {len(rows)} rows to train on, columns {', '.join(rows.column_names)}"]
+    columns = ", ".join(rows.column_names)
+    notes += [f"{data}: {counted(len(rows), 'row')} to train on, columns {columns}"]
+    values = {name: set(map(str, rows[name])) for name in rows.column_names if first is not None}
+    if told := no_header(data, values):
+        notes.append(told)
     notes += [f"guessed {name}: {value!r}" for name, value in form.items()]
     notes.append(f"guessed task type: {found.task_type}")
     if found.task_type != "text-classification":
@@ -117,12 +122,6 @@ def _label(found: Guess) -> dict[str, Any]:
     return {} if found.label_column is None else {"label_column": found.label_column}
 
 
-def _first_csv(path: Path) -> Path | None:
-    """The file, or the first one of a folder, if it is CSV or TSV."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    return next((f for f in files if f.suffix.lower() in (".csv", ".tsv") and f.is_file()), None)
-
-
 def _about_labels(rows: Any, found: Guess) -> tuple[dict[str, Any], list[str]]:
     """Fields that the labels call for, and what they look like."""
     from smoothtune.data.label_names import class_names
@@ -138,14 +137,15 @@ def _about_labels(rows: Any, found: Guess) -> tuple[dict[str, Any], list[str]]:
         try:
             names = class_names(rows, column, "the data", merge=True)
             fields["merge_labels"] = True
-            notes.append(f"guessed merge_labels: true, for {str(error).partition('Give')[0]}")
+            notes.append(f"guessed merge_labels: true, for {str(error).partition('. Give')[0]}")
         except DataError as worse:
             return {}, [f"to be mended in the data: {worse}"]
-    kind = f"classes {', '.join(names[:20])}" if names else "scores: a regression"
+    classes, scores = f"classes {', '.join(names[:20])}", "scores, so the task is a regression"
     blank = sum(value is None or not str(value).strip() for value in rows[column][:])
     if blank:
-        notes.append(f"{blank} rows have no label: fill it in, or drop them; train refuses them")
-    return fields, [*notes, f"guessed labels: {kind}"]
+        missing = "1 row has" if blank == 1 else f"{blank} rows have"
+        notes.append(f"{missing} no label: fill it in, or drop what has none; train refuses it")
+    return fields, [*notes, f"guessed labels: {classes if names else scores}"]
 
 
 def _run_file(data: str, fields: dict[str, Any]) -> str:

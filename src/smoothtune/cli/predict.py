@@ -9,6 +9,7 @@ import typer
 from smoothtune.cli.options import options_from
 from smoothtune.cli.output import JSON, echo, errors_as_exit_codes, output_console, print_json
 from smoothtune.config.prediction import Prediction, load_prediction
+from smoothtune.errors import counted
 
 
 @options_from(Prediction, but=["model"])
@@ -24,6 +25,6 @@ def predict(
         from smoothtune.evaluation.predict import predict as run_prediction
 
         count = run_prediction(settings, console=output_console(as_json=as_json))
-    echo(f"{settings.to} holds {count} rows with the column prediction", err=as_json)
+    echo(f"{settings.to} holds {counted(count, 'row')} with the column prediction", err=as_json)
     if as_json:
         print_json({"to": settings.to, "rows": count})

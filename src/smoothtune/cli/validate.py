@@ -15,7 +15,7 @@ from smoothtune.config.run import load_config, read_config
 from smoothtune.config.run_fields import RunFields
 from smoothtune.config.tuning import load_auto
 from smoothtune.config.yaml_file import read_yaml
-from smoothtune.errors import ConfigError, DataError, ModelError, OutputError
+from smoothtune.errors import ConfigError, DataError, ModelError, OutputError, counted
 from smoothtune.study.config import Outline, Study, StudyConfig, load_study, read_study
 from smoothtune.study.files import scales_of
 
@@ -68,9 +68,12 @@ def _checked_run(file: Path, *, fields_only: bool) -> list[str]:
             return [f"{draft.validated(RunFields).task}, {' + '.join(methods or ['plain'])}"]
     run = search.run if search else load_config(file)
     if not fields_only:
+        from smoothtune.run.inputs import without_header
         from smoothtune.run.inspect import inspect
 
-        inspect(run, _silent())
+        found = inspect(run, _silent())
+        if told := without_header(run, found.inputs.task):
+            echo(f"{file}: {told}", err=True)
     told = f"auto: {', '.join(search.methods)}" if search else " + ".join(run.methods)
     return [f"{run.task}, {told}"]
 
@@ -99,7 +102,7 @@ def _checked_study(file: Path, *, fields_only: bool) -> list[str] | None:
 
 
 def _told(study: Study | Outline) -> str:
-    return f"study {study.name} of {len(study.runs) * len(study.config.seeds)} runs"
+    return f"study {study.name} of {counted(len(study.runs) * len(study.config.seeds), 'run')}"
 
 
 def _need_classes(methods: Mapping[str, Mapping[str, Any]]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,30 @@ _SAMPLE_BYTES = 200_000
 _SAMPLE_ROWS = 50
 # Bytes that are control characters in cp1252, and undefined there: no text of an office program.
 _UNLIKELY = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+
+def first_csv(path: Path) -> Path | None:
+    """The file, or the first one of a folder, if it is CSV or TSV."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return next((f for f in files if f.suffix.lower() in (".csv", ".tsv") and f.is_file()), None)
+
+
+def no_header(source: str, values: Mapping[str, Collection[str]]) -> str:
+    """What to tell of CSV files whose first line seems to be a row; empty if it is a header.
+
+    Args:
+        source: file or folder.
+        values: of columns, by name, as texts.
+    """
+    column = next((name for name, texts in values.items() if name in texts), None)
+    file = first_csv(Path(source).expanduser()) if column is not None else None
+    if file is None:
+        return ""
+    return (
+        f"{file} seems to have no header line: the column {column!r} is named like one of its own "
+        "values, so the first row is lost as names; if so, put a line of names above it, such as "
+        "text,label"
+    )
 
 
 def csv_options(suffix: str, sep: str | None, encoding: str | None) -> dict[str, Any]:

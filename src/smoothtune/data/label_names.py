@@ -11,7 +11,7 @@ from datasets import ClassLabel, Dataset, Value
 
 from smoothtune.data.arrow import distinct, stored_column
 from smoothtune.data.columns import IGNORE_INDEX
-from smoothtune.errors import DataError
+from smoothtune.errors import DataError, counted
 
 ALL_IGNORED = f"every label is {IGNORE_INDEX}, the index that the loss ignores: nothing to learn"
 MISSING = "a missing label; fill it in, or drop the row"
@@ -100,7 +100,8 @@ def text_classes(counts: Mapping[str, int], where: str, merge: bool | None) -> t
     alike = [texts for texts in spellings.values() if len(texts) > 1]
     if alike and merge is None:
         shown = "; ".join(
-            ", ".join(f"{text!r} ({counts[text]} rows)" for text in texts) for texts in alike[:10]
+            ", ".join(f"{text!r} ({counted(counts[text], 'row')})" for text in texts)
+            for texts in alike[:10]
         )
         raise DataError(
             f"{where}: labels differ in blanks or case only: {shown}. Give merge_labels: true to "

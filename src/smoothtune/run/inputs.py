@@ -13,7 +13,8 @@ from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.console import say
 from smoothtune.data.arrow import numbers
-from smoothtune.errors import ConfigError, Problem
+from smoothtune.data.csv_format import no_header
+from smoothtune.errors import ConfigError, Problem, counted
 from smoothtune.models.load import Base, load_base, load_classifier, new_classifier, start_at_mean
 from smoothtune.models.lora import add_lora, told_adapters
 from smoothtune.models.positions import check_lengths
@@ -80,9 +81,18 @@ def read_inputs(config: RunConfig, console: Console) -> Inputs:
         console.print(prepared.report)
     else:
         say(console, str(prepared.report))
+    if told := without_header(config, prepared.task):
+        say(console, told)
     if unlabeled is not None:
-        say(console, f"unlabeled: {len(unlabeled[0])} rows of {config.unlabeled}")
+        say(console, f"unlabeled: {counted(len(unlabeled[0]), 'row')} of {config.unlabeled}")
     return Inputs(base, prepared, unlabeled, class_weights(config, prepared))
+
+
+def without_header(config: RunConfig, task: Task) -> str:
+    """What to tell of CSV files whose label column is named like a class; empty otherwise."""
+    if config.data is None or config.label_column is None:
+        return ""
+    return no_header(config.data, {config.label_column: task.known_label_names})
 
 
 def rows_read(config: RunConfig) -> int | None:

@@ -15,6 +15,7 @@ from smoothtune.console import quiet, say
 from smoothtune.core.objective import Objective
 from smoothtune.core.support import refuse
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
+from smoothtune.errors import counted
 from smoothtune.models.checks import only_model_errors
 from smoothtune.models.load import refuse_adapter
 from smoothtune.models.lora import add_lora, stored_as, told_adapters
@@ -154,18 +155,19 @@ def show_plan(config: RunConfig, found: Inspected, console: Console) -> None:
     """Print what a run would do, after the summary of its data."""
     rows = len(found.inputs.prepared.train)
     batch = config.per_device_train_batch_size * config.gradient_accumulation_steps
-    length = "" if config.max_steps > 0 else f", {config.num_train_epochs:g} epochs"
+    length = "" if config.max_steps > 0 else f", {counted(f'{config.num_train_epochs:g}', 'epoch')}"
     say(console, f"model {config.model}: {found.parameters / 1e6:.1f}M parameters")
     if found.adapters:
         say(console, found.adapters)
     say(console, f"methods: {' + '.join(config.methods)}")
+    updates = f"{counted(found.steps, 'update')} of {counted(batch, 'row')}"
     both = config.unlabeled is not None and config.alternate == "batch"
     half = ", half of them unlabeled" if both else ""
-    say(console, f"{found.steps} updates of {batch} rows{half}, {rows} training rows{length}")
+    say(console, f"{updates}{half}, {counted(rows, 'training row')}{length}")
     evaluations = {
         "no": "none",
         "epoch": "after every epoch",
-        "steps": f"every {config.eval_steps or config.logging_steps} updates",
+        "steps": f"every {counted(config.eval_steps or config.logging_steps, 'update')}",
     }[config.eval_strategy]
     say(console, f"evaluations in training: {evaluations}; at the end: once")
     if config.bf16 and slow_at_bfloat16():
