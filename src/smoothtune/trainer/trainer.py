@@ -57,7 +57,9 @@ def regularize(
 
     Args:
         trainer: any `transformers.Trainer`, before `train()`, on the pre-trained model.
-        regularizers: methods to add, or lists of them; order does not matter.
+        regularizers: methods to add, or lists of them; order does not matter. Two of one class are
+            two terms with draws of their own, such as LNSR with both kinds of noise; the second is
+            called ``lnsr_2`` in logs and records. A run file has each method once.
         unlabeled_dataset: map-style dataset of more rows like `train_dataset`'s; their labels, if
             any, are not used. Its batches have no task loss, only the terms of the methods.
         alternate: "batch": half the batches of every update are unlabeled, and the update is that
@@ -74,10 +76,12 @@ def regularize(
 
     Raises:
         RuntimeError: another objective is attached to the model.
-        TypeError: something else than a method is given.
+        TypeError: something else than a trainer or a method is given.
         ValueError: no method is given; or methods, model and trainer are not a supported
             combination; the message says what to change.
     """
+    if not isinstance(trainer, Trainer):
+        raise TypeError(_no_trainer(trainer))
     if hasattr(trainer, "objective"):
         raise ValueError("this trainer is regularized already: pass all methods in one call")
     methods = _methods(list(regularizers))
@@ -182,6 +186,16 @@ class SmoothTrainer(Trainer):
         if self.model is not None and not self.model.training:
             prepared.pop("example_id", None)
         return prepared
+
+
+def _no_trainer(given: object) -> str:
+    """What to say of something that was given in place of a trainer."""
+    if isinstance(given, type):
+        what = f"{given.__name__} is a class"
+    else:
+        kind = "a model" if isinstance(given, nn.Module) else "no trainer"
+        what = f"this {type(given).__name__} is {kind}"
+    return f"{what}: pass a transformers.Trainer that holds the model, or use Objective in a loop"
 
 
 def _methods(given: Any) -> list[Regularizer]:
