@@ -99,6 +99,21 @@ def test_result_and_model_folder(settings: dict, inputs: Path) -> None:
     ]
 
 
+def test_a_short_run_shows_its_terms_and_is_the_same_run(settings: dict, tmp_path: Path) -> None:
+    """Unless it says `logging_steps`; the defaults would log nothing of 20 updates."""
+    del settings["logging_steps"]
+    settings |= {"max_steps": 20, "cost_steps": 0, "eval_strategy": "no"}
+    short = RunConfig(**settings)
+    told = RunConfig(**settings | {"logging_steps": 50, "output_dir": str(tmp_path / "told")})
+    results = [quiet_train(short), quiet_train(told)]
+    logs = [[e["step"] for e in r["log_history"] if "loss/lnsr" in e] for r in results]
+    assert logs == [list(range(2, 21, 2)), []]
+    assert results[0]["metrics"] == results[1]["metrics"]
+    assert same(weights(short), weights(told))
+    again = quiet_train(RunConfig(**settings | {"logging_steps": 50}))
+    assert again["log_history"] == results[0]["log_history"]  # it is there already
+
+
 def test_training_rows_are_scored_on_a_sample(settings: dict) -> None:
     scored, original = [], train_module.evaluate
 

@@ -164,7 +164,8 @@ class RunFields(SpanFields, DataFields):
     eval_steps: Annotated[Count | None, PROGRESS] = None
     """Updates between evaluations with `eval_strategy: steps`; unset: `logging_steps`."""
     logging_steps: Annotated[Count, PROGRESS] = 50
-    """Updates between logged losses."""
+    """Updates between logged losses; unless it is given, `smoothtune train` logs shorter runs about
+    ten times."""
     save_strategy: Annotated[Literal["no", "steps", "epoch"], PROGRESS] = "no"
     """When to write a checkpoint to resume from; the last one is kept until the run is done."""
     save_steps: Annotated[Count, PROGRESS] = 500

@@ -56,6 +56,18 @@ class ProgressCallback(TrainerCallback):
         self.bar.stop()
 
 
+class ShortRunLogs(TrainerCallback):
+    """Logs the losses of a short run oftener than `logging_steps`: `LINES` times in all."""
+
+    LINES = 10
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """Ask for a log."""
+        every = max(1, state.max_steps // self.LINES)
+        if every < args.logging_steps and state.global_step % every == 0:
+            control.should_log = True
+
+
 class EarlyStopping(TrainerCallback):
     """Ends the training after so many evaluations in a row without a better score.
 

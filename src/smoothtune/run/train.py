@@ -22,7 +22,13 @@ from smoothtune.files import RESULT, read_json, write_atomic
 from smoothtune.memory import keep_freed_memory
 from smoothtune.models.load import Base
 from smoothtune.models.lora import merged, save
-from smoothtune.run.callbacks import EvaluationEnded, ProgressCallback, StopOnSignal, Stopwatch
+from smoothtune.run.callbacks import (
+    EvaluationEnded,
+    ProgressCallback,
+    ShortRunLogs,
+    StopOnSignal,
+    Stopwatch,
+)
 from smoothtune.run.failures import naming_memory, writing
 from smoothtune.run.hub import push
 from smoothtune.run.inputs import Inputs, prepare_model, read_inputs
@@ -113,7 +119,7 @@ def train(
     place = Path(config.output_dir)
     with claimed(config, resume=resume) if is_main() else nullcontext(place) as folder:
         wait_for_all()
-        trained = fit(config, folder, resume=resume, console=console)
+        trained = fit(config, folder, resume=resume, console=console, more_logs=True)
         if not is_main():
             return trained.result
         with Signals(), writing(folder):  # a first signal waits for the end, which is near
@@ -134,6 +140,7 @@ def fit(
     resume: bool = False,
     resumable: bool = True,
     console: Console | None = None,
+    more_logs: bool = False,
 ) -> Trained:
     """Fine-tune and evaluate as `train` does, without writing the model; the same errors.
 
@@ -144,6 +151,7 @@ def fit(
         resumable: leave a checkpoint of the last step, so that a run that is killed in the final
             evaluation need not train again.
         console: where to print.
+        more_logs: log a short run that does not say `logging_steps` oftener; no result changes.
     """
     console = console or Console()
     if config.frozen_weights == "float32":  # kept memory would hold float32 copies of the others
@@ -161,6 +169,8 @@ def fit(
             with naming_memory(config):
                 cost = step_cost(config, inputs, model, console)
             trainer = build_trainer(config, inputs, model, folder, console)
+            if more_logs and "logging_steps" not in config.model_fields_set:
+                trainer.add_callback(ShortRunLogs())
         checkpoint, notes = (
             from_main(lambda: newest_checkpoint(folder)) if resume else Found(None, [])
         )
