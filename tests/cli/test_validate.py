@@ -1,6 +1,7 @@
 """`validate` and `--dry-run` refuse what `train` refuses, in its words, and write nothing."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -105,6 +106,14 @@ def test_json(fields: dict, tmp_path: Path) -> None:
     first, second = json.loads(found.stdout)["files"]
     assert (found.exit_code, first["ok"], first["runs"]) == (2, True, ["quality, plain"])
     assert second["problems"][0]["field"] == "seed"
+
+
+def test_a_model_folder_without_weights(fields: dict, tmp_path: Path) -> None:
+    shutil.copytree(fields["model"], tmp_path / "model")
+    (tmp_path / "model" / "model.safetensors").unlink()
+    file = write(tmp_path / "run.yaml", fields | {"model": str(tmp_path / "model")})
+    assert (call("validate", file).exit_code, call("train", file).exit_code) == (2, 2)
+    assert "model holds neither model.safetensors nor" in call("validate", file).stderr
 
 
 def test_a_study_with_adapters(fields: dict, tmp_path: Path) -> None:

