@@ -12,7 +12,6 @@ from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Column
 from rich.text import Text
 
 from smoothtune.errors import printable
@@ -29,11 +28,6 @@ def say(console: Console, text: str) -> None:
 def plain_text(text: str) -> Text:
     """Text of users in a table: no markup, and only what can be printed."""
     return Text(printable(text))
-
-
-def heading(text: str) -> Column:
-    """`plain_text` at the head of a column."""
-    return Column(plain_text(text))
 
 
 def progress_bar(console: Console) -> Progress:

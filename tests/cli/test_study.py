@@ -30,7 +30,7 @@ def test_a_study_and_its_status(write, tmp_path: Path) -> None:
     assert "1/1 quality plain seed 0: " in done.output
     assert json.loads((folder / "study.json").read_text())["command"][0] == "smoothtune"
     status = study("--status", folder)
-    assert "study: 1 of 1 cells done" in status.output
+    assert "study: 1 of 1 runs done" in status.output
     larger = write(SMALL.replace("[0]", "[0, 1]"))
     after = study(larger, "--dry-run", "--output-dir", folder)
     assert "1 of 2 known runs are done" in after.output

@@ -246,7 +246,7 @@ def test_a_signal_leaves_a_resumable_folder(write, tmp_path: Path, output: Outpu
 
     thread = threading.Thread(target=interrupt)
     thread.start()
-    with pytest.raises(Stopped, match="of 4 cells done; the same command goes on"):
+    with pytest.raises(Stopped, match="of 4 runs done; the same command goes on"):
         run_study(study, folder, jobs=1, console=output.console)
     thread.join()
     assert not (folder / "work").exists()

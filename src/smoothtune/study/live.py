@@ -9,9 +9,10 @@ from datetime import timedelta
 import numpy as np
 from rich.console import Console, Group
 from rich.live import Live as RichLive
-from rich.table import Table
 
-from smoothtune.console import heading, plain_text, say
+from smoothtune.console import plain_text, say
+from smoothtune.report.page import Table
+from smoothtune.report.terminal import fitted
 from smoothtune.study.pool import Ended
 from smoothtune.study.records import Cell, Records
 
@@ -39,7 +40,7 @@ class Live:
 
     def __enter__(self) -> Live:
         if self.kept:
-            say(self.console, f"{self.kept} of {len(self.cells)} cells are done already")
+            say(self.console, f"{self.kept} of {len(self.cells)} runs are done already")
         if self.console.is_terminal:
             self.live.start()
         return self
@@ -81,26 +82,28 @@ class Live:
     def state(self) -> str:
         """How far it is."""
         done = sum(self.records.row(cell.id) is not None for cell in self.cells)
-        return f"{done} of {len(self.cells)} cells done"
+        return f"{done} of {len(self.cells)} runs done"
 
     def refresh(self) -> None:
         """Draw the table again, at most once a second."""
         if self.console.is_terminal and time.monotonic() - self.shown > REFRESH_SECONDS:
             self.shown = time.monotonic()
+            table, left_out = fitted(self._table(), self.console.width, ["method"])
             state = (
-                f"{len(self.scores)} of {len(self.cells)} cells done, {len(self.running)} running, "
+                f"{len(self.scores)} of {len(self.cells)} runs done, {len(self.running)} running, "
                 f"{len(self.failed)} failed{self._left()}"
             )
-            self.live.update(Group(self._table(), plain_text(state)), refresh=True)
+            state += f"; no room for {', '.join(left_out)}" * bool(left_out)
+            self.live.update(Group(table, plain_text(state)), refresh=True)
 
     def _table(self) -> Table:
         """Mean score and number of seeds, so far."""
         tasks = list(dict.fromkeys(_column(cell) for cell in self.cells))
-        table = Table("method", *map(heading, tasks))
-        for label, columns in self.groups.items():
-            cells = [self._mean(columns.get(task, [])) for task in tasks]
-            table.add_row(plain_text(label), *cells)
-        return table
+        rows = [
+            [label, *(self._mean(columns.get(task, [])) for task in tasks)]
+            for label, columns in self.groups.items()
+        ]
+        return Table(["method", *tasks], rows)
 
     def _mean(self, ids: Sequence[str]) -> str:
         scores = [s for cell in ids if (s := self.scores.get(cell)) is not None]

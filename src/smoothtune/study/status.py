@@ -57,7 +57,7 @@ def show_status(folder: Path, console: Console) -> dict[str, int]:
         records.save(described)
     counts = {name: len(titles) for name, titles in states.items()}
     total = len(cells)
-    say(console, f"{study.get('name')}: {counts['done']} of {total} cells done")
+    say(console, f"{study.get('name')}: {counts['done']} of {total} runs done")
     for name in ("running", "failed"):
         for title in states[name]:
             say(console, f"{name}: {title}")

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table as RichTable
 
-from smoothtune.console import heading, plain_text, say
+from smoothtune.console import say
 from smoothtune.files import write_atomic
 from smoothtune.report.curves import csv_text
-from smoothtune.report.page import Sentence, render
+from smoothtune.report.page import Sentence, Table, render
+from smoothtune.report.terminal import say_left_out, show_table
 from smoothtune.study.report.effect import (
     ROBUSTNESS,
     compare_beside,
@@ -35,7 +35,9 @@ COLUMNS = (
     *("score_difference", "score_low", "score_high", "cost_ratio", "verdict"),
 )
 SHORT = (1, 2, 3, 4, 5, 7, 9, 10, 11, 12)
-"""Columns of the table that fit a terminal."""
+"""Columns of the table that are shown on the console."""
+DECIDING = ("method", "quantity", "change", "verdict", "p, Holm")
+"""Those that a narrow terminal keeps longest."""
 
 
 def write_effects(folder: Path, console: Console) -> list[dict[str, Any]]:
@@ -59,7 +61,7 @@ def write_effects(folder: Path, console: Console) -> list[dict[str, Any]]:
     said += beside_sentences(beside) + robustness_sentences(robust)
     compared = [*compared, *beside, *robust]
     write_effect_files(folder, compared, said)
-    _show(compared, said, console)
+    _show(compared, said, folder, console)
     say(console, f"{folder / 'effect.csv'} and {folder / 'effect.md'} are written")
     return compared
 
@@ -94,19 +96,13 @@ def _bounds(effect: Mapping[str, Any] | None) -> list[float | None]:
 
 
 def _show(
-    compared: Sequence[Mapping[str, Any]], said: Sequence[Sentence], console: Console
+    compared: Sequence[Mapping[str, Any]], said: Sequence[Sentence], folder: Path, console: Console
 ) -> None:
+    left_out: list[str] = []
     for condition in dict.fromkeys(item["condition"] for item in compared):
         found = effect_table([item for item in compared if item["condition"] == condition])
         head, *rows = [[cells[i] for i in SHORT] for cells in [found.head, *found.rows]]
-        if console.is_terminal:
-            table = RichTable(*map(heading, head), title=plain_text(condition))
-            for cells in rows:
-                table.add_row(*map(plain_text, cells))
-            console.print(table)
-        else:
-            say(console, condition)
-            for cells in [head, *rows]:
-                say(console, "\t".join(cells))
+        left_out += show_table(Table(head, rows), condition, console, DECIDING)
+    say_left_out(left_out, str(folder / "effect.md"), console)
     for sentence in said:
         say(console, f"{sentence.verdict}: {sentence.text}")

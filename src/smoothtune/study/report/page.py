@@ -8,14 +8,14 @@ from typing import Any
 
 import pandas as pd
 from rich.console import Console
-from rich.table import Table as RichTable
 
-from smoothtune.console import heading, plain_text, say
+from smoothtune.console import say
 from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.files import is_owned, make_folder, write_atomic, write_json
 from smoothtune.report.curves import csv_text
 from smoothtune.report.page import Plot, Sentence, Table, render
 from smoothtune.report.tables import latex_table
+from smoothtune.report.terminal import say_left_out, show_table
 from smoothtune.study.config import Study
 from smoothtune.study.description import write_description
 from smoothtune.study.plan import Plan
@@ -50,7 +50,9 @@ from smoothtune.study.report.training import method_table, training_table
 
 RESULTS, TABLES = "results.json", "tables"
 WIDE = ("median", "max", "p", "P(better)")
-"""Columns of the score table that do not fit a terminal."""
+"""Columns of the score table that are for the page."""
+DECIDING = ("method", "minus plain, points", "verdict", "failed", "p, Holm", "average")
+"""Columns that a narrow terminal keeps longest."""
 
 
 def write_study_report(study: Study, plan: Plan, folder: Path, console: Console) -> dict[str, Any]:
@@ -78,7 +80,7 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
     _write_tables(folder, content, page)
     write_atomic(folder / "report.md", render("study.md.jinja", page))
     write_atomic(folder / "report.html", render("study.html.jinja", page))
-    _show(content, console)
+    _show(content, folder, console)
     say(console, f"{folder / 'report.html'} is written")
     return content
 
@@ -206,27 +208,19 @@ def page_content(
     }
 
 
-def _show(content: Mapping[str, Any], console: Console) -> None:
+def _show(content: Mapping[str, Any], folder: Path, console: Console) -> None:
     """The tables and the sentences on the console."""
     conditions = by_condition(content["methods"])
+    left_out: list[str] = []
     for condition, group in conditions.items():
         found = score_table(group)
         shown = [x for x, title in enumerate(found.head) if title not in WIDE]
         head, *rows = [[cells[x] for x in shown] for cells in [found.head, *found.rows]]
-        _show_table(condition_title(condition), Table(head, rows), console)
+        deciding = [*DECIDING, found.head[2]]  # the mean score
+        left_out += show_table(Table(head, rows), condition_title(condition), console, deciding)
     if len(conditions) > 1:
-        _show_table("all tasks, points", main_table(content["methods"]), console)
+        found = main_table(content["methods"])
+        left_out += show_table(found, "all tasks, points", console, DECIDING)
+    say_left_out(left_out, str(folder / "report.md"), console)
     for sentence in sentences(content):
         say(console, f"{sentence.verdict}: {sentence.text}")
-
-
-def _show_table(title: str, content: Table, console: Console) -> None:
-    if console.is_terminal:
-        table = RichTable(*map(heading, content.head), title=plain_text(title))
-        for cells in content.rows:
-            table.add_row(*map(plain_text, cells))
-        console.print(table)
-        return
-    say(console, title)
-    for cells in [content.head, *content.rows]:
-        say(console, "\t".join(cells))
