@@ -68,6 +68,13 @@ def test_one_seed_says_nothing_nor_do_two() -> None:
     assert alike.startswith("Run 3 more seeds: 2 say nothing, not even of good (+3.0 points")
 
 
+def test_four_seeds_are_not_enough_to_use_a_method() -> None:
+    said = decision(content({"good": [BETTER[:4]]}))
+    assert said.verdict == "note"
+    assert said.text.startswith("Run 1 more seed, or use plain: no method is shown to be better")
+    assert "5 seeds in all would show it" in said.text
+
+
 def test_equal_runs_are_suspicious() -> None:
     said = decision(content({"idle": [[0.0] * 5], "lazy": [[0.0] * 5]}))
     assert said.text == "Equal to plain in every run: idle, lazy. Check that they act at all."

@@ -31,6 +31,7 @@ from smoothtune.study.report.effect_table import (
     beside_sentences,
     effect_sentences,
     effect_table,
+    findings_of,
     quantity_table,
     robustness_sentences,
 )
@@ -260,6 +261,20 @@ def test_what_has_no_ten_points_to_lose_is_not_compared() -> None:
         if method == "lnsr":
             run["result"]["trivial_baseline"] = run["result"]["metrics"]["accuracy"] - 0.05
     assert compare_robustness(effect_rows(runs)) == []
+
+
+def test_of_few_seeds_the_first_thing_said_is_that_they_are_few() -> None:
+    def said(runs: list[tuple[str, dict]]) -> list[str]:
+        rows = effect_rows(runs)
+        found = findings_of(
+            rows, compare_effects(rows), compare_beside(rows), compare_robustness(rows)
+        )
+        return [f"{sentence.verdict}: {sentence.text}" for sentence in found]
+
+    few = said([r for r in study() if r[1]["result"]["config"]["seed"] < 3])
+    assert few[0].startswith("fragile: 3 seeds are few: nothing here is established")
+    assert "note: moves it: 1 of 3: lnsr (noise sensitivity)." in few
+    assert said(study())[0] == "good: moves it: 1 of 3: lnsr (noise sensitivity)."
 
 
 def test_only_seeds_that_both_have_count() -> None:

@@ -258,16 +258,38 @@ def test_measures_beside_the_score_are_tested_and_corrected() -> None:
     assert same["brier"]["p_holm"] == pytest.approx(p["same"])
     assert calm["nll"] is None
     said = texts(content(found))
-    short = "Beside the score, after Holm's correction: better than plain: calm (Brier)."
+    short = "Beside the score, after Holm within each measure: better than plain: calm (Brier)."
     assert f"good: {short}" in said
     (group,) = page_content(content(found), {})["groups"]
     (long,) = [sentence for sentence in group["findings"] if sentence.verdict == "good"]
     assert f"(paired t-test): Brier calm ({gap:+.3f}, p = " in long.text
     assert "Brier same" not in long.text
     worse = texts(content(with_brier(found, {"calm": 0.05})))
-    assert "fragile: Beside the score, after Holm's correction: worse than plain: calm" in worse
+    assert "fragile: Beside the score, after Holm within each measure: worse than plain" in worse
     chance = texts(content([row | {"trivial_baseline": 0.95} for row in found]))
     assert f"fragile: {short} That means little where plain" in chance
+
+
+@pytest.mark.parametrize("tasks", [("one",), ("one", "two")])
+@pytest.mark.parametrize("seeds", [2, 4])
+def test_few_seeds_are_no_ground_for_a_claim(seeds: int, tasks: tuple[str, ...]) -> None:
+    """Of every pair the same difference but for a trifle: p is small, whatever is true."""
+    kept = [r for r in rows({"m": 0.0}, tasks=tasks) if r["seed"] < seeds]
+    for row in kept:
+        seed, worse = row["seed"], row["method"] == "m"
+        row["score"] = 0.8 + 0.1 * (seed % 2) - worse * (0.1 + 1e-6 * seed)
+        row["ece"] = 0.05 + worse * (0.001 + 1e-6 * seed)
+    found = content(kept)
+    against = found["methods"][1]["against_plain"]
+    assert against["p_holm"] < 0.01
+    assert against["secondary"]["ece"]["p_holm"] < 0.01
+    page = page_content(found, {})
+    texts_of_groups = [s.text for group in page["groups"] for s in group["findings"]]
+    said = " ".join([texts(found), *texts_of_groups])
+    assert f"{seeds} seeds are few: nothing here is established." in said
+    assert "than plain" not in said
+    assert "Score, task by task: seeds are too few to show that a method differs" in said
+    assert page["groups"][0]["scores"].rows[1][9] == "too few seeds"
 
 
 def test_over_tasks_leaves_out_tasks_without_the_measure() -> None:
@@ -280,7 +302,7 @@ def test_over_tasks_leaves_out_tasks_without_the_measure() -> None:
     assert item["difference"]["value"] == pytest.approx(np.mean(gaps))
     assert over_tasks(table_of_runs(found), "nll") == []
     said = texts(content(found))
-    assert "good: Beside the score over all tasks that have the measure, after Holm's" in said
+    assert "good: Beside the score over all tasks that have the measure, after Holm within" in said
     page = page_content(content(found), {})["over_tasks_secondary"]
     assert page.head[2] == "Brier"
     assert page.rows[0][:1] + page.rows[0][2:3] == [

@@ -258,10 +258,17 @@ def _correct(tested: Sequence[dict[str, Any]], p_values: Sequence[float | None])
 def secondary(
     compared: Iterable[Mapping[str, Any]],
 ) -> dict[str, dict[str, Mapping[str, Any] | None]]:
-    """Tests of what is measured beside the score, by measure and method, of one condition."""
+    """Tests of what is measured beside the score, by measure and method, of one condition.
+
+    Each with the `seeds` behind it.
+    """
     against = {item["method"]: item["against_plain"] for item in compared if item["against_plain"]}
     return {
-        measure: {method: item["secondary"][measure] for method, item in against.items()}
+        measure: {
+            method: tested and {**tested, "seeds": item["seeds"]}
+            for method, item in against.items()
+            for tested in [item["secondary"][measure]]
+        }
         for measure in SECONDARY
     }
 

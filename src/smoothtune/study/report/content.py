@@ -31,9 +31,7 @@ from smoothtune.study.report.effect import (
     is_compared,
 )
 from smoothtune.study.report.effect_table import (
-    beside_sentences,
-    effect_sentences,
-    robustness_sentences,
+    findings_of,
 )
 from smoothtune.study.report.statistics import NAMES
 from smoothtune.study.report.training import method_fields, training_of
@@ -62,8 +60,7 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         measured = effect_rows((label, record) for label, record in read if record)
     compared = compare_effects(measured)
     beside, robust = compare_beside(measured), compare_robustness(measured)
-    said = effect_sentences(compared, measured)
-    said += beside_sentences(beside) + robustness_sentences(robust)
+    said = findings_of(measured, compared, beside, robust)
     return {
         "name": study.name,
         "title": study.config.title or study.name,

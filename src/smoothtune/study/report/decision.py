@@ -12,12 +12,12 @@ from smoothtune.report.tables import POINTS, effect_text
 from smoothtune.study.config import PLAIN
 from smoothtune.study.report.comparison import by_condition
 from smoothtune.study.report.power import MOST_SEEDS, POWER, seeds_needed
-from smoothtune.study.report.statistics import LEVEL
+from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL
 
 WORTH = 0.002
 """Difference in score, from which more seeds are worth running."""
-ENOUGH_SEEDS, USUAL_SEEDS = 3, 5
-"""With fewer seeds than the first their spread is not known; the second is what a study has."""
+SEEDS_FOR_SPREAD = 3
+"""With fewer seeds their spread is not known."""
 
 
 def decision(content: Mapping[str, Any]) -> Sentence:
@@ -64,11 +64,11 @@ def _undecided(content: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
             f"Use plain: no method is more than {POINTS * WORTH:.1f} points above it"
             f"{_where(content)}.",
         )
-    if (seeds := max(len(item["seeds"]) for item in above)) < ENOUGH_SEEDS:
+    if (seeds := max(len(item["seeds"]) for item in above)) < SEEDS_FOR_SPREAD:
         best = max(above, key=_gap)
         where = f"{best['method']} ({_shown(best)}{_where(content)})"
         few = "one says" if seeds == 1 else f"{seeds} say"
-        more = USUAL_SEEDS - seeds
+        more = ENOUGH_SEEDS - seeds
         return Sentence("fragile", f"Run {more} more seeds: {few} nothing, not even of {where}.")
     needs = {item["method"]: _needed(item, len(compared)) for item in above}
     best = min(above, key=lambda item: (needs[item["method"]], -_gap(item)))
@@ -92,7 +92,7 @@ def _undecided(content: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
 def _needed(item: Mapping[str, Any], num_methods: int) -> int:
     if item["sd"] is None:
         return MOST_SEEDS + 1
-    return seeds_needed(_gap(item), item["sd"], num_methods)
+    return max(ENOUGH_SEEDS, seeds_needed(_gap(item), item["sd"], num_methods))
 
 
 def overall(content: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -118,7 +118,8 @@ def _gap(item: Mapping[str, Any]) -> float:
 
 
 def _holds(item: Mapping[str, Any]) -> bool:
-    return item["p_holm"] is not None and item["p_holm"] < LEVEL
+    enough = len(item["seeds"]) >= ENOUGH_SEEDS
+    return enough and item["p_holm"] is not None and item["p_holm"] < LEVEL
 
 
 def _shown(item: Mapping[str, Any]) -> str:

@@ -21,11 +21,9 @@ from smoothtune.study.report.effect import (
     rows_of_study,
 )
 from smoothtune.study.report.effect_table import (
-    beside_sentences,
-    effect_sentences,
     effect_table,
+    findings_of,
     quantity_table,
-    robustness_sentences,
 )
 
 COLUMNS = (
@@ -57,8 +55,7 @@ def write_effects(folder: Path, console: Console) -> list[dict[str, Any]]:
     rows = rows_of_study(folder)
     compared = compare_effects(rows)
     beside, robust = compare_beside(rows), compare_robustness(rows)
-    said = effect_sentences(compared, rows)
-    said += beside_sentences(beside) + robustness_sentences(robust)
+    said = findings_of(rows, compared, beside, robust)
     compared = [*compared, *beside, *robust]
     write_effect_files(folder, compared, said)
     _show(compared, said, folder, console)

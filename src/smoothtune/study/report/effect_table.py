@@ -21,6 +21,7 @@ from smoothtune.study.report.effect import (
     WEAKLY,
     WRONG,
 )
+from smoothtune.study.report.statistics import ENOUGH_SEEDS
 
 TOLERATED = 0.5  # points of score that may be lost
 
@@ -59,6 +60,33 @@ def _cells(item: Mapping[str, Any]) -> list[str]:
         number(item["cost_ratio"], ".2f"),
         item["verdict"],
     ]
+
+
+def findings_of(
+    rows: Sequence[Mapping[str, Any]],
+    compared: Sequence[Mapping[str, Any]],
+    beside: Sequence[Mapping[str, Any]],
+    robust: Sequence[Mapping[str, Any]],
+) -> list[Sentence]:
+    """All that is said of comparisons; that nothing is established where seeds are few.
+
+    Args:
+        rows: of `effect_rows`.
+        compared: of `compare_effects`.
+        beside: of `compare_beside`.
+        robust: of `compare_robustness`.
+    """
+    said = effect_sentences(compared, rows)
+    said += beside_sentences(beside) + robustness_sentences(robust)
+    most = max((len(item["seeds"]) for item in (*compared, *beside, *robust)), default=0)
+    if not most or most >= ENOUGH_SEEDS:
+        return said
+    seeds = "1 seed is" if most == 1 else f"{most} seeds are"
+    text = f"{seeds} few: nothing here is established, whatever p and verdicts say."
+    cautious = [
+        found._replace(verdict="note") if found.verdict == "good" else found for found in said
+    ]
+    return [Sentence("fragile", text), *cautious]
 
 
 def effect_sentences(

@@ -18,7 +18,7 @@ from smoothtune.study.report.comparison import (
 )
 from smoothtune.study.report.decision import decision, equal_methods, overall
 from smoothtune.study.report.power import POWER
-from smoothtune.study.report.statistics import LEVEL
+from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL
 from smoothtune.study.report.tables import TITLES
 
 BETTER = {"brier": -1, "nll": -1, "ece": -1, "noise": 1, "ood": 1}
@@ -77,7 +77,7 @@ def _completeness(content: Mapping[str, Any]) -> Iterator[Sentence]:
     earlier = content["earlier"]
     if earlier:
         text += f" {sum(earlier.values())} are by earlier versions of {', '.join(earlier)}."
-    if few := (most := max(seeds, default=0)) < 5:
+    if few := (most := max(seeds, default=0)) < ENOUGH_SEEDS:
         count = "1 seed is" if most == 1 else f"{most} seeds are"
         text += f" {count} few: nothing here is established."
     mixed = [name for name, values in content["versions"].items() if len(values) > 1]
@@ -113,11 +113,20 @@ def _is_constant(plain: Mapping[str, Any]) -> bool:
     return bool(plain["measures"]["score"]["mean"] <= plain["trivial_baseline"])
 
 
+def _holds(tested: Mapping[str, Any]) -> bool:
+    """Whether a difference is established: by its corrected p-value, and by enough seeds."""
+    return _differs(tested) and len(tested["seeds"]) >= ENOUGH_SEEDS
+
+
+def _differs(tested: Mapping[str, Any]) -> bool:
+    return tested["p_holm"] is not None and tested["p_holm"] < LEVEL
+
+
 def _named_scores(group: Iterable[Mapping[str, Any]], where: str = "") -> Named:
     named: dict[bool, list[str]] = {True: [], False: []}
     for item in group:
         against = item["against_plain"]
-        if against and against["p_holm"] is not None and against["p_holm"] < LEVEL:
+        if against and _holds(against):
             gap = against["difference"]["value"]
             shown = f"{POINTS * gap:+.1f} points, p = {against['p_holm']:.2g}"
             named[gap > 0].append(f"{item['method']}{where} ({shown})")
@@ -131,11 +140,14 @@ def _scores(group: Sequence[Mapping[str, Any]], test: str) -> Iterator[Sentence]
     yield from _better_and_worse(named, "Score", f"after Holm's correction ({test})")
     if compared and not any(named.values()):
         seeds = compared[0]["measures"]["score"]["n"]
-        yield Sentence(
-            "note",
-            f"None of {len(compared)} methods differs from plain in score at 5 % after Holm's "
-            f"correction ({test}; seeds: {seeds}).",
-        )
+        if any(_differs(item["against_plain"]) for item in compared):
+            text = f"Seeds are too few to show that a method differs from plain in score ({test})."
+        else:
+            name, count = compared[0]["method"], len(compared)
+            who = f"None of {count} methods differs" if count > 1 else f"{name} does not differ"
+            how = f"after Holm's correction ({test}; seeds: {seeds})"
+            text = f"{who} from plain in score at 5 % {how}."
+        yield Sentence("note", text)
 
 
 def _scores_in_short(
@@ -143,6 +155,7 @@ def _scores_in_short(
 ) -> Iterator[Sentence]:
     """The same over all conditions in one sentence, a null result with what it could have seen."""
     groups = list(conditions)
+    compared = [item for group in groups for item in group if item["against_plain"]]
     named: dict[bool, list[str]] = {True: [], False: []}
     for group in groups:
         where = f" on {condition_title(condition_of(group[0]))}" if len(groups) > 1 else ""
@@ -152,10 +165,17 @@ def _scores_in_short(
     doubt = f" Not above a constant answer, so of no meaning: {', '.join(weak)}." if weak else ""
     if any(named.values()):
         text = f"Score, task by task after Holm's correction ({test}): {_both(named)}."
-    else:
+    elif any(_differs(item["against_plain"]) for item in compared):
         text = (
-            f"Score, task by task: none of the methods differs from plain at 5 % after Holm's "
-            f"correction ({test}).{could_see}"
+            "Score, task by task: seeds are too few to show that a method differs from plain "
+            f"({test}).{could_see}"
+        )
+    else:
+        one = len({item["method"] for item in compared}) == 1
+        who = "the method does not differ" if one else "none of the methods differs"
+        text = (
+            f"Score, task by task: {who} from plain at 5 % after Holm's correction ({test})."
+            f"{could_see}"
         )
     yield Sentence("fragile" if doubt else _tone(named), text + doubt)
 
@@ -192,7 +212,7 @@ def _named_beside(tests: Mapping[str, Mapping[str, Mapping[str, Any] | None]]) -
     named: dict[bool, list[str]] = {True: [], False: []}
     for measure, sign in BETTER.items():
         for method, tested in tests[measure].items():
-            if tested and tested["p_holm"] is not None and tested["p_holm"] < LEVEL:
+            if tested and _holds(tested):
                 gap = tested["difference"]["value"]
                 text = f"{TITLES[measure]} {method} ({gap:+.3f}, p = {tested['p_holm']:.2g})"
                 named[sign * gap > 0].append(text)
@@ -208,7 +228,7 @@ def _beside_in_short(
     by_method: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
     for measure, sign in BETTER.items():
         for method, tested in tests[measure].items():
-            if tested and tested["p_holm"] is not None and tested["p_holm"] < LEVEL:
+            if tested and _holds(tested):
                 good = sign * tested["difference"]["value"] > 0
                 by_method[good].setdefault(method, []).append(TITLES[measure])
     named = {
@@ -217,7 +237,7 @@ def _beside_in_short(
     }
     if any(named.values()):
         where = " over all tasks that have the measure" if several else ""
-        text = f"Beside the score{where}, after Holm's correction: {_both(named)}."
+        text = f"Beside the score{where}, after Holm within each measure: {_both(named)}."
         if _weak(groups):  # a model that has learned nothing is calibrated by saying so
             text += " That means little where plain fine-tuning is not above a constant answer."
         yield Sentence("fragile" if _weak(groups) else _tone(named), text)
@@ -252,13 +272,15 @@ def _stability(methods: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Verdict, 
     for item in methods:
         against = item["against_plain"]
         ratio = against and against["variance_ratio"]
-        if ratio and against["p_variance"] is not None and against["p_variance"] < LEVEL:
+        few = against and len(against["seeds"]) < ENOUGH_SEEDS
+        p = against and against["p_variance"]
+        if ratio and p is not None and p < LEVEL and not few:
             stabler = ratio["value"] < 1
             yield (
                 "good" if stabler else "fragile",
                 f"{item['method']} is {'stabler' if stabler else 'less stable'} than plain: "
                 f"{ratio['value']:.2f} times the variance over seeds (Brown-Forsythe test, p = "
-                f"{against['p_variance']:.2g}, not corrected for the number of methods).",
+                f"{p:.2g}, not corrected for the number of methods).",
             )
 
 

@@ -28,6 +28,8 @@ from smoothtune.evaluation.intervals import Interval
 
 RESAMPLES, SEED = 10_000, 0
 LEVEL = 0.05
+ENOUGH_SEEDS = 5
+"""With fewer, no method is said to be better or worse than plain, whatever p is."""
 NAMES = {
     "welch": "Welch t-test",
     "paired t": "paired t-test",

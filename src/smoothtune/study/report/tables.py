@@ -13,7 +13,7 @@ from smoothtune.study.report.comparison import (
     condition_of,
     condition_title,
 )
-from smoothtune.study.report.statistics import LEVEL, NAMES
+from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL, NAMES
 
 _TITLES = ("gap", "Brier", "NLL", "ECE", "score under noise", "score on other data")
 TITLES = dict(zip(SECONDARY, _TITLES, strict=True))
@@ -68,6 +68,8 @@ def verdict(against: Mapping[str, Any]) -> str:
     if against["equal"]:
         return EQUAL
     if p is None:
+        return FEW
+    if p < LEVEL and len(against["seeds"]) < ENOUGH_SEEDS:
         return FEW
     if p < LEVEL:
         return BETTER if gap > 0 else WORSE
