@@ -55,6 +55,18 @@ def test_finished_runs_say_what_they_ran_with(records: Records) -> None:
     assert "secret" not in str(table)
 
 
+def test_the_norm_that_gradients_were_clipped_to(records: Records) -> None:
+    """Unset, it is 1, but for a method that clips by itself."""
+    cells = [cell("plain", "one"), cell("both", "one", "cwgnc"), cell("lnsr", "one", "lnsr")]
+    records.write(cells[0], done(cells[0]))
+    (found,) = training_of(cells, records)
+    assert found["fields"]["max_grad_norm"] == 1.0
+    rows = {row[0]: row[1:] for row in training_table([found]).rows}
+    assert rows["max_grad_norm"] == ["1; 0 with both"]
+    (alone,) = training_of(cells[::2], records)
+    assert {row[0]: row[1] for row in training_table([alone]).rows}["max_grad_norm"] == "1"
+
+
 def test_fields_of_methods_are_those_that_ran(records: Records) -> None:
     ran, asked = cell("lnsr", "one", "lnsr"), cell("smooth", "one", "lnsr")
     records.write(ran, done(ran))

@@ -9,7 +9,7 @@ from typing import Any
 from smoothtune.report.page import DASH, Table
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import Cell, Records
-from smoothtune.study.report.comparison import condition_of, condition_title
+from smoothtune.study.report.comparison import Condition, condition_of, condition_title
 
 FIELDS = (
     *("model", "data", "learning_rate", "lr_scheduler_type", "warmup_steps", "num_train_epochs"),
@@ -28,6 +28,7 @@ UNSET: dict[str, tuple[object, ...]] = {
     "torch_compile": (None, False),
 }
 """Values with which a field has no row."""
+CLIP = "max_grad_norm"
 ROWS, EVALUATED, UPDATES = "training examples", "evaluation examples", "updates"
 
 
@@ -39,12 +40,17 @@ def training_of(cells: Sequence[Cell], records: Records) -> list[dict[str, Any]]
         records: theirs.
 
     Returns:
-        For each condition its `CONDITION`, `fields` by name, and the numbers of rows and updates
-        where a run is done.
+        For each condition its `CONDITION`, `fields` by name, `clip_norms`, the norms that gradients
+        are clipped to by method, 0: not at all, and the numbers of rows and updates where a run is
+        done.
     """
+    clip_norms: dict[Any, dict[str, float]] = {}
+    for cell in cells:
+        by_method = clip_norms.setdefault(_condition(cell), {})
+        by_method.setdefault(cell.label, cell.config.clip_norm())
     found: dict[Any, dict[str, Any]] = {}
     for cell in sorted(cells, key=lambda cell: cell.label != PLAIN):
-        condition = (cell.task, cell.model, cell.max_train_samples)
+        condition = _condition(cell)
         if condition in found and found[condition]["done"]:
             continue
         result = (records.read(cell.id) or {}).get("result")
@@ -56,10 +62,16 @@ def training_of(cells: Sequence[Cell], records: Records) -> list[dict[str, Any]]
             "model": cell.model,
             "max_train_samples": cell.max_train_samples,
             "done": result is not None,
-            "fields": {name: config.get(name) for name in FIELDS} | {"model": cell.model},
+            "fields": {name: config.get(name) for name in FIELDS}
+            | {"model": cell.model, CLIP: clip_norms[condition][cell.label]},
+            "clip_norms": clip_norms[condition],
             "sizes": _sizes(result or {}),
         }
     return list(found.values())
+
+
+def _condition(cell: Cell) -> Condition:
+    return cell.task, cell.model, cell.max_train_samples
 
 
 def _sizes(result: Mapping[str, Any]) -> dict[str, int]:
@@ -95,10 +107,21 @@ def training_table(training: Iterable[Mapping[str, Any]]) -> Table:
         for name in FIELDS
         if any(item["fields"][name] not in UNSET.get(name, ()) for item in items)
     ]
-    rows = [[name, *(_value(item["fields"][name]) for item in items)] for name in names]
+    rows = [[name, *(_field(name, item) for item in items)] for name in names]
     sizes = [name for name in (ROWS, EVALUATED, UPDATES) if any(name in i["sizes"] for i in items)]
     rows += [[name, *(_value(item["sizes"].get(name)) for item in items)] for name in sizes]
     return Table(["field", *(condition_title(condition_of(item)) for item in items)], rows)
+
+
+def _field(name: str, item: Mapping[str, Any]) -> str:
+    """Value of a field under one condition; of methods that clip otherwise theirs too."""
+    value = item["fields"][name]
+    others: dict[float, list[str]] = {}
+    for method, norm in item["clip_norms"].items() if name == CLIP else ():
+        if norm != value:
+            others.setdefault(norm, []).append(method)
+    parts = [f"{_value(norm)} with {', '.join(methods)}" for norm, methods in others.items()]
+    return "; ".join([_value(value), *parts])
 
 
 def method_table(entries: Iterable[Mapping[str, Any]]) -> Table:
