@@ -8,15 +8,18 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from smoothtune.study.config import load_study
 from smoothtune.study.plan import Plan
-from smoothtune.study.pool import Ended, LocalPool
-from smoothtune.study.records import Records
+from smoothtune.study.pool import SERVER_LOST, Ended, LocalPool
+from smoothtune.study.records import Cell, Records
+from smoothtune.study.status import show_status
 from smoothtune.study.worker import run_here
 
 KILLS, CELLS = 10, 20
@@ -37,6 +40,11 @@ def table(folder: Path) -> list[dict[str, str]]:
     with (folder / "results.csv").open() as lines:
         rows = list(csv.DictReader(lines))
     return [{k: v for k, v in row.items() if "seconds" not in k} for row in rows]
+
+
+def cell_of(file: Path) -> Cell:
+    (cell,) = Plan(load_study(file), file.parent).final({})
+    return cell
 
 
 def kill_after(process: subprocess.Popen, folder: Path, lines: int, seconds: float) -> None:
@@ -96,6 +104,57 @@ def alive(pid: int) -> bool:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_to_all_processes_interrupts_and_fails_no_run(
+    write, tmp_path: Path, number: int
+) -> None:
+    file = write("methods: [plain]\nmore_epochs: null\nseeds: [0, 1]\n")
+    file.write_text(file.read_text().replace("max_steps: 3", "max_steps: 100000"))
+    process = start(file, tmp_path / "out")
+    while not Records(tmp_path / "out").log():
+        assert process.poll() is None, "the study ended before its cell began"
+        time.sleep(0.05)
+    time.sleep(1)
+    os.killpg(process.pid, number)
+    assert process.wait(timeout=60) == 75
+    assert not list((tmp_path / "out").glob("failures/*"))
+    counts = show_status(tmp_path / "out", Console(quiet=True))
+    assert counts == {"done": 0, "running": 0, "failed": 0, "open": 2}
+
+
+@dataclass
+class Died:
+    """A process that is no more."""
+
+    exitcode: int
+    pid: int = 2**22 + 1
+
+    def join(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("code", [SERVER_LOST, 75, -signal.SIGTERM, -signal.SIGINT])
+def test_a_run_may_get_the_signal_that_ends_the_study_first(
+    write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    monkeypatch.setattr("smoothtune.study.pool.start_server", lambda: None)
+    cell = cell_of(write("methods: [plain]\nmore_epochs: null\nseeds: [0]\n"))
+    pool = LocalPool(tmp_path, 1, tmp_path / "checkpoints", keep_models=False)
+    read, write_end = os.pipe()
+    os.close(write_end)  # what a process that ends does
+    began = time.monotonic()
+    try:
+        pool.running[read] = (Died(code), cell)
+        assert pool.ended(1, lambda: time.monotonic() > began + 0.2) == []
+        assert Records(tmp_path).failure(cell.id) is None
+        (ended,) = pool.ended(1, lambda: False)
+    finally:
+        os.close(read)
+    assert ended.status == "killed"
+    assert Records(tmp_path).failure(cell.id) is not None
+
+
+@pytest.mark.slow
 def test_a_server_that_is_killed_is_started_again(write, tmp_path: Path) -> None:
     study = load_study(write("methods: [plain]\nmore_epochs: null\nseeds: [0]\n"))
     (folder := tmp_path / "out").mkdir()
@@ -112,7 +171,7 @@ def test_a_server_that_is_killed_is_started_again(write, tmp_path: Path) -> None
     assert b"PYTHONSAFEPATH=1" in environment
     ended: list[Ended] = []
     while not ended:
-        ended = pool.ended(1)
+        ended = pool.ended(1, lambda: False)
     pool.stop()
     assert [(e.cell.id, e.status) for e in ended] == [(cell.id, "done")]
 
@@ -131,7 +190,7 @@ def test_a_run_whose_server_is_killed_is_over_before_it_is_tried_again(
     while not Records(folder).log():
         time.sleep(0.05)
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
-    (ended,) = pool.ended(60)
+    (ended,) = pool.ended(60, lambda: False)
     assert not alive(process.pid)
     assert ended.status == "killed"
     assert "the server" in ended.message

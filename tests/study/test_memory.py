@@ -107,7 +107,7 @@ class Pool:
         self.started[cell.label, cell.seed] += 1
         self.waiting.append(cell)
 
-    def ended(self, seconds: float):
+    def ended(self, seconds: float, stopped):
         ended = []
         for cell in self.waiting:
             small = cell.label == "plain"

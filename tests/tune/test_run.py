@@ -74,7 +74,7 @@ class MadeUp:
     def start(self, cell: Cell) -> None:
         self.running.append(cell)
 
-    def ended(self, seconds: float) -> list[Ended]:
+    def ended(self, seconds: float, stopped: object) -> list[Ended]:
         done, self.running = self.running, []
         for cell in reversed(done):  # in another order than they were started in
             score = self.score(cell.config)

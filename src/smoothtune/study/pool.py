@@ -11,7 +11,8 @@ import os
 import shutil
 import signal
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -33,6 +34,11 @@ ONE_THREAD = {
 }
 SERVER_LOST = 255
 """Exit code that multiprocessing tells for a process whose server died; it may still run."""
+STOPPED = 75
+"""Exit code of a cell that a signal stopped."""
+BY_SIGNAL = (SERVER_LOST, STOPPED, -signal.SIGTERM, -signal.SIGINT)
+"""Exit codes of cells that ended by a signal which the study may get as well, a moment later."""
+SECONDS_FOR_SIGNAL = 1.0
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Python puts no current directory on the path on which it finds modules."""
 MEMORY_PER_CELL = 1.5e9
@@ -74,8 +80,13 @@ class Pool(Protocol):
     def start(self, cell: Cell) -> None:
         """Start a cell."""
 
-    def ended(self, seconds: float) -> list[Ended]:
-        """Cells that have ended, after waiting for one at most this long."""
+    def ended(self, seconds: float, stopped: Callable[[], bool]) -> list[Ended]:
+        """Cells that have ended, after waiting for one at most this long.
+
+        Args:
+            seconds: to wait.
+            stopped: whether a signal has stopped the study; how cells ended is then no result.
+        """
 
     def stop(self) -> None:
         """End all cells."""
@@ -145,12 +156,17 @@ class LocalPool:
             process.start()
         return process
 
-    def ended(self, seconds: float) -> list[Ended]:
-        """Cells that have ended, after waiting for one at most this long."""
-        found = []
-        for sentinel in wait(list(self.running), seconds):
-            process, cell = self.running.pop(sentinel)
+    def ended(self, seconds: float, stopped: Callable[[], bool]) -> list[Ended]:
+        """As `Pool.ended`; a signal to all processes may reach a cell before the study."""
+        found, ready = [], wait(list(self.running), seconds)
+        for process, _ in (self.running[sentinel] for sentinel in ready):
             process.join()
+            if process.exitcode in BY_SIGNAL:
+                _wait_for(stopped)
+        if stopped():
+            return []
+        for sentinel in ready:
+            process, cell = self.running.pop(sentinel)
             if process.exitcode == SERVER_LOST:
                 _end(process.pid)
             found.append(self._judge(cell, process.exitcode))
@@ -173,6 +189,13 @@ class LocalPool:
         for process, _ in self.running.values():
             process.join()
         self.running.clear()
+
+
+def _wait_for(stopped: Callable[[], bool]) -> None:
+    """Wait a moment for a signal that others have got."""
+    end = time.monotonic() + SECONDS_FOR_SIGNAL
+    while not stopped() and time.monotonic() < end:
+        time.sleep(0.02)
 
 
 def _end(pid: int | None) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +112,11 @@ class RayPool:
         self.records.note("start", cell.id)
         self.running[self.task.remote(cell, self.checkpoints, self.gpus)] = cell
 
-    def ended(self, seconds: float) -> list[Ended]:
-        """Cells that have ended, after waiting for one at most this long."""
+    def ended(self, seconds: float, stopped: Callable[[], bool]) -> list[Ended]:
+        """As `Pool.ended`."""
         references, _ = self.ray.wait(list(self.running), num_returns=1, timeout=seconds)
+        if stopped():
+            return []
         return [self._judge(reference, self.running.pop(reference)) for reference in references]
 
     def _judge(self, reference: Any, cell: Cell) -> Ended:

@@ -198,7 +198,7 @@ def execute(
         if signals.received:
             pool.stop()
             raise Stopped(f"stopped by a signal with {shown.state()}; the same command goes on")
-        found = pool.ended(0.5)
+        found = pool.ended(0.5, lambda: signals.received is not None)
         for ended in found:
             running.discard(ended.cell.id)
             again = ended.status in TRIED_AGAIN and attempts[ended.cell.id] < ATTEMPTS

@@ -31,7 +31,7 @@ from smoothtune.evaluation.run import evaluate_part
 from smoothtune.methods.find import find_method
 from smoothtune.run.train import Trained, fit
 from smoothtune.study.files import portable, portable_fields
-from smoothtune.study.pool import forget
+from smoothtune.study.pool import STOPPED, forget
 from smoothtune.study.records import RESULTS, Cell, Extras, Records, Status
 from smoothtune.tasks.multi_label import MultiLabelClassification
 
@@ -46,7 +46,6 @@ NO_MEMORY = (
     "cannot allocate memory",
     "bad alloc",
 )
-STOPPED = 75
 
 
 def run_here(cell: Cell, folder: Path, checkpoints: Path, keep_model: bool) -> None:
