@@ -13,6 +13,7 @@ from smoothtune.study.config import PLAIN
 from smoothtune.study.report.comparison import by_condition
 from smoothtune.study.report.power import MOST_SEEDS, POWER, seeds_needed
 from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL
+from smoothtune.study.report.waiting import late_terms
 
 WORTH = 0.002
 """Difference in score, from which more seeds are worth running."""
@@ -39,10 +40,15 @@ def decision(content: Mapping[str, Any]) -> Sentence:
             "constant answer, so comparisons with it mean nothing.",
         )
     if all(item["equal"] for item in compared):
-        names = ", ".join(item["method"] for item in compared)
-        return Sentence(
-            "fragile", f"Equal to plain in every run: {names}. Check that they act at all."
-        )
+        names = [item["method"] for item in compared]
+        late = late_terms(names, content["waiting"])
+        others = [name for name in names if name not in late]
+        said = [f"Equal to plain in every run: {', '.join(names)}.", *late.values()]
+        if others:
+            one = len(others) == 1
+            who = ", ".join(others) if late else "it" if one else "they"
+            said.append(f"Check that {who} act{'s' * one} at all.")
+        return Sentence("fragile", " ".join(said))
     better = [item for item in compared if _gap(item) > 0 and _holds(item)]
     if better:
         best = max(better, key=_gap)
