@@ -202,6 +202,26 @@ def test_sentences_say_what_helps_and_what_does_not() -> None:
     assert "did not get the same number of settings: plain 1, x 4" in uneven
 
 
+def test_runs_that_learned_nothing_are_counted_by_method() -> None:
+    found = rows({"good": 0.05, "bad": 0.0})
+    for row in found:
+        low = {"plain": row["seed"] == 1, "bad": row["seed"] < 3}.get(row["method"], False)
+        if low and row["task"] == "one":
+            row["score"] = row["trivial_baseline"] - 0.01 * (row["seed"] % 2)  # 2: the same
+    begin = "fragile: Runs that end no better than the best constant answer:"
+    said = texts(content(found))
+    assert f"{begin} 3 of 10 of bad, 1 of 10 of plain; none of the other methods." in said
+    one, two = page_content(content(found), {})["groups"]
+    shown = [f"{s.verdict}: {s.text}" for s in one["findings"]]
+    assert f"{begin} 3 of 5 of bad, 1 of 5 of plain; none of the other methods." in shown
+    assert "constant answer" not in " ".join(s.text for s in two["findings"])
+    for row in found:
+        row["trivial_baseline"] = None  # not recorded
+    assert [item["not_above_constant"] for item in compare(table_of_runs(found), "paired t")] == (
+        [0] * 6
+    )
+
+
 def test_in_short_is_short_and_begins_with_what_to_do() -> None:
     shifts = {f"m{number}": (-1) ** number * 0.02 for number in range(9)} | {"plain_more_epochs": 0}
     tasks = ("one", "two", "three", "four")

@@ -21,6 +21,7 @@ SECONDARY = ("generalization_gap", "brier", "nll", "ece", "noise", "ood")
 """Measures that are tested against plain's beside the score; noise: the mean score under Gaussian
 noise on the embeddings; ood: the mean score on the other data sets."""
 MEASURES = ("score", "train_score", *SECONDARY)
+ROUNDING = 1e-9
 COSTS = ("steps", "train_seconds", "evaluation_seconds")
 COLUMNS = (
     *(*CONDITION, "method", "setting", "seed", "status", "metric", "score", "trivial_baseline"),
@@ -132,12 +133,19 @@ def _method(own: pd.DataFrame, values: Mapping[str, Measured], test: str) -> dic
         **{name: first[name] for name in (*CONDITION, "method", "setting")},
         "metric": done["metric"].iloc[0] if len(done) else None,
         "trivial_baseline": max(done["trivial_baseline"].fillna(0.0), default=None),
+        "not_above_constant": _not_above_constant(done),
         "asked": len(own),
         "missing": int((own["status"] == "missing").sum()),
         "failed": {status: int((lost == status).sum()) for status in lost.unique()},
         "measures": {name: statistics.summary(of) if of else None for name, of in mine.items()},
         "against_plain": _against(values, first["method"], test),
     }
+
+
+def _not_above_constant(done: pd.DataFrame) -> int:
+    """How many finished runs score no more than the best constant answer."""
+    pairs = zip(done["score"], done["trivial_baseline"], strict=True)
+    return sum(score <= constant + ROUNDING for score, constant in pairs if constant is not None)
 
 
 def measured(runs: pd.DataFrame, measure: str) -> Measured:

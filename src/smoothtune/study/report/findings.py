@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -46,7 +47,7 @@ def sentences(content: Mapping[str, Any]) -> list[Sentence]:
         _completeness(content),
         _scores_in_short(conditions.values(), content["test"], _could_see(content)),
         _beside_in_short(content, conditions.values()),
-        _stability_in_short(content["methods"]),
+        _joined(_not_above_constant(content["methods"]), _stability_in_short(content["methods"])),
         _budget(content),
         _cost(content["methods"]),
     )
@@ -60,7 +61,7 @@ def condition_sentences(group: Sequence[Mapping[str, Any]], test: str) -> list[S
         group: its comparisons, of ``results.json``.
         test: name of the test that decides.
     """
-    found = [*_chance(group), *_scores(group, test)]
+    found = [*_chance(group), *_not_above_constant(group), *_scores(group, test)]
     named = _named_beside(secondary(group))
     found += _better_and_worse(
         named, "Beside the score", f"after Holm within each measure ({test})"
@@ -103,6 +104,20 @@ def _chance(group: Sequence[Mapping[str, Any]]) -> Iterator[Sentence]:
             f"Plain fine-tuning ({plain['measures']['score']['mean']:.3f}) is not above the "
             f"{plain['trivial_baseline']:.3f} of a constant answer; comparisons mean little.",
         )
+
+
+def _not_above_constant(methods: Iterable[Mapping[str, Any]]) -> Iterator[Sentence]:
+    """How many runs of each method learned nothing that shows in their score."""
+    runs, stuck = Counter[str](), Counter[str]()
+    for item in methods:
+        if item["measures"]["score"]:
+            runs[item["method"]] += item["measures"]["score"]["n"]
+            stuck[item["method"]] += item["not_above_constant"]
+    named = [f"{count} of {runs[name]} of {name}" for name, count in stuck.most_common() if count]
+    if named:
+        rest = "; none of the other methods" if len(named) < len(runs) else ""
+        text = f"Runs that end no better than the best constant answer: {_few(named)}{rest}."
+        yield Sentence("fragile", text)
 
 
 def _finished_plain(group: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
@@ -294,6 +309,13 @@ def _stability_in_short(methods: Sequence[Mapping[str, Any]]) -> Iterator[Senten
         names = [f"{item['method']} on {condition_title(condition_of(item))}" for item, _ in found]
         text = f"Variance over seeds differs from plain's, uncorrected: {_few(names)}."
         yield Sentence("note", text)
+
+
+def _joined(*kinds: Iterable[Sentence]) -> Iterator[Sentence]:
+    """Several findings as one, in the tone of the first."""
+    found = [sentence for kind in kinds for sentence in kind]
+    if found:
+        yield Sentence(found[0].verdict, " ".join(sentence.text for sentence in found))
 
 
 def _budget(content: Mapping[str, Any]) -> Iterator[Sentence]:
