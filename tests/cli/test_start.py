@@ -76,7 +76,7 @@ def test_fields_are_checked_without_anything_heavy(tmp_path: Path) -> None:
     code, out, _ = start("validate", "--fields-only", run, study)
     assert code == 0
     assert "ok (rte, lnsr + mixout)" in out
-    assert "ok (study study of " in out
+    assert "ok (a study of " in out
 
 
 @pytest.mark.parametrize("name", METHODS)

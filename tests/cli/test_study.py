@@ -24,6 +24,8 @@ def test_a_study_and_its_status(write, tmp_path: Path) -> None:
     before = study(file, "--dry-run", "--output-dir", folder, "--jobs", 1)
     assert before.exit_code == 0
     assert "0 of 1 known runs are done; 1 at once" in before.output
+    assert "study: 1 method x 1 condition\n" in before.output
+    assert "how long it takes is not known before a run of each task is done" in before.output
     assert not folder.exists()
     done = study(file, "--output-dir", folder, "--jobs", 1)
     assert done.exit_code == 0, done.output
@@ -34,6 +36,7 @@ def test_a_study_and_its_status(write, tmp_path: Path) -> None:
     larger = write(SMALL.replace("[0]", "[0, 1]"))
     after = study(larger, "--dry-run", "--output-dir", folder)
     assert "1 of 2 known runs are done" in after.output
+    assert "is not known" not in after.output
     assert "left" in after.output
     report = study(larger, "--report", "--output-dir", folder)
     assert report.exit_code == 0, report.output

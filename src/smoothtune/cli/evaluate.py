@@ -18,6 +18,7 @@ from smoothtune.cli.output import (
 )
 from smoothtune.config.evaluation import PartName, Settings, load_settings
 from smoothtune.config.fields import DATA, PARTS
+from smoothtune.errors import counted
 
 
 class Options(Settings):
@@ -100,7 +101,8 @@ def _written(content: dict[str, Any], *, plots: bool, examples: bool) -> list[st
     files = ["predictions.csv", *["examples.json"] * examples]
     if not curves:
         return files
-    return [*files, f"{curves} tables and plots" if plots else f"{curves} tables"]
+    tables = counted(curves, "table")
+    return [*files, f"{tables} and {counted(curves, 'plot')}" if plots else tables]
 
 
 def report(

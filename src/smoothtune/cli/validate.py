@@ -90,19 +90,20 @@ def _checked_study(file: Path, *, fields_only: bool) -> list[str] | None:
         if fields_only:
             outline = read_study(file, scale=scale)
             if not any(_need_classes(run["methods"]) for run in outline.runs.values()):
-                found.append(_told(outline))
+                found.append(_told(outline, scale))
                 continue
         study = load_study(file, scale=scale)
         if not fields_only:
             from smoothtune.study.inspect import inspect_study
 
             inspect_study(study, _silent())
-        found.append(_told(study))
+        found.append(_told(study, scale))
     return found
 
 
-def _told(study: Study | Outline) -> str:
-    return f"study {study.name} of {counted(len(study.runs) * len(study.config.seeds), 'run')}"
+def _told(study: Study | Outline, scale: str | None) -> str:
+    count = counted(len(study.runs) * len(study.config.seeds), "run")
+    return f"{scale}: a study of {count}" if scale else f"a study of {count}"
 
 
 def _need_classes(methods: Mapping[str, Mapping[str, Any]]) -> bool:

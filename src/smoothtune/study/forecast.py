@@ -1,4 +1,4 @@
-"""What ``--dry-run`` shows: the cells of a study, and about how long they take."""
+"""What ``--dry-run`` shows: the runs of a study, and, where known, about how long they take."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 
 from smoothtune.console import say, tracked
-from smoothtune.errors import DataError, ModelError
+from smoothtune.errors import DataError, ModelError, counted
 from smoothtune.study.config import Study
 from smoothtune.study.plan import Plan
 from smoothtune.study.pool import default_jobs
@@ -34,10 +34,15 @@ def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: 
     several = [e for _, e, _ in study.runs if len(study.entries[e].settings) > 1]
     count = len({(c, e) for c, e, _ in study.runs}) * len(study.config.seeds)
     choosing = len(several) * len(study.selection_seeds)
-    say(console, f"{study.name}: {len(study.entries)} methods x {len(study.conditions)} conditions")
+    methods = counted(len(study.entries), "method")
+    conditions = counted(len(study.conditions), "condition")
+    say(console, f"{study.name}: {methods} x {conditions}")
     say(console, f"  methods: {', '.join(entry.label for entry in study.entries)}")
     say(console, f"  seeds: {', '.join(map(str, study.config.seeds))}")
-    say(console, f"  {count} runs" + f", and {choosing} to choose settings" * (chosen > 0))
+    say(
+        console,
+        f"  {counted(count, 'run')}" + f", and {choosing} to choose settings" * (chosen > 0),
+    )
     plan = Plan(study, None)
     try:
         records = Records(folder or Path())
@@ -57,7 +62,10 @@ def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: 
     for cell in cells:
         say(console, f"  {'done' if cell.id in done else 'to do'}: {cell.id} {cell.title}")
     say(console, f"  {len(done)} of {len(cells)} known runs are done; {at_once} at once")
-    if seconds := _seconds_left(cells, done):
+    seconds = _seconds_left(cells, done)
+    if seconds is None:
+        say(console, "  how long it takes is not known before a run of each task is done")
+    elif seconds:
         say(console, f"  about {timedelta(seconds=round(seconds / at_once))} left")
 
 

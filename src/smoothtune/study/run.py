@@ -14,7 +14,7 @@ from rich.console import Console
 
 from smoothtune.console import say, tracked
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
-from smoothtune.errors import ConfigError, Problem, Stopped
+from smoothtune.errors import ConfigError, Problem, Stopped, counted
 from smoothtune.files import owned, refuse_other_files, remove_partial
 from smoothtune.run.callbacks import Signals
 from smoothtune.run.output import CHECKPOINTS
@@ -105,7 +105,7 @@ def failed_runs(content: Mapping[str, Any]) -> str:
     """How many runs of a study left no result, in words; empty if all did. NaN is a result."""
     status = [run["status"] for run in content["failures"] if run["status"] not in RESULTS]
     kinds = ", ".join(f"{count} {kind}" for kind, count in Counter(status).items())
-    return f"{len(status)} {'run' if len(status) == 1 else 'runs'} failed ({kinds})" * bool(status)
+    return f"{counted(len(status), 'run')} failed ({kinds})" * bool(status)
 
 
 class Shown(Protocol):
@@ -121,7 +121,7 @@ class Shown(Protocol):
         """Some time has passed."""
 
     def state(self) -> str:
-        """How far it is: ``3 of 8 cells done``."""
+        """How far it is: ``3 of 8 runs done``."""
 
 
 def make_pool(
@@ -216,8 +216,9 @@ def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Ce
     asked |= {former for new, former in records.former.items() if new in asked}
     others = [path for path in records.folder.glob(f"{CELLS}/*.json") if path.stem not in asked]
     if others:
-        told = "finished runs are not among those asked for: left alone, and not in the report"
-        say(console, f"{len(others)} {told}")
+        are = "is" if len(others) == 1 else "are"
+        told = f"{are} not among those asked for: left alone, and not in the report"
+        say(console, f"{counted(len(others), 'finished run')} {told}")
 
 
 @contextmanager

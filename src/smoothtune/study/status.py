@@ -33,7 +33,7 @@ def show_status(folder: Path, console: Console) -> dict[str, int]:
         raise OutputError(f"{folder} holds no study")
     cells = study.get("cells")
     if not isinstance(cells, list) or not all(_is_named(cell) for cell in cells):
-        raise OutputError(f"{folder / STUDY} lists no cells: run the study's command again")
+        raise OutputError(f"{folder / STUDY} lists no runs: run the study's command again")
     listed = study.get("choosing")
     trials = [i for i in listed if CELL_ID.fullmatch(str(i))] if isinstance(listed, list) else []
     records = Records(folder, [*trials, *(cell["id"] for cell in cells)])

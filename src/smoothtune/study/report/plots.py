@@ -188,7 +188,7 @@ def _costs(runs: pd.DataFrame, where: str, look: _Look) -> Plot:
         "cost",
         "Score against cost",
         where,
-        "Mean score over seeds. Times are comparable where all cells ran on one kind of machine.",
+        "Mean score over seeds. Times are comparable where all runs were on one kind of machine.",
         drawn(WIDTH, max(3.4, MARGIN + 0.2 * len(values)), paint, FORMATS),
         csv_text(["method", "train_seconds", "score"], values),
     )

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from smoothtune.console import say
-from smoothtune.errors import OutputError, PlotsMissing
+from smoothtune.errors import OutputError, PlotsMissing, counted
 from smoothtune.files import write_atomic, write_json
 from smoothtune.report.page import Plot, Sentence, Table, render
 from smoothtune.report.tables import latex_table
@@ -293,7 +293,7 @@ def _sentences(study: Study, runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sen
             continue
         counts = ", ".join(f"{count} {name}" for name, count in item.table.counts().items())
         gains = [cell.gain_verdict for cell in item.table.cells.values() if cell.gain]
-        text = f"{item.title}: of {len(item.table.cells)} cells {counts}."
+        text = f"{item.title}: of {counted(len(item.table.cells), 'cell')} {counts}."
         judged = [verdict for verdict in gains if verdict in ("agrees", "differs")]
         if judged:
             agree = judged.count("agrees")
