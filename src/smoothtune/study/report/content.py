@@ -31,6 +31,7 @@ from smoothtune.study.report.effect import (
     effect_rows,
     is_compared,
 )
+from smoothtune.study.report.effect_layers import compare_layers
 from smoothtune.study.report.effect_table import (
     findings_of,
 )
@@ -76,6 +77,7 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         "over_tasks_secondary": {name: over_tasks(runs, name) for name in SECONDARY},
         "aggregates": aggregates(runs),
         "effect": [*compared, *beside, *robust],
+        "effect_layers": compare_layers(measured),
         "effect_findings": [sentence._asdict() for sentence in said],
         "choices": [_choice(choice) for choice in choices.values()],
         "paper": [paper.model_dump() for paper in study.config.paper],

@@ -50,6 +50,12 @@ BESIDE = {
     "logit Jacobian, relative to the logits": "||df/dx|| over the rms norm of the logits",
     "logit Hessian, relative to the logits": "||d^2 f/dx^2|| over the same",
 }
+BY_BLOCK = {
+    "noise sensitivity": "noise_sensitivity",
+    "layer Jacobian": "jacobian",
+    "layer Hessian": "hessian",
+}
+"""Quantities that are one number for several blocks, with their curve in the part `effect`."""
 MORE, LESS = "more robust", "less robust"
 MOVES, WEAKLY = "moves it", "moves it, not after Holm"
 NOTHING, WRONG, FEW = "no effect seen", "moves it the wrong way", "too few seeds"
@@ -109,10 +115,21 @@ def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[s
                 "score": score,
                 "cost": result["cost"],
                 "values": values,
+                "blocks": blocks_of(part) if part else {},
                 "missing": numbers["not measured"],
             }
         )
     return rows
+
+
+def blocks_of(part: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    """Quantities of the part `effect` that are means over blocks: their values by block, from 1."""
+    found = {}
+    for quantity, curve in BY_BLOCK.items():
+        if curve in part.get("curves", {}):
+            (points,) = part["curves"][curve]["series"].values()
+            found[quantity] = {round(x): y for x, y, *_ in points if x > 0}  # 0: the input
+    return found
 
 
 def robustness_of(extras: Mapping[str, Any], above: float) -> dict[str, float]:
@@ -202,11 +219,11 @@ def _by_condition(
         by_condition.setdefault(condition_of(row), []).append(row)
     compared: list[dict[str, Any]] = []
     for condition, group in by_condition.items():
-        found = [_compared([group], method, claim) for method, claim in asked]
+        found = [against_plain([group], method, claim) for method, claim in asked]
         compared += _corrected(condition_title(condition), found, judge)
     if len(by_condition) > 1:
         groups = list(by_condition.values())
-        compared += _corrected(ALL, [_compared(groups, *each) for each in asked], judge)
+        compared += _corrected(ALL, [against_plain(groups, *each) for each in asked], judge)
     return compared
 
 
@@ -241,7 +258,7 @@ def _robust_verdict(change: float, p: float | None, p_holm: float | None, seeds:
     return MORE if change > 0 else LESS
 
 
-def _compared(
+def against_plain(
     groups: Sequence[Sequence[Mapping[str, Any]]], method: str, claim: str
 ) -> dict[str, Any] | None:
     """A method and a quantity against plain; None where not every condition has both."""

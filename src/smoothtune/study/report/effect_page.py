@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from smoothtune.console import say
+from smoothtune.errors import PlotsMissing
 from smoothtune.files import write_atomic
 from smoothtune.report.curves import csv_text
 from smoothtune.report.page import Sentence, Table, render
@@ -19,6 +20,13 @@ from smoothtune.study.report.effect import (
     compare_effects,
     compare_robustness,
     rows_of_study,
+)
+from smoothtune.study.report.effect_layers import (
+    compare_layers,
+    layers_csv,
+    layers_figure,
+    layers_sentences,
+    layers_table,
 )
 from smoothtune.study.report.effect_table import (
     effect_table,
@@ -32,6 +40,7 @@ COLUMNS = (
     *("change", "change_low", "change_high", "p", "p_holm"),
     *("score_difference", "score_low", "score_high", "cost_ratio", "verdict"),
 )
+LAYERS_CSV, LAYERS_SVG = "effect-layers.csv", "effect-layers.svg"
 SHORT = (1, 2, 3, 4, 5, 7, 9, 10, 11, 12)
 """Columns of the table that are shown on the console."""
 DECIDING = ("method", "quantity", "change", "verdict", "p, Holm")
@@ -40,6 +49,8 @@ DECIDING = ("method", "quantity", "change", "verdict", "p, Holm")
 
 def write_effects(folder: Path, console: Console) -> list[dict[str, Any]]:
     """Write ``effect.csv`` and ``effect.md`` into a study's folder, and show the table.
+
+    Where a quantity has values by block, ``effect-layers.csv`` and ``effect-layers.svg`` too.
 
     Args:
         folder: the study's.
@@ -56,25 +67,48 @@ def write_effects(folder: Path, console: Console) -> list[dict[str, Any]]:
     compared = compare_effects(rows)
     beside, robust = compare_beside(rows), compare_robustness(rows)
     said = findings_of(rows, compared, beside, robust)
-    compared = [*compared, *beside, *robust]
-    write_effect_files(folder, compared, said)
+    compared, layers = [*compared, *beside, *robust], compare_layers(rows)
+    names = write_effect_files(folder, compared, layers, said)
     _show(compared, said, folder, console)
-    say(console, f"{folder / 'effect.csv'} and {folder / 'effect.md'} are written")
+    for sentence in layers_sentences(layers):
+        say(console, f"note: {sentence}")
+    say(console, f"{folder} holds {', '.join(names)}")
     return compared
 
 
 def write_effect_files(
-    folder: Path, compared: Sequence[Mapping[str, Any]], said: Sequence[Sentence]
-) -> None:
-    """Write the two files."""
+    folder: Path,
+    compared: Sequence[Mapping[str, Any]],
+    layers: Sequence[Mapping[str, Any]],
+    said: Sequence[Sentence],
+) -> list[str]:
+    """Write the files: two, and two about layers where quantities have values by block.
+
+    Returns:
+        Their names.
+    """
+    names, no_plot = ["effect.csv", "effect.md"], ""
+    if layers:
+        write_atomic(folder / LAYERS_CSV, layers_csv(layers))
+        names.append(LAYERS_CSV)
+        try:
+            write_atomic(folder / LAYERS_SVG, layers_figure(layers))
+            names.append(LAYERS_SVG)
+        except PlotsMissing as error:
+            no_plot = str(error)
     write_atomic(folder / "effect.csv", csv_text(COLUMNS, map(_line, compared)))
     content = {
         "about": not compared or any(item["quantity"] not in ROBUSTNESS for item in compared),
         "findings": said,
         "table_of_effects": effect_table(compared),
         "quantities": quantity_table(compared),
+        "layers": layers_table(layers),
+        "layers_said": layers_sentences(layers),
+        "figure": LAYERS_SVG,
+        "no_plot": no_plot,
     }
     write_atomic(folder / "effect.md", render("effect.md.jinja", content))
+    return names
 
 
 def _line(item: Mapping[str, Any]) -> list[object]:

@@ -74,7 +74,7 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
     write_atomic(folder / "results.csv", csv_text(COLUMNS, runs.itertuples(index=False)))
     if content["effect"] or content["effect_findings"]:
         said = [Sentence(**sentence) for sentence in content["effect_findings"]]
-        write_effect_files(folder, content["effect"], said)
+        write_effect_files(folder, content["effect"], content["effect_layers"], said)
     plots, no_plots = _plots(runs, content, records, folder, console)
     page = page_content(content, plots, no_plots)
     _write_tables(folder, content, page)
