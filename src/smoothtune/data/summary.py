@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-from rich.table import Table
+from rich.table import Column, Table
 
 from smoothtune.console import plain_text
 
@@ -49,12 +49,12 @@ class Report:
         return "\n".join(lines)
 
     def __rich__(self) -> Table:
-        table = Table("split")
+        table = Table(Column("split", overflow="fold"))
         for name, split in self.splits.items():
             cells = self._cells(split)
             if not table.row_count:
                 for title in cells:
-                    table.add_column(title)
+                    table.add_column(title, overflow="fold")
             table.add_row(name, *(plain_text("\n".join(lines)) for lines in cells.values()))
         return table
 

@@ -1,6 +1,7 @@
 """The table of effects, of made-up runs whose paired differences are known."""
 
 import csv
+import io
 import json
 from pathlib import Path
 
@@ -350,6 +351,17 @@ def test_the_command_prints_and_writes_the_table(folder: Path) -> None:
     page = (folder / "effect.md").read_text()
     assert "| moves it the wrong way |" in page
     assert "relative change of the hidden states" in page
+
+
+def test_a_narrow_terminal_keeps_what_decides(folder: Path) -> None:
+    file = io.StringIO()
+    write_effects(folder, Console(file=file, width=80, force_terminal=True, color_system=None))
+    shown = file.getvalue()
+    assert "…" not in shown
+    assert all(f" {head} " in shown for head in ("method", "quantity", "change", "verdict"))
+    rest = "score, points; time, x plain. They are in "
+    assert rest in " ".join(shown.split())
+    assert max(map(len, shown.splitlines())) <= 80
 
 
 def test_the_table_of_the_page_has_every_row(folder: Path) -> None:

@@ -24,7 +24,7 @@ from smoothtune.study.report.comparison import (
     table_of_runs,
 )
 from smoothtune.study.report.findings import sentences
-from smoothtune.study.report.page import page_content
+from smoothtune.study.report.page import page_content, show
 from smoothtune.study.report.plots import study_plots
 from smoothtune.study.report.tables import paper_table, score_table
 
@@ -200,6 +200,19 @@ def test_sentences_say_what_helps_and_what_does_not() -> None:
     assert "several versions of torch" in mixed
     uneven = texts(content(rows({"x": 0.0}), choices=[{"method": "x", "tried": 4}]))
     assert "did not get the same number of settings: plain 1, x 4" in uneven
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_a_narrow_terminal_keeps_what_decides(width: int) -> None:
+    file = io.StringIO()
+    console = Console(file=file, width=width, force_terminal=True, color_system=None)
+    tasks = ("one", "two", "three", "a task of a long name", "five")
+    show(content(rows({"good": 0.05, "plain_more_epochs": 0.0}, tasks=tasks)), Path("out"), console)
+    shown = file.getvalue()
+    assert "…" not in shown
+    assert max(map(len, shown.splitlines())) <= width
+    assert all(f" {head} " in shown for head in ("method", "verdict", "average"))
+    assert "They are in out/report.md" in " ".join(shown.split())
 
 
 def test_runs_that_learned_nothing_are_counted_by_method() -> None:

@@ -80,7 +80,7 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
     _write_tables(folder, content, page)
     write_atomic(folder / "report.md", render("study.md.jinja", page))
     write_atomic(folder / "report.html", render("study.html.jinja", page))
-    _show(content, folder, console)
+    show(content, folder, console)
     say(console, f"{folder / 'report.html'} is written")
     return content
 
@@ -208,8 +208,8 @@ def page_content(
     }
 
 
-def _show(content: Mapping[str, Any], folder: Path, console: Console) -> None:
-    """The tables and the sentences on the console."""
+def show(content: Mapping[str, Any], folder: Path, console: Console) -> None:
+    """Print the tables and the sentences of the content of ``results.json``."""
     conditions = by_condition(content["methods"])
     left_out: list[str] = []
     for condition, group in conditions.items():
