@@ -42,9 +42,11 @@ def test_a_term_that_came_in_late_or_never_says_so(tmp_path: Path) -> None:
     assert "and may have come in late or never: train for more" in said(records, *cells)
     write(records, cells[0], 40)
     write(records, cells[1], 30)
-    assert "and came in by 75 % of the updates at the earliest: train" in said(records, *cells)
+    assert "and came in late (in the log from 75 % of the updates on): train" in said(
+        records, *cells
+    )
     write(records, cells[2], None)
-    assert "at the earliest, in 1 of 3 runs never: train" in said(records, *cells)
+    assert "of the updates on), in 1 of 3 runs never: train" in said(records, *cells)
     assert "and came in in none of its runs: train" in said(records, cells[2])
 
 

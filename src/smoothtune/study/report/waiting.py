@@ -76,5 +76,5 @@ def _when(came_in: Sequence[float | None]) -> str:
     if min(known) < LATE:
         return ""
     never = len(came_in) - len(known)
-    text = f"came in by {100 * min(known):.0f} % of the updates at the earliest"
+    text = f"came in late (in the log from {100 * min(known):.0f} % of the updates on)"
     return text + f", in {never} of {len(came_in)} runs never" * bool(never)
