@@ -31,7 +31,7 @@ def waiting_of(
         if cell.label not in labels:
             continue
         result = (records.read(cell.id) or {}).get("result")
-        methods = result["methods"] if result else cell.config.methods
+        methods = (result or {}).get("methods") or cell.config.methods
         names = [name for name, fields in methods.items() if fields.get("ramp_start") == "auto"]
         if names:
             found.setdefault(cell.label, [])
