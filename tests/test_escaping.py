@@ -7,10 +7,11 @@ import pytest
 from rich.console import Console
 
 from smoothtune.cli.output import fail
-from smoothtune.console import heading, plain_text, say
+from smoothtune.console import say
 from smoothtune.errors import printable
 from smoothtune.report.curves import csv_text
-from smoothtune.report.page import markdown_text, render
+from smoothtune.report.page import Table, markdown_text, render
+from smoothtune.report.terminal import show_table
 
 CONTROLS = ["\x1b[31m", "\x07", "\r", "\x9b2J", "\u202e", "\u2066", "\u200f", "\ufeff", "\ud800"]
 PLAIN = ["é", "中文", "שלום", "👩‍🔬", "a\tb", "a\nb", "<b>", "[red]"]
@@ -38,9 +39,12 @@ def test_the_message_of_an_error_is_printable(capsys: pytest.CaptureFixture) -> 
 
 
 def test_brackets_are_no_markup_in_a_table() -> None:
-    console = Console(file=io.StringIO(), width=60)
-    console.print(plain_text("[/] [red]a"), heading("[/red]").header)
-    assert console.file.getvalue().split() == ["[/]", "[red]a", "[/red]"]
+    for terminal in (True, False):
+        console = Console(file=io.StringIO(), width=60, force_terminal=terminal, color_system=None)
+        show_table(Table(["[/red]"], [["[/]"], ["[red]a\x1b]0;evil\x07"]]), "[b]", console)
+        shown = console.file.getvalue()
+        assert all(text in shown for text in ("[/red]", "[/]", "[red]a", "[b]"))
+        assert "\x1b" not in shown
 
 
 @pytest.mark.parametrize("text", ["=1+1", "+1", "-1+2", "@A1", "\t=1", "\r=1", " =1", "＝1"])
