@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from smoothtune.cli.output import fail
-from smoothtune.console import say
+from smoothtune.console import plain_text, say
 from smoothtune.errors import printable
 from smoothtune.report.curves import csv_text
 from smoothtune.report.page import Table, markdown_text, render

@@ -82,6 +82,7 @@ def test_pages_show_bold_cells() -> None:
             "findings": [],
             "table_of_effects": page["table"],
             "quantities": Table([], []),
+            "layers": Table([], []),
         },
     )
     assert "| 1 | **2** |" in markdown
