@@ -70,22 +70,11 @@ def fitted(
         for cells in zip(content.head, *content.rows, strict=True)
     ]
     places = [content.head.index(head) for head in first if head in content.head]
-    deciding = len(places)
-    places += [place for place in range(len(columns)) if place not in places]
-    least, comfortable = (
-        [_width(column, lines) + PADDING for column in columns] for lines in (str.split, _unbroken)
-    )
-    kept: list[int] = []
-    for number, place in enumerate(places):
-        needed = least if number < deciding else comfortable
-        if kept and EDGE + sum(needed[each] for each in [*kept, place]) > width:
-            break
-        kept.append(place)
-    kept.sort()
+    kept = _that_fit(columns, places, width)
     shown, room = [columns[place] for place in kept], width - EDGE - PADDING * len(kept)
     if sum(_width(column, str.splitlines) for column in shown) > room:
         shown = [[text.replace(INTERVAL, "\n[") for text in column] for column in shown]
-    widths = [least[place] - PADDING for place in kept]
+    widths = [_width(column, str.split) for column in shown]
     widths[0] = max(1, min(widths[0], room))
     for lines in (_unbroken, str.splitlines):
         _grow(widths, [_width(column, lines) for column in shown], room)
@@ -94,7 +83,21 @@ def fitted(
         table.columns.append(Column(plain_text(head), width=size, overflow="fold"))
     for cells in zip(*(cells for _, *cells in shown), strict=True):
         table.add_row(*map(plain_text, cells))
-    return table, [content.head[place] for place in places if place not in kept]
+    order = [*places, *(place for place in range(len(columns)) if place not in places)]
+    return table, [content.head[place] for place in order if place not in kept]
+
+
+def _that_fit(columns: Sequence[Sequence[str]], first: Sequence[int], width: int) -> list[int]:
+    """The columns that are shown, from left to right; one is there in any case."""
+    others = [place for place in range(len(columns)) if place not in first]
+    kept: list[int] = []
+    for places, lines in ((first, str.split), (others, _unbroken)):
+        needed = [_width(column, lines) + PADDING for column in columns]
+        for place in places:
+            if kept and EDGE + sum(needed[each] for each in [*kept, place]) > width:
+                return sorted(kept)
+            kept.append(place)
+    return sorted(kept)
 
 
 def _width(column: Sequence[str], lines: Callable[[str], list[str]]) -> int:
@@ -105,7 +108,7 @@ def _width(column: Sequence[str], lines: Callable[[str], list[str]]) -> int:
 def _unbroken(text: str) -> list[str]:
     """Lines of a text that are better not broken: numbers with what belongs to them, words."""
     is_number = text[:1].isdigit() or text[:1] in ("+", "-", DASH)
-    return text.splitlines() if is_number else text.split()
+    return text.replace(INTERVAL, "\n[").splitlines() if is_number else text.split()
 
 
 def _grow(widths: list[int], wanted: Sequence[int], room: int) -> None:
