@@ -50,6 +50,15 @@ def test_what_decides_stays_longest() -> None:
     assert any("[-101.2, -62.8] %" in line for line in lines), "an interval in two lines"
 
 
+def test_a_head_that_begins_with_a_number_is_broken_between_words() -> None:
+    heads = ["10 % wrong labels", "30 % wrong labels", "100 examples"]
+    content = Table(["method", *heads], [["plain", "76.3 ± 1.3", "70.1 ± 1.0", "60.0 ± 2.0"]])
+    file = io.StringIO()
+    console = Console(file=file, width=60, force_terminal=True, color_system=None)
+    assert show_table(content, "a title", console, ["method"]) == []
+    assert numbers(file.getvalue()) >= {"76.3", "1.3", "70.1", "60.0"}
+
+
 def test_elsewhere_all_columns_are_there_one_below_the_other() -> None:
     text, left_out = printed(20, terminal=False)
     title, *lines = text.splitlines()

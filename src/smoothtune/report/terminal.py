@@ -101,8 +101,11 @@ def _that_fit(columns: Sequence[Sequence[str]], first: Sequence[int], width: int
 
 
 def _width(column: Sequence[str], lines: Callable[[str], list[str]]) -> int:
-    """Of a column, head first, whose texts are broken into such lines; at least 1."""
-    return max(1, *(cell_len(line) for text in column for line in lines(text)))
+    """Of a column whose texts are broken into such lines, its head between words; at least 1."""
+    head, *cells = column
+    pieces = head.splitlines() if lines is str.splitlines else head.split()
+    pieces += [line for text in cells for line in lines(text)]
+    return max(1, *map(cell_len, pieces))
 
 
 def _unbroken(text: str) -> list[str]:
