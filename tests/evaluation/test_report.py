@@ -235,7 +235,7 @@ def test_without_matplotlib_numbers_and_markdown_remain(
     last = found.stdout.splitlines()[-1]
     assert (
         last == f"{out} holds evaluation.json, evaluation.html, evaluation.md, predictions.csv, "
-        "examples.json, 1 tables"
+        "examples.json, 1 table"
     )
     assert (out / "calibration_reliability.csv").exists()
     assert not list(out.glob("*.svg"))

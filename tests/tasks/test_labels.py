@@ -163,8 +163,8 @@ MESSY = ["Pos", "Pos ", "pos", "Pos", "Neg", " neg", "Neg", "fair"]
 
 def test_labels_spelled_in_two_ways_are_named() -> None:
     message = (
-        "labels differ in blanks or case only: 'Neg' (2 rows), ' neg' (1 rows); "
-        "'Pos' (2 rows), 'Pos ' (1 rows), 'pos' (1 rows). Give merge_labels: true"
+        "labels differ in blanks or case only: 'Neg' (2 rows), ' neg' (1 row); "
+        "'Pos' (2 rows), 'Pos ' (1 row), 'pos' (1 row). Give merge_labels: true"
     )
     with pytest.raises(DataError) as caught:
         UNKNOWN.with_labels(table(MESSY))
