@@ -199,7 +199,7 @@ def effect(
         ),
     ],
 ) -> None:
-    """Write effect.csv and effect.md into the folder, and print the table."""
+    """Write effect.csv, effect.md and values by layer into the folder, and print the table."""
     with errors_as_exit_codes():
         from smoothtune.study.report.effect_page import write_effects
 
