@@ -486,3 +486,30 @@ def test_a_ramp_does_not_make_a_term_next_to_nothing(caplog):
     assert objective.strengths.weight("lnsr") * objective.strengths.ratio("lnsr") < 0.001
     assert not [text for text in caplog.messages if text.startswith("lnsr")]
     objective.detach()
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_every_method_trains_weights_of_a_loss_outside_the_model_or_refuses_them(name):
+    model, head = tiny_model("bert"), torch.nn.Linear(3, 3).double()
+    optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.0)
+
+    def compute_loss(model, batch):
+        outputs = model(**batch)
+        return torch.nn.functional.cross_entropy(head(outputs.logits), batch["labels"]), outputs
+
+    objective = Objective(METHODS[name]())
+    if name == "llrd":
+        with pytest.raises(ValueError, match="do not belong to the model"):
+            objective.bind(model, optimizer)
+        return
+    objective.bind(model, optimizer)
+    if name == "label_smoothing":
+        with pytest.raises(ValueError, match="outside the model it knows nothing"):
+            objective(model, tiny_batch(), compute_loss)
+        return
+    for _ in range(4):
+        objective(model, tiny_batch(), compute_loss).backward()
+        assert head.weight.grad.norm() > 0.01
+        optimizer.step()
+        optimizer.zero_grad()
+    objective.detach()

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import Side, sides_of, trained_weights, unwrap
@@ -71,7 +72,7 @@ class ForwardPass:
         start: state of the generators in which the forward begins; they are left where they were.
             None: the forward draws from them and moves them, as usual.
         shared_masks: keeps dropout masks for passes that share them.
-        weights: what is trained, by methods that differentiate at it themselves; None: the model's.
+        optimizer: may hold weights of the loss beside the model's.
     """
 
     def __init__(
@@ -89,10 +90,10 @@ class ForwardPass:
         dropout: Dropout = "independent",
         start: rng.State | None = None,
         shared_masks: SharedMasks | None = None,
-        weights: Sequence[nn.Parameter] | None = None,
+        optimizer: Optimizer | None = None,
     ):
         self.model, self.compute_loss, self.side = model, compute_loss, side
-        self.weights = trained_weights(model) if weights is None else weights
+        self.optimizer = optimizer
         labels = batch.get("labels") is not None
         self.batch = with_decoder_inputs(unwrap(model), batch) if labels else batch
         self.points, self.dropout, self.shared_masks = tuple(points), dropout, shared_masks
@@ -115,6 +116,11 @@ class ForwardPass:
     def whole(self) -> ForwardPass:
         """The pass over all rows of the batch; itself, unless the term is taken on some of them."""
         return self._whole or self
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """All that is trained, for methods that differentiate at it themselves."""
+        return trained_weights(self.model, self.optimizer)
 
     # --- input -------------------------------------------------------------------------------
 

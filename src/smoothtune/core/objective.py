@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from smoothtune.core import rng
-from smoothtune.core.architecture import trained_weights, unwrap
+from smoothtune.core.architecture import unwrap
 from smoothtune.core.attachment import Attachment
 from smoothtune.core.declarations import (
     PROBLEM_TYPES,
@@ -378,7 +378,7 @@ class Objective:
             labeled=labeled,
             start=rng.get_state(device_of(batch)),
             shared_masks=self._shared_masks(model, device_of(batch)),
-            weights=trained_weights(model, self.optimizer),
+            optimizer=self.optimizer,
         )
 
     def _losses(self, clean: ForwardPass, labeled: bool) -> dict[str, Tensor]:

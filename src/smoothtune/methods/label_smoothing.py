@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import is_embedding_model, unwrap
+from smoothtune.core.architecture import is_embedding_model, trained_weights, unwrap
 from smoothtune.core.declarations import predicts_tokens, problem_type
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.next_token import targets
@@ -97,10 +97,16 @@ class LabelSmoothing(Regularizer):
         """Smoothed cross entropy, a mean over heads and examples.
 
         Raises:
-            ValueError: the model does not choose one of several classes, or the batch says none.
+            ValueError: the model does not choose one of several classes, the batch says none, or
+                the loss has weights of its own.
         """
         if not clean.labeled:
             return None
+        if len(clean.weights) > len(trained_weights(clean.model)):
+            raise ValueError(
+                "label_smoothing takes the place of the task loss, of whose weights outside the "
+                "model it knows nothing: put them into the model, or leave it out"
+            )
         found = heads(clean.run())
         names = ["labels"] if len(found) == 1 else ["start_positions", "end_positions"]
         if not clean.batch.keys() >= set(names):
