@@ -57,15 +57,15 @@ class ProgressCallback(TrainerCallback):
 
 
 class ShortRunLogs(TrainerCallback):
-    """Logs the losses of a short run oftener than `logging_steps`: `LINES` times in all."""
+    """Logs the losses of a short run `LINES` times, in place of every `logging_steps` updates."""
 
     LINES = 10
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Ask for a log."""
         every = max(1, state.max_steps // self.LINES)
-        if every < args.logging_steps and state.global_step % every == 0:
-            control.should_log = True
+        if every < args.logging_steps:
+            control.should_log = state.global_step % every == 0
 
 
 class EarlyStopping(TrainerCallback):
