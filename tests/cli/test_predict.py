@@ -26,8 +26,8 @@ from smoothtune.config.run import load_config
 from smoothtune.evaluation import load_predictor
 from smoothtune.models.load import load_base
 from smoothtune.run.train import train
-from smoothtune.tasks.prepare import unlabeled_rows
 from smoothtune.tasks.presets import describe_task
+from smoothtune.tasks.unlabeled import unlabeled_rows
 
 TEXTS = [" ".join(WORDS[i % 3 : 3 + (7 * i) % 6]) for i in range(1, 40)]
 """Of different lengths in no order."""

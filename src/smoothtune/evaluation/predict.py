@@ -26,7 +26,7 @@ from smoothtune.models.load import load_base
 from smoothtune.report.curves import csv_text
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.multi_label import MultiLabelClassification
-from smoothtune.tasks.prepare import unlabeled_rows
+from smoothtune.tasks.unlabeled import unlabeled_rows
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
 

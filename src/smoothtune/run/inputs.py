@@ -21,7 +21,8 @@ from smoothtune.models.positions import check_lengths
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.label_noise import with_label_noise
 from smoothtune.tasks.multi_label import MultiLabelClassification
-from smoothtune.tasks.prepare import Prepared, prepare, prepare_unlabeled
+from smoothtune.tasks.prepare import Prepared, prepare
+from smoothtune.tasks.unlabeled import prepare_unlabeled
 
 
 @dataclass(frozen=True)

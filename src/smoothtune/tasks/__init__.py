@@ -7,11 +7,12 @@ from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.multiple_choice import MultipleChoice
-from smoothtune.tasks.prepare import Prepared, prepare, prepare_unlabeled
+from smoothtune.tasks.prepare import Prepared, prepare
 from smoothtune.tasks.presets import TASKS, describe_task
 from smoothtune.tasks.question_answering.task import QuestionAnswering
 from smoothtune.tasks.text_classification import TextClassification
 from smoothtune.tasks.token_classification import TokenClassification
+from smoothtune.tasks.unlabeled import prepare_unlabeled
 
 __all__ = [
     "TASKS",

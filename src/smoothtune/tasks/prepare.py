@@ -9,16 +9,14 @@ import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.arrow import distinct, numbers, stored_column
+from smoothtune.data.arrow import numbers
 from smoothtune.data.columns import column_problem, fingerprint
 from smoothtune.data.summary import Report, SplitReport, lengths_of
 from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.data.when_read import few_are_read
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
-
-HELD_OUT = 0.1
-"""Share of the train split held out where the source has no validation split."""
+from smoothtune.tasks.rows import choose_rows, evaluation_split, sampled
 
 
 @dataclass(frozen=True)
@@ -93,7 +91,7 @@ def prepare(
     _check_limits(max_train_samples, max_eval_samples, max_seq_length)
     splits = task.load_splits(source)
     task = task.with_labels(splits["train"], str(source))
-    chosen, note = _choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
+    chosen, note = choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
     return _prepared(
         splits,
         task,
@@ -119,7 +117,7 @@ def rows_fingerprint(
     """The fingerprint that `prepare` gives, without tokenizing; the same arguments and errors."""
     splits = task.load_splits(source)
     task = task.with_labels(splits["train"], str(source))
-    chosen, _ = _choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
+    chosen, _ = choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
     labels = task.check({split: splits[split] for split, _ in chosen.values()}, str(source))
     digest = hashlib.sha256()
     for split, indices in chosen.values():
@@ -166,11 +164,11 @@ def prepare_evaluation(
     """
     _check_limits(max_train_samples, max_eval_samples, max_seq_length)
     splits = task.load_splits(source, need_train=False)
-    name = _evaluation_split(splits, task, source)
+    name = evaluation_split(splits, task, source)
     chosen = {"validation": (name, np.arange(len(splits[name]))[:max_eval_samples])}
     if "train" in splits and name != "train":
         task = task.with_labels(splits["train"], str(source))
-        train = _sampled(np.arange(len(splits["train"])), max_train_samples, seed)
+        train = sampled(np.arange(len(splits["train"])), max_train_samples, seed)
         chosen = {"train": ("train", train)} | chosen
     else:
         if _is_labeled_as(splits[name], task, model_labels):
@@ -220,7 +218,7 @@ def _prepared(
         notes = [note] if note and role == "validation" else []
         notes += ["tokenized when read"] if rows is not None else []
         if rows is None:
-            rows = _tokenized(
+            rows = tokenized_examples(
                 examples, task, tokenizer, max_seq_length, content, vocab_size, where, num_proc
             )
         tokenized[role] = rows
@@ -238,7 +236,7 @@ def _prepared(
     return Prepared(task, train, validation, split, report, digest.hexdigest())
 
 
-def _tokenized(
+def tokenized_examples(
     examples: Dataset,
     task: Task,
     tokenizer: PreTrainedTokenizerBase,
@@ -258,161 +256,8 @@ def _tokenized(
     return rows
 
 
-def _choose_rows(
-    splits: Mapping[str, Dataset],
-    task: Task,
-    source: str | Path,
-    max_train_samples: int | None,
-    max_eval_samples: int | None,
-    seed: int,
-) -> tuple[dict[str, tuple[str, np.ndarray]], str]:
-    """The split and rows that train and validation use, and a note about the latter."""
-    train = np.arange(len(splits["train"]))
-    name, note = _validation_split(splits, task, source), ""
-    if name == "train":
-        if len(train) < 2:
-            raise DataError(
-                f"{source}: has no validation split, and too few rows to hold some out from train"
-            )
-        # A fixed seed: runs with different seeds must be evaluated on the same examples.
-        held_out = np.random.default_rng(0).permutation(train)[: max(1, int(HELD_OUT * len(train)))]
-        repeated = _same_texts(splits["train"], task, held_out)
-        validation, train = np.sort(held_out), np.setdiff1d(train, repeated)
-        note = "held out from train"
-        if more := len(repeated) - len(held_out):
-            note += f"; {more} more rows with the same texts left out"
-        if not len(train):
-            raise DataError(
-                f"{source}: has no validation split, and so few different texts that none is left "
-                "to train on after some are held out"
-            )
-    else:
-        validation = np.arange(len(splits[name]))
-    train = _sampled(train, max_train_samples, seed)
-    return {"train": ("train", train), "validation": (name, validation[:max_eval_samples])}, note
-
-
 def _is_labeled_as(split: Dataset, task: Task, names: Sequence[str]) -> bool:
     """Whether the labels of a task are not known, and those of the rows are some of a model's."""
     if task.label_names is not None or column_problem(split, task.columns):
         return False
     return task.labels_are_of(split, names)
-
-
-def _sampled(rows: np.ndarray, count: int | None, seed: int) -> np.ndarray:
-    """At most `count` of the rows, drawn at random."""
-    if count is None or count >= len(rows):
-        return rows
-    return np.random.default_rng(seed).permutation(rows)[:count]
-
-
-def _same_texts(raw: Dataset, task: Task, rows: np.ndarray) -> np.ndarray:
-    """All rows with the same texts as one of `rows`, including those."""
-    if column_problem(raw, task.text_columns):
-        return rows  # `Task.check` reports the problem
-    texts = np.zeros(len(raw), np.int64)
-    for column in task.text_columns:
-        values, numbers = distinct(stored_column(raw, column))
-        _, texts = np.unique(texts * len(values) + numbers, return_inverse=True)
-    return np.flatnonzero(np.isin(texts, texts[rows]))
-
-
-def _validation_split(splits: Mapping[str, Dataset], task: Task, source: str | Path) -> str:
-    for name in (task.validation_split, "validation"):
-        if name in splits:
-            return name
-    if set(splits) <= {"train", "test"} and task.validation_split == "validation":
-        return "train"
-    raise DataError(
-        f"{source}: has no split {task.validation_split!r} to evaluate on; it has "
-        f"{', '.join(map(repr, sorted(splits)))}"
-    )
-
-
-def _evaluation_split(splits: Mapping[str, Dataset], task: Task, source: str | Path) -> str:
-    for name in (task.validation_split, "validation", "test"):
-        if name in splits:
-            return name
-    if len(splits) == 1:
-        return next(iter(splits))
-    raise DataError(
-        f"{source}: has neither a validation nor a test split to evaluate on; it has "
-        f"{', '.join(map(repr, sorted(splits)))}: give the file of one of them as the source"
-    )
-
-
-def prepare_unlabeled(
-    source: str | Path,
-    task: Task,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_samples: int | None = None,
-    max_seq_length: int = 128,
-    seed: int = 0,
-    vocab_size: int | None = None,
-) -> tuple[Dataset, str]:
-    """Load, check, subsample and tokenize the train split of a source; labels are not read.
-
-    Args:
-        source: file, folder or hub id, see `load_splits`.
-        task: text classification; its text columns are used.
-        tokenizer: the model's tokenizer.
-        max_samples: use at most this many rows, drawn at random with `seed`.
-        max_seq_length: truncate longer inputs to this many tokens, special tokens included.
-        seed: seed of the random choice.
-        vocab_size: rows of the model's embedding matrix, to check token ids against.
-
-    Returns:
-        The tokenizer's columns, length and example_id (row in the source); and the sha256, in hex,
-        of the texts used.
-
-    Raises:
-        DataError: the source cannot be read, lacks a text column, or has rows without text.
-    """
-    raw = task.load_splits(source)["train"]
-    rows = _sampled(np.arange(len(raw)), max_samples, seed)
-    return unlabeled_rows(
-        raw,
-        task,
-        tokenizer,
-        f"{source}, split 'train'",
-        rows=rows,
-        max_seq_length=max_seq_length,
-        vocab_size=vocab_size,
-    )
-
-
-def unlabeled_rows(
-    raw: Dataset,
-    task: Task,
-    tokenizer: PreTrainedTokenizerBase,
-    where: str,
-    *,
-    rows: np.ndarray | None = None,
-    max_seq_length: int = 128,
-    vocab_size: int | None = None,
-) -> tuple[Dataset, str]:
-    """Check and tokenize raw rows; labels are not read.
-
-    Args:
-        raw: rows of a source.
-        task: its labels known, see `Task.with_model_labels`; text classification needs none.
-        tokenizer: the model's tokenizer.
-        where: where the rows came from, for errors.
-        rows: (E,) numbers of the rows to use; None: all.
-        max_seq_length: truncate longer inputs to this many tokens, special tokens included.
-        vocab_size: rows of the model's embedding matrix, to check token ids against.
-
-    Returns:
-        The tokenizer's columns, length, cut, example_id (row in `raw`) and what the type of the
-        task needs for its answers; and the sha256, in hex, of the inputs used.
-
-    Raises:
-        DataError: a column is missing, or a row cannot be used.
-    """
-    task.check_inputs(raw, where)
-    inputs = raw.select_columns(list(task.unlabeled_columns))
-    examples = task.select(inputs, np.arange(len(raw)) if rows is None else rows, None)
-    content = fingerprint(examples)
-    found = _tokenized(examples, task, tokenizer, max_seq_length, content, vocab_size, where)
-    return found, content

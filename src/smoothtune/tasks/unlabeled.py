@@ -1,0 +1,91 @@
+"""Rows whose labels are not read: for terms on unlabeled batches, and for predictions."""
+
+from pathlib import Path
+
+import numpy as np
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase
+
+from smoothtune.data.columns import fingerprint
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.prepare import tokenized_examples
+from smoothtune.tasks.rows import sampled
+
+
+def prepare_unlabeled(
+    source: str | Path,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_samples: int | None = None,
+    max_seq_length: int = 128,
+    seed: int = 0,
+    vocab_size: int | None = None,
+) -> tuple[Dataset, str]:
+    """Load, check, subsample and tokenize the train split of a source; labels are not read.
+
+    Args:
+        source: file, folder or hub id, see `load_splits`.
+        task: text classification; its text columns are used.
+        tokenizer: the model's tokenizer.
+        max_samples: use at most this many rows, drawn at random with `seed`.
+        max_seq_length: truncate longer inputs to this many tokens, special tokens included.
+        seed: seed of the random choice.
+        vocab_size: rows of the model's embedding matrix, to check token ids against.
+
+    Returns:
+        The tokenizer's columns, length and example_id (row in the source); and the sha256, in hex,
+        of the texts used.
+
+    Raises:
+        DataError: the source cannot be read, lacks a text column, or has rows without text.
+    """
+    raw = task.load_splits(source)["train"]
+    rows = sampled(np.arange(len(raw)), max_samples, seed)
+    return unlabeled_rows(
+        raw,
+        task,
+        tokenizer,
+        f"{source}, split 'train'",
+        rows=rows,
+        max_seq_length=max_seq_length,
+        vocab_size=vocab_size,
+    )
+
+
+def unlabeled_rows(
+    raw: Dataset,
+    task: Task,
+    tokenizer: PreTrainedTokenizerBase,
+    where: str,
+    *,
+    rows: np.ndarray | None = None,
+    max_seq_length: int = 128,
+    vocab_size: int | None = None,
+) -> tuple[Dataset, str]:
+    """Check and tokenize raw rows; labels are not read.
+
+    Args:
+        raw: rows of a source.
+        task: its labels known, see `Task.with_model_labels`; text classification needs none.
+        tokenizer: the model's tokenizer.
+        where: where the rows came from, for errors.
+        rows: (E,) numbers of the rows to use; None: all.
+        max_seq_length: truncate longer inputs to this many tokens, special tokens included.
+        vocab_size: rows of the model's embedding matrix, to check token ids against.
+
+    Returns:
+        The tokenizer's columns, length, cut, example_id (row in `raw`) and what the type of the
+        task needs for its answers; and the sha256, in hex, of the inputs used.
+
+    Raises:
+        DataError: a column is missing, or a row cannot be used.
+    """
+    task.check_inputs(raw, where)
+    inputs = raw.select_columns(list(task.unlabeled_columns))
+    examples = task.select(inputs, np.arange(len(raw)) if rows is None else rows, None)
+    content = fingerprint(examples)
+    found = tokenized_examples(
+        examples, task, tokenizer, max_seq_length, content, vocab_size, where
+    )
+    return found, content
