@@ -14,11 +14,10 @@ from smoothtune.evaluation.effect import (
     measure,
     prediction_divergences,
     prediction_scale,
-    task_gradient,
     weight_distance,
-    weight_side,
     worst_perturbation,
 )
+from smoothtune.evaluation.weight_gradients import gradient_spread, task_gradient, weight_side
 from smoothtune.functional.divergences import divergence
 from smoothtune.methods import METHODS
 from smoothtune.testing import tiny_model
@@ -157,7 +156,7 @@ def test_sharpness_of_a_quadratic(linear_predictor, rows):
     assert loss == pytest.approx(12.5)
     assert gradients["w"].tolist() == pytest.approx([3, 4])
     for rho in (0.05, 1.0):
-        found = weight_side(predictor, rows, rho=rho)
+        found, _ = weight_side(predictor, rows, rho=rho)
         assert found["sharpness"] == pytest.approx(((5 + rho) ** 2 - 25) / 2, rel=1e-9)
     assert torch.equal(predictor.model.w, before)
     assert predictor.model.w.grad is None
@@ -173,8 +172,24 @@ def test_spread_is_the_largest_norm_over_the_median(linear_predictor, rows):
     torch.stack(losses).mean().backward()
     norms = [float(weight.grad.norm()) for weight in model.parameters()]
     expected = max(norms) / np.median(norms)
-    assert weight_side(predictor, rows)["gradient spread"] == pytest.approx(expected)
+    found, by_name = weight_side(predictor, rows)
+    assert found["gradient spread"] == pytest.approx(expected)
+    assert sorted(by_name.values()) == pytest.approx(sorted(norms))
     assert all(weight.grad is None for weight in predictor.model.parameters())
+
+
+def test_the_spread_by_layer_begins_at_the_embeddings_and_ends_above_the_blocks():
+    model = tiny_model("bert")
+    norms = {name: 1.0 for name, _ in model.named_parameters() if "pooler" not in name}
+    norms["bert.embeddings.position_embeddings.weight"] = 3.0
+    norms["bert.encoder.layer.1.attention.self.query.weight"] = 8.0
+    norms["bert.encoder.layer.1.output.dense.weight"] = 4.0
+    norms["classifier.bias"] = 0.25
+    largest, median = gradient_spread(model, norms).series.values()
+    last = len(model.bert.encoder.layer) + 1
+    assert [point.x for point in largest] == list(range(last + 1))
+    assert [point.y for point in largest][:3] == [3, 1, 8]
+    assert median[last].y == pytest.approx((1 + 0.25) / 2)  # weight and bias of the classifier
 
 
 @pytest.mark.parametrize("architecture", ["bert", "llama"])

@@ -42,7 +42,7 @@ def weight_drift(
     """
     theirs = dict(base.named_parameters())
     layers: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-    for number, names in _names(model).items():
+    for number, names in weights_by_layer(model).items():
         for name, weight in names.items():
             if name in theirs and name not in new and theirs[name].shape == weight.shape:
                 layers[number].append((weight.detach().double(), theirs[name].detach().double()))
@@ -68,7 +68,7 @@ def weight_drift(
     }
 
 
-def _names(model: nn.Module) -> dict[int, dict[str, nn.Parameter]]:
+def weights_by_layer(model: nn.Module) -> dict[int, dict[str, nn.Parameter]]:
     """Weights by name of the embeddings (0) and of every block (from 1)."""
     word = word_embeddings(model)
     parts = next(m for m in model.modules() if word in m.children())

@@ -29,10 +29,10 @@ from smoothtune.core.predictions import heads
 from smoothtune.core.quantities import Quantity
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.smoothness import derivative_norms, noise_attenuation
+from smoothtune.evaluation.weight_gradients import gradient_spread, weight_side
 from smoothtune.functional.adversarial import Ascent, gradient_at, task_loss
 from smoothtune.functional.divergences import divergence
 from smoothtune.functional.noise import gaussian
-from smoothtune.methods.sam import moved
 from smoothtune.report.curves import Curve, CurvePoint
 
 EPSILON, NUM_STEPS = 0.05, 5
@@ -40,8 +40,6 @@ EPSILON, NUM_STEPS = 0.05, 5
 START, STEP = 0.01, 2.5  # noise the search starts from; of epsilon / num_steps, as in `robustness`
 NOISE_RATIO = 0.1
 """||noise|| / ||x|| of every token."""
-RHO = 0.05
-"""Length of the step whose rise in loss is the sharpness; that of the paper."""
 NUM_PROBES = 2
 """Pairs of random directions for each example's derivatives."""
 
@@ -192,54 +190,6 @@ def prediction_scale(predictor: Predictor, rows: Dataset) -> float:
     return float((logits - logits.mean(dim, keepdim=True)).square().sum(1).mean().sqrt())
 
 
-def task_gradient(predictor: Predictor, rows: Dataset) -> tuple[float, dict[str, Tensor]]:
-    """The task loss over all rows, and its gradient in every trained weight, by name.
-
-    The loss is the mean of the batches', weighted by their rows; dropout is off.
-    """
-    named = {n: w for n, w in predictor.model.named_parameters() if w.requires_grad}
-    total, gradients = 0.0, {name: torch.zeros_like(w) for name, w in named.items()}
-    with evaluating(predictor.model):
-        for chosen, batch in predictor.batches(rows):
-            share = len(chosen) / len(rows)
-            loss = task_loss(predictor.clean(batch, hidden_states=False).run())
-            parts = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
-            total += share * float(loss.detach())
-            for sum_, part in zip(gradients.values(), parts, strict=True):
-                sum_ += share * part
-    return total, gradients
-
-
-def weight_side(predictor: Predictor, rows: Dataset, *, rho: float = RHO) -> dict[str, float]:
-    """Sharpness and spread of the gradients of the task loss in the weights.
-
-    Args:
-        predictor: the model; its weights are the same afterwards, bit for bit.
-        rows: tokenized examples with labels, taken as one batch.
-        rho: length of the step.
-
-    Returns:
-        `sharpness`: L(w + rho g / ||g||) - L(w), as SAM defines it; `gradient spread`: largest over
-        median norm of the gradient of a weight tensor, of those that have one.
-    """
-    count = predictor.num_batches(rows)
-    predictor.progress.start("gradient in the weights", 2 * count)
-    loss, gradients = task_gradient(predictor, rows)
-    norms = torch.stack([g.double().norm() for g in gradients.values()]).cpu()
-    length = norms.norm().clamp(min=torch.finfo(torch.float64).tiny)
-    weights = dict(predictor.model.named_parameters())
-    step = [float(rho / length) * g for g in gradients.values()]
-    above = 0.0
-    climbed = moved([weights[name] for name in gradients], step)
-    with torch.no_grad(), evaluating(predictor.model), climbed:
-        for chosen, batch in predictor.batches(rows):
-            run = predictor.clean(batch, hidden_states=False).run()
-            above += len(chosen) / len(rows) * float(task_loss(run))
-    used = norms[norms > 0].numpy()
-    spread = float(used.max() / np.median(used)) if len(used) else 1.0
-    return {"sharpness": above - loss, "gradient spread": spread}
-
-
 def weight_distance(
     model: nn.Module, before: nn.Module, *, new: Collection[str] = ()
 ) -> dict[str, float]:
@@ -307,7 +257,8 @@ def measure(predictor: Predictor, rows: Dataset) -> Found:
         rows: tokenized examples with labels.
     """
     found, task = Found(), predictor.task
-    found.values = prediction_divergences(predictor, rows) | weight_side(predictor, rows)
+    weights, gradients = weight_side(predictor, rows)
+    found.values = prediction_divergences(predictor, rows) | weights
     if "changed predictions" in found.values:
         changed = found.values.pop("changed predictions")
         found.beside["changed by the worst perturbation"] = changed
@@ -316,6 +267,7 @@ def measure(predictor: Predictor, rows: Dataset) -> Found:
     if reason := task.unsupported_parts.get("smoothness"):
         found.missing |= dict.fromkeys((*INPUT_SIDE, *DERIVATIVES), reason)
         return found
+    found.curves["gradient_spread"] = gradient_spread(predictor.model, gradients)
     curve = noise_attenuation(predictor, rows, layers=(0,))
     found.curves["noise_sensitivity"] = curve
     found.values["noise sensitivity"] = float(np.mean([point.y for point in _line(curve)[1:]]))

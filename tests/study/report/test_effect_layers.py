@@ -1,4 +1,4 @@
-"""Quantities by block: pairs by hand, and files of the command."""
+"""Quantities by layer: pairs by hand, and files of the command."""
 
 import csv
 import json
@@ -23,9 +23,13 @@ from smoothtune.study.report.effect_page import write_effects
 SEEDS, BLOCKS = range(5), (1, 2, 3)
 DRAW = np.random.default_rng(0)
 PLAIN = 1.0 + DRAW.random((3, 5))
-"""By block and seed."""
+"""By layer and seed."""
 GAPS = np.array([[0.0], [-0.5], [0.1]]) + 0.05 * DRAW.normal(size=(3, 5))
-CURVES = {"noise sensitivity": "noise_sensitivity", "layer Jacobian": "jacobian"}
+CURVES = {
+    "noise sensitivity": "noise_sensitivity",
+    "layer Jacobian": "jacobian",
+    "gradient spread": "gradient_spread",
+}
 
 
 def record(method: str, seed: int, quantity: str, values: np.ndarray) -> dict:
@@ -51,9 +55,9 @@ def study(method: str = "lnsr", quantity: str = "noise sensitivity") -> list[tup
 @pytest.mark.parametrize(
     ("method", "quantity"), [("lnsr", "noise sensitivity"), ("jachess", "layer Jacobian")]
 )
-def test_every_block_is_compared_on_pairs(method: str, quantity: str) -> None:
+def test_every_layer_is_compared_on_pairs(method: str, quantity: str) -> None:
     compared = compare_layers(effect_rows(study(method, quantity)))
-    assert [item["block"] for item in compared] == [1, 2, 3]
+    assert [item["layer"] for item in compared] == [1, 2, 3]
     for item, plain, gaps in zip(compared, PLAIN, GAPS, strict=True):
         assert (item["method"], item["quantity"]) == (method, quantity)
         assert item["plain"] == pytest.approx(plain.mean())
@@ -64,12 +68,22 @@ def test_every_block_is_compared_on_pairs(method: str, quantity: str) -> None:
         assert item["change"]["value"] == pytest.approx(gaps.mean() / plain.mean())
     (said,) = layers_sentences(compared)
     least = 100 * GAPS[1].mean() / PLAIN[1].mean()
-    assert f"{quantity} is lowest against plain after block 2, {least:+.1f} [" in said
+    assert f"{quantity} is lowest against plain at layer 2, {least:+.1f} [" in said
     off = sum(stats.ttest_1samp(gaps, 0).pvalue < 0.05 for gaps in GAPS)
-    assert f"in {off} of 3 blocks the interval of the difference leaves out 0." in said
+    assert f"in {off} of 3 layers the interval of the difference leaves out 0." in said
 
 
-def test_methods_without_values_by_block_have_no_rows() -> None:
+def test_gradients_have_a_layer_below_the_blocks() -> None:
+    runs = study("cwgnc", "gradient spread")
+    for _, found in runs:
+        (points,) = found["extras"]["parts"]["effect"]["curves"]["gradient_spread"][
+            "series"
+        ].values()
+        points.insert(0, [0.0, 2.0])
+    assert [item["layer"] for item in compare_layers(effect_rows(runs))] == [0, 1, 2, 3]
+
+
+def test_methods_without_values_by_layer_have_no_rows() -> None:
     runs = study("sam")
     assert compare_layers(effect_rows(runs)) == []
     runs = study()
@@ -98,7 +112,7 @@ def test_the_command_writes_table_numbers_and_figure(folder: Path) -> None:
     write_effects(folder, Console(quiet=True))
     with (folder / "effect-layers.csv").open() as file:
         rows = list(csv.DictReader(file))
-    assert [row["block"] for row in rows] == ["1", "2", "3"]
+    assert [row["layer"] for row in rows] == ["1", "2", "3"]
     assert float(rows[1]["difference"]) == pytest.approx(GAPS[1].mean())
     page = (folder / "effect.md").read_text()
     assert "## By layer" in page

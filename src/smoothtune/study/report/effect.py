@@ -54,8 +54,11 @@ BY_BLOCK = {
     "noise sensitivity": "noise_sensitivity",
     "layer Jacobian": "jacobian",
     "layer Hessian": "hessian",
+    "gradient spread": "gradient_spread",
 }
-"""Quantities that are one number for several blocks, with their curve in the part `effect`."""
+"""Quantities that are one number for several layers, with their curve in the part `effect`."""
+AT_INPUT = {"noise sensitivity"}
+"""Quantities whose curve begins at layer 0 with what was put in."""
 MORE, LESS = "more robust", "less robust"
 MOVES, WEAKLY = "moves it", "moves it, not after Holm"
 NOTHING, WRONG, FEW = "no effect seen", "moves it the wrong way", "too few seeds"
@@ -115,20 +118,24 @@ def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[s
                 "score": score,
                 "cost": result["cost"],
                 "values": values,
-                "blocks": blocks_of(part) if part else {},
+                "layers": layers_of(part) if part else {},
                 "missing": numbers["not measured"],
             }
         )
     return rows
 
 
-def blocks_of(part: Mapping[str, Any]) -> dict[str, dict[int, float]]:
-    """Quantities of the part `effect` that are means over blocks: their values by block, from 1."""
+def layers_of(part: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+    """Quantities of the part `effect` that are one number for several layers, layer by layer.
+
+    Layer 0 are the embeddings, where they have a value.
+    """
     found = {}
     for quantity, curve in BY_BLOCK.items():
         if curve in part.get("curves", {}):
-            (points,) = part["curves"][curve]["series"].values()
-            found[quantity] = {round(x): y for x, y, *_ in points if x > 0}  # 0: the input
+            points, *_ = part["curves"][curve]["series"].values()
+            first = 1 if quantity in AT_INPUT else 0
+            found[quantity] = {round(x): y for x, y, *_ in points if x >= first}
     return found
 
 

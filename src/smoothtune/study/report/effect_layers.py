@@ -1,4 +1,4 @@
-"""Quantities that are means over blocks, block by block: tables, sentences and a figure."""
+"""Quantities that are one number for several layers, layer by layer: table, text and figure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from smoothtune.study.report.comparison import Condition, condition_of, conditio
 from smoothtune.study.report.effect import against_plain
 
 COLUMNS = (
-    *("condition", "method", "quantity", "block", "seeds", "plain", "with_method"),
+    *("condition", "method", "quantity", "layer", "seeds", "plain", "with_method"),
     *("difference", "difference_low", "difference_high", "change", "change_low", "change_high"),
 )
 HEAD = (
-    *("condition", "method", "quantity", "block", "seeds", "plain", "with the method"),
+    *("condition", "method", "quantity", "layer", "seeds", "plain", "with the method"),
     *("minus plain", "change"),
 )
 WIDTH, HEIGHT = 7.2, 1.9  # inches: of the figure, and of the two axes of a method and a quantity
@@ -28,14 +28,14 @@ Key = tuple[str, str, str]
 
 
 def compare_layers(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Every method in its own quantities against plain, block by block.
+    """Every method in its own quantities against plain, layer by layer.
 
     Args:
         rows: of `smoothtune.study.report.effect.effect_rows`.
 
     Returns:
-        A dictionary for every condition, method, quantity it is about that has values by block,
-        and block, as of `against_plain`, with its paired difference; no p-value is corrected.
+        A dictionary for every condition, method, quantity it is about that has values by layer,
+        and layer, as of `against_plain`, with its paired difference; no p-value is corrected.
     """
     groups: dict[Condition, list[Mapping[str, Any]]] = {}
     for row in rows:
@@ -44,27 +44,27 @@ def compare_layers(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     for condition, group in groups.items():
         asked = dict.fromkeys((r["method"], claim) for r in group for claim in r["claims"] or ())
         for method, quantity in asked:
-            blocks = {block for r in group for block in r["blocks"].get(quantity, ())}
-            for block in sorted(blocks):
-                named = [_of_block(row, quantity, block) for row in group]
+            layers = {layer for r in group for layer in r["layers"].get(quantity, ())}
+            for layer in sorted(layers):
+                named = [_of_layer(row, quantity, layer) for row in group]
                 compared = against_plain([named], method, quantity)
                 if compared:
-                    where = {"condition": condition_title(condition), "block": block}
+                    where = {"condition": condition_title(condition), "layer": layer}
                     found.append(compared | where)
     return found
 
 
-def _of_block(row: Mapping[str, Any], quantity: str, block: int) -> dict[str, Any]:
-    """A run with the value of one block in the place of the quantity."""
-    values = row["blocks"].get(quantity, {})
-    return {**row, "values": {quantity: values[block]} if block in values else {}}
+def _of_layer(row: Mapping[str, Any], quantity: str, layer: int) -> dict[str, Any]:
+    """A run with the value of one layer in the place of the quantity."""
+    values = row["layers"].get(quantity, {})
+    return {**row, "values": {quantity: values[layer]} if layer in values else {}}
 
 
 def layers_csv(compared: Sequence[Mapping[str, Any]]) -> str:
     """The comparisons of `compare_layers` as CSV, with `COLUMNS`."""
     lines = (
         [
-            *(item[name] for name in ("condition", "method", "quantity", "block")),
+            *(item[name] for name in ("condition", "method", "quantity", "layer")),
             *(len(item["seeds"]), item["plain"], item["ours"]),
             *(value for name in ("difference", "change") for value in _bounds(item[name])),
         ]
@@ -81,7 +81,7 @@ def layers_table(compared: Sequence[Mapping[str, Any]]) -> Table:
     """The same as text."""
     rows = [
         [
-            *(item["condition"], item["method"], item["quantity"], str(item["block"])),
+            *(item["condition"], item["method"], item["quantity"], str(item["layer"])),
             *(str(len(item["seeds"])), number(item["plain"], ".4g"), number(item["ours"], ".4g")),
             effect_text(item["difference"], 1, "+.3g"),
             effect_text(item["change"], 100, "+.1f") + " %",
@@ -92,15 +92,15 @@ def layers_table(compared: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def layers_sentences(compared: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Where a method moves its quantity most, and in how many blocks its interval leaves out 0."""
+    """Where a method moves its quantity most, and in how many layers its interval leaves out 0."""
     said = []
     for (condition, method, quantity), items in _grouped(compared).items():
         least = min(items, key=lambda item: item["change"]["value"])
         off = sum(_leaves_out_zero(item["difference"]["interval"]) for item in items)
         said.append(
-            f"{condition}, {method}: {quantity} is lowest against plain after block "
-            f"{least['block']}, {effect_text(least['change'], 100, '+.1f')} %; in {off} of "
-            f"{len(items)} blocks the interval of the difference leaves out 0."
+            f"{condition}, {method}: {quantity} is lowest against plain at layer "
+            f"{least['layer']}, {effect_text(least['change'], 100, '+.1f')} %; in {off} of "
+            f"{len(items)} layers the interval of the difference leaves out 0."
         )
     return said
 
@@ -118,7 +118,7 @@ def _grouped(compared: Sequence[Mapping[str, Any]]) -> dict[Key, list[Mapping[st
 
 
 def layers_figure(compared: Sequence[Mapping[str, Any]]) -> bytes:
-    """An SVG: for each method and quantity the values by block, and the change relative to plain.
+    """An SVG: for each method and quantity the values by layer, and the change relative to plain.
 
     Raises:
         PlotsMissing: matplotlib is not installed.
@@ -136,10 +136,10 @@ def layers_figure(compared: Sequence[Mapping[str, Any]]) -> bytes:
 
 def _paint_values(axes: Any, key: Key, items: Sequence[Mapping[str, Any]]) -> None:
     condition, method, quantity = key
-    blocks = [item["block"] for item in items]
+    layers = [item["layer"] for item in items]
     plain, ours = ([item[name] for item in items] for name in ("plain", "ours"))
-    axes.plot(blocks, plain, "s-", color=GRAY, markersize=4, label=PLAIN)
-    axes.plot(blocks, ours, "o-", color=COLORS[0], markersize=4, label=printable(method))
+    axes.plot(layers, plain, "s-", color=GRAY, markersize=4, label=PLAIN)
+    axes.plot(layers, ours, "o-", color=COLORS[0], markersize=4, label=printable(method))
     log_scale(axes, [*plain, *ours])
     axes.set_title(printable(condition), fontsize="small")
     axes.set_ylabel(quantity, fontsize="small")
@@ -148,9 +148,9 @@ def _paint_values(axes: Any, key: Key, items: Sequence[Mapping[str, Any]]) -> No
 
 
 def _paint_changes(axes: Any, items: Sequence[Mapping[str, Any]]) -> None:
-    blocks = [item["block"] for item in items]
+    layers = [item["layer"] for item in items]
     axes.plot(
-        blocks,
+        layers,
         [100 * item["change"]["value"] for item in items],
         "o",
         color=COLORS[0],
@@ -159,7 +159,7 @@ def _paint_changes(axes: Any, items: Sequence[Mapping[str, Any]]) -> None:
     for item in items:
         if interval := item["change"]["interval"]:
             bounds = [100 * bound for bound in interval]
-            axes.plot([item["block"]] * 2, bounds, color=COLORS[0], linewidth=1.5)
+            axes.plot([item["layer"]] * 2, bounds, color=COLORS[0], linewidth=1.5)
     axes.axhline(0, color=GRAY, linewidth=1)
     axes.set_title("change, with 95 % interval", fontsize="small")
     axes.set_ylabel("% of plain's mean", fontsize="small")
@@ -170,5 +170,5 @@ def _finish(axes: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlabel("block", fontsize="small")
+    axes.set_xlabel("layer", fontsize="small")
     axes.tick_params(labelsize="x-small")

@@ -50,7 +50,7 @@ DECIDING = ("method", "quantity", "change", "verdict", "p, Holm")
 def write_effects(folder: Path, console: Console) -> list[dict[str, Any]]:
     """Write ``effect.csv`` and ``effect.md`` into a study's folder, and show the table.
 
-    Where a quantity has values by block, ``effect-layers.csv`` and ``effect-layers.svg`` too.
+    Where a quantity has values by layer, ``effect-layers.csv`` and ``effect-layers.svg`` too.
 
     Args:
         folder: the study's.
@@ -82,7 +82,7 @@ def write_effect_files(
     layers: Sequence[Mapping[str, Any]],
     said: Sequence[Sentence],
 ) -> list[str]:
-    """Write the files: two, and two about layers where quantities have values by block.
+    """Write the files: two, and two about layers where quantities have values by layer.
 
     Returns:
         Their names.

@@ -1,0 +1,110 @@
+"""The gradients of the task loss in the weights: sharpness, and spread over the tensors.
+
+References: sharpness: Foret et al., ICLR 2021; components of a gradient: Yang, Ma, EMNLP 2022.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from datasets import Dataset
+from torch import Tensor, nn
+
+from smoothtune.core.architecture import blocks
+from smoothtune.core.forward import evaluating
+from smoothtune.evaluation.drift import weights_by_layer
+from smoothtune.evaluation.predictor import Predictor
+from smoothtune.functional.adversarial import task_loss
+from smoothtune.methods.sam import moved
+from smoothtune.report.curves import Curve, CurvePoint
+
+RHO = 0.05
+"""Length of the step whose rise in loss is the sharpness; that of the paper."""
+LARGEST = "largest of the layer"
+
+
+def task_gradient(predictor: Predictor, rows: Dataset) -> tuple[float, dict[str, Tensor]]:
+    """The task loss over all rows, and its gradient in every trained weight, by name.
+
+    The loss is the mean of the batches', weighted by their rows; dropout is off.
+    """
+    named = {n: w for n, w in predictor.model.named_parameters() if w.requires_grad}
+    total, gradients = 0.0, {name: torch.zeros_like(w) for name, w in named.items()}
+    with evaluating(predictor.model):
+        for chosen, batch in predictor.batches(rows):
+            share = len(chosen) / len(rows)
+            loss = task_loss(predictor.clean(batch, hidden_states=False).run())
+            parts = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+            total += share * float(loss.detach())
+            for sum_, part in zip(gradients.values(), parts, strict=True):
+                sum_ += share * part
+    return total, gradients
+
+
+def weight_side(
+    predictor: Predictor, rows: Dataset, *, rho: float = RHO
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Sharpness and spread of the gradients of the task loss in the weights.
+
+    Args:
+        predictor: the model; its weights are the same afterwards, bit for bit.
+        rows: tokenized examples with labels, taken as one batch.
+        rho: length of the step.
+
+    Returns:
+        `sharpness`: L(w + rho g / ||g||) - L(w), as SAM defines it; `gradient spread`: largest over
+        median norm of the gradient of a weight tensor, of those that have one. And these norms, by
+        name of the tensor.
+    """
+    count = predictor.num_batches(rows)
+    predictor.progress.start("gradient in the weights", 2 * count)
+    loss, gradients = task_gradient(predictor, rows)
+    norms = torch.stack([g.double().norm() for g in gradients.values()]).cpu()
+    length = norms.norm().clamp(min=torch.finfo(torch.float64).tiny)
+    weights = dict(predictor.model.named_parameters())
+    step = [float(rho / length) * g for g in gradients.values()]
+    above = 0.0
+    climbed = moved([weights[name] for name in gradients], step)
+    with torch.no_grad(), evaluating(predictor.model), climbed:
+        for chosen, batch in predictor.batches(rows):
+            run = predictor.clean(batch, hidden_states=False).run()
+            above += len(chosen) / len(rows) * float(task_loss(run))
+    used = {n: norm for n, norm in zip(gradients, norms.tolist(), strict=True) if norm > 0}
+    spread = max(used.values()) / float(np.median([*used.values()])) if used else 1.0
+    return {"sharpness": above - loss, "gradient spread": spread}, used
+
+
+def gradient_spread(model: nn.Module, norms: Mapping[str, float]) -> Curve:
+    """The largest gradient norm of a weight tensor in every layer, over the median of all.
+
+    Args:
+        model: whose gradients they are.
+        norms: by name of the tensor, of `weight_side`.
+
+    Returns:
+        The largest, and the median of the layer, against the layer: 0 for the embeddings, the
+        number of the block from 1, and one more for what is above. The largest value of the first
+        is the model's gradient spread.
+    """
+    inside = weights_by_layer(model)
+    place = {name: layer for layer, names in inside.items() for name in names}
+    layers: dict[int, list[float]] = defaultdict(list)
+    middle = float(np.median([*norms.values()])) if norms else 1.0
+    for name, norm in norms.items():
+        layers[place.get(name, len(blocks(model)) + 1)].append(norm / middle)
+    found = sorted(layers.items())
+    return Curve(
+        "gradients of the weight tensors",
+        "layer (0: embeddings, then the blocks and what is above)",
+        "gradient norm, over the median of all tensors",
+        {
+            LARGEST: [CurvePoint(layer, max(values)) for layer, values in found],
+            "median of the layer": [
+                CurvePoint(layer, float(np.median(values))) for layer, values in found
+            ],
+        },
+        log_y=True,
+    )
