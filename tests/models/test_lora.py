@@ -217,6 +217,18 @@ def test_memory_is_measured_as_it_is_trained(method, folder):
     assert set(found.bytes_by_rows) == {2, 4}
 
 
+def test_float16_on_a_processor_is_refused_with_what_works_there(monkeypatch):
+    """F.layer_norm of bfloat16 with weights in float16 is an error of PyTorch's there."""
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
+    with pytest.raises(LoraError, match="float16 needs an accelerator.*use bfloat16"):
+        stored_as("float16", [])
+    x = torch.ones(1, 4, dtype=torch.bfloat16)
+    with pytest.raises(RuntimeError, match="mixed dtype"):
+        torch.nn.functional.layer_norm(x, (4,), torch.ones(4, dtype=torch.float16))
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    assert stored_as("float16", []) == {"dtype": torch.float16}
+
+
 def test_without_bitsandbytes_the_extra_is_named(monkeypatch):
     monkeypatch.setattr("smoothtune.models.lora.find_spec", lambda name: None)
     with pytest.raises(LoraError, match=r'pip install "smoothtune\[quantized\]"'):

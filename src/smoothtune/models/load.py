@@ -131,7 +131,7 @@ def load_classifier(
         The model, and the names of the newly initialized weights.
 
     Raises:
-        LoraError: base weights in 8 or 4 bits need bitsandbytes.
+        LoraError: base weights in 8 or 4 bits need bitsandbytes, those in float16 an accelerator.
         ModelError: the weights are damaged, unsafe, or do not fit the configuration.
     """
     refuse_adapter(base)

@@ -75,10 +75,15 @@ def stored_as(frozen_weights: Stored, whole: list[str]) -> dict[str, Any]:
         whole: modules that are not quantized, the head among them.
 
     Raises:
-        LoraError: bitsandbytes is needed and not installed.
+        LoraError: bitsandbytes is needed and not installed, or float16 is asked for on a processor.
     """
     import torch
 
+    if frozen_weights == "float16" and not torch.accelerator.is_available():
+        raise LoraError(
+            "frozen_weights: float16 needs an accelerator, as PyTorch has no layer norm for it beside "
+            "bfloat16 on a processor: use bfloat16"
+        )
     if frozen_weights in ("float32", "bfloat16", "float16"):
         return {"dtype": getattr(torch, frozen_weights)}
     from transformers import BitsAndBytesConfig

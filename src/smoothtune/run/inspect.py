@@ -67,7 +67,7 @@ def empty_model(config: RunConfig, inputs: Inputs) -> Any:
 
     Raises:
         ConfigError: a row is longer than the model takes.
-        LoraError: base weights in 8 or 4 bits need bitsandbytes.
+        LoraError: base weights in 8 or 4 bits need bitsandbytes, those in float16 an accelerator.
         ModelError: transformers has no such model for the task, or its folder holds no weights, or
             those of an adapter.
     """
