@@ -81,8 +81,8 @@ def stored_as(frozen_weights: Stored, whole: list[str]) -> dict[str, Any]:
 
     if frozen_weights == "float16" and not torch.accelerator.is_available():
         raise LoraError(
-            "frozen_weights: float16 needs an accelerator, as PyTorch has no layer norm for it beside "
-            "bfloat16 on a processor: use bfloat16"
+            "frozen_weights: float16 needs an accelerator, as PyTorch has no layer norm for it "
+            "beside bfloat16 on a processor: use bfloat16"
         )
     if frozen_weights in ("float32", "bfloat16", "float16"):
         return {"dtype": getattr(torch, frozen_weights)}
