@@ -130,7 +130,8 @@ def report_so_far(
     records = Records(folder)
     choices = plan.choices(records)
     if all(choice.complete for choice in choices.values()) and not is_owned(folder):
-        trials, cells = plan.selection_cells(), plan.final(choices)
+        trials = plan.selection_cells()
+        cells = [records.as_recorded(cell) for cell in plan.final(choices)]  # what is reported
         write_description(study, cells, choices, command, trials, records)
     return content
 
