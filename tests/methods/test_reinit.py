@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from smoothtune import L2SP, Mixout, Objective, ReInit
 from smoothtune.core.architecture import blocks
@@ -40,6 +41,27 @@ def test_weights_follow_the_initialization_of_bert():
     assert all((layer.bias == 0).all() for layer in linear)
     norms = [m for m in blocks(model).modules() if isinstance(m, nn.LayerNorm)]
     assert all((norm.weight == 1).all() and (norm.bias == 0).all() for norm in norms)
+
+
+@pytest.mark.parametrize("name", ["t5", "gpt2", "modernbert"])
+def test_weights_that_a_block_scales_are_as_in_a_new_model(name):
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 50, "num_labels": 2, "pad_token_id": 1}
+    heads = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    own = {
+        "t5": {"d_model": 64, "d_kv": 16, "d_ff": 128, "num_layers": 2, "num_heads": 4},
+        "gpt2": {"n_embd": 64, "n_layer": 2, "n_head": 4},
+        "modernbert": heads | {"cls_token_id": 2, "sep_token_id": 3},
+    }
+    config = AutoConfig.for_model(name, **sizes, **own[name])
+    model = AutoModelForSequenceClassification.from_config(config)
+    before = {key: weight.clone() for key, weight in model.named_parameters()}
+    Objective(ReInit(layers=2)).attach(model)
+    changed = {key: p for key, p in model.named_parameters() if not torch.equal(p, before[key])}
+    assert any("proj" in key or "Wo" in key or ".q." in key for key in changed)
+    for key, weight in changed.items():
+        if weight.numel() >= 4096:
+            assert weight.std().item() == pytest.approx(before[key].std().item(), rel=0.1), key
 
 
 def test_also_weights_that_were_loaded(tmp_path):

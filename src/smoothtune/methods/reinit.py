@@ -37,8 +37,8 @@ def initialize(model: nn.Module, part: nn.Module) -> None:
     """Draw the weights of a part of a transformers model anew, as the model does for new ones."""
     for weight in part.parameters():
         vars(weight).pop("_is_hf_initialized", None)  # loaded weights are marked, and left alone
-    for module in part.modules():
-        model._init_weights(module)  # type: ignore[operator]
+    # children first: some models give a block's layers another scale than layers have elsewhere
+    part.apply(model._init_weights)  # type: ignore[arg-type]
 
 
 @dataclass(config=STRICT, kw_only=True)
