@@ -26,6 +26,15 @@ def test_losses_are_summed_and_the_gradient_at_the_input_is_each_ones_own():
     assert (unused.grad, x.grad) == (None, None)
 
 
+def test_weights_that_are_added_up_have_the_same_gradient():
+    u, v = weights([1.0, 2.0], [3.0, 4.0])
+    losses = AccumulatedLoss([u, v])
+    for _ in range(3):
+        losses.add(((u + v) ** 2).sum())  # autograd returns one tensor for both
+    losses.total().backward()
+    assert u.grad.tolist() == v.grad.tolist() == [3 * 2 * 4, 3 * 2 * 6]
+
+
 def test_a_second_backward_says_why_it_fails():
     (w,) = weights(1.0)
     losses = AccumulatedLoss([w])

@@ -79,8 +79,8 @@ class AccumulatedLoss:
         )
         for i, gradient in enumerate(found[len(inputs) :]):
             sum_so_far = self.gradients[i]
-            if gradient is not None:
-                self.gradients[i] = gradient if sum_so_far is None else sum_so_far.add_(gradient)
+            if gradient is not None:  # not in place: weights that are added up share one tensor
+                self.gradients[i] = gradient if sum_so_far is None else sum_so_far + gradient
         self.value = loss.detach() if self.value is None else self.value + loss.detach()
         return found[: len(inputs)]
 
