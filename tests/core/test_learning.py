@@ -97,6 +97,12 @@ def test_it_goes_on_where_it_was_stopped():
     final = Learning()
     final.load_state_dict(again.state_dict())
     assert final.since == 15
+    again.load_state_dict(learning.state_dict())
+    again.add(torch.tensor(9.0))  # of an update that does not take place
+    again.load_state_dict(learning.state_dict())
+    again.add(torch.tensor(0.79))
+    again.finish(14, MODEL)
+    assert again.since == 15
     old = Learning()
     old.load_state_dict({})  # of a run whose terms began at once
     assert old.since == 0

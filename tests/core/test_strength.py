@@ -15,6 +15,7 @@ from smoothtune import (
     R3F,
     SAM,
     SMART,
+    UEGR,
     VAT,
     FreeLB,
     JacHess,
@@ -219,6 +220,30 @@ def test_a_resumed_run_goes_on_with_the_weight():
     assert other.terms["lnsr/weight"] == expected["lnsr/weight"] > 0
     torch.testing.assert_close(other.terms["loss/lnsr"], expected["loss/lnsr"])
     other.detach()
+
+
+@pytest.mark.parametrize("updates", [0, 2, 3])
+@pytest.mark.parametrize("method", [LNSR(), JacHess(clip=1.0), UEGR(adaptive="divergence")])
+def test_a_run_that_goes_back_to_a_state_forgets_what_came_after(method, updates):
+    model = tiny_model("bert", dropout=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = Objective(method).bind(model, optimizer)
+
+    def went_on(count):
+        for _ in range(count):
+            torch.manual_seed(7)
+            update(objective, model, optimizer, tiny_batch())
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    weights, state = went_on(updates), objective.state_dict()
+    expected = went_on(4)
+    objective(model, tiny_batch()).backward()  # of an update that does not take place
+    optimizer.zero_grad()
+    model.load_state_dict(weights)
+    objective.load_state_dict(state)
+    for name, value in went_on(4).items():
+        assert torch.equal(value, expected[name]), name
+    objective.detach()
 
 
 def test_a_share_that_is_not_told_of_updates_is_an_error():

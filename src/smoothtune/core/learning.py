@@ -62,8 +62,7 @@ class Learning:
         moved = [sums.to(device) for sums in self._labels]
         labels = [torch.stack(moved).sum(0)] if moved else []
         sums = torch.cat([count, *labels])
-        for added in (self._losses, self._shares, self._labels):
-            added.clear()
+        self._forget()
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(sums)
         loss, share = sums[:2].tolist()
@@ -76,6 +75,11 @@ class Learning:
             self.first.append(loss / share)
         elif sum(self.recent) <= BELOW * WINDOW * self._reference(model):
             self.since = step + 1
+
+    def _forget(self) -> None:
+        """What was taken up of an update."""
+        for added in (self._losses, self._shares, self._labels):
+            added.clear()
 
     def _reference(self, model: nn.Module) -> float:
         known = constant_loss(model, self.labels) if len(self.labels) else None
@@ -94,4 +98,5 @@ class Learning:
         self.since = int(state["since"]) if "since" in state else 0 if not state else None
         self.first = state["first"].tolist() if "first" in state else []
         self.recent = state["recent"].tolist() if "recent" in state else []
-        self.labels = state.get("labels", self.labels)
+        self.labels = state.get("labels", torch.zeros(0, dtype=torch.float64))
+        self._forget()

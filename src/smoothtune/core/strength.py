@@ -67,16 +67,19 @@ class Strengths:
             if r.has_loss and not r.replaces_task_loss
         }
         self.step = 0
+        self._weights: Sequence[nn.Parameter] = ()  # at which gradients are summed
+        self._told: set[str] = set()
+        waiting = any(r.waits for r in regularizers.values())
+        self._learning = Learning() if waiting else None
+        self._reset()
+
+    def _reset(self) -> None:
         self.squares: dict[str, float] = {}
         self.seen: dict[str, int] = {}  # updates in which it was there
         self.measured: dict[str, int] = {}
         self._batches = 0  # of this update
         self._due: dict[str, bool] = {}  # what this update has, and whether it is measured
         self._sums: dict[str, Gradients] = {}  # over its batches
-        self._weights: Sequence[nn.Parameter] = ()  # at which these are
-        self._told: set[str] = set()
-        waiting = any(r.waits for r in regularizers.values())
-        self._learning = Learning() if waiting else None
 
     def factor(self, name: str) -> float:
         """By which a loss is multiplied; 1 for the task's."""
@@ -259,7 +262,8 @@ class Strengths:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned; an update that has begun is forgotten."""
+        self._reset()
         if self._learning:
             self._learning.load_state_dict(entries_under(f"{LEARNING}.", state))
         for key, value in state.items():

@@ -76,5 +76,6 @@ class ExampleClip:
         return {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore what `state_dict` returned; an update that has begun is forgotten."""
+        self._sums.clear()
         self.mean, self.count = state["mean"].item(), int(state["count"])

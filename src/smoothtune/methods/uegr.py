@@ -383,3 +383,4 @@ class UEGR(Regularizer):
         self._rates, self._running = state["rates"].tolist(), state["running"].item()
         self._step = int(state["step"])
         self._factors = entries_under("factor/", state)
+        self._divergences = []
