@@ -219,8 +219,17 @@ def test_a_second_optimizer_is_refused():
 @pytest.mark.parametrize("optimizer", ["SGD", "AdamW", "fused", "foreach"])
 @pytest.mark.parametrize(
     "make",
-    [CWGNC, LLRD, ChildTuning, UEGR, lambda: LNSR(every=2, weight=1.0)],
-    ids=["cwgnc", "llrd", "child_tuning", "uegr", "every"],
+    [
+        CWGNC,
+        LLRD,
+        ChildTuning,
+        UEGR,
+        lambda: LNSR(every=2, weight=1.0),
+        lambda: LNSR(weight=1.0, ramp_start=5),
+        lambda: LNSR(weight=1.0, ramp_start="auto"),
+        lambda: L2SP(ramp_steps=5),
+    ],
+    ids=["cwgnc", "llrd", "child_tuning", "uegr", "every", "start", "auto", "steps"],
 )
 def test_updates_that_are_not_seen_are_an_error(make, optimizer):
     model = tiny_model("bert")

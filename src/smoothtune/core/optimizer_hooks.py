@@ -203,4 +203,5 @@ def needs_updates(regularizer: Regularizer) -> bool:
     binds = type(regularizer).bind_optimizer is not Regularizer.bind_optimizer
     acts = edits_gradients(regularizer) or regularizer.acts_after
     counts = regularizer.every > 1 or regularizer.share is not None
-    return binds or acts or counts
+    ramps = bool(regularizer.ramp_start or regularizer.ramp_steps)
+    return binds or acts or counts or ramps
