@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch import nn
-from transformers import Trainer
+from transformers import Trainer, TrainerCallback
 
 from helpers.training import METHODS_TESTED, Rows, arguments, weights_after
 from smoothtune import (
@@ -321,6 +321,46 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path, methods, rows):
             parameter.add_(0.01)
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert difference(whole.model.state_dict(), resumed.model.state_dict()) == 0
+
+
+class BrokenOff(TrainerCallback):
+    """Interrupts, once, within the fifth update."""
+
+    interrupts = True
+
+    def on_substep_end(self, args, state, control, **kwargs):
+        if self.interrupts and state.global_step == 4:
+            self.interrupts = False
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("ramp_start", [0, 2])
+def test_a_run_that_is_broken_off_resumes_in_the_same_process(tmp_path, ramp_start):
+    """From before the term came in, or the norms were those of the update that was left."""
+
+    def trainer(*callbacks):
+        args = arguments(
+            tmp_path,
+            max_steps=6,
+            per_device_train_batch_size=4,
+            gradient_accumulation_steps=2,
+            save_strategy="steps",
+            save_steps=1,
+        )
+        return SmoothTrainer(
+            model=tiny_model("bert"),
+            args=args,
+            train_dataset=Rows(),
+            callbacks=list(callbacks),
+            regularizers=[R3F(sigma=0.1, share=0.3, ramp_start=ramp_start)],
+        )
+
+    whole, broken = trainer(), trainer(BrokenOff())
+    whole.train()
+    with pytest.raises(KeyboardInterrupt):
+        broken.train()
+    broken.train(resume_from_checkpoint=str(tmp_path / "checkpoint-1"))
+    assert difference(whole.model.state_dict(), broken.model.state_dict()) == 0
 
 
 def test_a_checkpoint_without_method_state_is_refused(tmp_path):

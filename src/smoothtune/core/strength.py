@@ -262,7 +262,7 @@ class Strengths:
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore what `state_dict` returned; an update that has begun is forgotten."""
+        """Restore what `state_dict` returned; what came after it is forgotten."""
         self._reset()
         if self._learning:
             self._learning.load_state_dict(entries_under(f"{LEARNING}.", state))
