@@ -56,6 +56,44 @@ def test_with_a_loss_of_ones_own_the_model_must_say_it(tmp_path):
         trained(tmp_path, None, own_loss)
 
 
+def normalized(outputs, labels, num_items_in_batch):
+    total = F.binary_cross_entropy_with_logits(outputs["logits"], labels, reduction="sum")
+    return total / num_items_in_batch
+
+
+class Normalized(Trainer):
+    """Divides by what the Trainer counts: every label of every row."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(inputs["input_ids"], inputs["attention_mask"])
+        loss = normalized(outputs, inputs["labels"], num_items_in_batch)
+        return (loss, outputs) if return_outputs else loss
+
+
+@pytest.mark.parametrize("cut", [{}, CUT])
+@pytest.mark.parametrize(("cls", "function"), [(Trainer, normalized), (Normalized, None)])
+def test_a_loss_over_the_count_is_that_of_its_own_trainer(tmp_path, cls, function, cut):
+    moved, losses = [], []
+    for ours in (False, True):
+        model = tiny_model("bert", dtype=torch.float32)
+        model.config.problem_type = "multi_label_classification"
+        trainer = cls(
+            model=model,
+            args=arguments(tmp_path, **{"per_device_train_batch_size": 6} | cut),
+            train_dataset=Several(6),
+            eval_dataset=Several(6),
+            compute_loss_func=function,
+        )
+        if ours:
+            regularize(trainer, Plain())
+        losses.append(trainer.evaluate()["eval_loss"])
+        trainer.train()
+        moved.append(dict(model.named_parameters()))
+    assert losses[0] == losses[1]
+    for name, weight in moved[0].items():
+        torch.testing.assert_close(moved[1][name], weight, rtol=1e-5, atol=1e-7)
+
+
 def test_label_weights_count_rows_that_have_the_label():
     """-w y log p - (1 - y) log(1 - p), a mean over labels and rows; no division by weights."""
     weights = [0.5, 3.0, 20.0]

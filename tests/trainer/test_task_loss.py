@@ -229,6 +229,27 @@ def test_a_loss_that_takes_no_count_is_evaluated_too(tmp_path):
     assert regularize(trainer, LNSR(weight=1.0)).evaluate()["eval_loss"] > 0
 
 
+@pytest.mark.parametrize("cls", [Normalized, NormalizedUndeclared])
+def test_a_normalized_loss_is_evaluated_with_a_count(tmp_path, cls):
+    """Before training, and within it."""
+    found = []
+    for ours in (False, True):
+        trainer = cls(
+            model=tiny_model("bert"),
+            args=arguments(tmp_path, eval_strategy="steps", eval_steps=1),
+            train_dataset=Rows(10),
+            eval_dataset=Rows(9, seed=1),
+            data_collator=plain_collate,
+        )
+        if ours:
+            regularize(trainer, Plain())
+        before = trainer.evaluate()["eval_loss"]
+        trainer.train()
+        within = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+        found.append((before, within))
+    assert found[0] == found[1]
+
+
 # --- losses without the usual labels -------------------------------------------------------------
 
 

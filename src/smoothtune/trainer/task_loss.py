@@ -14,7 +14,7 @@ from transformers import Trainer
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
-from smoothtune.core.declarations import adds_router_loss, predicts_tokens
+from smoothtune.core.declarations import IGNORED, adds_router_loss, predicts_tokens
 from smoothtune.core.decoder_inputs import with_decoder_inputs
 from smoothtune.core.forward import ComputeLoss, device_of, evaluating
 from smoothtune.core.next_token import next_token_loss, target_mask
@@ -96,11 +96,20 @@ class TaskLoss:
         weighted = self.trainer.compute_loss_func
         if isinstance(weighted, ClassWeightedLoss) and "labels" in batch:
             return Size(rows_of(batch), weighted.total(batch["labels"]))
+        if "labels" in batch and (self.normalized or self.kind == "function"):
+            return Size(rows_of(batch), int(self._counted(batch)))
         names = [name for name in self._label_names() if name in batch]
         if hasattr(getattr(self.trainer.model, "config", None), "ctc_loss_reduction"):
             names = []  # a mean over rows, whatever the length of their transcripts
         shifted = bool(self.trainer._loss_shifts_labels)
         return Size(rows_of(batch), labels_in(batch, names, shifted=shifted))
+
+    def _counted(self, batch: Mapping[str, Any]) -> Tensor:
+        """() labels of a batch as the Trainer counts them for `num_items_in_batch`."""
+        labels: Tensor = batch["labels"]
+        if self.trainer._loss_shifts_labels:
+            labels = labels[..., 1:]
+        return labels.ne(IGNORED).sum()
 
     def _label_names(self) -> list[str]:
         return list(dict.fromkeys([*(self.trainer.label_names or ()), "labels"]))
@@ -176,6 +185,8 @@ class TaskLoss:
         weighted = isinstance(self.trainer.compute_loss_func, ClassWeightedLoss | LabelWeightedLoss)
         if weighted and not model.training:
             count = None  # by which the Trainer takes it for a share of a sum over all processes
+        if self.normalized and count is None and "labels" in inputs:  # in evaluation
+            count = self._counted(inputs).clamp(min=1)
         counted = {"num_items_in_batch": count} if self.takes_count else {}
         found = self.compute_loss(model, inputs, return_outputs=return_outputs, **counted)
         if self.kind != "function" or not model.training or count is None:
@@ -205,8 +216,7 @@ class TaskLoss:
         if "labels" not in batch or not (self.normalized or self.kind == "function"):
             return None, 1.0
         # divided by its own items a loss is the mean of its batch, whether it uses the count or not
-        count = torch.tensor(max(1, self._size(batch).items), device=batch["labels"].device)
-        return count, items
+        return self._counted(batch).clamp(min=1), items
 
 
 def without_labels(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
