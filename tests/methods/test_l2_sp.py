@@ -73,3 +73,48 @@ def test_a_frozen_backbone_leaves_the_head():
     objective.detach()
     with pytest.raises(ValueError, match="no weight to pull: .* beta=0"):
         Objective(L2SP(beta=0)).attach(model)
+
+
+def half_frozen(model):
+    """A model that trains its head alone, and its embeddings and blocks later."""
+    model.bert.requires_grad_(False)
+    return model
+
+
+def test_a_weight_that_is_unfrozen_later_is_pulled_to_its_pre_trained_value():
+    model = half_frozen(tiny_model("bert"))
+    objective = Objective(L2SP(alpha=2.0, beta=1e-12)).attach(model)
+    objective(model, tiny_batch())
+    model.bert.requires_grad_(True)
+    objective(model, tiny_batch())
+    assert objective.terms["loss/l2_sp"].item() == pytest.approx(0, abs=1e-9)
+    bias = model.bert.encoder.layer[0].output.dense.bias
+    with torch.no_grad():
+        bias.add_(0.5)
+    objective(model, tiny_batch())
+    expected = 0.25 * bias.numel()
+    assert objective.terms["loss/l2_sp"].item() == pytest.approx(expected)
+
+    state = objective.state_dict()
+    objective.detach()
+    frozen = half_frozen(tiny_model("bert"))  # as a resumed run makes it
+    frozen.load_state_dict(model.state_dict())
+    for resumed in (frozen, model):
+        again = Objective(L2SP(alpha=2.0, beta=1e-12)).attach(resumed)
+        again.load_state_dict(state)
+        resumed.bert.requires_grad_(True)
+        again(resumed, tiny_batch())
+        again.detach()
+        assert again.terms["loss/l2_sp"].item() == pytest.approx(expected)
+
+
+def test_a_weight_that_is_unfrozen_between_two_trainings_has_not_moved():
+    model = half_frozen(tiny_model("bert"))
+    objective = Objective(L2SP(alpha=2.0, beta=1e-12)).attach(model)
+    state = objective.state_dict()
+    objective.detach()
+    model.bert.requires_grad_(True)
+    objective.attach(model).load_state_dict(state)
+    objective(model, tiny_batch())
+    objective.detach()
+    assert objective.terms["loss/l2_sp"].item() == pytest.approx(0, abs=1e-9)

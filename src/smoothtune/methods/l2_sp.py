@@ -102,11 +102,14 @@ class L2SP(Regularizer):
         """alpha/2 ||w_S - w_S^0||^2 + beta/2 ||w_N||^2."""
         weights: list[tuple[Tensor, Tensor]] = []
         heads: list[Tensor] = []
-        for _, weight, _ in trainable(unwrap(clean.model)):
-            if weight in self._names:
-                weights.append((weight, self._anchors[self._names[weight]].to(weight.device)))
-            else:
+        for name, weight, new in trainable(unwrap(clean.model)):
+            if new:
                 heads.append(weight)
+                continue
+            name = self._names.setdefault(weight, name)
+            if name not in self._anchors:  # unfrozen since, so it has not moved yet
+                self._anchors[name] = weight.detach().clone()
+            weights.append((weight, self._anchors[name].to(weight.device)))
         terms = []
         if weights:  # none where the backbone is frozen
             pulled = [weight for weight, _ in weights]
@@ -122,5 +125,9 @@ class L2SP(Regularizer):
         return dict(self._anchors)
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore them."""
-        self._anchors = {name: state[name].to(a.device) for name, a in self._anchors.items()}
+        """Restore them; a weight that is not among them was frozen, and is what it was."""
+        found = self._anchors
+        moved = {
+            name: w.to(found[name].device) if name in found else w for name, w in state.items()
+        }
+        self._anchors = found | moved
