@@ -139,3 +139,18 @@ def test_beside_r4f_the_body_is_mixed_and_the_head_normalized(tmp_path):
     head = type(model).from_pretrained(tmp_path).classifier.weight
     assert torch.linalg.matrix_norm(head, 2).item() == pytest.approx(1, rel=1e-5)
     objective.detach()
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_the_state_of_other_layers_is_refused(trains):
+    """Layers that are frozen, or no longer, since the state was written."""
+    model = tiny_model("bert")
+    layer = model.bert.encoder.layer[0].requires_grad_(not trains)
+    objective = Objective(Mixout()).attach(model)
+    state = objective.state_dict()
+    objective.detach()
+    layer.requires_grad_(trains)
+    objective.attach(model)
+    with pytest.raises(ValueError, match="13 pre-trained layers|7 pre-trained layers"):
+        objective.load_state_dict(state)
+    objective.detach()

@@ -137,6 +137,16 @@ class Mixout(Regularizer):
         return {str(i): mix.pretrained for i, mix in enumerate(self._mixes)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore them."""
+        """Restore them.
+
+        Raises:
+            ValueError: they are those of other layers.
+        """
+        if len(state) != len(self._mixes):
+            raise ValueError(
+                f"the state of mixout has {len(state)} pre-trained layers, and the model trains "
+                f"{len(self._mixes)}: freeze what was frozen then, or begin anew with another "
+                "trainer"
+            )
         for i, mix in enumerate(self._mixes):
             mix.pretrained = state[str(i)].to(mix.pretrained.device)
