@@ -249,6 +249,24 @@ def test_hyperparameter_search(tmp_path):
     assert single.evaluate()["eval_loss"] != pytest.approx(best.objective, rel=1e-6)
 
 
+def test_a_trainer_that_has_searched_may_be_regularized(tmp_path):
+    """A search leaves its last score as `objective`."""
+    pytest.importorskip("optuna")
+    trainer = Trainer(
+        model_init=lambda: tiny_model("bert"),
+        args=arguments(tmp_path),
+        train_dataset=Rows(),
+        eval_dataset=Rows(),
+        data_collator=plain_collator,
+    )
+    trainer.hyperparameter_search(hp_space=lambda trial: {}, n_trials=1, backend="optuna")
+    regularize(trainer, LNSR(weight=1.0)).train()
+    assert trainer.state.log_history[0]["loss/lnsr"] > 0
+    trainer.objective = 0.5
+    with pytest.raises(ValueError, match="one call"):
+        regularize(trainer, LNSR(weight=1.0))
+
+
 def test_other_searches_are_refused(tmp_path):
     """Ray and W&B give a trial as a mapping."""
     with pytest.raises(ValueError, match='set backend="optuna"'):

@@ -82,11 +82,13 @@ def regularize(
     """
     if not isinstance(trainer, Trainer):
         raise TypeError(_no_trainer(trainer))
-    if hasattr(trainer, "objective"):
+    if any(isinstance(each, Binding) for each in trainer.callback_handler.callbacks):
         raise ValueError("this trainer is regularized already: pass all methods in one call")
     methods = _methods(list(regularizers))
     if not methods:
         raise ValueError("no method is given: pass one, or Plain() for plain fine-tuning")
+    if trainer.model is None:  # a search gives it up after every trial
+        trainer.model = trainer.call_model_init()
     objective = Objective(*methods)
     check_trainer(objective.regularizers, trainer)
     loader = None
