@@ -25,9 +25,9 @@ from transformers import (
     XLMForSequenceClassification,
 )
 
-from smoothtune import FGM, L2SP, LNSR, R3F, ForwardPass, JacHess, Objective
+from smoothtune import FGM, L2SP, LNSR, R3F, ForwardPass, JacHess, Objective, RDrop
 from smoothtune.core.forward import model_loss
-from smoothtune.testing import tiny_batch
+from smoothtune.testing import tiny_batch, tiny_model
 from smoothtune.testing.tiny import COMMON_CONFIG, random_model
 
 XLM = {"emb_dim": 8, "n_layers": 2, "n_heads": 2, "vocab_size": 40, "pad_token_id": 1}
@@ -129,6 +129,19 @@ def test_predictions_under_other_names_are_refused():
     inputs = {"input_ids": ids, "labels": ids, "next_sentence_label": batch()["labels"]}
     with pytest.raises(ValueError, match="prediction_logits, seq_relationship_logits, and no `log"):
         Objective(R3F(weight=1.0)).attach(model := model_of("bert"))(model, inputs)
+
+
+def test_predictions_of_a_tuple_are_refused():
+    model = tiny_model("bert")
+    model.config.return_dict = False
+    inputs = tiny_batch()
+
+    def loss(model, inputs):
+        outputs = model(**inputs)
+        return outputs[0], outputs
+
+    with pytest.raises(ValueError, match=r"gives a tuple, .*config\.return_dict = True"):
+        Objective(RDrop()).attach(model)(model, inputs, loss)
 
 
 def test_logits_of_other_positions_than_the_tokens_are_refused():

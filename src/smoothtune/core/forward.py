@@ -394,6 +394,12 @@ class ForwardPass:
             ValueError: the model gives none, or several under other names.
         """
         outputs = self._finished.outputs
+        if isinstance(outputs, tuple | list | Tensor):
+            raise ValueError(
+                f"{type(unwrap(self.model)).__name__} gives a {type(outputs).__name__}, and which "
+                "part holds the logits is not known: set model.config.return_dict = True, or "
+                'return a mapping, such as {"loss": loss, "logits": logits}'
+            )
         if "logits" not in outputs:
             raise ValueError(
                 f"{type(unwrap(self.model)).__name__} gives {', '.join(outputs)}, and no `logits` "
