@@ -318,16 +318,21 @@ def test_a_loss_without_labels_is_the_task_loss(tmp_path):
     assert trainer.state.log_history[0]["loss/task"] > 5
 
 
-def test_a_stock_loss_without_the_declared_labels_has_no_task_loss(tmp_path):
+@pytest.mark.parametrize("marked", [False, True])
+def test_a_stock_loss_without_the_declared_labels_has_no_task_loss(tmp_path, caplog, marked):
     model = tiny_model("bert")
     model.config.problem_type = "single_label_classification"
     trainer = Trainer(
         model=model,
         args=arguments(tmp_path),
         train_dataset=Rows(10),
-        data_collator=unlabeled_collate,
+        data_collator=lambda rows: (
+            unlabeled_collate(rows) | ({"unlabeled": True} if marked else {})
+        ),
     )
     regularize(trainer, LNSR(weight=1.0)).train()
+    told = "its batches hold input_ids, attention_mask, example_id, and the model takes labels."
+    assert (told in caplog.text) != marked
     logs = trainer.state.log_history[0]
     assert "loss/task" not in logs
     assert logs["loss/lnsr"] > 0

@@ -7,6 +7,7 @@ and unlabeled batches is the sum of the two means.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, NamedTuple
@@ -16,6 +17,8 @@ from torch import Tensor
 from transformers import Trainer
 
 from smoothtune.core.declarations import IGNORED
+
+logger = logging.getLogger(__name__)
 
 
 class Size(NamedTuple):
@@ -96,6 +99,8 @@ class UpdateParts:
         samples, num_items = self.original(iter(labeled or drawn), num_batches, device)
         if labeled and len(labeled) < len(drawn):
             samples = drawn
+        if self.totals is None and samples and not labeled:
+            self._warn(samples)
         counts = torch.zeros(2, 2, device=device)  # of one type in every process
         self.kinds = [self.unlabeled(batch) for batch in samples]
         for kind, batch in zip(self.kinds, samples, strict=True):
@@ -105,6 +110,17 @@ class UpdateParts:
         self.totals = of_labeled, of_unlabeled
         self.batches = len(samples) * self.trainer.accelerator.num_processes
         return samples, num_items
+
+    def _warn(self, batches: list[Any]) -> None:
+        """Say that a first update without labels, unless it is marked so, has no task loss."""
+        if not any(batch.get("unlabeled") for batch in batches):
+            logger.warning(
+                "the first update has no labels, so there is no task loss, and the terms of the "
+                "methods are all that is trained: its batches hold %s, and the model takes %s. "
+                "Rename the column of the labels; remove_unused_columns drops others",
+                ", ".join(batches[0]),
+                ", ".join(self.trainer.label_names),
+            )
 
     def shares(self, batch: Mapping[str, Any]) -> tuple[float, float]:
         """Factors of a batch's mean over rows and over items; 1 outside the Trainer's loop."""
