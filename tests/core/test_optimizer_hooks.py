@@ -18,6 +18,7 @@ from smoothtune import (
     LNSR,
     R3F,
     R4F,
+    SMART,
     UEGR,
     ChildTuning,
     Mixout,
@@ -356,6 +357,25 @@ def test_one_model_has_one_objective(second):
         Objective(second()).attach(model)
     first.detach()
     Objective(second()).attach(model).detach()
+
+
+@pytest.mark.parametrize("make", [LNSR, L2SP, SMART, UEGR])
+def test_a_method_acts_on_one_model_at_a_time(make):
+    method, first, second = make(), tiny_model("bert"), tiny_model("bert")
+    before, after = (
+        Objective(method).bind(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        for model in (first, second)
+    )
+    with pytest.raises(RuntimeError, match=f"has attached this {method.name} to its model since"):
+        before(first, tiny_batch())
+    before.detach()  # takes nothing from the other
+    after(second, tiny_batch()).backward()
+    after.optimizer.step()
+    after.detach()
+    before.attach(first)(first, tiny_batch())
+    before.detach()
+    with pytest.raises(ValueError, match="given twice"):
+        Objective(method, method)
 
 
 @pytest.mark.parametrize("lost", [LNSR, Mixout])

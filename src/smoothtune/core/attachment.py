@@ -11,6 +11,8 @@ from smoothtune.core.higher_order import HigherDerivatives
 from smoothtune.core.regularizer import Regularizer
 
 _TAKEN: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models with methods attached
+_LATEST: weakref.WeakValueDictionary[int, Attachment] = weakref.WeakValueDictionary()
+"""Of every method, by its id, the last one."""
 
 
 class Attachment:
@@ -48,9 +50,23 @@ class Attachment:
                 weight.data.copy_(before)
             raise
         _TAKEN.add(model)
+        _LATEST.update({id(regularizer): self for regularizer in self.regularizers})
         self._lost: weakref.finalize | None = None
         if not any(r.substitutes_weights for r in regularizers):  # these stay on the model
             self._lost = weakref.finalize(self, _TAKEN.discard, model)
+
+    def check(self) -> None:
+        """Refuse methods that another objective has attached to its model since.
+
+        Raises:
+            RuntimeError: there is one: what it remembers is of that model.
+        """
+        for regularizer in self.regularizers:
+            if _LATEST.get(id(regularizer), self) is not self:
+                raise RuntimeError(
+                    f"another objective has attached this {regularizer.name} to its model since, "
+                    "and a method remembers one model at a time: make one for each objective"
+                )
 
     def undo(self) -> None:
         """Leave the model as it was found, apart from what training changed."""
@@ -58,5 +74,6 @@ class Attachment:
         if self._lost is not None:
             self._lost.detach()
         for regularizer in self.regularizers:
-            regularizer.detach(self.model)
+            if _LATEST.get(id(regularizer), self) is self:
+                regularizer.detach(self.model)
         self.derivatives.undo()

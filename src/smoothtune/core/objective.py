@@ -72,8 +72,10 @@ class Objective:
         """Combine methods; their order does not matter.
 
         Raises:
-            ValueError: two methods both want to replace the task loss.
+            ValueError: two methods both want to replace the task loss, or one is given twice.
         """
+        if len({id(r) for r in regularizers}) < len(regularizers):
+            raise ValueError("one method is given twice: make two of them, for two terms")
         replacing = [r.name for r in regularizers if r.replaces_task_loss and r.is_on]
         if len(replacing) > 1:
             raise ValueError(
@@ -228,10 +230,13 @@ class Objective:
 
         Raises:
             NonFiniteLoss: a term is NaN or infinite.
+            RuntimeError: methods lack a model to act on, its updates, or have another by now.
             ValueError: the batch has neither labels nor a method that works without, or FSDP2 has
                 sharded the model; or the model computes another loss than it declares.
         """
         self._watch.check(self.step)
+        if self._attachment is not None:
+            self._attachment.check()
         self.calls += 1
         batch = dict(batch)
         self._check_once(model, device_of(batch))
