@@ -63,6 +63,18 @@ def test_a_weight_that_another_method_stands_in_for_keeps_its_anchor():
     assert objective.terms["loss/l2_sp"].item() == pytest.approx(0.5 * 0.25 * 8 * 16)
 
 
+def test_without_pre_trained_weights_there_is_an_error():
+    model = tiny_model("bert")
+    objective = Objective(L2SP())
+    with pytest.raises(RuntimeError, match="attach l2_sp to the model first"):
+        objective(model, tiny_batch())
+    objective.attach(model)
+    objective(model, tiny_batch())
+    objective.detach()
+    with pytest.raises(RuntimeError, match="attach l2_sp to the model first"):
+        objective(model, tiny_batch())
+
+
 def test_a_frozen_backbone_leaves_the_head():
     model = tiny_model("bert")
     model.bert.requires_grad_(False)

@@ -71,6 +71,11 @@ class L2SP(Regularizer):
     beta: NonNegative = 0.01
     """Pull of the new head towards zero. LNSR papers: not stated; 0.01 is usual."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        self._anchors: dict[str, Tensor] = {}
+        self._names: dict[nn.Parameter, str] | None = None  # None: not attached
+
     @property
     def needs_whole_weights(self) -> bool:
         """The pre-trained ones."""
@@ -96,10 +101,16 @@ class L2SP(Regularizer):
 
     def detach(self, model: nn.Module) -> None:
         """Forget them."""
-        self._anchors, self._names = {}, {}
+        self._anchors, self._names = {}, None
 
     def loss(self, clean: ForwardPass) -> Tensor:
-        """alpha/2 ||w_S - w_S^0||^2 + beta/2 ||w_N||^2."""
+        """alpha/2 ||w_S - w_S^0||^2 + beta/2 ||w_N||^2.
+
+        Raises:
+            RuntimeError: there are no pre-trained weights to pull towards.
+        """
+        if self._names is None:
+            raise RuntimeError("attach l2_sp to the model first: it pulls towards what is there")
         weights: list[tuple[Tensor, Tensor]] = []
         heads: list[Tensor] = []
         for name, weight, new in trainable(unwrap(clean.model)):
