@@ -427,6 +427,29 @@ def test_attaching_again_does_not_initialize_again():
     assert max(movement(model, before).values()) == 0
 
 
+def test_on_another_model_an_objective_begins_anew():
+    def updates(objective, count):
+        model = tiny_model("bert", dropout=0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        objective.bind(model, optimizer, 10)
+        for step in range(count):
+            torch.manual_seed(step)
+            objective(model, tiny_batch()).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        objective.detach()
+        return model
+
+    used = Objective(LNSR(every=2), R3F(), UEGR(mask_every=3))
+    updates(used, 3)
+    found = updates(used, 4)
+    expected = updates(Objective(LNSR(every=2), R3F(), UEGR(mask_every=3)), 4)
+    assert max(movement(found, weights_of(expected)).values()) == 0
+    assert used.step == 4
+    used.attach(found)  # and goes on where it was with this one
+    assert used.step == 4
+
+
 def test_the_value_without_methods_needs_nothing():
     model = tiny_model("bert")
     loss = Objective()(model, tiny_batch())

@@ -82,27 +82,32 @@ class Objective:
                 f"{' and '.join(replacing)} each replace the task loss: use one of them"
             )
         self.regularizers = {name: r for name, r in _named(regularizers) if r.is_on}
-        self.terms: dict[str, Tensor] = {}
-        self.calls = 0
         self.seed = torch.initial_seed()
         self._attachment: Attachment | None = None
         self._last: weakref.ref[nn.Module] | None = None  # the model it was last attached to
-        self._checked: set[tuple[int, Any]] = set()
         self._hooks: OptimizerHooks | None = None
-        self._compared = False  # whether the task loss has been compared with the model's own
         self._measurable = True  # whether gradient norms can be taken aside
         self._narrow = False  # whether frozen weights in few bits are read as float32
         self._sharded = False  # by FSDP2
+        self._begin()
+
+    def _begin(self) -> None:
+        """As if no model had been seen."""
+        self.terms: dict[str, Tensor] = {}
+        self.calls = 0
         self.strengths = Strengths(self.regularizers)
         self._methods = Terms(self.regularizers, self.strengths)
         self._watch, self._reach = UpdateWatch(self.regularizers), FullReach()
+        self._checked: set[tuple[int, Any]] = set()
+        self._compared = False  # whether the task loss has been compared with the model's own
 
     # --- connecting --------------------------------------------------------------------------
 
     def attach(self, model: nn.Module) -> Self:
         """Prepare every method on the pre-trained model.
 
-        On a model that it was attached to before, no weight is re-initialized again.
+        On the model that it was attached to last it goes on, and no weight is re-initialized again;
+        on another one it begins anew.
 
         Raises:
             RuntimeError: it is attached already, or another objective is attached to the model.
@@ -114,6 +119,8 @@ class Objective:
         bare, methods = unwrap(model), list(self.regularizers.values())
         again = self._last is not None and self._last() is bare
         self._attachment = Attachment(bare, methods, again=again)
+        if self._last is not None and not again:
+            self._begin()
         self._last, self.seed = weakref.ref(bare), torch.initial_seed()
         self._watch.start(bare)
         return self
