@@ -95,6 +95,17 @@ def test_noise_without_rescaling_and_with_another_ratio():
     torch.testing.assert_close(delta, 0.3 * drawn * mask)
 
 
+@pytest.mark.parametrize("ratio", [0.1, 0.5])
+def test_in_manifold_noise_without_rescaling_has_the_deviation_of_its_ratio(ratio):
+    model, batch = tiny_model("bert"), tiny_batch()
+    noise = EmbeddingNoise("in_manifold", ratio, "word", 3, True, "none")
+    noise.attach(model)
+    clean = ForwardPass(model, batch)
+    squares = torch.stack([noise.draw(clean).square().sum(-1) for _ in range(500)])
+    found = squares[:, batch["attention_mask"].bool()].mean().item()
+    assert found == pytest.approx(3 * ratio**2, rel=0.05)  # N(0, ratio^2) in three directions
+
+
 def test_neighbors_are_those_of_the_model_at_hand():
     noise = EmbeddingNoise("in_manifold", None, None, 3, True, "token")
     for factor in (1, -2):

@@ -48,6 +48,11 @@ def rescale(noise: Tensor, x: Tensor, mask: Tensor, ratio: float, over: RescaleO
 def gaussian(x: Tensor, mask: Tensor, ratio: float, over: RescaleOver = "token") -> Tensor:
     """Isotropic noise: N(0, I), then `rescale`; with "none" its deviation is `ratio`."""
     draws = rng.normal_like(x.to(torch.promote_types(x.dtype, torch.float32)))
+    return scaled(draws, x, mask, ratio, over)
+
+
+def scaled(draws: Tensor, x: Tensor, mask: Tensor, ratio: float, over: RescaleOver) -> Tensor:
+    """`rescale`; with "none" the draws times `ratio`."""
     return rescale(ratio * draws if over == "none" else draws, x, mask, ratio, over)
 
 
@@ -179,4 +184,4 @@ class EmbeddingNoise:
             rows = audit(self.neighbors, self.decode)
             logger.info("in-manifold noise: %s", "; ".join(map(": ".join, rows)))
         draws = in_manifold(clean.input_ids, table, self.neighbors, self.orthonormal)
-        return rescale(draws, x, mask, self.norm_ratio, self.rescale_over)
+        return scaled(draws, x, mask, self.norm_ratio, self.rescale_over)
