@@ -43,6 +43,19 @@ def test_without_smoothing_it_is_the_task_loss():
     assert total.item() == pytest.approx(model(**tiny_batch()).loss.item(), rel=1e-12)
 
 
+def test_examples_without_a_label_do_not_count():
+    model, batch = tiny_model("bert"), tiny_batch()
+    batch["labels"] = torch.tensor([0, -100, 1, -100])  # that of transformers for none
+    total = Objective(LabelSmoothing(smoothing=0.0))(model, batch)
+    assert total.item() == pytest.approx(model(**batch).loss.item(), rel=1e-12)
+
+    spans, batch = tiny_span_model(), span_batch(tiny_batch())
+    batch["attention_mask"] = torch.ones_like(batch["input_ids"])  # theirs counts padding
+    batch["end_positions"][0] = batch["input_ids"].shape[1]  # the end of the answer is cut off
+    total = Objective(LabelSmoothing(smoothing=0.0))(spans, batch)
+    assert total.item() == pytest.approx(spans(**batch).loss.item(), rel=1e-6)
+
+
 def test_is_what_transformers_computes():
     from transformers.trainer_pt_utils import LabelSmoother
 
@@ -54,14 +67,16 @@ def test_is_what_transformers_computes():
 def test_spans_count_real_tokens_only():
     model, batch = tiny_span_model(), span_batch(tiny_batch())
     batch["end_positions"] = torch.tensor([3, 2, 4, 6])  # the last one lies outside
-    outputs, terms = model(**batch), []
+    outputs, means = model(**batch), []
     for kind in ("start", "end"):
+        terms = []
         for row, length in enumerate([6, 4, 5, 3]):
             label = batch[f"{kind}_positions"][row]
             if label < length:
                 terms.append(smoothed(outputs[f"{kind}_logits"][row, :length], label, 0.1))
+        means.append(sum(terms) / len(terms))
     total = Objective(LabelSmoothing())(model, batch)
-    torch.testing.assert_close(total, sum(terms) / 8, rtol=1e-6, atol=1e-9)
+    torch.testing.assert_close(total, sum(means) / 2, rtol=1e-6, atol=1e-9)
 
 
 def test_token_classification_means_over_tokens_then_examples():

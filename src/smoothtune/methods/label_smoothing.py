@@ -94,7 +94,7 @@ class LabelSmoothing(Regularizer):
         return None
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
-        """Smoothed cross entropy, a mean over heads and examples.
+        """Smoothed cross entropy, a mean over heads and over the examples that have a label.
 
         Raises:
             ValueError: the model does not choose one of several classes, the batch says none, or
@@ -141,4 +141,5 @@ class LabelSmoothing(Regularizer):
         classes = head.logits.shape[-1]
         counted = head.mask & (labels >= 0) & (labels < classes)
         losses = smoothed_cross_entropy(head.logits, labels.clamp(0, classes - 1), self.smoothing)
-        return head_mean(losses.where(counted, 0.0), head)
+        labeled = counted.any(1).sum().clamp(min=1)  # as in the task loss, others are not there
+        return head_mean(losses.where(counted, 0.0), head) * (len(losses) / labeled)
