@@ -104,6 +104,16 @@ def test_freeze_holds_masked_weights_under_adamw(mode, freeze):
     assert moved[name][~masked].all()
 
 
+def test_d_where_no_block_trains_is_refused():
+    model = tiny_model("bert")
+    model.bert.requires_grad_(False)
+    Objective(ChildTuning()).attach(model).detach()
+    with pytest.raises(ValueError, match="masks the blocks, of which none trains"):
+        Objective(ChildTuning(mode="D")).attach(model)
+    next(model.bert.encoder.layer[1].parameters()).requires_grad_(True)
+    Objective(ChildTuning(mode="D")).attach(model)
+
+
 def test_clipped_square():
     torch.testing.assert_close(clipped_square(torch.tensor([3.0, 4.0])), torch.tensor([0.36, 0.64]))
     torch.testing.assert_close(clipped_square(torch.tensor([0.3, 0.4])), torch.tensor([0.09, 0.16]))

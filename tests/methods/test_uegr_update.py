@@ -81,6 +81,18 @@ def test_global_scope_counts_over_all_tensors():
     assert moved == math.ceil(0.1 * sum(before[name].numel() for name in names))
 
 
+@pytest.mark.parametrize("scope", ["global", "per_tensor"])
+def test_a_head_that_alone_trains_is_updated(scope):
+    model = tiny_model("bert")
+    model.bert.requires_grad_(False)
+    before = model.classifier.weight.clone()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = Objective(UEGR(scope=scope)).bind(model, optimizer)
+    objective(model, tiny_batch()).backward()
+    optimizer.step()
+    assert not torch.isclose(model.classifier.weight, before, rtol=0, atol=1e-12).any()
+
+
 def test_random_mask_is_unbiased():
     """The mean update over many masks is the update without a mask, with SGD's closed form."""
     model = tiny_model("bert")

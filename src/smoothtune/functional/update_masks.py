@@ -72,7 +72,7 @@ def over(
     scope: Scope, function: Callable[[Tensor], Tensor], values: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
     """Apply an element-wise ranking to every tensor for itself, or to all of them as one."""
-    if scope == "per_tensor":
+    if scope == "per_tensor" or not values:
         return {name: function(value) for name, value in values.items()}
     together = function(torch.cat([value.flatten() for value in values.values()]))
     parts = together.split([value.numel() for value in values.values()])

@@ -24,7 +24,7 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal
 
 import torch
@@ -61,6 +61,12 @@ class ChildTuning(Regularizer):
     freeze: bool = False
     """Hold masked weights still against momentum and weight decay too. Paper: no."""
 
+    def refuses(self, model: nn.Module) -> str | None:
+        """D has nothing to mask where no block trains."""
+        if self.mode == "F" or any(p.requires_grad for p in _inside(model)):
+            return None
+        return "masks the blocks, of which none trains: unfreeze some, or use mode=F"
+
     def attach(self, model: nn.Module) -> None:
         """Start without a mask."""
         self._fisher: dict[str, Tensor] = {}
@@ -95,7 +101,7 @@ class ChildTuning(Regularizer):
         """Whether there is a mask; else count this update's gradients."""
         if self._masks:
             return True
-        inside = {id(p) for s in sides_of(model) for p in blocks(model, s).parameters()}
+        inside = {id(p) for p in _inside(model)}
         for name, weight in found.items():
             if id(weight) in inside and weight.grad is not None:
                 square = clipped_square(weight.grad)
@@ -124,3 +130,9 @@ class ChildTuning(Regularizer):
         self._seen = int(state["seen"])
         self._fisher = entries_under("fisher/", state)
         self._masks = entries_under("mask/", state)
+
+
+def _inside(model: nn.Module) -> Iterator[nn.Parameter]:
+    """The weights of the blocks."""
+    for side in sides_of(model):
+        yield from blocks(model, side).parameters()
