@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from helpers.conformance import CASES, fed
-from smoothtune import R4F, Mixout, Objective
+from smoothtune import R4F, SMART, Mixout, Objective
 from smoothtune.testing import tiny_batch, tiny_model
 
 
@@ -154,3 +154,30 @@ def test_the_state_of_other_layers_is_refused(trains):
     with pytest.raises(ValueError, match="13 pre-trained layers|7 pre-trained layers"):
         objective.load_state_dict(state)
     objective.detach()
+
+
+def test_beside_smart_a_resumed_run_has_the_pre_trained_weights_in_the_teacher_too():
+    def bound(offset):
+        model = tiny_model("bert", dropout=0.1)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(offset)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        objective = Objective(Mixout(p=0.3), SMART(weight=1.0)).bind(model, optimizer)
+        return objective, model, optimizer
+
+    def updated(objective, model, optimizer):
+        torch.manual_seed(3)
+        objective(model, tiny_batch()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return {name: value.clone() for name, value in model.state_dict().items()}
+
+    run, resumed = bound(0.0), bound(0.01)  # in a process that began elsewhere
+    weights = updated(*run)
+    state = {name: value.clone() for name, value in run[0].state_dict().items()}
+    expected = updated(*run)
+    resumed[1].load_state_dict(weights)
+    resumed[0].load_state_dict(state)
+    for name, value in updated(*resumed).items():
+        assert torch.equal(value, expected[name]), name

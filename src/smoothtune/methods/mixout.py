@@ -61,6 +61,11 @@ class Mix(nn.Module):
         self.pretrained = pretrained  # no buffer: it must not enter the model's state dict
         self.p, self.mask_shape, self.official = p, mask_shape, official
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Mix:
+        """In a copy of the model, as SMART's teacher is one, with the same pre-trained weight."""
+        memo[id(self)] = mix = Mix(self.pretrained, self.p, self.mask_shape, self.official)
+        return mix.train(self.training)
+
     def forward(self, weight: Tensor) -> Tensor:
         """Draw a mask and mix."""
         if not self.training:
@@ -137,7 +142,7 @@ class Mixout(Regularizer):
         return {str(i): mix.pretrained for i, mix in enumerate(self._mixes)}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore them.
+        """Restore them, in place: copies of the model have them too.
 
         Raises:
             ValueError: they are those of other layers.
@@ -149,4 +154,4 @@ class Mixout(Regularizer):
                 "trainer"
             )
         for i, mix in enumerate(self._mixes):
-            mix.pretrained = state[str(i)].to(mix.pretrained.device)
+            mix.pretrained.copy_(state[str(i)])
