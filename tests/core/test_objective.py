@@ -246,6 +246,18 @@ def test_state_round_trip():
     assert [(state["kept"].item(), state["a/b"].item()) for state in loaded] == [(5, 6), (7, 6)]
 
 
+@pytest.mark.parametrize("seed", [0, 2**63 - 1, 2**63, 2**64 - 1, -1])
+def test_every_seed_of_torch_comes_back(seed):
+    torch.manual_seed(seed)
+    model = tiny_model("bert")
+    torch.manual_seed(seed)
+    objective = Objective(Recorder()).attach(model)
+    assert objective.seed == seed % 2**64
+    other = Objective(Recorder()).attach(tiny_model("bert"))
+    other.load_state_dict(objective.state_dict())
+    assert other.seed == objective.seed
+
+
 def test_diagnostics_are_those_of_the_last_batch():
     class Diagnosed(Recorder):
         name = "diagnosed"

@@ -311,7 +311,9 @@ class Objective:
     def state_dict(self) -> dict[str, Tensor]:
         """Tensors by name, all that a resumed run needs beside model and optimizer."""
         strengths = self.strengths.state_dict()
-        counters = {"seed": self.seed, "step": self.step, "calls": self.calls}
+        # a seed has 64 bits, and below 0 it is counted from 2^64; an entry has 63 and a sign
+        seed = self.seed - (self.seed >> 63 << 64)
+        counters = {"seed": seed, "step": self.step, "calls": self.calls}
         if self._attachment is not None:
             counters["problem_type"] = PROBLEM_TYPES.index(problem_type(self.model))
         state = {key: torch.tensor(value) for key, value in counters.items()}
@@ -333,6 +335,7 @@ class Objective:
                 f"{sorted(self.regularizers)}: resume with the methods of the interrupted run"
             )
         self.seed, self.step, self.calls = (int(state[key]) for key in ("seed", "step", "calls"))
+        self.seed %= 2**64
         self.strengths.load_state_dict(entries_under("strength.", state))
         told = PROBLEM_TYPES[int(state.get("problem_type", 0))]
         if self._attachment is not None and told and problem_type(self.model) is None:
