@@ -26,7 +26,8 @@ Departures:
     * The code averages over tokens, padding among them; `reduction="sum"` is the norm, and
       `"token_mean"` divides by the real tokens. The code cuts off the word embeddings' gradient.
     * g is named, not written, in the sources: the five forms are RECONSTRUCTED. n comes from the
-      first batch, in evaluation mode, or from `smoothness`.
+      first batch that the term is taken on, in evaluation mode, or from `smoothness`. With a share
+      the term waits, so that this is no longer the pre-trained model (with `ramp_start=0` it is).
     * One forward serves all layers; the code runs one per layer, each with dropout masks of its
       own. z_l is the output of a block: before the final norm of decoders, where the code's last
       layer is after it.
@@ -106,7 +107,8 @@ class JacHess(DerivativePenalty):
     """Sum of the lambda_l, beside a weight (a share sets their size). Paper: the learning rate (the
     default; 2e-5 without an optimizer)."""
     smoothness: list[Positive] | None = None
-    """n_l of the pre-trained model, one for each layer. Default: measured on the first batch."""
+    """n_l of the pre-trained model, one for each layer. Default: measured on the first batch of
+    the term, when the model has begun to learn where it waits for that."""
     power: Literal[1, 2] = 1
     """n is the norm (1) or its square (2). Paper: not stated."""
     temperature: Positive = 1.0
