@@ -46,7 +46,7 @@ CURVES = {
     "substitution": ["words"],
     "smoothness": ["jacobian", "hessian", "attenuation", "distance", "spectrum"],
     "drift": ["cosine", "distance", "cka"],
-    "effect": ["noise_sensitivity", "jacobian", "hessian"],
+    "effect": ["gradient_spread", "noise_sensitivity", "jacobian", "hessian"],
     "ood: train rows": [],
 }
 

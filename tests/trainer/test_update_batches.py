@@ -147,7 +147,9 @@ def test_the_count_of_an_update_has_one_type_in_every_process():
         return counts
 
     accelerator = SimpleNamespace(reduce=reduce, num_processes=1)
-    trainer = SimpleNamespace(get_batch_samples=None, accelerator=accelerator)
+    trainer = SimpleNamespace(
+        get_batch_samples=None, accelerator=accelerator, label_names=["labels"]
+    )
     for size in (Size(1, 2.5), Size(0, 0)):
         parts = UpdateParts(trainer, lambda _, size=size: size, lambda _: False)
         parts.original = lambda *_: ([{}], None)

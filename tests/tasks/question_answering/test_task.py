@@ -328,7 +328,7 @@ def test_every_part_is_there_or_says_why_not(evaluated) -> None:
         "substitution": [],
         "smoothness": ["attenuation", "distance", "spectrum"],
         "drift": ["cosine", "distance", "cka"],
-        "effect": ["noise_sensitivity"],
+        "effect": ["gradient_spread", "noise_sensitivity"],
         "ood: other": [],
     }
     assert "not for question-answering" in parts["corruption"]["skipped"]
