@@ -43,6 +43,7 @@ RUNS = {  # name -> what differs
         "methods": {"lnsr": {"weight": 1.0}},
         "unlabeled": True,
         "alternate": "step",
+        "learning_rate": 3e-4,
     },
     "best of all evaluations": {
         "load_best_model_at_end": True,

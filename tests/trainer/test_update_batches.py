@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate.data_loader import BatchSamplerShard, DataLoaderShard, skip_first_batches
-from torch.utils.data import DataLoader, SequentialSampler
+from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from helpers.training import Rows, arguments, collate
 from smoothtune import L2SP, SmoothTrainer
@@ -109,7 +109,7 @@ def test_the_order_of_an_epoch_reaches_every_process(kind, skipped):
 
     def batches():
         if kind == "unlabeled":
-            return AlternatingBatches(16, 16, 2, "step", 2, seed=3)
+            return AlternatingBatches(RandomSampler(range(16)), 16, 2, "step", 2, seed=3)
         order = LengthGroupedSampler(list(range(16)), 4, seed=3)
         return UpdateBatches(order, 2, accumulation=1, processes=2)
 

@@ -51,6 +51,8 @@ class RunTrainer(SmoothTrainer):
     task: Task
     run_identity: dict[str, Any]
     """What else a resumed run must have in common with this one: rows of an update, data, model."""
+    kinds = 1
+    """Of batches in an update: 2 where unlabeled ones share it with the labeled ones."""
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
         """Evaluate in training; without metrics if a signal cut it short."""
@@ -121,7 +123,8 @@ class RunTrainer(SmoothTrainer):
             return super()._get_train_sampler(train_dataset)
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         lengths = numbers(dataset, "length").tolist()
-        return LengthGroupedSampler(lengths, examples_per_update(self.args), self.args.seed)
+        examples = examples_per_update(self.args) // self.kinds
+        return LengthGroupedSampler(lengths, examples, self.args.seed)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> Sampler:
         return SequentialSampler(eval_dataset)  # transformers' default would shuffle
@@ -181,6 +184,7 @@ def build_trainer(
             )
         )
     trainer.task = task
+    trainer.kinds = 2 if inputs.unlabeled and config.alternate == "batch" else 1
     trainer.run_identity = {
         EXAMPLES: examples_per_update(arguments),
         "data": inputs.prepared.fingerprint,

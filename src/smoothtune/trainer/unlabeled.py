@@ -9,13 +9,23 @@ by the size of the gradient.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from itertools import cycle, islice
 from typing import Any, Literal
 
 import torch
-from torch.utils.data import BatchSampler, ConcatDataset, DataLoader, Dataset
+from accelerate.data_loader import SeedableRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    RandomSampler,
+    Sampler,
+)
 from transformers import Trainer
+
+from smoothtune.data.sampler import LengthGroupedSampler
 
 Alternate = Literal["batch", "step", "epoch"]
 logger = logging.getLogger(__name__)
@@ -24,32 +34,37 @@ logger = logging.getLogger(__name__)
 class AlternatingBatches(BatchSampler):
     """Row numbers of a concatenation of labeled and unlabeled rows, in batches of one kind.
 
-    Every labeled row comes once an epoch, in random order. Unlabeled rows are drawn without
-    replacement until all have come, then anew; an epoch holds as many unlabeled batches as labeled
-    ones. Unless `alternate` is "batch", all batches of an update, over accumulation steps and
-    processes, are of one kind.
+    Every labeled row comes once an epoch, in the order that training without unlabeled rows has.
+    Unlabeled rows are drawn without replacement until all have come, then anew; an epoch holds as
+    many unlabeled batches as labeled ones. Unless `alternate` is "batch", all batches of an update,
+    over accumulation steps and processes, are of one kind.
 
     Args:
-        labeled: number of labeled rows, which come first in the concatenation.
+        labeled: order of the labeled rows, which come first in the concatenation; the last update
+            is filled up with the first ones.
         unlabeled: number of unlabeled rows.
         batch_size: rows of a batch.
         alternate: "batch": in every update labeled batches come first, then as many unlabeled ones;
             "step": labeled and unlabeled updates take turns; "epoch": an epoch's labeled updates
             come first, then its unlabeled ones.
         group: batches of one update: accumulation steps times processes; even with "batch".
-        seed: decides the order, together with the epoch.
+        seed: decides the unlabeled rows, together with the epoch; and the order of the labeled
+            ones, if its sampler draws from the global generator.
+        lengths: of the unlabeled rows, to put those of similar length into a batch; None: not to.
     """
 
     def __init__(
         self,
-        labeled: int,
+        labeled: Sampler[int],
         unlabeled: int,
         batch_size: int,
         alternate: Alternate,
         group: int,
         seed: int,
+        lengths: Sequence[int] | None = None,
     ):
-        self.labeled, self.unlabeled, self.batch_size = labeled, unlabeled, batch_size
+        self.order, self.labeled = labeled, len(labeled)  # type: ignore[arg-type]
+        self.unlabeled, self.lengths, self.batch_size = unlabeled, lengths, batch_size
         self.alternate, self.seed, self.epoch = alternate, seed, 0
         self.turn = group // 2 if alternate == "batch" else group  # batches of one kind in a row
         self.drop_last = False
@@ -57,19 +72,19 @@ class AlternatingBatches(BatchSampler):
     def set_epoch(self, epoch: int) -> None:
         """Called by the training loop before each epoch, counted from 0."""
         self.epoch = epoch
+        if hasattr(self.order, "set_epoch"):
+            self.order.set_epoch(epoch)
 
     def __len__(self) -> int:
         return 2 * self.turn * self.updates
 
     def __iter__(self) -> Iterator[list[int]]:
-        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
         size, count = self.batch_size, self.turn * self.updates
-        order = torch.randperm(self.labeled, generator=generator).tolist()
-        rows = cycle(order)  # fills the last update, so that all have the same size
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self._seed)
+            rows = cycle(list(self.order))  # fills the last update, so that all have one size
         labeled = [list(islice(rows, size)) for _ in range(count)]
-        drawn: list[int] = []
-        while len(drawn) < count * size:
-            drawn += (torch.randperm(self.unlabeled, generator=generator) + self.labeled).tolist()
+        drawn = self._drawn(count * size)
         unlabeled = [drawn[i * size : (i + 1) * size] for i in range(count)]
         if self.alternate == "epoch":
             yield from labeled + unlabeled
@@ -77,6 +92,23 @@ class AlternatingBatches(BatchSampler):
         for start in range(0, count, self.turn):
             yield from labeled[start : start + self.turn]
             yield from unlabeled[start : start + self.turn]
+
+    def _drawn(self, count: int) -> list[int]:
+        """Unlabeled rows of an epoch, in their order."""
+        generator = torch.Generator().manual_seed(self._seed)
+        rows: list[int] = []
+        while len(rows) < count:
+            rows += torch.randperm(self.unlabeled, generator=generator).tolist()
+        rows = rows[:count]
+        if self.lengths is not None:
+            lengths = [self.lengths[row] for row in rows]
+            grouped = LengthGroupedSampler(lengths, self.batch_size * self.turn, self._seed)
+            rows = [rows[i] for i in grouped]
+        return [row + self.labeled for row in rows]
+
+    @property
+    def _seed(self) -> int:
+        return self.seed * 1_000_003 + self.epoch
 
     @property
     def updates(self) -> int:
@@ -133,7 +165,8 @@ def alternating_loader(trainer: Trainer, unlabeled: Any, alternate: Alternate) -
         alternate: within every update, after every update, or once an epoch.
 
     Raises:
-        ValueError: one of the datasets has no length, or the unlabeled one has no rows.
+        ValueError: one of the datasets has no length, or the unlabeled one has no rows; or batches
+            are to be balanced over processes.
     """
     args, labeled = trainer.args, trainer.train_dataset
     if not isinstance(labeled, Sized) or not isinstance(unlabeled, Sized):
@@ -141,13 +174,23 @@ def alternating_loader(trainer: Trainer, unlabeled: Any, alternate: Alternate) -
     if not len(unlabeled):
         raise ValueError("the unlabeled dataset has no rows")
     labels = tuple(trainer.label_names or ()) + ("labels", "label")
+    if args.train_sampling_strategy == "batch_rebalance":
+        raise ValueError(
+            "batches of labeled and unlabeled rows are not balanced over processes: set "
+            "train_sampling_strategy to group_by_length or random"
+        )
+    seed = args.data_seed if args.data_seed is not None else args.seed
+    order: Any = trainer._get_train_sampler()
+    if isinstance(order, RandomSampler):  # as accelerate does for a loader of labeled rows alone
+        order = SeedableRandomSampler(labeled, generator=torch.Generator(), data_seed=seed)
     sampler = AlternatingBatches(
-        len(labeled),
+        order,
         len(unlabeled),
         trainer._train_batch_size,
         alternate,
         args.gradient_accumulation_steps * args.world_size,
-        args.data_seed if args.data_seed is not None else args.seed,
+        seed,
+        getattr(trainer._get_train_sampler(unlabeled), "lengths", None),  # type: ignore[arg-type]
     )
     first = {"batch": 0, "step": 1, "epoch": sampler.updates}[alternate]  # without unlabeled rows
     if 0 < args.max_steps <= first:
