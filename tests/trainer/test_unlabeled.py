@@ -428,3 +428,9 @@ def test_data_without_length_or_rows_is_refused(tmp_path, unlabeled, message):
     )
     with pytest.raises(ValueError, match=message):
         trainer.get_train_dataloader()
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64 - 1])
+def test_a_seed_may_be_below_0_or_have_64_bits(seed):
+    sampler = AlternatingBatches(RandomSampler(range(8)), 8, 4, "step", 1, seed, [3] * 8)
+    assert sorted(row for batch in sampler for row in batch) == list(range(16))

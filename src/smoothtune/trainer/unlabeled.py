@@ -34,10 +34,11 @@ logger = logging.getLogger(__name__)
 class AlternatingBatches(BatchSampler):
     """Row numbers of a concatenation of labeled and unlabeled rows, in batches of one kind.
 
-    Every labeled row comes once an epoch, in the order that training without unlabeled rows has.
-    Unlabeled rows are drawn without replacement until all have come, then anew; an epoch holds as
-    many unlabeled batches as labeled ones. Unless `alternate` is "batch", all batches of an update,
-    over accumulation steps and processes, are of one kind.
+    Every labeled row comes once an epoch, in the order that training without unlabeled rows has,
+    unless its sampler draws from the global generator. Unlabeled rows are drawn without replacement
+    until all have come, then anew; an epoch holds as many unlabeled batches as labeled ones. Unless
+    `alternate` is "batch", all batches of an update, over accumulation steps and processes, are of
+    one kind.
 
     Args:
         labeled: order of the labeled rows, which come first in the concatenation; the last update
@@ -108,7 +109,8 @@ class AlternatingBatches(BatchSampler):
 
     @property
     def _seed(self) -> int:
-        return self.seed * 1_000_003 + self.epoch
+        """From 0 on, also where a run's seed has 64 bits or is below 0."""
+        return (self.seed * 1_000_003 + self.epoch) % 2**63
 
     @property
     def updates(self) -> int:
