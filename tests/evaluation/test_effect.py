@@ -178,6 +178,15 @@ def test_spread_is_the_largest_norm_over_the_median(linear_predictor, rows):
     assert all(weight.grad is None for weight in predictor.model.parameters())
 
 
+def test_a_model_of_merged_adapters_says_what_is_not_measured(linear_predictor, rows):
+    predictor = linear_predictor([rotation(0)], batch_size=2)
+    predictor.model.requires_grad_(False)
+    found = measure(predictor, rows)
+    assert found.missing["sharpness"] == "no weight is trained: adapters are merged"
+    assert "gradient spread" not in found.values
+    assert "worst divergence" in found.values
+
+
 def test_the_spread_by_layer_begins_at_the_embeddings_and_ends_above_the_blocks():
     model = tiny_model("bert")
     norms = {name: 1.0 for name, _ in model.named_parameters() if "pooler" not in name}

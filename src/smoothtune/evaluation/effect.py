@@ -247,6 +247,7 @@ DERIVATIVES: tuple[Quantity, ...] = (
     "logit Hessian",
 )
 INPUT_SIDE: tuple[Quantity, ...] = ("noise sensitivity", "loss gradient")
+WEIGHT_SIDE: tuple[Quantity, ...] = ("sharpness", "gradient spread")
 
 
 def measure(predictor: Predictor, rows: Dataset) -> Found:
@@ -257,8 +258,12 @@ def measure(predictor: Predictor, rows: Dataset) -> Found:
         rows: tokenized examples with labels.
     """
     found, task = Found(), predictor.task
-    weights, gradients = weight_side(predictor, rows)
-    found.values = prediction_divergences(predictor, rows) | weights
+    found.values = prediction_divergences(predictor, rows)
+    trained = any(weight.requires_grad for weight in predictor.model.parameters())
+    weights, gradients = weight_side(predictor, rows) if trained else ({}, {})
+    found.values |= weights
+    if not trained:
+        found.missing |= dict.fromkeys(WEIGHT_SIDE, "no weight is trained: adapters are merged")
     if "changed predictions" in found.values:
         changed = found.values.pop("changed predictions")
         found.beside["changed by the worst perturbation"] = changed
@@ -267,7 +272,8 @@ def measure(predictor: Predictor, rows: Dataset) -> Found:
     if reason := task.unsupported_parts.get("smoothness"):
         found.missing |= dict.fromkeys((*INPUT_SIDE, *DERIVATIVES), reason)
         return found
-    found.curves["gradient_spread"] = gradient_spread(predictor.model, gradients)
+    if gradients:
+        found.curves["gradient_spread"] = gradient_spread(predictor.model, gradients)
     curve = noise_attenuation(predictor, rows, layers=(0,))
     found.curves["noise_sensitivity"] = curve
     found.values["noise sensitivity"] = float(np.mean([point.y for point in _line(curve)[1:]]))

@@ -23,7 +23,6 @@ from smoothtune.report.curves import Curve, CurvePoint
 
 RHO = 0.05
 """Length of the step whose rise in loss is the sharpness; that of the paper."""
-LARGEST = "largest of the layer"
 
 
 def task_gradient(predictor: Predictor, rows: Dataset) -> tuple[float, dict[str, Tensor]]:
@@ -82,7 +81,7 @@ def gradient_spread(model: nn.Module, norms: Mapping[str, float]) -> Curve:
 
     Args:
         model: whose gradients they are.
-        norms: by name of the tensor, of `weight_side`.
+        norms: by name of the tensor, of `weight_side`; at least one.
 
     Returns:
         The largest, and the median of the layer, against the layer: 0 for the embeddings, the
@@ -92,7 +91,7 @@ def gradient_spread(model: nn.Module, norms: Mapping[str, float]) -> Curve:
     inside = weights_by_layer(model)
     place = {name: layer for layer, names in inside.items() for name in names}
     layers: dict[int, list[float]] = defaultdict(list)
-    middle = float(np.median([*norms.values()])) if norms else 1.0
+    middle = float(np.median([*norms.values()]))
     for name, norm in norms.items():
         layers[place.get(name, len(blocks(model)) + 1)].append(norm / middle)
     found = sorted(layers.items())
@@ -101,7 +100,7 @@ def gradient_spread(model: nn.Module, norms: Mapping[str, float]) -> Curve:
         "layer (0: embeddings, then the blocks and what is above)",
         "gradient norm, over the median of all tensors",
         {
-            LARGEST: [CurvePoint(layer, max(values)) for layer, values in found],
+            "largest of the layer": [CurvePoint(layer, max(values)) for layer, values in found],
             "median of the layer": [
                 CurvePoint(layer, float(np.median(values))) for layer, values in found
             ],
