@@ -31,7 +31,9 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+import numpy as np
 import torch
 from tables import table
 from torch import nn
@@ -62,17 +64,26 @@ def gradient(
     around = torch.autocast(device.type, dtype=half) if half else nullcontext()
     scaler = torch.amp.GradScaler(device.type, init_scale=1024.0, enabled=half == torch.float16)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    objective = Objective(with_weight(METHODS[name]())).bind(model, optimizer, 10)
+    objective = Objective(with_weight(METHODS[name]()))
     batch = {key: value.to(device) for key, value in tiny_batch().items()}
-    with fixed_draws():
+    with fixed_draws(), mock.patch.object(torch.Tensor, "normal_", normal_of_the_cpu):
+        objective.bind(model, optimizer, 10)
         with around:
             loss = objective(model, batch)
         scaler.scale(loss).backward()
-    scaler.unscale_(optimizer)
-    scaler.step(optimizer)
+        scaler.unscale_(optimizer)
+        scaler.step(optimizer)
     grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
     objective.detach()
     return torch.cat([grad.flatten() for grad in grads]).double().cpu()
+
+
+def normal_of_the_cpu(
+    weight: torch.Tensor, mean: float = 0.0, std: float = 1.0, generator: None = None
+) -> torch.Tensor:
+    """In place of `Tensor.normal_`, with which weights start anew; devices draw other numbers."""
+    draws = np.random.default_rng(weight.numel()).normal(mean, std, tuple(weight.shape))
+    return weight.copy_(torch.as_tensor(draws))
 
 
 def difference(one: torch.Tensor, other: torch.Tensor) -> float:

@@ -35,6 +35,37 @@ def test_a_device_that_computes_something_else_is_told(monkeypatch) -> None:
     assert "| agreement | lnsr, llama |" in text
 
 
+@pytest.mark.parametrize("name", ["child_tuning", "reinit"])
+def test_a_device_that_draws_other_numbers_agrees(name, monkeypatch) -> None:
+    made, normal, seeds = gpu_check.tiny_model, torch.Tensor.normal_, iter((1, 2, 3, 4))
+
+    def then_other_numbers(*arguments, **options):
+        monkeypatch.setattr(torch.Tensor, "normal_", normal)
+        model = made(*arguments, **options)
+        torch.manual_seed(seed := next(seeds))
+        drawn = lambda weight, *a, **o: normal(weight, *a, **o).mul_(seed)  # noqa: E731
+        monkeypatch.setattr(torch.Tensor, "normal_", drawn)
+        return model
+
+    monkeypatch.setattr(gpu_check, "tiny_model", then_other_numbers)
+    assert [row["difference"] for row in gpu_check.agreement([name], CPU)] == [0, 0]
+
+
+def test_an_error_in_one_method_is_told_beside_the_others(monkeypatch) -> None:
+    def without_smart(names, device):
+        if names == ["smart"]:
+            raise RuntimeError("no such kernel")
+        return []
+
+    monkeypatch.setattr(gpu_check, "agreement", without_smart)
+    monkeypatch.setattr(gpu_check, "repeatability", lambda names, device: [])
+    monkeypatch.setattr(gpu_check, "in_environments", lambda names, device: [])
+    assert gpu_check.checks_of("lnsr", "cpu") == []
+    (row,) = gpu_check.checks_of("smart", "cpu")
+    assert not row["ok"]
+    assert row["what"] == "smart, RuntimeError: no such kernel"
+
+
 def test_a_training_that_differs_the_second_time_is_told(monkeypatch) -> None:
     assert gpu_check.repeatability(["r3f"], CPU)[0]["ok"]
     weights = iter([torch.tensor([1.0]), torch.tensor([1.0 + 1e-7])])
