@@ -6,6 +6,7 @@ import warnings
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,7 +16,7 @@ from transformers import BertConfig, BertModel
 
 from helpers.study_files import finished
 from helpers.tiny_folder import tiny_bert
-from smoothtune.study import run, worker
+from smoothtune.study import pool, run, worker
 from smoothtune.study.config import load_study
 from smoothtune.study.live import Live
 from smoothtune.study.plan import Plan
@@ -139,3 +140,12 @@ def test_other_cells_go_on_and_no_cell_is_tried_for_ever(write, tmp_path: Path) 
     assert [Records(tmp_path).read(c.id) is not None for c in cells] == [
         c.label == "plain" for c in cells
     ]
+
+
+@pytest.mark.parametrize(("free_on_gpu", "expected"), [(9e9, 2), (80e9, 4), (1e9, 1)])
+def test_runs_at_once_fit_in_the_memory_of_the_gpu(monkeypatch, free_on_gpu, expected) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=17e9))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_on_gpu, 80e9))
+    assert pool.default_jobs(438_000_000) == expected  # 4.1 GB each, and 17 GB in the machine

@@ -42,7 +42,7 @@ SECONDS_FOR_SIGNAL = 1.0
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Python puts no current directory on the path on which it finds modules."""
 MEMORY_PER_CELL = 1.5e9
-"""Bytes that a process takes beside its model."""
+"""Bytes that a process takes beside its model, on a GPU as in the machine's memory."""
 COPIES_OF_MODEL = 6
 """Weights, gradients, two moments of the optimizer, and activations of about twice the weights."""
 
@@ -221,14 +221,21 @@ def _how_it_died(code: int | None) -> str:
 def default_jobs(weight_bytes: int) -> int:
     """How many cells this machine can run at once, by cores and by memory that is free.
 
+    With a GPU both its memory and the machine's count: a run has its context, its weights and what
+    they pass through in both.
+
     Args:
         weight_bytes: of the largest model.
     """
     import psutil
+    import torch
 
     affinity = getattr(os, "sched_getaffinity", None)
     cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    room = psutil.virtual_memory().available // (COPIES_OF_MODEL * weight_bytes + MEMORY_PER_CELL)
+    available = psutil.virtual_memory().available
+    if torch.cuda.is_available():
+        available = min(available, torch.cuda.mem_get_info()[0])
+    room = available // (COPIES_OF_MODEL * weight_bytes + MEMORY_PER_CELL)
     return max(1, min(cores, int(room)))
 
 
