@@ -27,7 +27,7 @@ STUDIES = [
     "results/adverse-fresh",
     "results/effect-fresh",
 ]
-UNTIMED = {"results/effect-fresh"}
+UNTIMED = {"results/effect-fresh", "results/encoder"}
 """Studies that shared their machine with other work: their times say nothing."""
 MOVES = "Does it move what it is about?"
 EFFECTS = {
