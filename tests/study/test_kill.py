@@ -144,7 +144,7 @@ def test_a_run_may_get_the_signal_that_ends_the_study_first(
     os.close(write_end)  # what a process that ends does
     began = time.monotonic()
     try:
-        pool.running[read] = (Died(code), cell)
+        pool.running[read] = (Died(code), cell, None)
         assert pool.ended(1, lambda: time.monotonic() > began + 0.2) == []
         assert Records(tmp_path).failure(cell.id) is None
         (ended,) = pool.ended(1, lambda: False)

@@ -16,7 +16,7 @@ from transformers import BertConfig, BertModel
 
 from helpers.study_files import finished
 from helpers.tiny_folder import tiny_bert
-from smoothtune.study import pool, run, worker
+from smoothtune.study import pool, room, run, worker
 from smoothtune.study.config import load_study
 from smoothtune.study.live import Live
 from smoothtune.study.plan import Plan
@@ -142,10 +142,50 @@ def test_other_cells_go_on_and_no_cell_is_tried_for_ever(write, tmp_path: Path) 
     ]
 
 
-@pytest.mark.parametrize(("free_on_gpu", "expected"), [(9e9, 2), (80e9, 4), (1e9, 1)])
-def test_runs_at_once_fit_in_the_memory_of_the_gpu(monkeypatch, free_on_gpu, expected) -> None:
+@pytest.mark.parametrize(("free_on_gpus", "expected"), [([9e9], 2), ([80e9], 4), ([1e9], 1),
+                                                       ([5e9, 9e9], 3)])  # fmt: skip
+def test_runs_at_once_fit_in_the_memory_of_the_gpus(monkeypatch, free_on_gpus, expected) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=17e9))
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (free_on_gpu, 80e9))
-    assert pool.default_jobs(438_000_000) == expected  # 4.1 GB each, and 17 GB in the machine
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free_on_gpus))
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda i: (free_on_gpus[i], 80e9))
+    assert room.default_jobs(438_000_000) == expected  # 4.1 GB each, and 17 GB in the machine
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"), [(None, ["0", "1"]), ("2,7", ["2", "7"]), ("", ["0", "1"])]
+)
+def test_every_run_has_the_gpu_with_the_fewest(monkeypatch, tmp_path, named, expected) -> None:
+    if named is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(pool, "start_server", lambda: None)
+    started = []
+
+    def fork(self, cell, gpu):
+        started.append(gpu)
+        return SimpleNamespace(sentinel=len(started))
+
+    monkeypatch.setattr(pool.LocalPool, "_fork", fork)
+    found = pool.LocalPool(tmp_path, 4, tmp_path, keep_models=False)
+    for cell in "abc":
+        found.start(cell)
+    del found.running[2]  # b has ended
+    found.start("d")
+    first, second = expected
+    assert started == [first, second, first, second]
+
+
+def test_a_run_sees_its_gpu_alone(monkeypatch, tmp_path) -> None:
+    class SeenError(Exception):
+        pass
+
+    def look():
+        raise SeenError(os.environ["CUDA_VISIBLE_DEVICES"])
+
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,7")
+    monkeypatch.setattr(worker.gc, "freeze", look)
+    with pytest.raises(SeenError, match="^7$"):
+        worker.run_here("cell", tmp_path, tmp_path, False, "7")

@@ -13,8 +13,8 @@ from smoothtune.console import say, tracked
 from smoothtune.errors import DataError, ModelError, counted
 from smoothtune.study.config import Study
 from smoothtune.study.plan import Plan
-from smoothtune.study.pool import default_jobs
 from smoothtune.study.records import Cell, Records
+from smoothtune.study.room import default_jobs
 from smoothtune.study.table import Row
 
 

@@ -12,6 +12,7 @@ import shutil
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from typing import Any, Protocol
 
 from smoothtune.errors import OutputError
 from smoothtune.study.records import RESULTS, Cell, Records, Status
+from smoothtune.study.room import visible_gpus
 
 PRELOAD = ["smoothtune.quiet_imports", "smoothtune.study.worker"]
 STARTS = 5
@@ -41,10 +43,6 @@ BY_SIGNAL = (SERVER_LOST, STOPPED, -signal.SIGTERM, -signal.SIGINT)
 SECONDS_FOR_SIGNAL = 1.0
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Python puts no current directory on the path on which it finds modules."""
-MEMORY_PER_CELL = 1.5e9
-"""Bytes that a process takes beside its model, on a GPU as in the machine's memory."""
-COPIES_OF_MODEL = 6
-"""Weights, gradients, two moments of the optimizer, and activations of about twice the weights."""
 
 
 @dataclass(frozen=True)
@@ -111,7 +109,7 @@ def start_server() -> None:
 
 
 class LocalPool:
-    """A `Pool` of processes on this machine, one thread each.
+    """A `Pool` of processes on this machine, one thread each, and one of its GPUs if it has some.
 
     Args:
         folder: of the records.
@@ -124,8 +122,9 @@ class LocalPool:
         self.folder, self.size, self.keep_models = folder, size, keep_models
         self.records = Records(folder)
         self.checkpoints = checkpoints
-        self.running: dict[Any, tuple[ForkServerProcess, Cell]] = {}
+        self.running: dict[Any, tuple[ForkServerProcess, Cell, str | None]] = {}
         start_server()
+        self.gpus = visible_gpus()
 
     def start(self, cell: Cell) -> None:
         """Start a cell.
@@ -134,23 +133,29 @@ class LocalPool:
             OutputError: the server was killed whenever it was asked for a process.
         """
         for _ in range(STARTS):
+            gpu = self._least_used_gpu()
             try:
-                process = self._fork(cell)
+                process = self._fork(cell, gpu)
             except (EOFError, ConnectionError):  # the server was killed meanwhile
                 continue
-            self.running[process.sentinel] = (process, cell)
+            self.running[process.sentinel] = (process, cell, gpu)
             return
         raise OutputError(
             f"the server that forks the runs of {self.folder} was killed {STARTS} times in a row, "
             "perhaps by the kernel for want of memory: try --jobs 1; the same command goes on"
         )
 
-    def _fork(self, cell: Cell) -> ForkServerProcess:
+    def _least_used_gpu(self) -> str | None:
+        """None where there are not several."""
+        used = Counter(gpu for _, _, gpu in self.running.values())
+        return min(self.gpus, key=used.__getitem__) if len(self.gpus) > 1 else None
+
+    def _fork(self, cell: Cell, gpu: str | None) -> ForkServerProcess:
         from smoothtune.study.worker import run_here
 
         start_server()  # another one, if it was killed
         context = multiprocessing.get_context("forkserver")
-        arguments = (cell, self.folder, self.checkpoints, self.keep_models)
+        arguments = (cell, self.folder, self.checkpoints, self.keep_models, gpu)
         process = context.Process(target=run_here, args=arguments, daemon=True)
         with _without_current_directory():
             process.start()
@@ -159,14 +164,14 @@ class LocalPool:
     def ended(self, seconds: float, stopped: Callable[[], bool]) -> list[Ended]:
         """As `Pool.ended`; a signal to all processes may reach a cell before the study."""
         found, ready = [], wait(list(self.running), seconds)
-        for process, _ in (self.running[sentinel] for sentinel in ready):
+        for process, _, _ in (self.running[sentinel] for sentinel in ready):
             process.join()
             if process.exitcode in BY_SIGNAL:
                 _wait_for(stopped)
         if stopped():
             return []
         for sentinel in ready:
-            process, cell = self.running.pop(sentinel)
+            process, cell, _ = self.running.pop(sentinel)
             if process.exitcode == SERVER_LOST:
                 _end(process.pid)
             found.append(self._judge(cell, process.exitcode))
@@ -184,9 +189,9 @@ class LocalPool:
 
     def stop(self) -> None:
         """End all cells; they have written nothing."""
-        for process, _ in self.running.values():
+        for process, _, _ in self.running.values():
             process.kill()
-        for process, _ in self.running.values():
+        for process, _, _ in self.running.values():
             process.join()
         self.running.clear()
 
@@ -216,27 +221,6 @@ def _how_it_died(code: int | None) -> str:
     name = signal.Signals(-code).name
     hint = "; perhaps by the kernel for want of memory: try --jobs 1" * (name == "SIGKILL")
     return f"the process was killed by {name}{hint}"
-
-
-def default_jobs(weight_bytes: int) -> int:
-    """How many cells this machine can run at once, by cores and by memory that is free.
-
-    With a GPU both its memory and the machine's count: a run has its context, its weights and what
-    they pass through in both.
-
-    Args:
-        weight_bytes: of the largest model.
-    """
-    import psutil
-    import torch
-
-    affinity = getattr(os, "sched_getaffinity", None)
-    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
-    available = psutil.virtual_memory().available
-    if torch.cuda.is_available():
-        available = min(available, torch.cuda.mem_get_info()[0])
-    room = available // (COPIES_OF_MODEL * weight_bytes + MEMORY_PER_CELL)
-    return max(1, min(cores, int(room)))
 
 
 @contextmanager

@@ -48,7 +48,9 @@ NO_MEMORY = (
 )
 
 
-def run_here(cell: Cell, folder: Path, checkpoints: Path, keep_model: bool) -> None:
+def run_here(
+    cell: Cell, folder: Path, checkpoints: Path, keep_model: bool, gpu: str | None = None
+) -> None:
     """Run a cell in this process, which does nothing else; what it prints goes into a file.
 
     Args:
@@ -56,7 +58,10 @@ def run_here(cell: Cell, folder: Path, checkpoints: Path, keep_model: bool) -> N
         folder: the study's.
         checkpoints: folder for those of unfinished cells.
         keep_model: leave the model folder under ``models/``.
+        gpu: the one to use, where there are several.
     """
+    if gpu is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # read when the first tensor goes there
     gc.freeze()  # the trainer collects garbage: what was imported before the fork stays out of it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, which the end of a cell would leak

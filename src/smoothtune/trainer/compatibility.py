@@ -40,7 +40,10 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
     """
     args, wrong = trainer.args, list[str]()
     if args.n_gpu > 1:
-        wrong.append("nn.DataParallel does not split perturbations: use torchrun or accelerate")
+        wrong.append(
+            "nn.DataParallel does not split perturbations: use torchrun or accelerate for all "
+            "GPUs, or CUDA_VISIBLE_DEVICES=0 for one"
+        )
     strategy = trainer.accelerator.distributed_type
     if strategy == DistributedType.FSDP:
         wrong += sharding_problems(trainer)

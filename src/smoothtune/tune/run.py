@@ -19,8 +19,9 @@ from smoothtune.files import owned, read_json, refuse_other_files, write_json
 from smoothtune.run.signals import Signals
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import num_parameters
-from smoothtune.study.pool import Where, default_jobs, start_server
+from smoothtune.study.pool import Where, start_server
 from smoothtune.study.records import CELLS
+from smoothtune.study.room import default_jobs
 from smoothtune.study.run import make_pool
 from smoothtune.study.worker import WORK
 from smoothtune.tune.cells import PARTS, Progress, Trainings
