@@ -107,6 +107,7 @@ class Noise:
         return None if self.delta is None or module is not self.place else output + self.delta
 
     def draw(self, term: str, model: Any, hidden: Tensor) -> None:
+        """Noise for the next pass, of the shape of the input of block 0."""
         draws = torch.randn(hidden.shape, generator=self.generator)
         if term == "r3f":
             self.place, self.delta = self.words, 1e-5 * draws
@@ -140,6 +141,7 @@ class Strength:
         self.applied, self.bounded = list[float](), 0
 
     def combine(self, task: list[Tensor], term: list[Tensor]) -> list[Tensor]:
+        """The gradient of an update."""
         rule = self.rule
         of_task, of_term = (float(torch.stack(torch._foreach_norm(g)).norm()) for g in (task, term))
         of_term = max(of_term, 1e-12)
@@ -202,12 +204,8 @@ def train(task: str, seed: int, rule: Rule, model_name: str, lr: float, epochs: 
                 found = torch.autograd.grad(
                     value, weights, allow_unused=True, retain_graph=value is term and rule.both
                 )
-                gradients.append(
-                    [
-                        torch.zeros_like(w) if g is None else g
-                        for g, w in zip(found, weights, strict=True)
-                    ]
-                )
+                pairs = zip(found, weights, strict=True)
+                gradients.append([torch.zeros_like(w) if g is None else g for g, w in pairs])
             both = gradients[-1] if term is None else strength.combine(gradients[1], gradients[0])
             for weight, gradient in zip(weights, both, strict=True):
                 weight.grad = gradient
@@ -288,8 +286,8 @@ def main() -> None:
             for r in map(json.loads, args.out.read_text().splitlines())
         }
     for seed in map(int, args.seeds.split(",")):
-        for task in args.tasks.split(","):
-            for name in args.rules.split(";"):
+        for name in args.rules.split(";"):
+            for task in args.tasks.split(","):
                 if (args.model, task, seed, name) in done:
                     continue
                 found = train(task, seed, RULES[name], args.model, args.lr, args.epochs)
