@@ -14,7 +14,6 @@ import hypothesis
 import pytest
 import torch
 
-from helpers.at_once import LATEST, LATEST_STEPS, begin_at_once
 from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.core import regularizer
 
@@ -46,19 +45,6 @@ def _signals_arrive():
     """A suite in the background of a shell ignores SIGINT, and so would all that it starts."""
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _terms_begin_at_once():
-    """Runs of two updates would end before a term comes in; `waits` marks tests of the waiting."""
-    begin_at_once()
-
-
-@pytest.fixture(autouse=True)
-def _terms_wait(monkeypatch, request):
-    if request.node.get_closest_marker("waits"):
-        monkeypatch.setattr(regularizer, "LATEST", LATEST)
-        monkeypatch.setattr(regularizer, "LATEST_STEPS", LATEST_STEPS)
 
 
 @pytest.fixture(scope="module")

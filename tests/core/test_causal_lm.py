@@ -105,7 +105,7 @@ def test_equals_the_mean_over_label_tokens(name, architecture, perturbations):
     fields, kind = LITERAL[name]
     model = tiny_language_model(architecture, tied=False)
     batch = language_batch()
-    method = METHODS[name](**fields)
+    method = METHODS[name](**fields | ({"weight": 1.0} if kind != "loss" else {}))
     objective = Objective(method).attach(model)
     with fixed_draws(), all_in_float64():
         term = method.loss(

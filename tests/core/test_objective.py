@@ -227,7 +227,6 @@ def test_state_round_trip():
         "step": 2,
         "calls": 4,
         "problem_type": PROBLEM_TYPES.index("single_label_classification"),
-        "strength.seen.task": 2,
         "strength.seen.recorder": 2,
         "strength.seen.recorder_2": 2,
         "recorder/kept": 5,
@@ -283,10 +282,10 @@ def test_state_of_other_methods_is_refused():
 
 
 def test_state_of_other_fields_is_refused():
-    """A weight has no clip, so its state has no running mean."""
+    """Without a clip a state has no running mean."""
     state = Objective(JacHess(weight=1.0)).attach(tiny_model("bert")).state_dict()
     with pytest.raises(ValueError, match="lacks 'mean' of jachess: .*with other fields"):
-        Objective(JacHess(share=0.3)).attach(tiny_model("bert")).load_state_dict(state)
+        Objective(JacHess(weight=1.0, clip=10.0)).attach(tiny_model("bert")).load_state_dict(state)
 
 
 def test_detaching_removes_the_optimizer_hooks():

@@ -227,10 +227,10 @@ def test_a_second_optimizer_is_refused():
         UEGR,
         lambda: LNSR(every=2, weight=1.0),
         lambda: LNSR(weight=1.0, ramp_start=5),
-        lambda: LNSR(weight=1.0, ramp_start="auto"),
+        LNSR,
         lambda: L2SP(ramp_steps=5),
     ],
-    ids=["cwgnc", "llrd", "child_tuning", "uegr", "every", "start", "auto", "steps"],
+    ids=["cwgnc", "llrd", "child_tuning", "uegr", "every", "start", "bound", "steps"],
 )
 def test_updates_that_are_not_seen_are_an_error(make, optimizer):
     model = tiny_model("bert")

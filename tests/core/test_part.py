@@ -10,21 +10,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from helpers.heads import multi_label, question_answering, regression, token_classification
 from helpers.seq2seq import seq2seq_batch, tiny_seq2seq
 from smoothtune import (
-    ALICE,
-    FGM,
-    L2SP,
     LNSR,
     R3F,
     SMART,
     CrossHolder,
-    DoubleBackprop,
     ForwardPass,
     FreeLB,
     JacHess,
     Jacobian,
     Mixout,
     Objective,
-    RDrop,
     Regularizer,
 )
 from smoothtune.core import part, rng
@@ -392,91 +387,3 @@ def test_masks_that_no_graph_holds_are_drawn_again(chosen, noise):
         objective(model, tiny_batch())
         terms.append(objective.terms["loss/lnsr"])
     assert torch.equal(*terms)
-
-
-def test_a_term_is_measured_on_the_whole_batch(monkeypatch):
-    """A share then means the same with and without rows: no noise of the rows is in the norm."""
-    squares, sizes = [], []
-    for rows in (1.0, 0.25):
-        ran = passes(monkeypatch)
-        model = tiny_model("bert")
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-        method = LNSR(share=0.3, ramp_start=0, rows=rows)
-        objective = Objective(method).bind(model, optimizer)
-        for _ in range(5):
-            for _ in range(2):
-                objective(model, tiny_batch()).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        squares.append(objective.strengths.squares)
-        sizes.append(ran)
-        objective.detach()
-        monkeypatch.undo()
-    assert sizes[0] == [4] * 20
-    perturbed = sizes[1][1::2]
-    assert perturbed == [4, 4, 4, 4, 1, 1, 4, 4, 1, 1]  # the 1st, 2nd and 4th update of five
-    assert squares[0] == squares[1]
-
-
-def test_rows_differ_between_calls_and_leave_all_other_draws_as_they_are(monkeypatch):
-    found, noises = [], []
-    original, draws = part.draw_rows, rng.normal_like
-    monkeypatch.setattr(part, "draw_rows", lambda *a: found.append(original(*a)) or found[-1])
-    monkeypatch.setattr(rng, "normal_like", lambda x: noises.append(draws(x)) or noises[-1])
-    results = []
-    for rows in (1.0, 0.5):
-        model = tiny_model("bert", dropout=0.1)
-        torch.manual_seed(3)
-        objective = Objective(LNSR(weight=1.0, rows=rows), R3F(weight=1.0, rows=0.5, sigma=0.1))
-        objective.attach(model)
-        for _ in range(4):
-            objective(model, tiny_batch())
-        results.append(objective.terms)
-    one, other = found[:4], found[4:]
-    assert results[0]["loss/r3f"] == results[1]["loss/r3f"]
-    assert results[0]["loss/task"] == results[1]["loss/task"]
-    assert len({tuple(rows.tolist()) for rows in one}) > 1
-    assert [r.tolist() for r in other[1::2]] == [r.tolist() for r in one]  # r3f's, beside lnsr's
-    assert noises[0].flatten()[:10].tolist() == noises[4].flatten()[:10].tolist()
-
-
-@pytest.mark.parametrize(
-    ("make", "reason"),
-    [
-        (L2SP, "about weights"),
-        (FGM, "task loss"),
-        (ALICE, "task loss"),
-        (DoubleBackprop, "task loss"),
-        (RDrop, "replaces the task loss"),
-        (Mixout, "has no loss term"),
-        (lambda **f: SMART(compat="mt-dnn", **f), "compat"),
-    ],
-)
-def test_what_is_no_mean_over_examples_is_refused(make, reason):
-    make(rows=1.0)
-    with pytest.raises(ValueError, match=f"{reason}.*so rows is 1"):
-        make(rows=0.5)
-    with pytest.raises(ValueError, match="rows"):
-        LNSR(rows=0.0)
-
-
-def test_inputs_without_an_entry_for_each_row_are_named():
-    model = tiny_model("bert")
-    batch = tiny_batch() | {"position_ids": torch.arange(6).expand(3, 6)}
-    objective = Objective(LNSR(rows=0.5, weight=1.0)).attach(model)
-    batch["extra"] = torch.zeros(3)
-    loss = lambda model, batch: ((out := model(**tiny_batch())).loss, out)  # noqa: E731
-    with pytest.raises(ValueError, match=r"`position_ids` has shape \(3, 6\).*rows at 1"):
-        objective(model, batch, loss)
-
-
-def test_a_term_of_your_own_cannot_hold_the_task_loss_of_a_part():
-    class Twice(Regularizer):
-        name = "twice"
-
-        def loss(self, clean):
-            return clean.run().loss
-
-    model = tiny_model("bert")
-    with pytest.raises(RuntimeError, match="cannot hold the task loss"):
-        Objective(Twice(rows=0.5)).attach(model)(model, tiny_batch())

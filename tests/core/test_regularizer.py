@@ -49,7 +49,7 @@ def test_values_out_of_range_are_refused(fields):
 
 def test_settings_are_all_fields():
     of_every_method = {"weight": 1.0, "every": 1, "rows": 1.0, "batches": "both"}
-    of_every_method |= {"side": "encoder"}
+    of_every_method |= {"side": "encoder", "max_share": None}
     expected = of_every_method | {"ramp_start": 0, "ramp_steps": 0, "size": 2.0, "count": 3}
     assert Term().settings() == expected
     assert Term(size=5.0).settings() == expected | {"size": 5.0}

@@ -43,7 +43,7 @@ REPRESENTATIVES = {
     "edits updates": [lambda: CWGNC(max_norm=0.05)],
     "changes dropout": [lambda: UEGR(keep=1.0)],
     "climbs in weights": [lambda: SAM(rho=0.5)],
-    "has a share": [lambda: L2SP(share=0.5, beta=1.0)],
+    "has a bound": [lambda: L2SP(share=0.5, beta=1.0)],
 }
 SMALL, STEPS = "round small perturbations away", "round small steps away"
 ROUNDING = "derivatives are lost in 16-bit rounding"
@@ -89,8 +89,8 @@ REFUSES = {  # what each message says; every cell that is not here is run
         "DDP": FULL,
         "FSDP2": FULL,
     },
-    "has a share": {
-        "reentrant checkpointing": "a share of the task's gradient cannot be measured there",
+    "has a bound": {
+        "reentrant checkpointing": "the gradients of term and task cannot be told apart there",
     },
 }
 CASES = [(kind, make) for kind in KINDS for make in REPRESENTATIVES[kind]]
@@ -152,28 +152,28 @@ def test_representatives_are_of_their_kind():
 
 
 KINDS_OF = {  # of every method as it is by default
-    "lnsr": {"perturbs", "has a share"},
+    "lnsr": {"perturbs", "has a bound"},
     "noise": {"perturbs"},
-    "r3f": {"perturbs", "has a share"},
-    "r4f": {"perturbs", "substitutes weights", "has a share"},
+    "r3f": {"perturbs", "has a bound"},
+    "r4f": {"perturbs", "substitutes weights", "has a bound"},
     "l2_sp": {"needs whole weights"},
     "mixout": {"substitutes weights"},
     "cwgnc": {"edits updates"},
-    "jachess": {"perturbs", "finite differences", "has a share"},
-    "jacobian": {"perturbs", "differentiates twice", "has a share"},
-    "cross_holder": {"perturbs", "finite differences", "has a share"},
-    "double_backprop": {"perturbs", "differentiates twice", "has a share"},
+    "jachess": {"perturbs", "finite differences", "has a bound"},
+    "jacobian": {"perturbs", "differentiates twice", "has a bound"},
+    "cross_holder": {"perturbs", "finite differences", "has a bound"},
+    "double_backprop": {"perturbs", "differentiates twice", "has a bound"},
     "child_tuning": {"edits updates"},
     "hype": {"perturbs"},
     "llrd": {"needs whole weights"},
     "neftune": {"perturbs"},
     "reinit": {"needs whole weights"},
     "uegr": {"perturbs", "edits updates", "changes dropout"},
-    "smart": {"perturbs", "needs whole weights", "has a share"},
-    "sift": {"perturbs", "has a share"},
-    "alum": {"perturbs", "has a share"},
+    "smart": {"perturbs", "needs whole weights", "has a bound"},
+    "sift": {"perturbs", "has a bound"},
+    "alum": {"perturbs", "has a bound"},
     "alice": {"perturbs"},
-    "vat": {"perturbs", "has a share"},
+    "vat": {"perturbs", "has a bound"},
     "freelb": {"perturbs", "needs whole weights"},
     "fgm": {"perturbs"},
     "pgd": {"perturbs"},

@@ -11,7 +11,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from helpers.at_once import begin_at_once  # noqa: E402
 from helpers.fsdp import ask_accelerate_for_shards  # noqa: E402
 from helpers.launched import (  # noqa: E402
     SHARDED_RESUMED,
@@ -24,7 +23,6 @@ from helpers.launched import (  # noqa: E402
 from helpers.training import leave  # noqa: E402
 
 ask_accelerate_for_shards()
-begin_at_once()
 torch.set_num_threads(1)
 inputs, output, parts = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 processes = int(os.environ["WORLD_SIZE"])

@@ -8,11 +8,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from helpers.at_once import begin_at_once  # noqa: E402
 from helpers.launched import RESUMED, RUNS, STOP_AT, config_of, train_fixed, train_until  # noqa: E402
 from helpers.training import leave  # noqa: E402
 
-begin_at_once()
 torch.set_num_threads(1)
 inputs, output, parts = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 processes = int(os.environ["WORLD_SIZE"])

@@ -9,7 +9,6 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from helpers.at_once import begin_at_once  # noqa: E402
 from helpers.causal import (  # noqa: E402
     LANGUAGE_TESTED,
     NARROW_TESTED,
@@ -29,11 +28,7 @@ from helpers.training import (  # noqa: E402
     leave,
     weights_after,
 )
-from smoothtune.core.constant_answer import label_sums  # noqa: E402
-from smoothtune.core.learning import Learning
-from smoothtune.testing import tiny_model  # noqa: E402
 
-begin_at_once()
 gc.freeze()  # which every trainer would look at again
 torch.set_num_threads(1)
 output = sys.argv[1]
@@ -67,12 +62,4 @@ for name, after, methods, size, accumulation in RUNS:
         if rank == 0 or name in ("dual", "late", "both"):
             torch.save(weights, f"{output}/{name}-{method}{'-1' if rank else ''}.pt")
         torch.distributed.barrier()
-learning, model, second = Learning(), tiny_model("bert"), torch.distributed.get_rank()
-for step in range(3):  # batches of 1 and of 2 in the first process, of 6 in the second
-    for loss in (6.0,) if second else (1.0, 2.0):
-        learning.add(torch.tensor(loss + step))
-        labels = torch.tensor([1] if second else [0, 2])
-        learning.add_labels(label_sums(model, {"labels": labels}))
-    learning.finish(step, model)
-torch.save(learning.state_dict(), f"{output}/learning-{torch.distributed.get_rank()}.pt")
 leave()

@@ -5,6 +5,7 @@ Shapes, here and everywhere: B batch, T tokens, D width, C classes, L layers, K 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Literal, NamedTuple, Self
@@ -12,6 +13,7 @@ from typing import Any, Literal, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.utils._pytree import tree_map_only
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import Side, sides_of, trained_weights, unwrap
@@ -277,6 +279,15 @@ class ForwardPass:
                     "or give the method every=k"
                 )
         return other
+
+    def constant(self) -> ForwardPass:
+        """This pass, which has run, as a constant; passes `at` a perturbation share no graph."""
+        result, found = self._finished, copy.copy(self)
+        loss, outputs, states = tree_map_only(
+            Tensor, Tensor.detach, (result.loss, result.outputs, result.hidden_states)
+        )
+        found._result = Result(loss, outputs, states, {})
+        return found
 
     def embeddings(self, point: Point = "word") -> Tensor:
         """(B, T, D) values at a point before the perturbation, without graph.

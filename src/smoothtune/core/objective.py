@@ -31,6 +31,7 @@ from smoothtune.core.forward import (
     device_of,
     model_loss,
 )
+from smoothtune.core.gradients import reduces_now
 from smoothtune.core.higher_order import differentiable_attention
 from smoothtune.core.next_token import check_next_token_loss, next_token_loss
 from smoothtune.core.non_finite import non_finite_loss
@@ -162,8 +163,7 @@ class Objective:
         Args:
             model: as for `attach`.
             optimizer: as for `bind_optimizer`.
-            num_training_steps: updates of the run, for fields that are a fraction of it. Terms that
-                wait for the model to learn do so for at most 0.75 of it, or for 100 updates.
+            num_training_steps: updates of the run, for fields that are a fraction of it.
         """
         self.attach(model)
         self.expect(num_training_steps)
@@ -173,8 +173,14 @@ class Objective:
             self.detach()
             raise
 
-    def expect(self, num_training_steps: int | None) -> None:
-        """Tell the methods how many updates the run has."""
+    def expect(self, num_training_steps: int | None, *, accumulates: bool = True) -> None:
+        """Tell the methods of the run.
+
+        Args:
+            num_training_steps: its updates, if they are known.
+            accumulates: whether an update may have several batches; if not, less memory is needed.
+        """
+        self.strengths.update.keeps = accumulates
         for regularizer in self.regularizers.values():
             regularizer.num_training_steps = num_training_steps
 
@@ -215,7 +221,6 @@ class Objective:
         compute_loss: ComputeLoss | None = None,
         *,
         row_share: float | Tensor = 1.0,
-        declared_loss: bool | None = None,
     ) -> Tensor:
         """The objective on one batch.
 
@@ -228,12 +233,10 @@ class Objective:
             row_share: rows of this batch, divided by the mean number of rows of the batches that
                 one update is made from (accumulation steps times processes). With it, batches of
                 unequal size give the gradient of all their rows together.
-            declared_loss: whether `compute_loss`, where it is given, computes the mean loss that
-                the model declares: terms that wait then know what a constant answer would lose.
 
         Returns:
             () the value to back-propagate; 0, which moves no weight, of an unlabeled batch whose
-            terms have not come in yet.
+            terms do not act yet.
 
         Raises:
             NonFiniteLoss: a term is NaN or infinite.
@@ -263,10 +266,7 @@ class Objective:
         exact = not rounds or self._methods.need_float32(dtype, labeled, narrow=self._narrow)
         with in_float32(model, clean.device) if rounds and exact else nullcontext():
             losses = self._losses(clean, labeled)
-        if declared_loss or not given:
-            self.strengths.see_labels(bare, batch if labeled else {})
         if not losses and self._methods.wait():
-            self.strengths.see({}, row_share)
             self._record(torch.zeros((), device=clean.device), {})
             if isinstance(model, DistributedDataParallel):
                 clean.run()
@@ -278,23 +278,46 @@ class Objective:
                 'batches="unlabeled" or "both" and every=1'
             )
         losses = {name: row_share * losses[name] for name in sorted(losses)}
-        self.strengths.see(losses, row_share)
-        weighed = {name: self.strengths.factor(name) * loss for name, loss in losses.items()}
-        total = torch.stack(list(weighed.values())).sum()
-        self._record(total, weighed)
+        in_half = dtype == torch.float16 and not exact  # whose gradients vanish before a scaler
+        total = self._total(model, losses, apart=self._measurable and not in_half)
         if not math.isfinite(total.item()):
-            raise non_finite_loss(bare, weighed, example_ids, self.step + 1)
-        measurable = self._measurable and (exact or dtype != torch.float16)
-        due = self.strengths.due(losses) if measurable and total.requires_grad else None
-        if due:
-            with torch.autocast(clean.device.type, enabled=False):  # as in any backward pass
-                total = self.strengths.measure(bare, total, losses, due, self.optimizer)
+            parts = {name: self.terms[f"loss/{name}"] for name in losses}
+            raise non_finite_loss(bare, parts, example_ids, self.step + 1)
         return self._reach.complete(model, total, labeled)
+
+    def calibrate(
+        self, model: nn.Module, batch: Batch, compute_loss: ComputeLoss | None = None
+    ) -> None:
+        """Let methods measure the pre-trained model, as JacHess does, before the first update.
+
+        Trainers do so on the first 32 rows of the training data. In a loop of your own call it
+        where an update has several batches or processes, with the same rows in each: what is not
+        measured by then is measured on the first batch.
+
+        Args:
+            model: as the loop holds it.
+            batch: model inputs; labels are not needed.
+            compute_loss: as of a call.
+        """
+        device, bare = device_of(batch), unwrap(model)
+        for name, regularizer in self.regularizers.items():
+            if not regularizer.calibrates:
+                continue
+            clean = ForwardPass(
+                bare,
+                {key: value for key, value in batch.items() if key != "example_id"},
+                compute_loss=compute_loss or model_loss,
+                points=regularizer.points(),
+                side=regularizer.side,
+                dropout="off",
+            )
+            with in_float32(model, device), rng.stream(device, self.seed, f"{name}/calibrate", 0):
+                regularizer.calibrate(clean)
 
     def before_step(self) -> None:
         """Let the methods edit the gradients; just before an update."""
         self._reach.forget()
-        self.strengths.finish(self.model)
+        self.strengths.finish()
         device = next(self.model.parameters()).device
         for name, regularizer in self.regularizers.items():
             with rng.stream(device, self.seed, f"{name}/gradients", self.step, every_process=True):
@@ -415,12 +438,57 @@ class Objective:
         passes = any(regularizer.has_loss for regularizer in self.regularizers.values())
         return SharedMasks() if passes and device.type == "cpu" and not is_compiled(model) else None
 
+    def _total(self, model: nn.Module, losses: dict[str, Tensor], *, apart: bool) -> Tensor:
+        """() the sum of all losses times what they are multiplied with; recorded in `terms`.
+
+        Args:
+            model: as the loop holds it.
+            losses: () by name, without factors.
+            apart: whether they may be differentiated here, one by one.
+        """
+        strengths, bare = self.strengths, unwrap(model)
+        device = next(iter(losses.values())).device
+        apart &= torch.is_grad_enabled() and any(loss.requires_grad for loss in losses.values())
+        if strengths.holds() or strengths.bounded.keys() & losses.keys():
+            return self._held_total(model, losses) if apart else self._value(losses)
+        weighed = {name: strengths.factor(name) * loss for name, loss in losses.items()}
+        total = torch.stack(list(weighed.values())).sum()
+        self._record(total, weighed)
+        looked = strengths.looked_at(losses) if apart else set()
+        if looked and math.isfinite(total.item()):
+            with torch.autocast(device.type, enabled=False):  # as in any backward pass
+                return strengths.compare(bare, total, losses, looked, self.optimizer)
+        return total
+
+    def _held_total(self, model: nn.Module, losses: dict[str, Tensor]) -> Tensor:
+        """`_total` where terms are held by a bound."""
+        device = next(iter(losses.values())).device
+        scaled = autocast_dtype(model, device) == torch.float16
+        with torch.autocast(device.type, enabled=False):
+            held = self.strengths.hold(
+                unwrap(model),
+                losses,
+                self.optimizer,
+                mean=reduces_now(model),
+                skips=scaled,
+            )
+        self._record(held.loss, held.weighed)
+        for name, weight in held.weights.items():
+            self.terms |= {f"{name}/weight": weight, f"{name}/share": held.shares[name]}
+            self.terms[f"{name}/bounded"] = held.bounded.to(weight)
+        return held.loss
+
+    def _value(self, losses: dict[str, Tensor]) -> Tensor:
+        """`_total` without gradients."""
+        weighed = {name: self.strengths.usual(name) * loss for name, loss in losses.items()}
+        total = torch.stack(list(weighed.values())).sum()
+        self._record(total, weighed)
+        return total
+
     def _record(self, total: Tensor, losses: dict[str, Tensor]) -> None:
         parts = {"loss": total} | {f"loss/{name}": value for name, value in losses.items()}
         for name, regularizer in self.regularizers.items():
             parts |= {f"{name}/{key}": value for key, value in regularizer.diagnostics.items()}
-            if regularizer.share is not None and name in losses:
-                parts[f"{name}/weight"] = total.new_tensor(self.strengths.weight(name))
         self.terms = {key: value.detach() for key, value in parts.items()}
 
     @property

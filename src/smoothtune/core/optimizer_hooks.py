@@ -202,6 +202,6 @@ def needs_updates(regularizer: Regularizer) -> bool:
     """Whether a method acts on updates or depends on their number."""
     binds = type(regularizer).bind_optimizer is not Regularizer.bind_optimizer
     acts = edits_gradients(regularizer) or regularizer.acts_after
-    counts = regularizer.every > 1 or regularizer.share is not None
+    counts = regularizer.every > 1 or regularizer.max_share is not None
     ramps = bool(regularizer.ramp_start or regularizer.ramp_steps)
     return binds or acts or counts or ramps

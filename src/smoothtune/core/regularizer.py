@@ -36,9 +36,9 @@ class Between(NamedTuple):
     """Spread evenly on a logarithmic scale."""
 
 
-SHARES = Between(0.03, 3.0, log=True)
-LATEST = 0.75  # of a run, when a term no longer waits for the model to learn
-LATEST_STEPS = 100  # of a run of unknown length
+SHARES = Between(0.03, 1.0, log=True)
+CALIBRATION_ROWS = 32  # of the training data, that trainers give to `calibrate`
+MAX_SHARE = 1.0  # the bound of terms with a share
 
 
 def entries_under(prefix: str, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -77,8 +77,6 @@ class Regularizer:
     """`attach` changes the weights, so it comes before methods that remember them."""
     claims: ClassVar[tuple[Quantity, ...]] = ()
     """What it is about: the quantities that it is to lower, see `smoothtune effect`."""
-    waits_with_share: ClassVar[bool] = False
-    """With a share, its term waits by default until the model has begun to learn."""
     needs_labels: ClassVar[bool] = False
     """Its loss is made of the task's, which batches without labels do not have."""
     needs_all_rows: ClassVar[str | None] = None
@@ -94,8 +92,11 @@ class Regularizer:
     weight: NonNegative | None = 1.0
     """Factor of the loss term, in place of share; 0 turns the method off."""
     share: Positive | None = None
-    """In place of weight: the term's gradient is this share of the task's, 0.3 say, measured and
-    followed as training goes on."""
+    """In place of weight: the term's gradient is usually this share of the task's, 0.3 say."""
+    max_share: Positive | None = None
+    """Bound of the term's gradient in every update, as a share of the task's. Default: 1 with a
+    share; none with a weight, as in the papers. With several terms the largest holds for their
+    sum."""
     every: PositiveInt = 1
     """Apply the loss term in every k-th update, k times as strong: same expected gradient."""
     rows: Fraction = 1.0
@@ -105,10 +106,8 @@ class Regularizer:
     """Batches the loss term is taken on; a batch without labels has no task loss."""
     side: Side = "encoder"
     """Of an encoder-decoder, whose tokens are perturbed: the encoder's, the decoder's, or both."""
-    ramp_start: NonNegative | Literal["auto"] | None = None
-    """Updates before the loss term comes in; below 1, a fraction of the run. "auto": until the task
-    loss is a tenth below that of a constant answer, at most 0.75 of the run. Default: 0, but auto
-    of LNSR, SiFT, ALUM, VAT and methods of derivatives, with a share."""
+    ramp_start: NonNegative = 0.0
+    """Updates before the loss term acts; below 1, a fraction of the run."""
     ramp_steps: NonNegative = 0.0
     """Updates over which weight or share then rises linearly; below 1, a fraction of the run."""
 
@@ -150,9 +149,12 @@ class Regularizer:
             raise ValueError(
                 f"{self.name} replaces the task loss, so it can have no share beside it"
             )
-        if self.ramp_start is None:
-            waits = self.waits_with_share and self.share is not None
-            self.ramp_start = "auto" if waits else 0.0
+        if self.max_share is not None and (self.replaces_task_loss or not self.has_loss):
+            raise ValueError(
+                f"{self.name} adds no term to the task loss, so max_share has nothing to bound"
+            )
+        if self.share is not None and self.max_share is None:
+            self.max_share = MAX_SHARE
         self.diagnostics: dict[str, Tensor] = {}
         self.num_training_steps: int | None = None  # of the run, where it is known
 
@@ -193,23 +195,13 @@ class Regularizer:
             )
         return round(duration * self.num_training_steps)
 
-    @property
-    def waits(self) -> bool:
-        """Whether the loss term waits for the model to learn."""
-        return self.has_loss and self.ramp_start == "auto"
-
-    def ramp(self, step: int, learned: int | None = None) -> float:
+    def ramp(self, step: int) -> float:
         """Part of the weight or share that holds in the update after `step` others.
 
         Args:
             step: number of updates before this one.
-            learned: number of updates after which the task loss had fallen; None: it has not.
         """
-        if self.ramp_start == "auto":
-            start = LATEST_STEPS if self.num_training_steps is None else self.updates(LATEST)
-            start = start if learned is None else min(start, learned)
-        else:
-            start = self.updates(self.ramp_start or 0)
+        start = self.updates(self.ramp_start)
         if step < start:
             return 0.0
         rise = self.updates(self.ramp_steps)
@@ -233,15 +225,27 @@ class Regularizer:
     def results_version(self) -> int:
         """`version`, or a later one where a change concerns some fields only.
 
-        One more for terms that wait for the model to learn, which were not compared with a constant
-        answer, and waited for less of a run.
+        Two more for terms with a share, which followed from single measurements, without a bound.
         """
-        return self.version + self.waits
+        return self.version + 2 * (self.share is not None)
 
     @property
     def has_loss(self) -> bool:
         """Whether the method contributes a loss term."""
         return type(self).loss is not Regularizer.loss
+
+    @property
+    def has_own_graph(self) -> bool:
+        """Whether its term reaches the weights through passes of its own alone.
+
+        So it is where a bound needs the two gradients apart, at no further backward pass: the
+        clean pass is a constant to what is compared with it.
+        """
+        return self.compares_passes and self.max_share is not None
+
+    def target(self, clean: ForwardPass) -> ForwardPass:
+        """The clean pass, which has run, as passes are compared with it."""
+        return clean.constant() if self.has_own_graph else clean
 
     @property
     def acts_without_labels(self) -> bool:
@@ -303,6 +307,18 @@ class Regularizer:
     def reads_training_rows(self) -> bool:
         """Whether `read_training_rows` looks at the tokens of the rows."""
         return type(self).read_training_rows is not Regularizer.read_training_rows
+
+    @property
+    def calibrates(self) -> bool:
+        """Whether `calibrate` has something left to measure."""
+        return False
+
+    def calibrate(self, clean: ForwardPass) -> None:
+        """Measure the pre-trained model on rows of the training data, before the first update.
+
+        Args:
+            clean: a pass over these rows, which has not run.
+        """
 
     def read_training_rows(self, rows: Any, tokenizer: Any = None) -> None:
         """Look at the rows to be trained on, before the first update."""

@@ -65,7 +65,7 @@ def _encloses(unit: FSDPModule) -> bool:
     return len(shards(cast(nn.Module, unit))) > 1
 
 
-def sharded_norm(gradients: Sequence[Tensor]) -> float:
-    """l2 norm of gradients of which every process has parts."""
+def sharded_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """() l2 norm of gradients of which every process has parts."""
     norm = get_total_norm(gradients)
-    return (norm.full_tensor() if isinstance(norm, DTensor) else norm).item()
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

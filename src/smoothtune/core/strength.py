@@ -1,16 +1,17 @@
-"""How strong a term is: the norm of its gradient beside that of the task's.
+"""How strong a term is, and the bound that holds its gradient in every update.
 
-A fixed weight is right for one model, one reduction and one data set. A *share* is right for all:
-the weight is then share * ||grad task|| / ||grad term||, with norms that are averaged over updates.
+A fixed weight is right for one model, one reduction and one data set. With a *share* the weight is
 
-Norms need a backward pass for each loss in place of one for their sum, so few updates are measured:
-the 1st, 2nd, 4th and 8th in which a loss is there, every 16th and after 128 every 32nd; of a task
-and terms with fixed weights the two in `LOOKS`, to tell a term that changes nothing. Terms on
-predictions may grow fifty-fold in the first hundred updates, as the head does: looking less often
-lets them. The gradients are those of whole updates, over all batches and processes. A weight holds
-for a whole update and follows from those before it, so a term begins in its second update, or in
-its third where examples are clipped at their running mean. Some wait until the model has begun to
-learn.
+    share * exp(mean log(||grad task|| / ||grad term||))
+
+over the updates so far: a mean of logarithms, since the norms of these terms are heavy-tailed and a
+mean of squares would be that of one update. What is applied never exceeds the *bound*:
+
+    sum of ||weight grad term|| <= max_share * ||grad task||      in every update
+
+Norms are those of whole updates, over all batches and processes. An update without labels is held
+to the task's usual norm. A fixed weight without a bound is the papers' own training, and counts as
+a part of the task here.
 """
 
 from __future__ import annotations
@@ -18,292 +19,381 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from smoothtune.core.architecture import trained_weights
-from smoothtune.core.constant_answer import label_sums
-from smoothtune.core.learning import Learning
-from smoothtune.core.regularizer import Regularizer, entries_under
-from smoothtune.core.sharded_gradients import put_away, sharded_gradients, sharded_norm, shards
+from smoothtune.core.bound import UpdateGradients
+from smoothtune.core.gradients import Gradients, gradients_of, norms, plus
+from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.sharded_gradients import put_away, shards
 from smoothtune.core.stored_gradient import with_gradient
 
-PERIOD = 16
-LATE, LATE_PERIOD = 128, 32
-LOOKS = (2, 50)
-DECAY = 0.9
+LOOKS = (2, 50)  # updates with a term of fixed weight, in which it is compared with the task
 NEXT_TO_NOTHING = 0.01
+MOSTLY = 0.9  # of the updates, in which a term was held by the bound
 ENOUGH = 8  # updates that a term had
-
 TASK = "task"
-LEARNING = "learning"
-
-Gradients = list[Tensor | None]
 
 logger = logging.getLogger(__name__)
 
 
+class Applied(NamedTuple):
+    """What was applied of a term that has a bound, over the updates that it acted in."""
+
+    updates: int
+    share: float
+    """Mean of ||weight grad term|| / ||grad task||."""
+    largest: float
+    """The largest of them."""
+    bounded: float
+    """Part of the updates in which the bound held it."""
+
+
+class Held(NamedTuple):
+    """A batch with bounded terms."""
+
+    loss: Tensor
+    """() whose backward, once, gives the gradient."""
+    weighed: dict[str, Tensor]
+    """() losses, times what they are multiplied with."""
+    weights: dict[str, Tensor]
+    """() by what the terms are multiplied, if this batch is alone in its update."""
+    shares: dict[str, Tensor]
+    """() ||weight grad term|| / ||grad task|| of these terms."""
+    bounded: Tensor
+    """() whether the bound held them."""
+
+
+class _MeanLog(NamedTuple):
+    """A mean of logarithms and the number of its values; both ()."""
+
+    mean: Tensor
+    count: Tensor
+
+    @classmethod
+    def none(cls, like: Tensor) -> _MeanLog:
+        return cls(torch.zeros_like(like), torch.zeros_like(like))
+
+    def with_value(self, x: Tensor) -> _MeanLog:
+        """With one more, unless it is 0, infinite or none."""
+        mean, count = self.mean.to(x), self.count.to(x)
+        counts = (x > 0) & x.isfinite()
+        new = mean + (x.clamp(min=torch.finfo(x.dtype).tiny).log() - mean) / (count + 1)
+        return _MeanLog(torch.where(counts, new, mean), count + counts)
+
+
+class _Solution(NamedTuple):
+    """What one update applies."""
+
+    task: Tensor
+    terms: dict[str, Tensor]
+    weights: dict[str, Tensor]
+    held: Tensor
+
+    def coefficients(self) -> dict[str, Tensor]:
+        return {name: self.held * weight for name, weight in self.weights.items()}
+
+    def shares(self) -> dict[str, Tensor]:
+        applied = {name: c * self.terms[name] for name, c in self.coefficients().items()}
+        return {n: torch.where(self.task > 0, a / self.task, 0.0) for n, a in applied.items()}
+
+
 class Strengths:
-    """Gradient norms of the task and of every term, as moving averages of their squares.
+    """Weights of all terms, and the gradients of the update at hand.
 
     Args:
         regularizers: methods by name; those with a loss beside the task's are looked at.
 
     Attributes:
         step: number of updates seen.
+        update: sums of the update at hand.
     """
 
     def __init__(self, regularizers: dict[str, Regularizer]):
         self.regularizers = regularizers
-        self.shares = {
-            name: r.share
-            for name, r in regularizers.items()
-            if r.has_loss and not r.replaces_task_loss
-        }
+        terms = {n: r for n, r in regularizers.items() if r.has_loss and not r.replaces_task_loss}
+        self.bounded = {n: r for n, r in terms.items() if r.max_share is not None}
+        self.fixed = {n: r for n, r in terms.items() if r.max_share is None}
+        self.bound = max((r.max_share or 0.0 for r in self.bounded.values()), default=math.inf)
         self.step = 0
-        self._weights: Sequence[nn.Parameter] = ()  # at which gradients are summed
+        self.update = UpdateGradients(self.coefficients)
         self._told: set[str] = set()
-        waiting = any(r.waits for r in regularizers.values())
-        self._learning = Learning() if waiting else None
         self._reset()
 
     def _reset(self) -> None:
-        self.squares: dict[str, float] = {}
-        self.seen: dict[str, int] = {}  # updates in which it was there
-        self.measured: dict[str, int] = {}
-        self._batches = 0  # of this update
-        self._due: dict[str, bool] = {}  # what this update has, and whether it is measured
-        self._sums: dict[str, Gradients] = {}  # over its batches
+        self.update.clear()
+        self.seen: dict[str, int] = {}  # updates in which a term of fixed weight was there
+        self._counted: set[str] = set()  # those that this update has had
+        self.logs: dict[str, _MeanLog] = {}  # of the task's norm, and of task's over a term's
+        # (updates, sum of shares, largest, updates in which the bound acted)
+        self.sums: dict[str, Tensor] = {}
 
-    def factor(self, name: str) -> float:
-        """By which a loss is multiplied; 1 for the task's."""
-        return self.weight(name) * self.regularizers[name].every if name != TASK else 1.0
-
-    def weight(self, name: str) -> float:
-        """The weight of a term: fixed, or what its share asks for, 0 before that is known."""
-        share, method = self.shares.get(name), self.regularizers[name]
-        if share is None:
-            assert method.weight is not None  # a method has the one or the other
-            return self.ramp(method) * method.weight
-        ratio = self.ratio(name)
-        return self.ramp(method) * share / ratio if ratio else 0.0
+    # --- weights -----------------------------------------------------------------------------
 
     def ramp(self, method: Regularizer) -> float:
         """Part of a term's weight or share that holds in this update."""
-        return method.ramp(self.step, self._learning.since if self._learning else None)
+        return method.ramp(self.step)
 
-    def see(self, losses: Mapping[str, Tensor], row_share: float | Tensor) -> None:
-        """Take up the losses () of a batch, if any, times its share of rows, without factors."""
-        self._batches += 1
-        for name, loss in losses.items():
-            if self._learning and self._quantity(name) == TASK:
-                self._learning.add(loss, row_share)
+    def factor(self, name: str) -> float:
+        """By what a loss without a bound is multiplied; 1 for the task's."""
+        if name == TASK:
+            return 1.0
+        method = self.regularizers[name]
+        assert method.weight is not None  # a share has a bound
+        return self.ramp(method) * method.weight * method.every
 
-    def see_labels(self, model: nn.Module, batch: Mapping[str, Any]) -> None:
-        """Take up the labels of a batch, if any, for a task loss that the unwrapped model declares.
+    def usual(self, name: str) -> float | Tensor:
+        """By what a loss is multiplied where no bound acts; 0 before a share was measured."""
+        if name not in self.bounded or self.bounded[name].share is None:
+            return self.factor(name)
+        method = self.bounded[name]
+        if name not in self.logs:
+            return 0.0
+        return self.ramp(method) * method.every * method.share * self.logs[name].mean.exp()
 
-        Needed while a term waits; what replaces the task loss is compared with itself.
+    def coefficients(
+        self, task: Tensor, terms: Mapping[str, Tensor], scale: Tensor
+    ) -> dict[str, Tensor]:
+        """By what the bounded terms are multiplied in this update, () each.
+
+        Args:
+            task: () norm of the task's gradient; 0 of an update without labels.
+            terms: () norms by name.
+            scale: () the number of batches, as the loop weighs them.
         """
-        waits = self._learning is not None and self._learning.since is None
-        if not waits or any(r.replaces_task_loss for r in self.regularizers.values()):
-            return
-        sums = label_sums(model, batch)
-        if sums is not None:
-            assert self._learning is not None
-            self._learning.add_labels(sums)
+        return self._solve(task, terms, scale).coefficients()
 
-    def ratio(self, name: str) -> float | None:
-        """||grad term|| / ||grad task||; None before both were measured."""
-        term, task = self.squares.get(name), self.squares.get(TASK)
-        return None if term is None or not task else math.sqrt(term / task)
+    def _solve(self, task: Tensor, terms: Mapping[str, Tensor], scale: Tensor) -> _Solution:
+        if TASK in self.logs:  # an update without labels is held to the task's usual norm
+            task = torch.where(task > 0, task, self.logs[TASK].mean.exp().to(task) * scale)
+        weights = {name: self._weight(name, task, norm) for name, norm in terms.items()}
+        applied = [weights[name] * norm for name, norm in terms.items()]
+        total = torch.stack([*applied, torch.zeros_like(task)]).sum()
+        # 0 / 0, of terms that have no gradient, holds nothing
+        held = torch.where(total > 0, (self.bound * task / total).clamp(max=1.0), 1.0)
+        return _Solution(task, dict(terms), weights, held)
 
-    def due(self, names: Iterable[str]) -> set[str]:
-        """Which losses of a batch are measured in this update, as in its other batches."""
-        for name in names:
-            if self._quantity(name) not in self._due:
-                self._due[self._quantity(name)] = self._count(self._quantity(name))
-        return {name for name in names if self._due[self._quantity(name)]}
+    def _weight(self, name: str, task: Tensor, norm: Tensor) -> Tensor:
+        method = self.bounded[name]
+        factor = self.ramp(method) * method.every
+        if method.share is None:
+            return norm.new_tensor(factor * (method.weight or 0.0))
+        mean = self._ratio_with(name, task, norm).mean
+        return torch.where((task > 0) & (norm > 0), factor * method.share * mean.exp(), 0.0)
 
-    def is_measured(self, name: str) -> bool:
-        """Whether a term, if it is there, is measured in this update."""
-        quantity = self._quantity(name)
-        found = self._due.get(quantity)
-        return self._is_due(quantity, self.seen.get(quantity, 0) + 1) if found is None else found
+    def _ratio_with(self, name: str, task: Tensor, norm: Tensor) -> _MeanLog:
+        """Of the task's norm over a term's, with this update."""
+        return self.logs.get(name, _MeanLog.none(norm)).with_value(task / norm)
 
-    def _quantity(self, name: str) -> str:
-        return name if name in self.shares else TASK  # its own, or what replaces it
+    # --- a batch -----------------------------------------------------------------------------
 
-    def _count(self, name: str) -> bool:
-        self.seen[name] = self.seen.get(name, 0) + 1
-        return self._is_due(name, self.seen[name])
+    def holds(self) -> bool:
+        """Whether a term with a bound may act on a batch of this update."""
+        methods = self.bounded.values()
+        return any(self.step % r.every == 0 and self.ramp(r) > 0 for r in methods)
 
-    def _is_due(self, name: str, count: int) -> bool:
-        """Whether the update in which a loss is there for the count-th time is measured."""
-        shares = self.shares.values() if name == TASK else [self.shares[name]]
-        if any(share is not None for share in shares):
-            if count < PERIOD:
-                return count & (count - 1) == 0
-            return count % (PERIOD if count <= LATE else LATE_PERIOD) == 0
-        return bool(self.shares) and count - 1 in LOOKS
+    def looked_at(self, losses: Iterable[str]) -> set[str]:
+        """The terms of fixed weight that are compared with the task in this update."""
+        for name in losses:
+            if name in self.fixed and name not in self._counted:
+                self._counted.add(name)
+                self.seen[name] = self.seen.get(name, 0) + 1
+        return {name for name in losses if self.seen.get(name, 0) - 1 in LOOKS}
 
-    def measure(
+    def hold(
+        self,
+        model: nn.Module,
+        losses: Mapping[str, Tensor],
+        optimizer: Optimizer | None,
+        *,
+        mean: bool,
+        skips: bool,
+    ) -> Held:
+        """Differentiate the losses of a batch, the bounded terms' apart from the rest.
+
+        Args:
+            model: unwrapped.
+            losses: () without factors, by name of the method or "task"; their graphs are used up.
+            optimizer: may hold weights of a loss beside the model's.
+            mean: norms are those of the mean over processes.
+            skips: an update may be left out without a word, as gradient scalers do.
+        """
+        units = shards(model)
+        put_away(units)
+        weights = trained_weights(model, optimizer)
+        apart = [name for name in losses if name in self.bounded]
+        rest = {name: loss for name, loss in losses.items() if name not in self.bounded}
+        terms: dict[str, Gradients] = {}
+        for left, name in enumerate(apart, 1 - len(apart)):
+            shared = not self.bounded[name].has_own_graph and bool(left or rest)
+            terms[name] = gradients_of(losses[name], weights, units, keep_graph=shared)
+        task = self._gradient_of_rest(rest, weights, units)
+        sizes = norms([task, *terms.values()], weights, mean=False)
+        alone = self._solve(sizes[0], dict(zip(apart, sizes[1:], strict=True)), sizes.new_ones(()))
+        given = alone.coefficients()
+        weighed = {name: self.factor(name) * loss.detach() for name, loss in rest.items()}
+        weighed |= {name: given[name] * losses[name].detach() for name in apart}
+        value = torch.stack([weighed[name] for name in sorted(weighed)]).sum()
+        loss = self.update.loss(value, weights, task, terms, sizes, mean=mean, skips=skips)
+        return Held(loss, weighed, given, alone.shares(), alone.held < 1)
+
+    def _gradient_of_rest(
+        self, losses: Mapping[str, Tensor], weights: Sequence[nn.Parameter], units: list[FSDPModule]
+    ) -> Gradients:
+        """The gradient of the task's loss and of terms with a fixed weight."""
+        if not losses:
+            return [None] * len(weights)
+        looked = self.looked_at(losses)
+        if looked < set(losses):
+            return self._compared(losses, weights, units, looked)
+        total = torch.stack([self.factor(name) * loss for name, loss in losses.items()]).sum()
+        return gradients_of(total, weights, units, keep_graph=False)
+
+    def compare(
         self,
         model: nn.Module,
         total: Tensor,
         losses: Mapping[str, Tensor],
-        due: set[str],
-        optimizer: Optimizer | None = None,
+        looked: set[str],
+        optimizer: Optimizer | None,
     ) -> Tensor:
-        """Differentiate the losses of a batch one by one.
+        """() the total of a batch without bounded terms, some of which are compared with the task.
+
+        Its backward, once, gives the gradient.
 
         Args:
             model: unwrapped.
             total: () the sum of all losses times their factors.
-            losses: () without factors, by name of the method or "task"; their graphs are used up.
-            due: those to be measured.
+            losses: () without factors; their graphs are used up.
+            looked: names of the terms that are compared.
             optimizer: may hold weights of a loss beside the model's.
-
-        Returns:
-            () the total; its backward, once, gives the gradient that has been computed.
         """
         units = shards(model)
         put_away(units)
-        weights = self._weights = trained_weights(model, optimizer)
-        each = [name for name in losses if name in due]
-        rest = [self.factor(name) * loss for name, loss in losses.items() if name not in due]
-        parts = [(self._quantity(name), losses[name], self.factor(name)) for name in each]
-        if rest:
-            parts.append(("", torch.stack(rest).sum(), 1.0))
-        parts = [part for part in parts if part[1].requires_grad]
+        weights = trained_weights(model, optimizer)
+        return with_gradient(
+            total.detach(), self._compared(losses, weights, units, looked), weights
+        )
+
+    def _compared(
+        self,
+        losses: Mapping[str, Tensor],
+        weights: Sequence[nn.Parameter],
+        units: list[FSDPModule],
+        looked: set[str],
+    ) -> Gradients:
+        """The gradient of the sum; warns of terms that are next to nothing beside the task."""
+        apart = [name for name in losses if name in looked or name not in self.fixed]
+        parts = [(name, losses[name], self.factor(name)) for name in apart]
+        if others := [self.factor(n) * loss for n, loss in losses.items() if n not in apart]:
+            parts.append(("", torch.stack(others).sum(), 1.0))
         gradient: Gradients = [None] * len(weights)
+        sizes: dict[str, float] = {}
         for left, (name, loss, factor) in enumerate(parts, 1 - len(parts)):
-            found = _gradients(loss, weights, units, keep_graph=left < 0)
-            gradient = _sum(gradient, found, factor)
-            if name:
-                self._sums[name] = _sum(self._sums.get(name, [None] * len(weights)), found)
-        return with_gradient(total.detach(), gradient, weights)
+            found = gradients_of(loss, weights, units, keep_graph=left < 0)
+            gradient = plus(gradient, found, factor)
+            sizes[name if name in looked else TASK] = norms([found], weights, mean=False).item()
+        for name in sorted(looked):
+            self._warn_of_little(name, sizes[name], sizes.get(TASK, 0.0))
+        return gradient
 
-    def finish(self, model: nn.Module) -> None:
-        """Before an update of the unwrapped model: take up what was measured in it."""
-        for name in sorted(self._sums):
-            # of the mean over its batches: the last update of an epoch may have fewer
-            square = squared_norm(self._sums.pop(name), self._weights) / self._batches**2
-            if square and math.isfinite(square):  # L2-SP's first gradient is 0
-                count = self.measured[name] = self.measured.get(name, 0) + 1
-                before = self.squares.get(name, 0.0)
-                self.squares[name] = before + max(1 - DECAY, 1 / count) * (square - before)
-        self._due.clear()
-        self._batches = 0
-        if self._learning:
-            self._learning.finish(self.step, model)
-            if self._learning.since is None:
-                self._warn_of_latest()
-        for name in self.shares:
-            self._warn(name)
+    # --- an update ---------------------------------------------------------------------------
 
-    def _warn_of_latest(self) -> None:
-        """Say that terms come in, in the next update, for a model that has learned nothing yet."""
-        latest = [
-            name
-            for name, method in self.regularizers.items()
-            if method.waits and not method.ramp(self.step) and method.ramp(self.step + 1)
-        ]
-        if latest:
-            logger.warning(
-                "%s waits no longer than %d updates, and the model has hardly begun to learn: its "
-                "term may keep it from that. Train for more updates, or at another learning rate",
-                " and ".join(latest),
-                self.step + 1,
-            )
+    def finish(self) -> None:
+        """Before an update: take up what was applied in it."""
+        self._counted.clear()
+        found = self.update.found
+        self.update.clear()
+        if found is None:
+            return
+        task, terms, scale = found
+        applied = self._solve(task, terms, scale)
+        none = _MeanLog.none(task)
+        self.logs[TASK] = self.logs.get(TASK, none).with_value(task / scale)
+        for name, share in applied.shares().items():
+            if self.bounded[name].share is not None:
+                self.logs[name] = self._ratio_with(name, applied.task, terms[name])
+            acted = (share > 0).float()
+            now = torch.stack([acted, share, share, acted * (applied.held < 1)]).float()
+            before = self.sums.get(name, torch.zeros_like(now))
+            largest = torch.maximum(before, now)
+            self.sums[name] = torch.where(now.new_tensor([0, 0, 1, 0]) > 0, largest, before + now)
+            self._warn_of_nothing(name)
 
-    def _warn(self, name: str) -> None:
-        """Say once that a term changes nothing, or with its fixed weight next to nothing."""
+    def applied(self) -> dict[str, Applied]:
+        """What was applied of every bounded term in the updates so far."""
+        found = {}
+        for name, sums in self.sums.items():
+            updates, total, largest, bounded = sums.tolist()
+            count = max(updates, 1.0)
+            found[name] = Applied(round(updates), total / count, largest, bounded / count)
+        return found
+
+    def remarks(self) -> list[str]:
+        """A sentence on every term that was bounded nearly always, or next to nothing."""
+        found = []
+        for name, of in self.applied().items():
+            if of.updates and of.share < NEXT_TO_NOTHING:
+                found.append(
+                    f"{name} was {100 * of.share:.2g} % of the task's gradient: it changed almost "
+                    "nothing. Give it a larger share or weight."
+                )
+            elif of.updates and of.bounded > MOSTLY:
+                found.append(
+                    f"{name} was held by its bound in {100 * of.bounded:.0f} % of the updates: it "
+                    f"was {of.share:.2g} times the task's gradient. A smaller share, or a larger "
+                    "max_share, gives it room."
+                )
+        return found
+
+    def _warn_of_nothing(self, name: str) -> None:
+        self.seen[name] = self.seen.get(name, 0) + 1
+        if self.seen[name] == ENOUGH and not self.sums[name][0]:
+            logger.warning(_NO_GRADIENT, name, ENOUGH)
+
+    def _warn_of_little(self, name: str, term: float, task: float) -> None:
         if name in self._told:
             return
-        if name not in self.squares and self.seen.get(name, 0) >= ENOUGH:
+        weight = (self.regularizers[name].weight or 0.0) * self.regularizers[name].every
+        if not term:
             self._told.add(name)
-            logger.warning(
-                "%s had no gradient in a trained weight in %d updates: it changes nothing. Train "
-                "the part of the model that it is about, or leave it out",
-                name,
-                ENOUGH,
-            )
-        ratio = self.ratio(name)
-        if ratio is None or self.shares[name] is not None:
-            return
-        found = (self.regularizers[name].weight or 0.0) * ratio  # once it has risen
-        if found < NEXT_TO_NOTHING:
+            logger.warning(_NO_GRADIENT, name, self.seen[name])
+        elif task and weight * term < NEXT_TO_NOTHING * task:
             self._told.add(name)
             logger.warning(
                 "%s is %.2g %% of the task gradient: it changes almost nothing. share=0.3 makes "
                 "it 30 %%",
                 name,
-                100 * found,
+                100 * weight * term / task,
             )
 
+    # --- state -------------------------------------------------------------------------------
+
     def state_dict(self) -> dict[str, Tensor]:
-        """Averages and counts, by name."""
-        numbers: dict[str, Mapping[str, float]] = {
-            "squares": self.squares,
-            "seen": self.seen,
-            "measured": self.measured,
-        }
-        learning = self._learning.state_dict() if self._learning else {}
-        return {f"{LEARNING}.{name}": value for name, value in learning.items()} | {
-            f"{kind}.{name}": torch.tensor(float(value), dtype=torch.float64)
-            for kind, values in numbers.items()
-            for name, value in values.items()
-        }
+        """Means, counts and sums, by name."""
+        state = {f"logs.{name}": torch.stack(log).double() for name, log in self.logs.items()}
+        state |= {f"sums.{name}": sums for name, sums in self.sums.items()}
+        return state | {f"seen.{name}": torch.tensor(count) for name, count in self.seen.items()}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore what `state_dict` returned; what came after it is forgotten."""
         self._reset()
-        if self._learning:
-            self._learning.load_state_dict(entries_under(f"{LEARNING}.", state))
         for key, value in state.items():
             kind, name = key.split(".", 1)
-            if kind == LEARNING:
-                continue
-            if kind == "squares":
-                self.squares[name] = value.item()
+            if kind == "logs":
+                self.logs[name] = _MeanLog(*value.clone())
+            elif kind == "sums":
+                self.sums[name] = value.clone()
             else:
-                getattr(self, kind)[name] = int(value)
+                self.seen[name] = int(value)
 
 
-def _gradients(
-    loss: Tensor, weights: Sequence[nn.Parameter], units: list[FSDPModule], *, keep_graph: bool
-) -> Iterable[Tensor | None]:
-    if units:
-        return sharded_gradients(loss, weights, units, keep_graph=keep_graph)
-    return torch.autograd.grad(loss, weights, retain_graph=keep_graph, allow_unused=True)
-
-
-def _sum(total: Gradients, found: Iterable[Tensor | None], factor: float = 1.0) -> Gradients:
-    """A sum of gradients and a factor times others, None where neither is."""
-    pairs = zip(total, found, strict=True)
-    return [
-        old if new is None else factor * new if old is None else old + factor * new
-        for old, new in pairs
-    ]
-
-
-def squared_norm(gradients: Gradients, weights: Sequence[nn.Parameter]) -> float:
-    """Squared l2 norm of the gradients of weights, averaged over processes."""
-    known = [gradient for gradient in gradients if gradient is not None]
-    if any(isinstance(gradient, DTensor) for gradient in known):
-        return sharded_norm(known) ** 2
-    if dist.is_available() and dist.is_initialized():
-        pairs = zip(gradients, weights, strict=True)
-        flat = torch.cat([(torch.zeros_like(w) if g is None else g).flatten() for g, w in pairs])
-        dist.all_reduce(flat)
-        return (flat / dist.get_world_size()).float().square().sum().item()
-    if not known:
-        return 0.0
-    norms = torch._foreach_norm([gradient.float() for gradient in known])
-    return torch.stack(norms).square().sum().item()
+_NO_GRADIENT = (
+    "%s had no gradient in a trained weight in %d updates: it changes nothing. Train the part of "
+    "the model that it is about, or leave it out"
+)

@@ -43,7 +43,7 @@ Kind = Literal[
     "edits updates",
     "changes dropout",
     "climbs in weights",
-    "has a share",
+    "has a bound",
 ]
 Environment = Literal[
     "bf16 autocast",
@@ -128,15 +128,15 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "DDP": FULL_BATCH,
         "FSDP2": FULL_BATCH,
     },
-    "has a share": {
-        "reentrant checkpointing": "a share of the task's gradient cannot be measured there: give "
-        'a weight, such as weight=1, or set activation_checkpointing_kwargs={"use_reentrant": '
-        "False}",
+    "has a bound": {
+        "reentrant checkpointing": "the gradients of term and task cannot be told apart there: set "
+        'activation_checkpointing_kwargs={"use_reentrant": False}, or give a weight, such as '
+        "weight=1, without a bound",
     },
 }
 
-NO_NORMS: set[Environment] = set(REFUSED["has a share"])
-"""Where a loss has no gradient norm of its own before the backward pass."""
+NO_NORMS: set[Environment] = set(REFUSED["has a bound"])
+"""Where the gradients of losses cannot be told apart."""
 
 _WIDE = "load the base model with dtype=torch.float32"
 NARROW: tuple[Environment, ...] = ("16-bit base weights", "quantized base weights")
@@ -182,7 +182,7 @@ def kinds(regularizer: Regularizer) -> set[Kind]:
         "edits updates": cls.before_step is not Regularizer.before_step,
         "changes dropout": regularizer.changes_dropout,
         "climbs in weights": regularizer.climbs_in_weights,
-        "has a share": regularizer.share is not None,
+        "has a bound": regularizer.max_share is not None,
     }
     return {kind for kind, applies in told.items() if applies}
 

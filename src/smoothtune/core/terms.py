@@ -19,7 +19,7 @@ class Terms:
 
     Args:
         regularizers: methods by name.
-        strengths: their weights, 0 while a term waits, and the number of updates seen.
+        strengths: their ramps, and the number of updates seen.
     """
 
     def __init__(self, regularizers: dict[str, Regularizer], strengths: Strengths):
@@ -38,7 +38,7 @@ class Terms:
         }
 
     def wait(self) -> bool:
-        """Whether a term on unlabeled batches, in its turn, has not come in yet."""
+        """Whether the ramp of a term on unlabeled batches, in its turn, has not begun yet."""
         return any(
             regularizer.acts_without_labels
             and self._has_turn(regularizer)
@@ -52,7 +52,7 @@ class Terms:
         return any(r.compares_passes and not r.uses_hidden_states for r in methods)
 
     def need_float32(self, dtype: torch.dtype | None, labeled: bool, *, narrow: bool) -> bool:
-        """Whether rounding would spoil what one of this update adds, compares or measures.
+        """Whether rounding would spoil what one of this update adds, compares or bounds.
 
         The clean pass, task loss included, is then float32 too: a method compares with it.
 
@@ -61,9 +61,8 @@ class Terms:
             labeled: whether the batch has labels.
             narrow: whether frozen weights in few bits are read as float32.
         """
-        measured = any(r.share is not None for r in self.regularizers.values())
-        if dtype == torch.float16 and measured:
-            return True  # also where the task alone is measured
+        if dtype == torch.float16 and self.strengths.bounded:
+            return True  # also where the task alone is measured, before a scaler has its say
         runs = dtype == torch.float16 or narrow
         methods = self.act(labeled).values()
         return any(r.needs_float32 or (runs and r.runs_model) for r in methods)
@@ -76,8 +75,7 @@ class Terms:
         acting = self.act(clean.labeled)
         replaced = any(regularizer.replaces_task_loss for regularizer in acting.values())
         for name, regularizer in acting.items():
-            # The norm of the gradient of a part of the rows would hold their noise too.
-            if regularizer.rows == 1 or self.strengths.is_measured(name):
+            if regularizer.rows == 1:
                 rows = clean
             else:
                 with rng.stream(clean.device, seed, f"{name}/rows", calls):

@@ -16,9 +16,9 @@ Departures:
       input of block 0; see `smart`.
     * Both KLs carry gradient into both predictions, as in the equation; `detach_targets=True` makes
       the target of each a constant, as in the released code.
-    * How long the curriculum is, is not stated. With a share the term waits until the model has
-      begun to learn (`ramp_start="auto"`): from the first update on it held MiniLM at chance on 320
-      sentences of SST-2 in two of three seeds (results/README.md). `ramp_steps` lets it grow.
+    * How long the curriculum is, is not stated: `ramp_start` begins later, `ramp_steps` lets the
+      term grow. By default it acts from the first update on, held by its bound.
+    * With a bound the clean prediction is a constant, see `r3f`.
     * The released script never runs its adversarial branch.
     * Dropout masks of all passes are shared; the released code draws new ones.
 """
@@ -45,7 +45,6 @@ class ALUM(AdversarialSearch):
     claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     compares_passes: ClassVar[bool] = True
-    waits_with_share: ClassVar[bool] = True
 
     weight: NonNegative | None = None
     """alpha, in place of share. Paper: 1."""
@@ -56,7 +55,7 @@ class ALUM(AdversarialSearch):
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """The divergence under the perturbation found."""
-        clean.run()
-        delta, gradient = self._ascent.search(clean, lambda run: divergence(clean, run))
+        target = self.target(clean.run())
+        delta, gradient = self._ascent.search(target, lambda run: divergence(target, run))
         measure = symmetric_kl_detached if self.detach_targets else symmetric_kl
-        return divergence(clean, self.attacked(clean, delta, gradient), measure)
+        return divergence(target, self.attacked(target, delta, gradient), measure)

@@ -23,7 +23,6 @@ Departures:
     * With norm="fro" all pairs cost as much as one: the sum over them is 2K times the sum over the
       scores less their mean.
     * pairs="sampled" draws one pair for every example, whose term is scaled by K (K-1) / K^2.
-    * With a share no example counts more than ten running means (`clip`).
     * Extractive QA has as many classes as real tokens, so only norm="fro", pairs="all".
 """
 

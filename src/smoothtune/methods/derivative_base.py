@@ -27,7 +27,6 @@ from smoothtune.functional.input_derivatives import (
     InputDerivatives,
 )
 
-CLIP_WITH_SHARE = 10.0
 CLIP = "clip."
 
 
@@ -40,19 +39,17 @@ class ClippedPenalty(Regularizer, ABC):
     """
 
     differentiates: ClassVar[bool] = True
-    waits_with_share: ClassVar[bool] = True
 
-    clip: NonNegative | None = None
-    """Largest value of an example, in running means: one sentence cannot rule an update. 0: none.
-    Default: 10 with a share; 0 with a weight, as in the paper."""
+    clip: NonNegative = 0.0
+    """Largest value of an example, in running means: one sentence cannot rule an update. 0: none,
+    as in the papers; the bound of a share holds the whole term."""
 
     def __post_init__(self):
         super().__post_init__()
         self._clip = self._new_clip()
 
     def _new_clip(self) -> ExampleClip | None:
-        given = self.clip if self.clip is not None else CLIP_WITH_SHARE if self.share else 0.0
-        return ExampleClip(given) if given else None
+        return ExampleClip(self.clip) if self.clip else None
 
     @property
     def results_version(self) -> int:

@@ -11,7 +11,6 @@ Departures:
     * x are the word embeddings, the only continuous input a language model has.
     * The task loss is a mean over B examples: its gradient is multiplied by B. Where a task
       averages over tokens instead (token classification), L is an example's share times B.
-    * With a share no example counts more than ten running means (`clip`).
     * The factor 1/2 and the weight are not those of the paper (RECONSTRUCTED).
 """
 

@@ -25,15 +25,15 @@ Departures:
       sum over k = `hessian_dims` of them, as eq 4 is printed, which grows with k; "sum" takes all.
     * The code averages over tokens, padding among them; `reduction="sum"` is the norm, and
       `"token_mean"` divides by the real tokens. The code cuts off the word embeddings' gradient.
-    * g is named, not written, in the sources: the five forms are RECONSTRUCTED. n comes from the
-      first batch that the term is taken on, in evaluation mode, or from `smoothness`. With a share
-      the term waits, so that this is no longer the pre-trained model (with `ramp_start=0` it is).
+    * g is named, not written, in the sources: the five forms are RECONSTRUCTED. n is that of the
+      pre-trained model on the first 32 training rows, in evaluation mode, or what `smoothness`
+      gives. A loop of one's own gives the rows to `Objective.calibrate`; else n comes from the first
+      batch.
     * One forward serves all layers; the code runs one per layer, each with dropout masks of its
       own. z_l is the output of a block: before the final norm of decoders, where the code's last
       layer is after it.
     * Tasks without a pooled token (extractive QA) take one random real token (RECONSTRUCTED).
     * Dual mode, the penalty alone on unlabeled text: `batches="unlabeled"`, rows without labels.
-    * With a share no example counts more than ten running means (`clip`).
     * Regression and classification are alike: the penalty does not look at the head.
 """
 
@@ -107,8 +107,8 @@ class JacHess(DerivativePenalty):
     """Sum of the lambda_l, beside a weight (a share sets their size). Paper: the learning rate (the
     default; 2e-5 without an optimizer)."""
     smoothness: list[Positive] | None = None
-    """n_l of the pre-trained model, one for each layer. Default: measured on the first batch of
-    the term, when the model has begun to learn where it waits for that."""
+    """n_l of the pre-trained model, one for each layer. Default: measured before the first update,
+    on 32 training rows."""
     power: Literal[1, 2] = 1
     """n is the norm (1) or its square (2). Paper: not stated."""
     temperature: Positive = 1.0
@@ -189,6 +189,17 @@ class JacHess(DerivativePenalty):
             )
         self._c = max(map(float, rates))
 
+    @property
+    def calibrates(self) -> bool:
+        """Until n is known, where it is asked for."""
+        return self._norms is None and self.factors not in ("logits", "uniform")
+
+    @torch.no_grad()
+    def calibrate(self, clean: ForwardPass) -> None:
+        """Measure n_l (eq. 5) on a batch, in evaluation mode."""
+        norms = self._derivatives.jacobian_norms(clean, self._reader(clean), CALIBRATION_PROBES)
+        self._norms = _mean_over_processes(norms)
+
     def loss(self, clean: ForwardPass) -> Tensor:
         """Equation 4."""
         if self.factors == "logits":
@@ -196,12 +207,10 @@ class JacHess(DerivativePenalty):
             estimate = self._derivatives.estimate(clean, lambda run: [scores(run)], weights)
             width = scores(clean.run()).shape[1]
         else:
-            read, whole = self._reader(clean), clean.whole
+            read = self._reader(clean)
             if self._norms is None:
-                read_whole = read if whole is clean else self._reader(whole)
-                self._norms = _mean_over_processes(
-                    self._derivatives.jacobian_norms(whole, read_whole, CALIBRATION_PROBES)
-                )
+                self.calibrate(clean.whole)
+            assert self._norms is not None
             n = self._norms.clamp(min=torch.finfo(self._norms.dtype).tiny) ** self.power
             weights = layer_factors(n, self.factors, self.temperature)
             estimate = self._derivatives.estimate(clean, read, weights)

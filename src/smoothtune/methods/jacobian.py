@@ -11,7 +11,6 @@ Equation:
 
 Departures:
     * x are the word embeddings, the only continuous input a language model has.
-    * With a share no example counts more than ten running means (`clip`).
     * Extractive QA: the logits are those of all real tokens, start and end.
 """
 

@@ -33,8 +33,9 @@ Departures: no official code is public; what the papers leave open is RECONSTRUC
       training texts and no special ones (`min_count`, `read_training_rows`). The most frequent
       neighbor is then one of 18 % of the words (14 %): short vectors are near to everything.
       `metric="cosine"`, which knows no lengths, leaves 0.4 %.
-    * Both passes carry gradient, as in Algorithm 1; `detach_clean=True` follows the prose, which
-      calls the clean output a virtual label.
+    * With a weight both passes carry gradient, as in Algorithm 1. With a bound the clean states are
+      constants, as the prose has it, which calls them a virtual label: so the term's gradient is
+      known apart from the task's without one more backward pass (docs/concepts.md).
     * Both passes see the same dropout masks, or R would not vanish without noise.
 """
 
@@ -63,7 +64,6 @@ class LNSR(NoisyEmbeddings):
     claims: ClassVar[tuple[Quantity, ...]] = ("noise sensitivity",)
     uses_hidden_states: ClassVar[bool] = True
     compares_passes: ClassVar[bool] = True
-    waits_with_share: ClassVar[bool] = True
     renamed: ClassVar[Mapping[str, str]] = {"reduce": "reduction"}
 
     weight: NonNegative | None = None
@@ -78,14 +78,22 @@ class LNSR(NoisyEmbeddings):
     "mean": mean over both. Paper: TNNLS Table I defines the norm; tokens are not stated."""
     tokens: Literal["all", "pooled"] = "all"
     """Compare all real tokens, or the one the head reads. Paper: not stated."""
-    detach_clean: bool = False
-    """Treat the clean hidden states as constants. Paper: Algorithm 1 does not."""
+    detach_clean: bool | None = None
+    """Treat the clean hidden states as constants. Default: with a bound. Paper: Algorithm 1 does
+    not, and the prose calls them a virtual label."""
     dropout: Dropout = "shared"
     """Dropout masks of the noisy pass relative to the clean one. Paper: not stated."""
 
     def __post_init__(self):
         super().__post_init__()
         self._first = 0 if self._noise.point == "word" else self._noise.point
+        bounded = self.max_share is not None
+        self._detaches = bounded if self.detach_clean is None else self.detach_clean
+
+    @property
+    def has_own_graph(self) -> bool:
+        """Where the clean states are constants."""
+        return self._detaches and self.max_share is not None
 
     def attach(self, model: nn.Module) -> None:
         """Index the pre-trained embeddings.
@@ -104,10 +112,11 @@ class LNSR(NoisyEmbeddings):
     def loss(self, clean: ForwardPass) -> Tensor:
         """R of eq. 11."""
         above = slice(self._first + 1, None)
-        hidden = clean.run().hidden_states[above]
+        clean = self.target(clean.run())
+        hidden = clean.hidden_states[above]
         noisy = self.noisy(clean, self.dropout).hidden_states[above]
         terms = [
-            factor * self.distance(h.detach() if self.detach_clean else h, h_, clean)
+            factor * self.distance(h.detach() if self._detaches else h, h_, clean)
             for factor, h, h_ in zip(
                 self.layer_weights or [1.0] * len(hidden), hidden, noisy, strict=True
             )

@@ -24,10 +24,7 @@ Departures:
     * With one score the released loss is identically 0; here regression has the squared error, also
       with `compat`.
     * Dropout masks of both passes are shared; the released code draws new ones.
-    * With a share the term waits until the model has begun to learn (`ramp_start="auto"`): from the
-      first update on it held MiniLM at chance on 320 sentences of SST-2 in two of three seeds, as
-      ALUM did (results/README.md), and from 0.3 of the run at the latest MPNet on CoLA
-      (results/encoder-ramp).
+    * With a bound the clean prediction is a constant, see `r3f`.
     * The report on SiFT (YashBit/MLLU-Class-Project) perturbs the output of that LayerNorm, after
       its weights: `place="output"`, in units of each token's rms there. The report's unit is the
       deviation over the whole sequence.
@@ -75,8 +72,6 @@ class SiFT(Regularizer):
     claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     compares_passes: ClassVar[bool] = True
-    waits_with_share: ClassVar[bool] = True
-
     renamed: ClassVar[Mapping[str, str]] = {"eta": "step_size"}
 
     weight: NonNegative | None = None
@@ -139,7 +134,7 @@ class SiFT(Regularizer):
         compat = self.compat == "deberta"
         measure = both_cross_entropies if compat else symmetric_kl
         search = self.deberta_search if compat else self._ascent.search
-        clean.run()
+        clean = self.target(clean.run())
         if self.compat:
             check_released(self.name, self.compat, clean)
         delta, gradient = search(clean, lambda run: divergence(clean, run, measure))

@@ -195,6 +195,11 @@ class SMART(AdversarialSearch):
         """Those of the teacher."""
         return bool(self._mu)
 
+    @property
+    def has_own_graph(self) -> bool:
+        """Not with the proximal term, which is a function of the clean pass alone."""
+        return super().has_own_graph and not self._mu
+
     def refuses(self, model: nn.Module) -> str | None:
         """The released code compares the class scores of one prediction."""
         return no_compat(model, self.compat)
@@ -226,6 +231,7 @@ class SMART(AdversarialSearch):
 
     def smoothness(self, clean: ForwardPass) -> Tensor:
         """R_s at the perturbation found."""
+        clean = clean.constant() if self.max_share is not None else clean
         if self.compat == "mt-dnn":
             delta, gradient = self.released_search(
                 clean, lambda run: mt_dnn_inner(clean, run, self._inner), self._ascent.step_size

@@ -18,8 +18,6 @@ Departures:
     * xi is always relative to ||x||: the released 1e-6 is lost in float32 rounding on transformers.
     * Dropout masks of all passes are shared, so that the KL is 0 without r; the released code draws
       new ones.
-    * With a share the term waits until the model has begun to learn (`ramp_start="auto"`), which
-      gave higher scores than beginning at once (docs/concepts.md).
 """
 
 from __future__ import annotations
@@ -49,7 +47,6 @@ class VAT(Adversarial):
     claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
     version: ClassVar[int] = 2
     compares_passes: ClassVar[bool] = True
-    waits_with_share: ClassVar[bool] = True
 
     weight: NonNegative | None = None
     """Factor of the term, in place of share. Paper: 1."""
@@ -68,7 +65,7 @@ class VAT(Adversarial):
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """KL(p || p(.|x + r)), also on batches without labels."""
-        clean.run()
+        clean = self.target(clean.run())
         probe = self.xi * unit(clean, self.layer, "l2", "example", "relative")
         draws = rng.normal_like(clean.zeros(self.layer)) * clean.mask[..., None]
 

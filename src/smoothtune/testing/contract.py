@@ -27,10 +27,10 @@ MakeBatch = Callable[..., dict[str, Tensor]]
 
 
 def with_weight(method: Regularizer) -> Regularizer:
-    """The method with weight 1 in place of a share, which is off in the first updates."""
+    """The method with weight 1 in place of a share, so that its value has its gradient."""
     if method.share is None:
         return method
-    left_out = ("share", "ramp_start")
+    left_out = ("share", "max_share")
     settings = {key: value for key, value in method.settings().items() if key not in left_out}
     return type(method)(**settings, weight=1.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from collections import defaultdict
 from dataclasses import replace
@@ -15,9 +16,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
+from smoothtune.core import rng
 from smoothtune.core.compiled import compile_blocks, is_compiled_block, uncompile_blocks
 from smoothtune.core.objective import Objective
 from smoothtune.core.optimizer_hooks import unwrapped_optimizer
+from smoothtune.core.regularizer import CALIBRATION_ROWS
 from smoothtune.errors import CheckpointError
 from smoothtune.trainer.checkpoints import Checkpoints
 from smoothtune.trainer.compatibility import check_trainer
@@ -26,6 +29,8 @@ from smoothtune.trainer.manifest import STATE_FILE
 from smoothtune.trainer.model_record import extend_card, write_record
 from smoothtune.trainer.run_record import describe_run
 from smoothtune.trainer.task_loss import TaskLoss
+
+logger = logging.getLogger(__name__)
 
 _CLASS = object()  # in place of an attribute that the instance has from its class
 
@@ -196,7 +201,6 @@ class Binding(TrainerCallback):
             prepared.batch,
             prepared.compute_loss,
             row_share=prepared.row_share,
-            declared_loss=self.task.is_declared,
         )
         self._count(self.objective.terms, self.task.parts.part_of_kind(inputs))
         return (loss, None) if return_outputs else loss
@@ -274,7 +278,8 @@ class Binding(TrainerCallback):
             self.objective.unbind_optimizer()
         else:
             self._use(self.trainer.optimizer)
-        self.objective.expect(state.max_steps)
+        accumulates = args.gradient_accumulation_steps > 1
+        self.objective.expect(state.max_steps, accumulates=accumulates)
         if self.resume_from is None:
             return
         try:
@@ -295,7 +300,26 @@ class Binding(TrainerCallback):
             control.should_training_stop = True
         else:
             set_epoch(train_dataloader, epoch)
+            self._calibrate(train_dataloader)
             self.original_run_epoch(epoch=epoch, train_dataloader=train_dataloader, **kwargs)
+
+    def _calibrate(self, loader: Any) -> None:
+        """Let methods measure the pre-trained model on the first training rows."""
+        methods = self.objective.regularizers.values()
+        rows = getattr(loader, "dataset", None)
+        if self.objective.step or not any(r.calibrates for r in methods) or not is_map_style(rows):
+            return
+        with rng.isolated(self.trainer.model.device):
+            batch = loader.collate_fn([rows[i] for i in range(min(CALIBRATION_ROWS, len(rows)))])
+            inputs = self.trainer._prepare_inputs(batch)
+            prepared = self.task.prepare(inputs, None)
+            self.objective.calibrate(self.trainer.model, prepared.batch, prepared.compute_loss)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Say which terms were held by their bound nearly always, or changed next to nothing."""
+        if self.trainer.is_world_process_zero():
+            for remark in self.objective.strengths.remarks():
+                logger.warning(remark)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop before weights that are not finite are used or saved."""
@@ -303,6 +327,11 @@ class Binding(TrainerCallback):
             self.objective.before_step()
             self.objective.after_step()
         check_weights(self.trainer.model, state.global_step + 1)
+
+
+def is_map_style(rows: Any) -> bool:
+    """Whether rows have numbers, so that the first can be read without using up a stream."""
+    return hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and len(rows) > 0
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
