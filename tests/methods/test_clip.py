@@ -75,22 +75,20 @@ def test_the_gradient_is_that_of_the_clipped_examples(make, fields, pieces):
 
 
 @pytest.mark.parametrize("make", [JacHess, Jacobian, CrossHolder, DoubleBackprop])
-def test_it_goes_with_a_share(make):
-    """Released code and the papers' weights know no bound, and their runs keep their identity."""
-    at_once = {"share": 0.3, "ramp_start": 0}
-    assert make(**at_once).results_version == make(weight=1.0).results_version + 1
-    assert make(**at_once, clip=0).results_version == make(weight=1.0).results_version
+def test_there_is_none_unless_it_is_given(make):
+    """With one the term begins in its second update."""
+    assert make(clip=2.0).results_version == make().results_version + 1
     first = {}  # update in which the term is there
-    for clip in (0.0, None):
+    for clip in (None, 2.0):
         model = fresh()
-        objective = Objective(make(share=0.3, clip=clip, ramp_start=0))
+        objective = Objective(make(share=0.3, **({} if clip is None else {"clip": clip})))
         objective.bind(model, optimizer := still(model))
         for update in range(4):
             objective(model, rows(0, ROWS)).backward()
             optimizer.step()
             if objective.terms[f"loss/{make.name}"] > 0:
                 first.setdefault(clip, update)
-    assert first == {0.0: 1, None: 2}
+    assert first == {None: 0, 2.0: 1}
 
 
 def test_a_resumed_run_has_the_same_bound():

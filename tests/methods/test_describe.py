@@ -22,7 +22,7 @@ def test_parts_of_a_docstring():
     assert found.departures.splitlines()[0].startswith("* The mask is drawn once per input neuron")
     assert found.departures.splitlines()[1].startswith("  paper's figure;")  # of the same item
     assert describe("plain").departures == "none."
-    assert found.as_dict()["fields"][8]["name"] == "p"
+    assert found.as_dict()["fields"][9]["name"] == "p"
 
 
 def test_fields():
@@ -30,6 +30,7 @@ def test_fields():
     assert list(fields) == [
         "weight",
         "share",
+        "max_share",
         "every",
         "rows",
         "batches",
@@ -44,11 +45,12 @@ def test_fields():
     assert [field.default for field in fields.values()] == [
         1.0,
         None,
+        None,
         1,
         1.0,
         "both",
         "encoder",
-        None,
+        0.0,
         0.0,
         0.3,
         "input",
@@ -84,7 +86,7 @@ def test_values_a_field_takes(name, field, expected):
 
 def test_fields_of_a_base_come_last():
     names = [field.name for field in describe("smart").fields]
-    assert names[:4] == ["weight", "share", "every", "rows"]
+    assert names[:4] == ["weight", "share", "max_share", "every"]
     assert names.index("compat") < names.index("epsilon") < names.index("units")
 
 

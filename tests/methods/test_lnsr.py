@@ -129,7 +129,7 @@ class TestClosedForms:
         assert error < 0.01 * expected
 
 
-def literal(model, inputs, delta, point, weights, reduce, tokens="all"):
+def literal(model, inputs, delta, point, weights, reduce, *, constant=False):
     """Sum_r lambda_r ||f_r(x + eps) - f_r(x)||^2 with loops over layers, examples and tokens."""
 
     def states(shift):
@@ -160,7 +160,8 @@ def literal(model, inputs, delta, point, weights, reduce, tokens="all"):
         per_example = []
         for i in range(len(mask)):
             real = [t for t in range(mask.shape[1]) if mask[i, t]]
-            squares = [((clean[i, t] - noisy[i, t]) ** 2) for t in real]
+            fixed = [clean[i, t].detach() if constant else clean[i, t] for t in real]
+            squares = [((x - noisy[i, t]) ** 2) for x, t in zip(fixed, real, strict=True)]
             if reduce == "mean":
                 per_example.append(sum(s.mean() for s in squares) / len(real))
             elif reduce == "token_sum":
@@ -172,6 +173,7 @@ def literal(model, inputs, delta, point, weights, reduce, tokens="all"):
 
 
 @pytest.mark.parametrize("architecture", ["bert", "deberta", "opt", "llama"])
+@pytest.mark.parametrize("strength", [{"weight": 1.0}, {"share": 0.3}], ids=["weight", "share"])
 @pytest.mark.parametrize(
     ("fields", "point", "weights"),
     [
@@ -181,16 +183,18 @@ def literal(model, inputs, delta, point, weights, reduce, tokens="all"):
         ({"noise": "in_manifold", "k": 3}, "word", [1, 1]),
     ],
 )
-def test_equation_and_its_gradient(architecture, fields, point, weights):
+def test_equation_and_its_gradient(architecture, fields, point, weights, strength):
+    """With a share, and so a bound, the clean states are constants."""
     model, inputs = tiny_model(architecture), tiny_batch()
-    method = LNSR(**fields)
+    method = LNSR(**fields, **strength)
     method.attach(model)
     with fixed_draws():
         run = ForwardPass(model, inputs, points=method.points())
         value = method.loss(run)
         delta = method._noise.draw(run)
     assert delta.norm() > 0
-    expected = literal(model, inputs, delta, point, weights, method.reduction)
+    constant = "share" in strength
+    expected = literal(model, inputs, delta, point, weights, method.reduction, constant=constant)
     torch.testing.assert_close(value, expected, check_dtype=False, rtol=1e-6, atol=1e-12)
     parameters = [p for p in model.parameters() if p.requires_grad]
     for found, wanted in zip(

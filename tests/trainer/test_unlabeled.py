@@ -284,8 +284,8 @@ def assert_sum_of_both(tmp_path, made, accumulation, rows, given, loss):
 
 @pytest.mark.parametrize("accumulation", [2, 4])
 def test_the_share_of_a_term_is_that_of_labeled_and_unlabeled_rows_together(tmp_path, accumulation):
-    """In the first update it is measured: the gradient of both terms beside that of the task."""
-    method = R3F(noise="normal", sigma=0.1, share=0.5)
+    """Of the first update: the gradient of both terms beside that of the task."""
+    method = LNSR(share=0.5, detach_clean=False)
     with fixed_draws():
         trainer = SmoothTrainer(
             model=tiny_model("bert"),
@@ -302,7 +302,7 @@ def test_the_share_of_a_term_is_that_of_labeled_and_unlabeled_rows_together(tmp_
         trainer.train()
     model = tiny_model("bert")
     model.config.problem_type = "single_label_classification"
-    term = Objective(R3F(noise="normal", sigma=0.1, batches="both", weight=1.0)).attach(model)
+    term = Objective(LNSR(weight=1.0)).attach(model)
     rows = [collate(Rows(8, seed=seed)) | {"unlabeled": True} for seed in (0, 9)]
     weights = list(model.parameters())
     with fixed_draws():
@@ -313,8 +313,11 @@ def test_the_share_of_a_term_is_that_of_labeled_and_unlabeled_rows_together(tmp_
         torch.cat([g.flatten() for g in grads if g is not None]).norm().item()
         for grads in (torch.autograd.grad(x, weights, allow_unused=True) for x in (both, task))
     ]
-    found = trainer.objective.strengths.ratio("r3f")
-    assert found == pytest.approx(norms[0] / norms[1], rel=1e-6)
+    log = trainer.state.log_history[0]
+    assert log["lnsr/share"] == pytest.approx(0.5, rel=1e-4)
+    assert log["lnsr/bounded"] == 0
+    mean = trainer.objective.strengths.logs["lnsr"].mean
+    assert mean.exp().item() == pytest.approx(norms[1] / norms[0], rel=1e-4)
 
 
 def test_a_run_goes_on_in_the_order_it_began_with(tmp_path):

@@ -43,6 +43,7 @@ class Binding(TrainerCallback):
         self.objective, self.alternating = objective, alternating
         self.sums: dict[str, Tensor] = {}
         self.counts: dict[str, int] = defaultdict(int)
+        self.applied: dict[str, Tensor] = {}  # sums of what terms had up to the last log
         self.resume_from: Path | None = None
         self.kept: dict[str, Tensor] = {}  # state of the methods between two calls of train()
         self.replaced: dict[str, Any] | None = None  # what the trainer had of its own
@@ -209,8 +210,10 @@ class Binding(TrainerCallback):
 
     def _count(self, terms: dict[str, Tensor], part: float) -> None:
         """Take up the terms of a batch, whose kind is this part of its update's batches."""
+        bounded = self.objective.strengths.bounded
+        of_updates = {f"{name}/{kind}" for name in bounded for kind in ("share", "bounded")}
         for name, value in terms.items():
-            if name != "loss":
+            if name != "loss" and name not in of_updates:
                 weighed = part if name.startswith("loss/") else 1.0
                 self.sums[name] = self.sums.get(name, 0) + weighed * value
                 self.counts[name] += 1
@@ -221,10 +224,24 @@ class Binding(TrainerCallback):
             names = sorted(self.sums)
             means = torch.stack([self.sums[name].float() / self.counts[name] for name in names])
             means = self.trainer.accelerator.reduce(means, reduction="mean")
-            logs = {**logs, **dict(zip(names, means.tolist(), strict=True))}
+            logs = {
+                **logs,
+                **dict(zip(names, means.tolist(), strict=True)),
+                **self._applied_since(),
+            }
             self.sums.clear()
             self.counts.clear()
         self.original_log(logs, *args, **kwargs)
+
+    def _applied_since(self) -> dict[str, float]:
+        """Share of the task's gradient that bounded terms had in the updates since the last log."""
+        found = {}
+        for name, sums in self.objective.strengths.sums.items():
+            updates, share, _, bounded = (sums - self.applied.get(name, 0)).tolist()
+            if updates:
+                found |= {f"{name}/share": share / updates, f"{name}/bounded": bounded / updates}
+            self.applied[name] = sums
+        return found
 
     # --- the model ---------------------------------------------------------------------------
 
@@ -306,11 +323,12 @@ class Binding(TrainerCallback):
     def _calibrate(self, loader: Any) -> None:
         """Let methods measure the pre-trained model on the first training rows."""
         methods = self.objective.regularizers.values()
-        rows = getattr(loader, "dataset", None)
+        rows = getattr(loader, "dataset", None)  # unlabeled ones come after the others
         if self.objective.step or not any(r.calibrates for r in methods) or not is_map_style(rows):
             return
+        count = min(CALIBRATION_ROWS, len(self.trainer.train_dataset))
         with rng.isolated(self.trainer.model.device):
-            batch = loader.collate_fn([rows[i] for i in range(min(CALIBRATION_ROWS, len(rows)))])
+            batch = loader.collate_fn([rows[i] for i in range(count)])
             inputs = self.trainer._prepare_inputs(batch)
             prepared = self.task.prepare(inputs, None)
             self.objective.calibrate(self.trainer.model, prepared.batch, prepared.compute_loss)
