@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from helpers.tiny_folder import tiny_bert, tiny_data
-from smoothtune.core import regularizer
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 INSTALL = "this test needs a browser: apt-get install chromium, or playwright install chromium"

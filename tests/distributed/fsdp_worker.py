@@ -78,5 +78,5 @@ for name, fields in SHARES_TESTED.items():
     weights = {n: weight.full_tensor() for n, weight in model.state_dict().items()}
     if rank == 0:
         torch.save(weights, f"{output}/share-{name}.pt")
-        torch.save(objective.strengths.squares, f"{output}/squares-{name}.pt")
+        torch.save(objective.strengths.state_dict(), f"{output}/strength-{name}.pt")
 leave()

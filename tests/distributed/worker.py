@@ -44,6 +44,7 @@ RUNS = [  # name, function, methods, size of a batch, batches of an update
     ("seq2seq", seq2seq_weights_after, SEQ2SEQ_TESTED, 2, 2),
     ("unequal", unequal, UNEQUAL_TESTED, 6, 1),
     ("share", partial(weights_after, max_steps=4, fields={"share": 0.5}), ["lnsr"], 16, 1),
+    ("bounded", partial(weights_after, max_steps=4, fields={"share": 50.0}), ["lnsr"], 4, 4),
     ("clipped", partial(weights_after, max_steps=3, fields=CLIPPED), ["jacobian"], 4, 4),
     ("compiled", partial(weights_after, **COMPILED), ["lnsr", "freelb"], 16, 1),
     ("dual", dual_weights_after, ["lnsr"], 4, 1),

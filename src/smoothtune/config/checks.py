@@ -44,8 +44,6 @@ def with_present_names(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, di
     for name, fields in methods.items():
         former = METHODS[name].former_names() if name in METHODS else {}
         later = plain_data(METHODS[name]().settings()) if name in METHODS else {}
-        if later:
-            later["ramp_start"] = 0.0  # before there was the field, every term began at once
         for one, other in (("weight", "share"), ("share", "weight")):
             if one in fields:
                 later.pop(other, None)

@@ -23,7 +23,6 @@ from smoothtune.study.report.comparison import (
     run_of,
     table_of_runs,
 )
-from smoothtune.study.report.decision import overall
 from smoothtune.study.report.effect import (
     compare_beside,
     compare_effects,
@@ -37,7 +36,6 @@ from smoothtune.study.report.effect_table import (
 )
 from smoothtune.study.report.statistics import NAMES
 from smoothtune.study.report.training import method_fields, training_of
-from smoothtune.study.report.waiting import waiting_of
 
 
 def study_content(study: Study, plan: Plan, records: Records, console: Console) -> dict[str, Any]:
@@ -64,7 +62,7 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
     compared = compare_effects(measured)
     beside, robust = compare_beside(measured), compare_robustness(measured)
     said = findings_of(measured, compared, beside, robust)
-    content = {
+    return {
         "name": study.name,
         "title": study.config.title or study.name,
         "notes": study.config.notes,
@@ -87,8 +85,6 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         "earlier": _earlier(asked, cells),
         "rows": runs.to_dict("records"),
     }
-    equal = {item["method"] for item in overall(content) if item["equal"]}
-    return content | {"waiting": waiting_of(cells, records, equal)}
 
 
 def _with_fields(methods: list[dict[str, Any]], cells: Sequence[Cell]) -> list[dict[str, Any]]:

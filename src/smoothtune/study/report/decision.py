@@ -13,7 +13,6 @@ from smoothtune.study.config import PLAIN
 from smoothtune.study.report.comparison import by_condition
 from smoothtune.study.report.power import MOST_SEEDS, POWER, seeds_needed
 from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL
-from smoothtune.study.report.waiting import late_terms
 
 WORTH = 0.002
 """Difference in score, from which more seeds are worth running."""
@@ -41,14 +40,11 @@ def decision(content: Mapping[str, Any]) -> Sentence:
         )
     if all(item["equal"] for item in compared):
         names = [item["method"] for item in compared]
-        late = late_terms(names, content["waiting"])
-        others = [name for name in names if name not in late]
-        said = [f"Equal to plain in every run: {', '.join(names)}.", *late.values()]
-        if others:
-            one = len(others) == 1
-            who = ", ".join(others) if late else "it" if one else "they"
-            said.append(f"Check that {who} act{'s' * one} at all.")
-        return Sentence("fragile", " ".join(said))
+        acts = "it acts" if len(names) == 1 else "they act"
+        return Sentence(
+            "fragile",
+            f"Equal to plain in every run: {', '.join(names)}. Check that {acts} at all.",
+        )
     better = [item for item in compared if _gap(item) > 0 and _holds(item)]
     if better:
         best = max(better, key=_gap)

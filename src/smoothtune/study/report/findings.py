@@ -21,7 +21,6 @@ from smoothtune.study.report.decision import decision, equal_methods, overall
 from smoothtune.study.report.power import POWER
 from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL
 from smoothtune.study.report.tables import TITLES
-from smoothtune.study.report.waiting import late_terms
 
 BETTER = {"brier": -1, "nll": -1, "ece": -1, "noise": 1, "ood": 1}
 """Measures beside the score, and whether more or less is better. A gap shrinks by less fit too."""
@@ -331,7 +330,6 @@ def _budget(content: Mapping[str, Any]) -> Iterator[Sentence]:
         said.append(f"Each method got {count} settings to choose from, on held-out training rows.")
     if equal := equal_methods(content):
         said.append(f"Equal to plain in every run: {', '.join(equal)}.")
-        said += late_terms(equal, content["waiting"]).values()
     if said:
         yield Sentence("fragile" if uneven or equal else "note", " ".join(said))
 
