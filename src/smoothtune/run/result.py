@@ -51,6 +51,9 @@ def run_result(
         "model": config.model,
         "base_model_id": config.model if is_on_the_hub(config.model) else None,
         "methods": config.methods,
+        "applied": {
+            name: of._asdict() for name, of in trainer.objective.strengths.applied().items()
+        },
         "seed": config.seed,
         "world_size": world_size(),
         "headline": main_metric,
