@@ -53,19 +53,17 @@ def test_both_arms_have_the_same_number_of_trials() -> None:
     assert [trial.setting.method for trial in methods.trials[:3]] == ["lnsr", "r3f", "mixout"]
 
 
-def test_a_good_trial_gets_all_folds_and_a_bad_one_the_first_alone() -> None:
+@pytest.mark.parametrize(
+    ("folds", "by_rank"), [(1, [1] * 30), (2, [2] * 4), (3, [3] * 2 + [2] * 2), (5, [5, 5, 2, 2])]
+)
+def test_the_best_race_over_more_folds(folds: int, by_rank: list[int]) -> None:
+    """Of 30 trials, by their score on the first fold; they rank alike on every fold."""
     log: list = []
-    plain, methods = searched(surface, log, budget=60)
-    for arm in (plain, methods):
-        complete = [trial for trial in arm.trials if trial.state == "complete"]
-        pruned = [trial for trial in arm.trials if trial.state == "pruned"]
-        assert len(complete) + len(pruned) == 30
-        assert {len(trial.scores) for trial in complete} == {3}
-        assert {len(trial.scores) for trial in pruned} == {1}
-        assert 5 <= len(complete) <= 18
-        best = max(arm.trials, key=lambda trial: trial.scores[0])
-        assert best.state == "complete"
-        assert arm.best() is best
+    for arm in searched(surface, log, budget=60, folds=folds):
+        ranked = sorted(arm.trials, key=lambda trial: trial.scores[0], reverse=True)
+        assert [len(t.scores) for t in ranked] == by_rank + [1] * (30 - len(by_rank))
+        assert all((t.state == "complete") == (len(t.scores) == folds) for t in ranked)
+        assert arm.best() is ranked[0]
     assert set(Counter(log).values()) == {1}
 
 
