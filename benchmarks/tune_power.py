@@ -130,6 +130,7 @@ def condition(gain, rows, searches):
 
 def markdown(found):
     """The table."""
+    differ = 100 * fmean(row["rows_that_differ"] for row in found)
     lines = [
         "# Gains that `smoothtune tune` finds, and does not",
         "",
@@ -139,7 +140,7 @@ def markdown(found):
         "plain by so many points of accuracy, the others are equal to it; all depend alike on",
         "learning rate and epochs, with the best place drawn anew for every search. A score is of",
         "a fifth of the rows. A run's luck has a deviation of 2 points, beside that of its rows;",
-        f"two runs differ on {100 * fmean(row['rows_that_differ'] for row in found):.0f} % of them.",
+        f"two runs differ on {differ:.0f} % of them.",
         '"Says use": searches that end with a method in the place of plain; without a true gain',
         "that is false. Pick: the best setting of a method, less the best of plain, in truth.",
         "",

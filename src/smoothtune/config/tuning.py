@@ -70,7 +70,7 @@ class TuneSettings(Fields):
     held_out: Annotated[float, Field(gt=0, le=0.5), SEARCH] = 0.2
     """Share of the training rows that a trial is scored on and not trained on."""
     folds: Annotated[Count, SEARCH] = 3
-    """Held-out parts that the two best trials of both halves are scored on; most have one."""
+    """Held-out parts that the two best trials of plain and of the methods get; most get one."""
     confirm_runs: Annotated[int, Field(ge=3), SEARCH] = 15
     """Runs of the best method and of the best plain setting, with fresh seeds and parts."""
     round_size: Annotated[Count, SEARCH] = 4
