@@ -23,7 +23,7 @@ from smoothtune.tune.search import Outcome, arms, search
 from smoothtune.tune.space import PLAIN
 
 RESULTS = Path(__file__).parent / "results"
-ROWS, GAINS, SEARCHES = (300, 500, 1000), (0.0, 0.05, 0.1), 200
+ROWS, GAINS, SEARCHES = (300, 500), (0.0, 0.05, 0.1), 200
 PEAK = 0.8
 """Accuracy of plain fine-tuning at its best learning rate and epochs."""
 OCTAVE, CHANCE = 0.01, 0.5

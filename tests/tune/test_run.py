@@ -180,7 +180,7 @@ def test_it_stays_with_plain_where_nothing_is_better(
     content = run_tune(asked(data, inputs, tmp_path / "out"), console=quiet())
     assert content["use"] == "plain"
     assert content["sentence"].startswith("Stay with plain, learning rate ")
-    assert "is not shown to be better: -0.3 points of accuracy (90 % i" in content["sentence"]
+    assert "is not shown to be better: +0.3 points of accuracy (90 % i" in content["sentence"]
     half = 100 * (content["gain"]["high"] - content["gain"]["low"]) / 2
     said = f"On 60 rows these runs show only gains above {half:.1f} points."
     assert content["sentence"].endswith(said)
