@@ -61,7 +61,7 @@ Numbers = Annotated[
 class TuneSettings(Fields):
     """How a search is done."""
 
-    budget: Annotated[int, Field(ge=2), SEARCH] = 30
+    budget: Annotated[int, Field(ge=2), SEARCH] = 18
     """Trials: half of them are plain fine-tuning's, half those of all methods together."""
     learning_rates: Annotated[Numbers, SEARCH] = (1e-5, 5e-4)
     """Lowest and highest learning rate to try; one number: it is not searched."""
@@ -70,8 +70,8 @@ class TuneSettings(Fields):
     held_out: Annotated[float, Field(gt=0, le=0.5), SEARCH] = 0.2
     """Share of the training rows that a trial is scored on and not trained on."""
     folds: Annotated[Count, SEARCH] = 3
-    """Held-out parts that a good trial is trained for in turn; most trials stop after the first."""
-    confirm_runs: Annotated[int, Field(ge=3), SEARCH] = 5
+    """Held-out parts that the two best trials of plain and of the methods get; most get one."""
+    confirm_runs: Annotated[int, Field(ge=3), SEARCH] = 15
     """Runs of the best method and of the best plain setting, with fresh seeds and parts."""
     round_size: Annotated[Count, SEARCH] = 4
     """Trials of plain and of methods that start together, whatever the number of workers; more keep

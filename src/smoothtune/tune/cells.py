@@ -23,7 +23,7 @@ from smoothtune.study.inputs import base_weights_fingerprint
 from smoothtune.study.pool import Ended, Pool
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
 from smoothtune.study.run import execute
-from smoothtune.tune.confirm import Fresh
+from smoothtune.tune.confirm import Fresh, search_run
 from smoothtune.tune.search import Outcome, Trial
 from smoothtune.tune.space import Setting
 from smoothtune.tune.split import TrainingRows, parts_of, write_split
@@ -113,7 +113,7 @@ class Trainings:
         cells = [
             self.cell(
                 trial.setting,
-                Fresh(seed, seed, fold),
+                search_run(fold, seed),
                 f"{trial.arm} trial {trial.number + 1}, fold {fold + 1}",
             )
             for trial, fold in work

@@ -4,13 +4,13 @@ The best of many noisy scores is too high, so what the search saw does not decid
 both on the same part of the training rows, with the same seed, and scores them on the rest; the
 parts of one cut are disjoint, so after as many runs as there are parts every row was scored once.
 
-The interval is Student's for the mean of paired differences, with the variance of the mean times
-1/n + t, where t is the number of scored rows over that of trained ones, in the place of 1/n: the
-runs share training rows and so are not independent.
+The rule is set before: the method is used if the lower end of an interval is above 0 whose error on
+that side is 5 %. The interval is Student's for the mean of paired differences. More runs than there
+are parts score the same rows again. They tell of other seeds, but not of other rows, so the mean is
+never taken to be surer than that of one cut.
 
-References: Nadeau, Bengio: Inference for the Generalization Error, Machine Learning 2003;
-Bouckaert, Frank: Evaluating the Replicability of Significance Tests for Comparing Learning
-Algorithms, PAKDD 2004.
+Reference: Bouckaert, Frank: Evaluating the Replicability of Significance Tests for Comparing
+Learning Algorithms, PAKDD 2004, on what repeated cuts may be taken to tell.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-LEVEL = 0.95
+LEVEL = 0.9
+"""Of the interval; that the truth is below it has half of the rest as its chance, 5 %."""
 FEWEST = 3
 """Pairs without which nothing is said."""
 ROUNDING = 1e-9
@@ -31,7 +32,7 @@ ROUNDING = 1e-9
 
 
 class Fresh(NamedTuple):
-    """What one confirming run is trained with."""
+    """What a setting is trained with."""
 
     seed: int
     cut: int
@@ -60,20 +61,32 @@ class Comparison:
         return len(_finished(self.plain, self.method))
 
     @property
-    def diverged(self) -> bool:
-        """Whether a run of the method ended with a loss that was not finite."""
-        return any(score is not None and math.isnan(score) for score in self.method)
+    def diverged(self) -> int:
+        """Runs of the method that ended with a loss that was not finite."""
+        return sum(score is not None and math.isnan(score) for score in self.method)
 
     @property
     def better(self) -> bool:
         """Whether the method is shown to score higher."""
         return self.low is not None and self.low > 0 and not self.diverged
 
+    @property
+    def worse(self) -> bool:
+        """Whether the method is shown to score lower."""
+        return self.high is not None and self.high < 0
+
+
+def search_run(fold: int, seed: int) -> Fresh:
+    """Seed and part of a fold of the search: all folds are of one cut."""
+    return Fresh((seed + fold) % 2**32, seed, fold)
+
 
 def fresh_runs(count: int, num_parts: int, seed: int) -> list[Fresh]:
-    """Seeds and parts of the confirming runs; the search had `seed` for both."""
+    """Seeds and parts of the confirming runs, none of which a `search_run` has."""
     return [
-        Fresh((seed + 1 + run) % 2**32, (seed + 1 + run // num_parts) % 2**32, run % num_parts)
+        Fresh(
+            (seed + num_parts + run) % 2**32, (seed + 1 + run // num_parts) % 2**32, run % num_parts
+        )
         for run in range(count)
     ]
 
@@ -96,7 +109,7 @@ def compare(
     gain = float(gaps.mean())
     if np.ptp(gaps) < ROUNDING:
         return Comparison(*scores, gain, None, None)
-    spread = float(gaps.std(ddof=1)) * math.sqrt(1 / len(gaps) + 1 / (num_parts - 1))
+    spread = float(gaps.std(ddof=1)) / math.sqrt(min(len(gaps), num_parts))
     half = float(stats.t.ppf((1 + LEVEL) / 2, len(gaps) - 1)) * spread
     return Comparison(*scores, gain, gain - half, gain + half)
 

@@ -23,7 +23,7 @@ from smoothtune.run.inputs import prepare_model, read_inputs
 from smoothtune.run.train import COST_MAX_PARAMETERS
 from smoothtune.run.trainer import as_config_error
 from smoothtune.trainer.step_cost import measure_step_cost
-from smoothtune.tune.search import KEEP, rungs
+from smoothtune.tune.search import stages
 
 STEPS = 3
 FORWARD = 1 / 3
@@ -100,30 +100,20 @@ def _silent_strengths() -> Iterator[None]:
 
 
 def expected_trainings(tune: Tune) -> int:
-    """Trainings of a whole search, where any trial of a rung is as likely as another to lead."""
-    return round(sum(_trainings_by_arm(tune))) + 2 * tune.settings.confirm_runs
+    """Trainings of a whole search in which none breaks down."""
+    return sum(_trainings_by_arm(tune))
 
 
-def _trainings_by_arm(tune: Tune) -> list[float]:
+def _trainings_by_arm(tune: Tune) -> list[int]:
     """Of plain, and of the methods."""
     settings, found = tune.settings, []
     for half in ((settings.budget + 1) // 2, settings.budget // 2):
-        trainings, going_on, last = 0.0, float(half), 0
-        for stop in rungs(settings.folds):
-            trainings += going_on * (stop - last)
-            going_on, last = _going_on(going_on), stop
+        trainings, last = half + settings.confirm_runs, 1
+        for stop, count in stages(settings.folds):
+            trainings += min(half, count) * (stop - last)
+            last = stop
         found.append(trainings)
     return found
-
-
-def _going_on(trials: float) -> float:
-    """How many of the trials of a rung go on.
-
-    Each is compared with those before it alone: of k so far the last one goes on if it is among the
-    best k // `KEEP`, or the best where that is none.
-    """
-    chances = [max(1, count // KEEP) / count for count in range(1, math.ceil(trials) + 1)]
-    return float(np.interp(trials, np.arange(len(chances) + 1), np.cumsum([0.0, *chances])))
 
 
 def estimate(tune: Tune, times: StepTimes, rows: int, jobs: int) -> float:
@@ -145,7 +135,7 @@ def estimate(tune: Tune, times: StepTimes, rows: int, jobs: int) -> float:
         return times.start + times.plain * (epochs * steps * ratio + scored)
 
     ratio = float(np.mean(list(times.ratios.values())))
-    plain, methods = (count + settings.confirm_runs for count in _trainings_by_arm(tune))
+    plain, methods = _trainings_by_arm(tune)
     return (plain * seconds(1.0) + methods * seconds(ratio)) / jobs
 
 

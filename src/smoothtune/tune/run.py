@@ -25,9 +25,10 @@ from smoothtune.study.room import default_jobs
 from smoothtune.study.run import make_pool
 from smoothtune.study.worker import WORK
 from smoothtune.tune.cells import PARTS, Progress, Trainings
-from smoothtune.tune.confirm import Fresh, compare, fresh_runs
+from smoothtune.tune.confirm import Fresh, compare, fresh_runs, search_run
+from smoothtune.tune.findings import Found
 from smoothtune.tune.price import expected_trainings, measure, tell, without
-from smoothtune.tune.report import Found, write_report
+from smoothtune.tune.report import write_report
 from smoothtune.tune.search import Arm, Trial, arms, optuna, search
 from smoothtune.tune.split import TrainingRows, check_parts, training_rows
 
@@ -107,9 +108,9 @@ def _weight_bytes(tune: Tune) -> int:
 def _checked_rows(tune: Tune) -> TrainingRows:
     """The training rows, every part of which that will be held out has enough of them."""
     training, settings, seed = training_rows(tune.run), tune.settings, tune.run.seed
-    folds = [(seed, fold) for fold in range(settings.folds)]
+    folds = [search_run(fold, seed) for fold in range(settings.folds)]
     fresh = fresh_runs(settings.confirm_runs, settings.num_parts, seed)
-    chosen = [*folds, *((each.cut, each.part) for each in fresh)]
+    chosen = [(each.cut, each.part) for each in (*folds, *fresh)]
     check_parts(training, settings.num_parts, chosen)
     return training
 
@@ -192,8 +193,7 @@ def _told(trial: Trial) -> str:
     if trial.state in ("failed", "diverged"):
         return f"{trial.state}: {trial.message}"
     folds = len(trial.scores)
-    stopped = ", stopped" * (trial.state == "pruned")
-    return f"{trial.score:.4f} ({folds} fold{'s' * (folds != 1)}{stopped})"
+    return f"{trial.score:.4f} ({folds} fold{'s' * (folds != 1)})"
 
 
 def _nothing_worked(plain: Arm) -> str:

@@ -1,11 +1,11 @@
 """The search: two arms, plain fine-tuning and all other methods, with the same number of trials.
 
-A trial is one setting, trained on the first fold; if it is among the best there, on the others too
-(asynchronous successive halving, ASHA). Its score is the mean over its folds. More folds, and not
-more epochs, are what a good trial gets: under a schedule that ends at 0 the score after one of
-eight epochs says little about the end, regularized runs learn more slowly at first, and with few
-rows the noise of one held-out part is what has to come down. An arm whose leading trials all broke
-down on a later fold takes the best of those that were stopped for them through the others.
+A trial is one setting, trained once and scored on one held-out part. When all are scored, the best
+of each arm race: over more parts, each with a seed of its own, fewer of them every time. More
+parts, and not more epochs, are what a good trial gets: under a schedule that ends at 0 the score
+after one of eight epochs says little about the end, regularized runs learn more slowly at first,
+and with few rows the noise of one held-out part is what has to come down. Where one that races
+breaks down, the next best takes its place.
 
 Trials are asked for in rounds of a fixed size and told in their order, so the search is a function
 of its settings and of the scores: it is the same for any number of workers, and a stopped search is
@@ -24,12 +24,13 @@ from smoothtune.errors import ConfigError, Problem
 from smoothtune.tune.space import PLAIN, Setting, Space
 
 METHODS = "methods"
-KEEP = 3
-"""Of the trials of a rung, the best one in this many goes on."""
+SEMIFINALISTS, FINALISTS = 4, 2
+"""Trials of an arm that are scored on a second part, and on all of them."""
 RANDOM = 6
 """Trials of an arm, its first ones in the middle of the ranges included, before TPE begins."""
 
-State = Literal["running", "complete", "pruned", "diverged", "failed"]
+State = Literal["running", "stopped", "complete", "diverged", "failed"]
+"""Stopped: scored on fewer parts than a complete one."""
 
 
 class Outcome(NamedTuple):
@@ -63,17 +64,13 @@ Run = Callable[[Sequence[tuple[Trial, int]]], Sequence[Outcome]]
 """Trains trials on folds, and says how each ended, in their order."""
 
 
-def rungs(folds: int) -> list[int]:
-    """Numbers of folds after which a trial may be stopped, and the last.
+def stages(folds: int) -> list[tuple[int, int]]:
+    """Number of folds that trials have after each stage of the race, and how many of an arm race.
 
-    >>> rungs(1), rungs(3), rungs(5)
-    ([1], [1, 3], [1, 3, 5])
+    >>> stages(1), stages(5)
+    ([(1, 4), (1, 2)], [(2, 4), (5, 2)])
     """
-    stops, count = [], 1
-    while count < folds:
-        stops.append(count)
-        count *= KEEP
-    return [*stops, folds]
+    return [(min(2, folds), SEMIFINALISTS), (folds, FINALISTS)]
 
 
 class Arm:
@@ -101,8 +98,7 @@ class Arm:
             if sampler == "tpe"
             else samplers.RandomSampler(seed=seed)
         )
-        pruner = self.optuna.pruners.SuccessiveHalvingPruner(min_resource=1, reduction_factor=KEEP)
-        self.study = self.optuna.create_study(direction="maximize", sampler=chosen, pruner=pruner)
+        self.study = self.optuna.create_study(direction="maximize", sampler=chosen)
         for start in space.starts()[:budget]:
             self.study.enqueue_trial(start)
         self.name, self.space, self.budget = name, space, budget
@@ -124,33 +120,24 @@ class Arm:
             self.trials.append(new[-1])
         return new
 
-    def judge(self, trial: Trial, folds: int, *, last: bool) -> None:
-        """Stop a trial that is not among the best, or end it."""
-        asked = self._asked[trial.number]
-        if trial.state == "running":
-            asked.report(trial.score, folds)
-            if last:
-                trial.state = "complete"
-                self.study.tell(asked, trial.score)
-            elif asked.should_prune():
-                trial.state = "pruned"
-                self.study.tell(asked, state=self.optuna.trial.TrialState.PRUNED)
-        elif trial.state == "diverged":
-            if not trial.scores:  # else Optuna knows the score of the first fold
-                asked.report(math.nan, 1)
-            self.study.tell(asked, state=self.optuna.trial.TrialState.PRUNED)
-        elif trial.state == "failed":
-            self.study.tell(asked, state=self.optuna.trial.TrialState.FAIL)
+    def tell(self, trial: Trial) -> None:
+        """Let Optuna know how a trial did on its first fold."""
+        states = self.optuna.trial.TrialState
+        if trial.state in ("diverged", "failed"):  # Optuna keeps away from where trials are pruned
+            state = states.PRUNED if trial.state == "diverged" else states.FAIL
+            self.study.tell(self._asked[trial.number], state=state)
+        else:
+            self.study.tell(self._asked[trial.number], trial.score)
 
-    def best_stopped(self) -> Trial | None:
-        """The trial that came furthest and scored highest among those that were stopped, if any."""
-        stopped = [trial for trial in self.trials if trial.state == "pruned"]
-        return max(stopped, key=lambda trial: (len(trial.scores), trial.score), default=None)
+    def leaders(self, count: int) -> list[Trial]:
+        """The best trials, at most `count`: first those of the most folds, then by score."""
+        sound = [trial for trial in self.trials if trial.state in ("stopped", "complete")]
+        sound.sort(key=lambda trial: (len(trial.scores), trial.score), reverse=True)
+        return sound[:count]
 
     def best(self) -> Trial | None:
         """The trial of the highest score among those that had all folds; None if there is none."""
-        complete = [trial for trial in self.trials if trial.state == "complete"]
-        return max(complete, key=lambda trial: trial.score, default=None)
+        return next((trial for trial in self.leaders(1) if trial.state == "complete"), None)
 
 
 def arms(tune: Tune) -> list[Arm]:
@@ -172,50 +159,40 @@ def search(
     run: Run,
     ended: Callable[[Trial], None] = lambda trial: None,
 ) -> None:
-    """Spend the budget of all arms, round by round.
+    """Spend the budget of all arms, round by round, and let the best of each race.
 
     An arm has a trial with all folds in the end, unless each of its trials failed or diverged.
 
     Args:
         searches: the arms; their trials are filled in.
-        folds: held-out parts for a good trial.
+        folds: held-out parts for a finalist.
         round_size: trials of each arm that start together.
         run: trains.
-        ended: is told every trial that has ended.
+        ended: is told every trial that was trained, after its first fold and after every stage.
     """
+
+    def train(trials: Sequence[Trial], stop: int) -> None:
+        work = [(trial, fold) for trial in trials for fold in range(len(trial.scores), stop)]
+        for (trial, _), outcome in zip(work, run(work), strict=True):
+            _take(trial, outcome, folds)
+
     while any(arm.left for arm in searches):
         asked = [(arm, trial) for arm in searches for trial in arm.ask(round_size)]
-        first = 0
-        for stop in rungs(folds):
-            alive = [(arm, trial) for arm, trial in asked if trial.state == "running"]
-            work = [(trial, fold) for _, trial in alive for fold in range(first, stop)]
-            for (trial, _), outcome in zip(work, run(work) if work else (), strict=True):
-                _take(trial, outcome)
-            for arm, trial in alive:
-                arm.judge(trial, stop, last=stop == folds)
-                if trial.state != "running":
-                    ended(trial)
-            first = stop
-    for arm in searches:
-        _complete_one(arm, folds, run, ended)
+        train([trial for _, trial in asked], 1)
+        for arm, trial in asked:
+            arm.tell(trial)
+            ended(trial)
+    for stop, count in stages(folds):
+        while behind := [
+            trial for arm in searches for trial in arm.leaders(count) if len(trial.scores) < stop
+        ]:
+            train(behind, stop)
+            for trial in behind:
+                ended(trial)
 
 
-def _complete_one(arm: Arm, folds: int, run: Run, ended: Callable[[Trial], None]) -> None:
-    """Where no trial had all folds, take the best of those that were stopped through the others.
-
-    The trial that the others were stopped for failed, or diverged, on a later fold.
-    """
-    while arm.best() is None and (trial := arm.best_stopped()):
-        trial.state = "running"
-        for outcome in run([(trial, fold) for fold in range(len(trial.scores), folds)]):
-            _take(trial, outcome)
-        if trial.state == "running":
-            trial.state = "complete"
-        ended(trial)
-
-
-def _take(trial: Trial, outcome: Outcome) -> None:
-    if trial.state != "running":
+def _take(trial: Trial, outcome: Outcome, folds: int) -> None:
+    if trial.state in ("diverged", "failed"):
         return
     if outcome.score is None:
         trial.state, trial.message = "failed", outcome.message
@@ -223,6 +200,7 @@ def _take(trial: Trial, outcome: Outcome) -> None:
         trial.state, trial.message = "diverged", outcome.message
     else:
         trial.scores.append(outcome.score)
+        trial.state = "complete" if len(trial.scores) == folds else "stopped"
 
 
 def optuna() -> Any:

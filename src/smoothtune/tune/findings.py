@@ -1,0 +1,162 @@
+"""What the outcome of a search says, in sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from smoothtune.config.tuning import Tune
+from smoothtune.report.page import Sentence
+from smoothtune.report.tables import POINTS
+from smoothtune.study.report.statistics import time_ratio
+from smoothtune.tune.confirm import LEVEL, Comparison, Fresh
+from smoothtune.tune.search import Trial
+from smoothtune.tune.space import PLAIN
+
+
+@dataclass(frozen=True)
+class Found:
+    """The outcome of a search."""
+
+    trials: list[Trial]
+    plain: Trial
+    """The best plain setting."""
+    method: Trial | None
+    """The best of the methods; None if no trial of theirs ended with a score."""
+    fresh: list[Fresh]
+    comparison: Comparison
+    records: dict[str, list[dict[str, Any]]]
+    """Of the confirming runs, by arm."""
+    misfits: dict[str, str]
+    """Why methods were left out."""
+    rows: int
+    """Training rows, all parts together."""
+
+    @property
+    def pick(self) -> Trial:
+        """What to use."""
+        return self.method if self.method and self.comparison.better else self.plain
+
+    @property
+    def metric(self) -> str:
+        """Name of the main metric."""
+        done = [r for ends in self.records.values() for r in ends if r.get("status") == "done"]
+        return str(done[0]["result"]["headline"]) if done else "score"
+
+    @property
+    def trivial_baseline(self) -> float | None:
+        """Mean score of the best constant answer in the fresh runs; None if plain finished none."""
+        done = [r for r in self.records[PLAIN] if r.get("status") == "done"]
+        return fmean(r["result"]["trivial_baseline"] for r in done) if done else None
+
+    def cost(self, name: str) -> float | None:
+        """Time of the method relative to plain's: of a step ("step") or of training ("train")."""
+        if self.method is None:
+            return None
+        ends = zip(*(self.records[t.arm] for t in (self.method, self.plain)), strict=True)
+        done = (pair for pair in ends if {end.get("status") for end in pair} == {"done"})
+        costs = ([end["result"]["cost"] for end in pair] for pair in done)
+        if name == "step":
+            costs = ([_of_a_step(cost) for cost in pair] for pair in costs)
+        return time_ratio((a, b) for a, b in costs)
+
+
+def _of_a_step(cost: Mapping[str, Any]) -> dict[str, Any]:
+    return {**cost, "train_seconds": cost["train_seconds"] / cost["steps"]}
+
+
+def sentence(found: Found) -> str:
+    """What to use, what it gains and what it costs, as the interval of the gain has it."""
+    method, by = found.method, found.comparison
+    stay = f"Stay with {found.plain.setting.describe()}"
+    if method is None:
+        return f"{stay}: no trial of another method ended with a score."
+    if by.gain is None:
+        return f"{stay}: too few of the fresh runs ended with a score to say what is better."
+    ratio = found.cost("step")
+    price = f", at {ratio:.1f} times the time of a step" if ratio else ""
+    use = method.setting.describe()
+    if by.better:
+        return f"Use {use}: {_gain(found)} over tuned plain fine-tuning{price}."
+    lost = f"; its loss diverged in {by.diverged} of {len(by.method)} runs" if by.diverged else ""
+    stands = f"the best other method ({use}) {_standing(by)}: {_gain(found)}{lost}{price}"
+    return f"{stay}: {stands}.{_limit(found)}"
+
+
+def _standing(by: Comparison) -> str:
+    """How a method that is not used stands to plain."""
+    if by.worse:
+        return "is worse"
+    if by.low is None:
+        differs = "differs by" if by.gain else "scores"
+        return f"{differs} the same in every run, which says nothing of chance"
+    return "scores higher where it finishes" if by.low > 0 else "is not shown to be better"
+
+
+def _gain(found: Found) -> str:
+    by = found.comparison
+    runs = f"{by.pairs} of " * (by.pairs < len(by.plain)) + f"{len(by.plain)} fresh seeds"
+    if by.low is not None and by.high is not None:
+        ends = f"{POINTS * by.low:.1f} to {POINTS * by.high:.1f}"
+        runs = f"{100 * LEVEL:g} % interval {ends}, {runs}"
+    return f"{POINTS * (by.gain or 0.0):+.1f} points of {found.metric} ({runs})"
+
+
+def _limit(found: Found) -> str:
+    """What gains so many rows and runs show, where they left it open."""
+    by = found.comparison
+    if by.low is None or by.high is None or by.low > 0 or by.worse:
+        return ""
+    half = POINTS * (by.high - by.low) / 2
+    return f" On {found.rows} rows these runs show only gains above {half:.1f} points."
+
+
+def at_chance(found: Found) -> str:
+    """That plain fine-tuning is not above a constant answer in the fresh runs; "" if it is."""
+    base = found.trivial_baseline
+    if base is None:
+        return ""
+    mean = fmean(s for score in found.comparison.plain if (s := finite(score)) is not None)
+    if mean > base:
+        return ""
+    return (
+        f"Tuned plain fine-tuning ({mean:.3f}) is not above the {base:.3f} of a constant answer; "
+        "comparisons mean little. More epochs, other learning rates or more rows may help."
+    )
+
+
+def findings(tune: Tune, found: Found) -> Iterator[Sentence]:
+    """Sentences under the first one."""
+    yield Sentence("good" if found.pick is not found.plain else "note", sentence(found))
+    ratio = found.cost("train")
+    if found.method is not None and ratio is not None:
+        text = f"Training takes {ratio:.1f} times as long as tuned plain fine-tuning's."
+        yield Sentence("cost", text)
+    seen = [f"plain {found.plain.score:.4f}"]
+    seen += [f"{found.method.setting.method} {found.method.score:.4f}"] if found.method else []
+    yield Sentence(
+        "note",
+        f"In the search the best scores were {', '.join(seen)}. The best of many scores is too "
+        "high, which is why fresh runs decide.",
+    )
+    if text := at_chance(found):
+        yield Sentence("fragile", text)
+    ends = tune.settings.learning_rates
+    rate = found.pick.setting.learning_rate
+    if ends[0] < ends[-1] and (rate < 1.25 * ends[0] or rate > 0.8 * ends[-1]):
+        text = f"Learning rate {rate:g} is at the end of what was tried: try a wider range."
+        yield Sentence("fragile", text)
+    for state in ("diverged", "failed"):
+        if lost := [trial for trial in found.trials if trial.state == state]:
+            text = f"{len(lost)} trials {state}, the first: {lost[0].setting.describe()}"
+            yield Sentence("fragile", f"{text} ({lost[0].message}).")
+    for name, why in found.misfits.items():
+        yield Sentence("note", f"{name} was left out: {why}")
+
+
+def finite(score: float | None) -> float | None:
+    """The score; None if it is not a number."""
+    return score if score is not None and math.isfinite(score) else None
