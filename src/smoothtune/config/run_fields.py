@@ -28,6 +28,7 @@ LATER = (
     "sep",
     "encoding",
     "merge_labels",
+    "label_type",
     "label_separator",
     "label_columns",
     "class_weights",

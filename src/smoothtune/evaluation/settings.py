@@ -30,6 +30,7 @@ ABOUT_TASK = (
     "choice_columns",
     "task_type",
     "merge_labels",
+    "label_type",
     "sep",
     "encoding",
 )
