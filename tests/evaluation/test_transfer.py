@@ -68,13 +68,13 @@ def test_names_of_a_class_label_can_be_given_a_meaning() -> None:
     data = Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]})
     data = data.cast_column("label", ClassLabel(names=["nice", "hateful"]))
     labels = {"nice": "fine", "hateful": "poor"}
-    assert relabeled(data, labels, TASK, "tweets")["label"][:] == [0, 1]
+    assert relabeled(data, labels, TASK, "tweets")["label"][:] == ["poor", "fine"]
 
 
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ({"0": "fine"}, "row 0, column 'bad_one': label 1 is not among"),
+        ({"0": "fine"}, "line 2, column 'bad_one': label 1 is not among"),
         ({"0": "great", "1": "poor"}, "'great', but the classes of task custom are poor, fine"),
     ],
 )

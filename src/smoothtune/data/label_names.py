@@ -147,16 +147,17 @@ def _open_questions(counts: Mapping[str, int], label_type: LabelType | None) -> 
     if scores and not others:
         told = "is a number that is stored as text; give label_type: float for scores, text for "
         return dict.fromkeys(numbers, f"{told}classes")
-    if not scores and not (numbers and all(map(has_decimal_comma, others))):
+    if not scores and not all(map(has_decimal_comma, others)):
         # Names of classes. A mark of missing values among them has fewer rows than they have.
         markers = _BESIDE_NUMBERS if numbers else _MARKERS
         few = max(sum(counts.values()) / len(counts), 2)
         others = [x for x in others if x.strip().lower() in markers and counts[x] < few]
-    if not numbers:
+    if not numbers and not all(map(has_decimal_comma, others)):
         told = "seems to be a missing label; fill it in, or drop the row; give label_type: text "
         return dict.fromkeys(others, f"{told}if it names a class")
     rows = counted(sum(counts[text] for text in numbers), "row")
-    return {text: f"is no number, and {rows} hold one; {_mend(text)}" for text in others}
+    beside = f", and {rows} hold one" if numbers else ""
+    return {text: f"is no number{beside}; {_mend(text)}" for text in others}
 
 
 def _mend(text: str) -> str:
@@ -167,12 +168,6 @@ def _mend(text: str) -> str:
 
 def text_classes(counts: Mapping[str, int], where: str, merge: bool | None) -> tuple[str, ...]:
     """Names of classes that are texts, see `class_names`; whole numbers in their order."""
-    commas = [text for text in counts if has_decimal_comma(text)]
-    if commas and all(has_decimal_comma(text) or is_integer(text) for text in counts):
-        raise DataError(
-            f"{where}: {commas[0]!r} is text; write scores with a decimal point, as "
-            f"{commas[0].strip().replace(',', '.')}"
-        )
     spellings: dict[str, list[str]] = {}
     for text in sorted(counts, key=lambda text: (-counts[text], text)):
         spellings.setdefault(spelled_alike(text), []).append(text)

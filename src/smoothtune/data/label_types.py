@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from datasets import Dataset, Json, List, Value
+from datasets import Dataset, Features, Json, List, Value
 
 from smoothtune.data.arrow import distinct, stored_column
 from smoothtune.data.places import keep_places
@@ -44,11 +44,12 @@ def typed_by_cells(split: Dataset, column: str | None) -> Dataset:
     if column not in split.column_names:
         return split
     values, rows = distinct(stored_column(split, column))
-    for label_type in ("integer", "float"):
-        converted = _converted(values, label_type)
-        if converted is not None:
-            return _replaced(split, column, [converted[row] for row in rows], label_type)
-    return split
+    there = [value for value in values if value and value.strip()]
+    label_type: LabelType = "integer" if all(map(is_integer, there)) else "float"
+    converted = _converted(values, label_type)
+    if converted is None:
+        return split
+    return _replaced(split, column, [converted[row] for row in rows], label_type)
 
 
 def of_type(split: Dataset, column: str, label_type: LabelType) -> Dataset:
@@ -87,8 +88,8 @@ def _converted(values: Sequence[Any], label_type: LabelType) -> list[Any] | None
     converted = list[Any]()
     for value in values:
         text = _as_text(value)
-        if text is not None and isinstance(value, float) and value.is_integer():
-            text = str(int(value))
+        if text is not None and is_number(text) and float(text).is_integer():
+            text = text if is_integer(text) else str(int(float(text)))  # 1.0 is 1
         if isinstance(value, bool) or (text is not None and text.strip() and not fits(text)):
             return None
         converted.append(convert(text) if text is not None and text.strip() else None)
@@ -103,8 +104,9 @@ def _as_text(value: Any) -> str | None:
 def _replaced(
     split: Dataset, column: str, values: list[Any], label_type: LabelType, *, lists: bool = False
 ) -> Dataset:
-    feature: Any = Value(_STORED[label_type])
-    names = split.column_names
-    other = split.remove_columns(column)
-    other = other.add_column(column, values, feature=List(feature) if lists else feature)
+    item: Any = Value(_STORED[label_type])
+    feature, names = List(item) if lists else item, split.column_names
+    if names == [column]:
+        return keep_places(Dataset.from_dict({column: values}, Features({column: feature})), split)
+    other = split.remove_columns(column).add_column(column, values, feature=feature)
     return keep_places(other.select_columns(names), split)
