@@ -39,9 +39,9 @@ def typed_by_cells(split: Dataset, column: str | None) -> Dataset:
 
     Args:
         split: of CSV, which says no types.
-        column: the label column; None, or one that is not there: the split stays as it is.
+        column: the label column; None, or one that is not of texts: the split stays as it is.
     """
-    if column not in split.column_names:
+    if split.features.get(column) != Value("string"):
         return split
     values, rows = distinct(stored_column(split, column))
     there = [value for value in values if value and value.strip()]
