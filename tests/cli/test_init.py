@@ -27,10 +27,7 @@ def test_file_of_an_office_program(tmp_path: Path) -> None:
     found = call("init", file, "--to", to)
     assert found.exit_code == 0, found.output
     assert "guessed encoding: 'cp1252'" in found.stdout
-    assert (
-        "labels differ in blanks, case or characters that are not printed only: 'Pos' (1 row), 'Pos ' (1 row)\n"
-        in found.stdout
-    )
+    assert "not printed only: 'Pos' (1 row), 'Pos ' (1 row)\n" in found.stdout
     assert "guessed labels: classes Pos, neg" in found.stdout
     assert f"train: smoothtune train {to}" in found.stdout
     run = load_config(to)
