@@ -31,7 +31,8 @@ def read(file: Path, label_type: str | None = None) -> tuple[Task, list]:
         (["0", "1", "2", "0"], ("0", "1", "2"), [0, 1, 2, 0]),
         (["0", "00", "01", "1"], ("0", "00", "01", "1"), [0, 1, 2, 3]),
         (["00", "01", "02"], ("00", "01", "02"), [0, 1, 2]),
-        (["1", "2", "other"], ("1", "2", "other"), [0, 1, 2]),
+        (["1", "2", "other"] * 2, ("1", "2", "other"), [0, 1, 2] * 2),
+        (["1", "2", "01"] * 2 + ["1"], ("01", "1", "2"), [1, 2, 0] * 2 + [1]),
         (["True", "False"], ("False", "True"), [1, 0]),
         (["none", "other"] * 3, ("none", "other"), [0, 1] * 3),
         (["0.5", "2", "-1"], (), [0.5, 2.0, -1.0]),
@@ -66,7 +67,9 @@ def test_a_type_holds_for_files_that_have_types_too() -> None:
     assert of_type(data, "label", "integer")["label"][:] == [0, None, 1]
 
 
-@pytest.mark.parametrize("missing", ["nan", "NaN", "NA", "N/A", "null", "None", "-", "?", "1,5"])
+@pytest.mark.parametrize(
+    "missing", ["nan", "NaN", "NA", "N/A", "null", "None", "-", "?", "1,5", "x"]
+)
 @pytest.mark.parametrize("scores", [["1.5", "2.25", "3", "4", "5"], ["1", "2", "3", "4", "5"]])
 def test_a_missing_score_does_not_make_classes(
     tmp_path: Path, missing: str, scores: list[str]

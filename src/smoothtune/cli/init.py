@@ -60,6 +60,7 @@ def init(
 def _fields_of(data: str) -> tuple[dict[str, Any], list[str]]:
     """Fields of the run that describe the data, and what to tell about the guess."""
     from smoothtune.data.csv_format import first_csv, fitting_encoding, fitting_separator, no_header
+    from smoothtune.data.files import check_readable
     from smoothtune.data.guess import guess
     from smoothtune.data.label_types import LabelType, typed_by_cells
     from smoothtune.data.sources import load_splits
@@ -68,6 +69,7 @@ def _fields_of(data: str) -> tuple[dict[str, Any], list[str]]:
     notes = []
     first = first_csv(Path(data).expanduser())
     if first is not None:
+        check_readable(first)
         encoding = fitting_encoding(first.read_bytes())
         if encoding not in (None, "utf-8"):
             fields["encoding"] = encoding

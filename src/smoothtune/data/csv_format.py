@@ -20,7 +20,10 @@ _UNLIKELY = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 def first_csv(path: Path) -> Path | None:
     """The file, or the first one of a folder, if it is CSV or TSV."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+    except OSError:  # which reading the rows tells
+        return None
     return next((f for f in files if f.suffix.lower() in (".csv", ".tsv") and f.is_file()), None)
 
 

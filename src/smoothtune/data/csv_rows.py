@@ -50,7 +50,7 @@ def read_csv(file: Path, sep: str | None, encoding: str | None) -> CsvRows:
     """
     quoted = file.suffix.lower() != ".tsv"
     sep = sep or ("," if quoted else "\t")
-    with file.open(newline="", encoding=encoding or "utf-8-sig") as opened:
+    with file.open(newline="", encoding=encoding or "utf-8-sig") as opened, _long_cells():
         rows = _Rows(file, opened, sep, encoding, quoted)
         header = _header(file, next(iter(rows), None))
         rows.width = len(header)
@@ -95,8 +95,7 @@ class _Rows:
             first = self.reader.line_num + 1
             self.seen.clear()
             try:
-                with _long_cells():
-                    cells = next(self.reader)
+                cells = next(self.reader)
             except StopIteration:
                 return
             except csv.Error as error:

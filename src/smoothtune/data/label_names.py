@@ -21,10 +21,8 @@ ALIKE = "blanks, case or characters that are not printed"
 MERGE = "merge_labels: true, or spell it so"
 MOST_WHOLE = 20
 """Different whole numbers among real ones, up to which they may be classes as well as scores."""
-_MARKERS = frozenset(["nan", "null", "<na>", "#n/a"])
+_MARKERS = ("nan", "null", "<na>", "#n/a")
 """What programs write, in lower case, for a value that is missing."""
-_BESIDE_NUMBERS = _MARKERS | {"na", "n/a", "none", "-", "--", "?", ".", "missing", "unknown"}
-"""What people write for it among numbers."""
 
 
 def class_names(
@@ -143,21 +141,21 @@ def _open_questions(counts: Mapping[str, int], label_type: LabelType | None) -> 
         return {text: told for text in counts if not is_integer(text)}
     numbers = [text for text in counts if is_number(text)]
     others = [text for text in counts if not is_number(text)]
-    scores = not all(map(is_integer, numbers))
-    if scores and not others:
+    if numbers and not others:
         told = "is a number that is stored as text; give label_type: float for scores, text for "
-        return dict.fromkeys(numbers, f"{told}classes")
-    if not scores and not all(map(has_decimal_comma, others)):
-        # Names of classes. A mark of missing values among them has fewer rows than they have.
-        markers = _BESIDE_NUMBERS if numbers else _MARKERS
-        few = max(sum(counts.values()) / len(counts), 2)
-        others = [x for x in others if x.strip().lower() in markers and counts[x] < few]
-    if not numbers and not all(map(has_decimal_comma, others)):
+        return {} if all(map(is_integer, numbers)) else dict.fromkeys(numbers, f"{told}classes")
+    rows, total = sum(counts[text] for text in numbers), sum(counts.values())
+    few = max(total / len(counts), 2)
+    if all(map(has_decimal_comma, others)) or not all(map(is_integer, numbers)):
+        odd = others
+    elif 2 * rows > total:  # numbers that may be scores; what names a class has as many rows
+        odd = [x for x in others if counts[x] < few and not x.strip().isdecimal()]
+    else:
         told = "seems to be a missing label; fill it in, or drop the row; give label_type: text "
-        return dict.fromkeys(others, f"{told}if it names a class")
-    rows = counted(sum(counts[text] for text in numbers), "row")
-    beside = f", and {rows} hold one" if numbers else ""
-    return {text: f"is no number{beside}; {_mend(text)}" for text in others}
+        odd = [x for x in others if x.strip().lower() in _MARKERS and counts[x] < few]
+        return dict.fromkeys(odd, f"{told}if it names a class")
+    beside = f", and {counted(rows, 'row')} hold one" if rows else ""
+    return {text: f"is no number{beside}; {_mend(text)}" for text in odd}
 
 
 def _mend(text: str) -> str:
