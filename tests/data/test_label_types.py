@@ -63,6 +63,8 @@ def test_a_type_holds_for_files_that_have_types_too() -> None:
     assert task.with_labels(of_type(data, "label", "text")).label_names == ("1", "5")
     data = Dataset.from_dict({"labels": [[1, 5], [5]]})
     assert of_type(data, "labels", "text")["labels"][:] == [["1", "5"], ["5"]]
+    data = Dataset.from_dict({"label": [5.0, float("nan"), 1.5]})
+    assert of_type(data, "label", "text")["label"][:] == ["5", None, "1.5"]
     data = Dataset.from_dict({"label": [0.0, None, 1.0]})
     assert of_type(data, "label", "integer")["label"][:] == [0, None, 1]
 

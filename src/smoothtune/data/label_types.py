@@ -11,6 +11,7 @@ from datasets import Dataset, Features, Json, List, Value
 
 from smoothtune.data.arrow import distinct, stored_column
 from smoothtune.data.places import keep_places
+from smoothtune.data.unseen import visible
 
 LabelType = Literal["text", "integer", "float"]
 _STORED = {"text": "string", "integer": "int64", "float": "float64"}
@@ -44,7 +45,7 @@ def typed_by_cells(split: Dataset, column: str | None) -> Dataset:
     if split.features.get(column) != Value("string"):
         return split
     values, rows = distinct(stored_column(split, column))
-    there = [value for value in values if value and value.strip()]
+    there = [value for value in values if value and visible(value)]
     label_type: LabelType = "integer" if all(map(is_integer, there)) else "float"
     converted = _converted(values, label_type)
     if converted is None:
@@ -90,15 +91,18 @@ def _converted(values: Sequence[Any], label_type: LabelType) -> list[Any] | None
         text = _as_text(value)
         if text is not None and is_number(text) and float(text).is_integer():
             text = text if is_integer(text) else str(int(float(text)))  # 1.0 is 1
-        if isinstance(value, bool) or (text is not None and text.strip() and not fits(text)):
+        there = text is not None and visible(text)
+        if isinstance(value, bool) or (there and not fits(text)):
             return None
-        converted.append(convert(text) if text is not None and text.strip() else None)
+        converted.append(convert(text) if there else None)
     return converted if any(value is not None for value in converted) else None
 
 
 def _as_text(value: Any) -> str | None:
-    """A value as text; None if it is missing, which not a number (NaN) is, too."""
-    return None if value is None or value != value else str(value)
+    """A value as text, a stored 1.0 as 1; None if it is missing, which NaN is, too."""
+    if value is None or value != value:
+        return None
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _replaced(
