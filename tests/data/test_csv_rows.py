@@ -30,6 +30,12 @@ def test_line_ends_quotes_and_separators_inside_quotes(tmp_path: Path) -> None:
     assert [places(rows)(row) for row in range(3)] == ["line 3", "line 5", "line 6"]
 
 
+@pytest.mark.parametrize("encoding", [None, "utf-8", "UTF8"])
+def test_a_mark_at_the_beginning_is_no_text(tmp_path: Path, encoding: str | None) -> None:
+    file = write(tmp_path / "a.csv", "\ufefftext,n\na,1\n")
+    assert load_rows(file, encoding=encoding).column_names == ["text", "n"]
+
+
 def test_a_text_longer_than_the_limit_of_csv(tmp_path: Path) -> None:
     long = "a" * 200_000
     assert load_rows(write(tmp_path / "a.csv", f"text,n\n{long},1\n"))["text"][:] == [long]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import re
 from collections import Counter
@@ -50,7 +51,9 @@ def read_csv(file: Path, sep: str | None, encoding: str | None) -> CsvRows:
     """
     quoted = file.suffix.lower() != ".tsv"
     sep = sep or ("," if quoted else "\t")
-    with file.open(newline="", encoding=encoding or "utf-8-sig") as opened, _long_cells():
+    if encoding is None or codecs.lookup(encoding).name == "utf-8":
+        encoding = "utf-8-sig"  # without the mark that may begin a file
+    with file.open(newline="", encoding=encoding) as opened, _long_cells():
         rows = _Rows(file, opened, sep, encoding, quoted)
         header = _header(file, next(iter(rows), None))
         rows.width = len(header)
@@ -69,7 +72,7 @@ class _Rows:
     """Cells of a file, row by row, each row with its first line."""
 
     def __init__(
-        self, file: Path, lines: Iterator[str], sep: str, encoding: str | None, quoted: bool
+        self, file: Path, lines: Iterator[str], sep: str, encoding: str, quoted: bool
     ) -> None:
         self.file, self.sep, self.encoding, self.quoted = file, sep, encoding, quoted
         self.seen: list[str] = []
@@ -121,7 +124,7 @@ class _Rows:
 
     def _lines_with_an_odd_quote(self) -> str:
         """What else to look at: a file is refused at its first stray quote."""
-        with self.file.open(newline="", encoding=self.encoding or "utf-8-sig") as lines:
+        with self.file.open(newline="", encoding=self.encoding) as lines:
             odd = [number for number, line in enumerate(lines, 1) if line.count('"') % 2]
         more = f" and {len(odd) - FIRST} more" if len(odd) > FIRST else ""
         shown = ", ".join(map(str, odd[:FIRST]))
