@@ -42,7 +42,7 @@ def typed_by_cells(split: Dataset, column: str | None) -> Dataset:
         split: of CSV, which says no types.
         column: the label column; None, or one that is not of texts: the split stays as it is.
     """
-    if split.features.get(column) != Value("string"):
+    if column is None or split.features.get(column) != Value("string"):
         return split
     values, rows = distinct(stored_column(split, column))
     there = [value for value in values if value and visible(value)]
@@ -88,13 +88,12 @@ def _converted(values: Sequence[Any], label_type: LabelType) -> list[Any] | None
     fits, convert = (is_integer, int) if label_type == "integer" else (is_number, float)
     converted = list[Any]()
     for value in values:
-        text = _as_text(value)
-        if text is not None and is_number(text) and float(text).is_integer():
-            text = text if is_integer(text) else str(int(float(text)))  # 1.0 is 1
-        there = text is not None and visible(text)
-        if isinstance(value, bool) or (there and not fits(text)):
+        text = _as_text(value) or ""
+        if is_number(text) and not is_integer(text) and float(text).is_integer():
+            text = str(int(float(text)))  # 1.0 is 1
+        if isinstance(value, bool) or (visible(text) and not fits(text)):
             return None
-        converted.append(convert(text) if there else None)
+        converted.append(convert(text) if visible(text) else None)
     return converted if any(value is not None for value in converted) else None
 
 
