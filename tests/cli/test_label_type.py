@@ -70,3 +70,22 @@ def test_predictions_are_names_and_digits_are_texts(trained: Path, tmp_path: Pat
         rows = list(csv.DictReader(opened))
     assert [(row["text"], row["id"]) for row in rows] == [("2012", "007"), ("1984", "1.50")]
     assert {row["prediction"] for row in rows} <= {"1", "2", "5"}
+
+
+@pytest.mark.parametrize(
+    ("task_type", "label_type", "message"),
+    [
+        ("multi-label-classification", "float", "label_type: must be text, or left out, with mul"),
+        ("question-answering", "text", "label_type: works with classification, not with question"),
+        ("text-classification", "words", "label_type: "),
+    ],
+)
+def test_types_that_a_task_does_not_have(
+    tmp_path: Path, task_type: str, label_type: str, message: str
+) -> None:
+    run = {"task": "t", "task_type": task_type, "data": "x.csv", "text_columns": ["text"]}
+    file = tmp_path / "run.yaml"
+    file.write_text(json.dumps(run | {"label_type": label_type, "output_dir": "out"}))
+    found = call("validate", file)
+    assert found.exit_code == 2
+    assert message in found.stderr

@@ -132,6 +132,9 @@ def check_task(draft: Draft) -> None:
     for name in ("merge_labels", "label_type"):
         if values.get(name) is not None and task_type not in (*OF_TEXTS, "token-classification"):
             draft.report((name,), f"works with classification, not with {task_type}")
+    label_type = values.get("label_type")
+    if label_type not in (None, "text") and task_type != "text-classification":
+        draft.report(("label_type",), f"must be text, or left out, with {task_type}")
     for name in ("label_separator", "label_columns"):
         if values.get(name) is not None and task_type != MULTI_LABEL:
             draft.report((name,), f"needs task_type: {MULTI_LABEL}")

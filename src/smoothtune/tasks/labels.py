@@ -172,12 +172,13 @@ def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, 
         ValueError: the model has another number of outputs, or other names for them that do not
             belong to the labels in their order.
     """
-    needed = len(names) or 1
+    needed, label2id = len(names) or 1, config.label2id or {}
     if config.num_labels != needed:
-        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {needed}")
-    label2id = config.label2id
-    if label2id is None or set(label2id) != set(names):
-        _refuse_other_names(label2id or {}, names)
+        outputs, labels = ", ".join(list(label2id)[:20]), ", ".join(names[:20])
+        told = f" (the outputs are {outputs}, the labels {labels})" if names and outputs else ""
+        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {needed}{told}")
+    if set(label2id) != set(names):
+        _refuse_other_names(label2id, names)
         return None
     order = tuple(label2id[name] for name in names)
     return None if order == tuple(range(len(order))) else order
