@@ -6,7 +6,7 @@ that count otherwise: then 1 may be the name or the number of a class, and only 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from datasets import ClassLabel
@@ -60,6 +60,10 @@ class ClassLookup:
                 return self.alike[spelled_alike(text)]
         known = number is not None and self.numbered and 0 <= number < len(self.names)
         return number if known else None
+
+    def indices(self, labels: Iterable[Any]) -> list[int]:
+        """The classes that labels mean; those with a problem are left out."""
+        return [index for label in labels if (index := self.index(label)) is not None]
 
     def problem(self, label: Any) -> str:
         """What is wrong with a label; "" if it means a class."""

@@ -88,7 +88,7 @@ def label_sets(
         return np.empty((0, len(names))), told
     found = np.zeros((len(rows), len(names)), np.float32)
     for row, labels in enumerate(rows):
-        found[row, list(map(lookup.index, labels))] = 1
+        found[row, lookup.indices(labels)] = 1
     return found, []
 
 

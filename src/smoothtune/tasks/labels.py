@@ -86,7 +86,7 @@ def class_ids(
     lookup = ClassLookup(names, merge=bool(merge), feature=dataset.features[column])
     if problems := _wrong_rows(dataset, column, values, rows, lookup.problem):
         return np.empty(0), problems
-    return np.array(list(map(lookup.index, values)), dtype=np.int64)[rows], []
+    return np.array(lookup.indices(values), dtype=np.int64)[rows], []
 
 
 def _wrong_rows(
