@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -32,14 +33,13 @@ def keep_places(split: Dataset, before: Dataset) -> Dataset:
 
 def places(split: Dataset) -> Callable[[int], str]:
     """A function from the number of a row, from 0, to its place: ``line 9``, or ``row 7``."""
-    found: list[str] = []
 
-    def place(row: int) -> str:
-        if not found and split in _LINES:
-            found.extend(_LINES[split]())
-        return found[row] if row < len(found) else f"row {row}"
+    @cache
+    def lines() -> list[str]:
+        found = _LINES[split]() if split in _LINES else []
+        return found if len(found) == len(split) else []  # rows that are not one in a line
 
-    return place
+    return lambda row: lines()[row] if lines() else f"row {row}"
 
 
 def numbered(lines: np.ndarray, file: str) -> list[str]:
