@@ -175,3 +175,11 @@ def test_other_data_are_checked_before_anything_is_computed(
 def test_wrong_fields_are_refused(fields, message) -> None:
     with pytest.raises(ConfigError, match=message):
         load_settings(ood=["yelp=yelp.csv"], ood_set=fields)
+
+
+def test_a_meaning_is_a_name_before_it_is_a_number() -> None:
+    task = describe_task(text_columns="text", label_names=("1", "2"))
+    data = Dataset.from_dict({"text": ["a", "b"], "label": ["bad", "good"]})
+    assert relabeled(data, {"bad": "1", "good": "2"}, task, "x")["label"][:] == ["1", "2"]
+    with pytest.raises(DataError, match="'0', but the classes of task custom are 1, 2"):
+        relabeled(data, {"bad": "0", "good": "1"}, task, "x")
