@@ -381,7 +381,7 @@ def test_method_that_does_not_fit_the_model(settings: dict) -> None:
 def test_bad_label_names_the_row_before_the_first_step(settings: dict, tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text,label\na good film,fine\na bad film,\na film,poor\n")
     config = RunConfig(**settings | {"data": str(tmp_path / "train.csv")})
-    with pytest.raises(DataError, match="row 1, column 'label'"):
+    with pytest.raises(DataError, match="line 3, column 'label'"):
         quiet_train(config)
 
 

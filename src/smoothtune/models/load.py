@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -23,7 +24,13 @@ from transformers.utils import cached_file
 from smoothtune.console import quiet
 from smoothtune.errors import ModelError
 from smoothtune.files import sha256
-from smoothtune.models.checks import check_config, check_files, only_model_errors, shard_names
+from smoothtune.models.checks import (
+    check_config,
+    check_files,
+    only_model_errors,
+    refuse_new_weights,
+    shard_names,
+)
 from smoothtune.models.lora import (
     ADAPTER_WEIGHTS,
     Stored,
@@ -117,7 +124,12 @@ def new_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMode
 
 
 def load_classifier(
-    base: Base, task: Task, *, seed: int, frozen_weights: Stored = "float32"
+    base: Base,
+    task: Task,
+    *,
+    seed: int,
+    frozen_weights: Stored = "float32",
+    allow_new_weights: bool = False,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Load the weights, with a new head if the model has none that fits the task.
 
@@ -126,34 +138,56 @@ def load_classifier(
         task: gives the type of head, the number and the names of the labels.
         seed: of the new weights; the global random state is unchanged.
         frozen_weights: how weights are stored; what adapters train is made float32 by `add_lora`.
+        allow_new_weights: weights below the head may be missing in the files, or have another
+            size, and are then random.
 
     Returns:
         The model, and the names of the newly initialized weights.
 
     Raises:
         LoraError: base weights in 8 or 4 bits need bitsandbytes, those in float16 an accelerator.
-        ModelError: the weights are damaged, unsafe, or do not fit the configuration.
+        ModelError: the weights are damaged, unsafe, incomplete, or do not fit the configuration.
     """
     refuse_adapter(base)
     quantized = frozen_weights in ("8bit", "4bit")
     stored = stored_as(frozen_weights, _outside(base, task) if quantized else [])
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        # quiet, because the new weights are returned, not logged
-        with only_model_errors(f"the weights of {base.source} cannot be loaded"), quiet():
-            model, info = task.auto_model.from_pretrained(
-                base.source,
-                trust_remote_code=base.trust_remote_code,
-                **task.head(),
-                pad_token_id=base.tokenizer.pad_token_id,
-                **stored,
-                ignore_mismatched_sizes=True,  # another task's head is replaced
-                output_loading_info=True,
-            )
+        model, new = _from_files(base, task, allow_new_weights=allow_new_weights, **stored)
     if quantized:
         keep_unpacked(model)
-    replaced = {key for key, *_ in info["mismatched_keys"]}
-    return model, sorted(set(info["missing_keys"]) | replaced)
+    return model, new
+
+
+def check_weights_fit(base: Base, task: Task) -> None:
+    """Check the names and sizes of the weights in a local folder; hub ids are not asked.
+
+    Raises:
+        ModelError: as `load_classifier`.
+    """
+    if Path(base.source).is_dir():
+        _from_files(base, task, allow_new_weights=False, device_map="meta")
+
+
+def _from_files(
+    base: Base, task: Task, *, allow_new_weights: bool, **options: Any
+) -> tuple[PreTrainedModel, list[str]]:
+    # quiet, because the new weights are returned, not logged
+    with only_model_errors(f"the weights of {base.source} cannot be loaded"), quiet():
+        model, info = task.auto_model.from_pretrained(
+            base.source,
+            trust_remote_code=base.trust_remote_code,
+            **task.head(),
+            pad_token_id=base.tokenizer.pad_token_id,
+            **options,
+            ignore_mismatched_sizes=True,  # another task's head is replaced
+            output_loading_info=True,
+        )
+    missing = set(info["missing_keys"])
+    sizes = {name: shapes for name, *shapes in info["mismatched_keys"]}
+    if not allow_new_weights:
+        refuse_new_weights(base.source, model, missing, sizes)
+    return model, sorted(missing | set(sizes))
 
 
 def refuse_adapter(base: Base) -> None:

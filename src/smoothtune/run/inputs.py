@@ -165,7 +165,11 @@ def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTra
         model, new_weights = new_classifier(inputs.base, task, seed=config.seed)
     else:
         model, new_weights = load_classifier(
-            inputs.base, task, seed=config.seed, frozen_weights=config.frozen_weights
+            inputs.base,
+            task,
+            seed=config.seed,
+            frozen_weights=config.frozen_weights,
+            allow_new_weights=config.allow_new_weights,
         )
     check_rows(model, inputs)
     size = sum(weight.numel() for weight in model.parameters())
