@@ -33,6 +33,22 @@ def not_written(path: Path, error: OSError) -> OutputError:
     )
 
 
+WORDS_OF_WRITING = (
+    *("PytorchStreamWriter", "open file failed", "unexpected pos", "iostream"),  # of torch
+    *("I/O error", "IoError", "os error"),  # of safetensors and tokenizers
+)
+
+
+def why_not_written(error: Exception) -> str:
+    """Why a library could not write a file; empty if the error is none of writing."""
+    if isinstance(error, OSError):  # those of the network are none of writing
+        network = error.errno is None or isinstance(error, ConnectionError | TimeoutError)
+        return "" if network else error.strerror or str(error)
+    if isinstance(error, OutputError):
+        return str(error)
+    return str(error).split("\n")[0] if any(w in str(error) for w in WORDS_OF_WRITING) else ""
+
+
 def make_folder(path: Path) -> None:
     """Make a folder, unless it is there, with those above it.
 

@@ -14,6 +14,7 @@ from transformers.trainer_callback import ExportableState
 from smoothtune.console import progress_bar, say
 from smoothtune.run.processes import from_main
 from smoothtune.run.signals import Signals
+from smoothtune.trainer.manifest import is_committed
 
 QUIET = {"epoch", "step", "total_flos", "train_runtime", "train_samples_per_second"}
 QUIET |= {"train_steps_per_second", "train_loss"}
@@ -126,9 +127,9 @@ class Stopwatch(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"before": self.seconds}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Go on counting; checkpoints of earlier versions hold no time."""
-        held = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        """Go on counting."""
         if state.global_step:
+            held = state.stateful_callbacks[type(self).__name__]
             self.before, self.resumed_from = held["attributes"]["before"], state.global_step
 
 
@@ -162,6 +163,7 @@ class StopOnSignal(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Neither evaluate nor save again at the end of an epoch that was cut."""
         if self.signals.agree():
-            saved = from_main(Path(args.output_dir, f"checkpoint-{state.global_step}").exists)
+            checkpoint = Path(args.output_dir, f"checkpoint-{state.global_step}")
+            saved = from_main(lambda: is_committed(checkpoint))
             control.should_save, control.should_evaluate = not saved, False
             control.should_training_stop = True

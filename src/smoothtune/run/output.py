@@ -22,7 +22,7 @@ from smoothtune.config.run_fields import LATER_DEFAULTS
 from smoothtune.errors import OutputError, changed_fields
 from smoothtune.files import RESULT, owned, read_json, refuse_other_files, write_json
 from smoothtune.run.processes import world_size
-from smoothtune.trainer.manifest import Found, newest, nothing_to_resume
+from smoothtune.trainer.manifest import Found, newest, nothing_to_resume, remove_all
 from smoothtune.trainer.run_record import CUT
 
 STARTED = "run.json"
@@ -89,14 +89,14 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
     staging.rmdir()
     (folder / STARTED).unlink(missing_ok=True)
     if not keep_checkpoints:
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        remove_all(folder / CHECKPOINTS)
 
 
 def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
     refuse_folder(folder, config, resume=resume)
     shutil.rmtree(folder / STAGING, ignore_errors=True)
     if config.overwrite_output_dir and not resume:
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        remove_all(folder / CHECKPOINTS)
 
 
 def refuse_folder(folder: Path, config: RunConfig, *, resume: bool = False) -> None:

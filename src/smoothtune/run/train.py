@@ -53,7 +53,7 @@ from smoothtune.run.trainer import (
     some_examples,
 )
 from smoothtune.tasks.prepare import Prepared
-from smoothtune.trainer.manifest import Found
+from smoothtune.trainer.manifest import Found, is_committed
 from smoothtune.trainer.step_cost import StepCost, measure_step_cost
 from smoothtune.trainer.trainer import save_checkpoint
 
@@ -306,7 +306,8 @@ def keep_step(trainer: RunTrainer) -> None:
         OutputError: it cannot be written.
     """
     step = trainer.state.global_step
-    if not from_main(Path(str(trainer.args.output_dir), f"checkpoint-{step}").exists):
+    checkpoint = Path(str(trainer.args.output_dir), f"checkpoint-{step}")
+    if not from_main(lambda: is_committed(checkpoint)):
         with quiet():
             save_checkpoint(trainer)
 

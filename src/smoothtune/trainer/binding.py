@@ -80,12 +80,14 @@ class Binding(TrainerCallback):
         self.task = TaskLoss(trainer)
         self.original_create_optimizer, self.original_log = trainer.create_optimizer, trainer.log
         self.checkpoints.original_save = trainer._save_checkpoint
+        self.checkpoints.original_finalize = trainer._finalize_training
         self.original_run_epoch = trainer._run_epoch
         mine = {
             "compute_loss": self.compute_loss,
             "create_optimizer": self.create_optimizer,
             "log": self.log,
             "_save_checkpoint": self.checkpoints.save,
+            "_finalize_training": self.checkpoints.finalize,
             "_run_epoch": self.run_epoch,
             "get_batch_samples": self.task.parts.get_batch_samples,
             # the task loss is scaled here, so that the Trainer takes the mean over the batches
@@ -277,6 +279,7 @@ class Binding(TrainerCallback):
         self.objective.expect(state.max_steps)
         if self.resume_from is None:
             return
+        self.checkpoints.find_best(self.resume_from.parent)
         try:
             self.objective.load_state_dict(load_file(self.resume_from / STATE_FILE))
         except KeyError as error:
