@@ -19,6 +19,7 @@ from smoothtune.core.compiled import compile_blocks, is_compiled_block, uncompil
 from smoothtune.core.objective import Objective
 from smoothtune.core.optimizer_hooks import unwrapped_optimizer
 from smoothtune.errors import CheckpointError
+from smoothtune.trainer.begun import begun
 from smoothtune.trainer.checkpoints import Checkpoints
 from smoothtune.trainer.compatibility import check_trainer
 from smoothtune.trainer.finite import check_weights
@@ -82,6 +83,7 @@ class Binding(TrainerCallback):
         self.checkpoints.original_save = trainer._save_checkpoint
         self.checkpoints.original_finalize = trainer._finalize_training
         self.original_run_epoch = trainer._run_epoch
+        self.original_determine_best = trainer._determine_best_metric
         mine = {
             "compute_loss": self.compute_loss,
             "create_optimizer": self.create_optimizer,
@@ -89,6 +91,7 @@ class Binding(TrainerCallback):
             "_save_checkpoint": self.checkpoints.save,
             "_finalize_training": self.checkpoints.finalize,
             "_run_epoch": self.run_epoch,
+            "_determine_best_metric": self.determine_best,
             "get_batch_samples": self.task.parts.get_batch_samples,
             # the task loss is scaled here, so that the Trainer takes the mean over the batches
             "model_accepts_loss_kwargs": self.task.accepts_loss_kwargs,
@@ -299,6 +302,14 @@ class Binding(TrainerCallback):
         else:
             set_epoch(train_dataloader, epoch)
             self.original_run_epoch(epoch=epoch, train_dataloader=train_dataloader, **kwargs)
+
+    def determine_best(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether an evaluation is the best; one from before a term came in is none."""
+        methods = self.objective.regularizers.values()
+        if not begun(methods, self.trainer.state.global_step):
+            return False
+        found: bool = self.original_determine_best(*args, **kwargs)
+        return found
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop before weights that are not finite are used or saved."""
