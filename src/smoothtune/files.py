@@ -194,7 +194,7 @@ def owned(folder: Path) -> Iterator[Path]:
         remove_partial(folder)
         yield folder
     finally:
-        del _held[place]
+        _held.pop(place, None)
         # while it is held: whoever waits for this file sees that it is gone
         if not foreign and _file_id(folder / LOCK) == mine:
             with suppress(OSError):

@@ -1,5 +1,6 @@
 """A finished run is looked at before it is said that there is nothing to do."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -21,14 +22,15 @@ from smoothtune.run.trainer import RunTrainer
 SILENT = Console(quiet=True)
 
 
-def config_of(folder: Path, **changes) -> RunConfig:
+def config_of(**changes) -> RunConfig:
+    """Of a run in the current folder."""
     settings = {
         "task": "quality",
-        "data": str(folder / "data"),
+        "data": "data",
         "text_columns": ["text"],
-        "model": str(folder / "model"),
-        "output_dir": str(folder / "out"),
-        "unlabeled": str(folder / "texts"),
+        "model": "./model",
+        "output_dir": "out",
+        "unlabeled": "texts",
         "methods": {"vat": {"weight": 1.0}},
         "max_steps": 1,
         "cost_steps": 0,
@@ -43,13 +45,18 @@ def finished(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("data", "model"):
         shutil.copytree(inputs / name, folder / name)
     shutil.copytree(inputs / "data", folder / "texts")
-    train(config_of(folder), console=SILENT)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        train(config_of(), console=SILENT)
     return folder
 
 
 @pytest.fixture
-def folder(finished: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(finished, tmp_path / "copy"))
+def folder(finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of it, the current folder."""
+    shutil.copytree(finished, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    return tmp_path / "copy"
 
 
 def replace(path: Path, old: str, new: str) -> None:
@@ -102,19 +109,19 @@ def add_a_field(folder: Path) -> None:
 def test_a_change_is_seen(folder: Path, change, told: str) -> None:
     change(folder)
     with pytest.raises(OutputError, match=f"holds this run, finished, but .*{told}"):
-        train(config_of(folder), console=SILENT)
+        train(config_of(), console=SILENT)
 
 
 def test_nothing_to_do(folder: Path, monkeypatch) -> None:
     monkeypatch.setattr(RunTrainer, "training_step", None)
     replace(folder / "out" / "README.md", "#", "# Mine\n#")  # the card is for people to write on
-    assert train(config_of(folder), console=SILENT)["config"]["max_steps"] == 1
+    assert train(config_of(), console=SILENT)["config"]["max_steps"] == 1
 
 
 def test_data_that_are_gone_cannot_be_compared(folder: Path) -> None:
     shutil.rmtree(folder / "data")
     with pytest.raises(DataError, match="data"):
-        train(config_of(folder), console=SILENT)
+        train(config_of(), console=SILENT)
 
 
 @pytest.mark.parametrize(
@@ -123,18 +130,29 @@ def test_data_that_are_gone_cannot_be_compared(folder: Path) -> None:
 def test_a_changed_model_is_not_used(folder: Path, change, told: str) -> None:
     change(folder)
     message = f"out is not as smoothtune wrote it: model.safetensors {told}"
-    here, to = str(folder / "out"), str(folder / "evaluation")
+    here = "./out"
     with pytest.raises(ModelError, match=message):
-        evaluate(Settings(model=here, output_dir=to), console=SILENT)
-    rows = str(folder / "data" / "validation.csv")
+        evaluate(Settings(model=here, output_dir="evaluation"), console=SILENT)
     with pytest.raises(ModelError, match=message):
-        predict(Prediction(model=here, data=rows, to=str(folder / "rows.csv")))
-    further = config_of(folder, model=here, output_dir=str(folder / "further"))
+        predict(Prediction(model=here, data="data/validation.csv", to="rows.csv"))
+    further = config_of(model=here, output_dir="further")
     with pytest.raises(ModelError, match=message):
         train(further, console=SILENT)
-    (folder / "out" / "result.json").unlink()
-    if change is flip_a_bit:  # on purpose
-        assert load.load_base(here)
+    record = json.loads((folder / "out" / "result.json").read_text())
+    record["files"].pop("model.safetensors")  # it was changed on purpose
+    (folder / "out" / "result.json").write_text(json.dumps(record))
+    assert load.load_base(here)
+
+
+def test_weights_that_are_not_finite_are_not_evaluated(folder: Path) -> None:
+    weights = load_file(file := folder / "out" / "model.safetensors")
+    weights["classifier.bias"][0] = float("nan")
+    save_file(weights, file, {"format": "pt"})
+    record = json.loads((folder / "out" / "result.json").read_text())
+    record["files"].pop("model.safetensors")
+    (folder / "out" / "result.json").write_text(json.dumps(record))
+    with pytest.raises(ModelError, match="weight classifier.bias is not finite everywhere"):
+        evaluate(Settings(model="./out", output_dir="evaluation"), console=SILENT)
 
 
 def test_the_base_is_named_as_it_was_loaded(folder: Path, monkeypatch) -> None:
@@ -142,11 +160,11 @@ def test_the_base_is_named_as_it_was_loaded(folder: Path, monkeypatch) -> None:
     original, before = RunTrainer.training_step, load.weights_fingerprint(str(folder / "model"))
 
     def step(*args, **kwargs):
-        shutil.rmtree(folder / "model")
+        shutil.rmtree(folder / "model", ignore_errors=True)
         return original(*args, **kwargs)
 
     monkeypatch.setattr(RunTrainer, "training_step", step)
-    config = config_of(folder, output_dir=str(folder / "other"))
+    config = config_of(output_dir="other")
     result = train(config, console=SILENT)
     assert result["fingerprints"]["base_weights"] == before
 
@@ -160,4 +178,4 @@ def test_a_base_that_is_replaced_while_it_is_loaded_is_refused(folder: Path, mon
 
     monkeypatch.setattr(train_module, "prepare_model", prepare)
     with pytest.raises(ModelError, match="were changed while they were loaded"):
-        train(config_of(folder, output_dir=str(folder / "other")), console=SILENT)
+        train(config_of(output_dir="other"), console=SILENT)

@@ -193,14 +193,15 @@ def test_signals_of_terminals_and_batch_systems(
 ) -> None:
     """Some of them come again every second."""
     number, config = getattr(signal, name), config_in(inputs, tmp_path / "out")
-    before = signal.getsignal(number)
+    monkeypatch.setattr(errors, "ONE_STOP_SECONDS", 0.0)
+    previous = signal.signal(number, signal.SIG_DFL)  # of these tests, it may be ignored
     with monkeypatch.context() as patch:
-        patch.setattr(errors, "ONE_STOP_SECONDS", 0.0)
         signal_before(patch, StopOnSignal, "on_step_end", 2, number=number)
         signal_before(patch, RunTrainer, "_save_rng_state", number=number)
         with pytest.raises(Stopped, match="after step 2 of 5"):
             quiet_train(config)
-    assert signal.getsignal(number) is before
+    assert signal.getsignal(number) is signal.SIG_DFL
+    signal.signal(number, previous)
     quiet_train(config, resume=True)
     assert weights(tmp_path / "out") == expected
 

@@ -189,14 +189,14 @@ def test_a_folder_that_cannot_be_written_has_a_status_too(
     assert not (tmp_path / "out" / TABLE).exists()
 
 
-def test_a_copied_study_is_read_by_its_records(
+def test_the_records_of_a_copied_study_are_known_by_their_content(
     cells: list[Cell], tmp_path: Path, verified: list[str]
 ) -> None:
     show_status(tmp_path / "out", SILENT)
     shutil.copytree(tmp_path / "out", tmp_path / "copy", copy_function=shutil.copyfile)
     verified.clear()
     assert show_status(tmp_path / "copy", SILENT)["done"] == 5
-    assert len(set(verified)) == 5
+    assert verified == []
 
 
 @pytest.mark.parametrize(

@@ -77,7 +77,7 @@ def check_recorded(folder: str | Path) -> None:
     if why := changed_file(Path(folder), record):
         raise ModelError(
             f"{folder} is not as smoothtune wrote it: {why}; restore the file, or train again. If "
-            f"you changed it on purpose, remove {RESULT}"
+            f"you changed it on purpose, take it out of the list `files` in {RESULT}"
         )
 
 

@@ -28,6 +28,7 @@ from smoothtune.trainer.manifest import (
     about,
     check_run,
     checkpoints_in,
+    files_of_others,
     is_committed,
     newest,
     nothing_to_resume,
@@ -86,8 +87,7 @@ class Checkpoints:
         checkpoint = Path(trainer._get_output_dir(trial=trial)) / name
         limit = args.save_total_limit
         try:
-            if args.should_save:
-                _set_aside(checkpoint)
+            others = _set_aside(checkpoint) if args.should_save else set()
             trainer.accelerator.wait_for_everyone()
             args.save_total_limit = None
             try:
@@ -96,7 +96,7 @@ class Checkpoints:
                 args.save_total_limit = limit
             trainer.accelerator.wait_for_everyone()
             if args.should_save:
-                self._complete(checkpoint)
+                self._complete(checkpoint, others)
         except Exception as error:  # of libraries that write, some have no class of their own
             if not (why := why_not_written(error)):
                 raise
@@ -149,7 +149,7 @@ class Checkpoints:
                 "train again from the beginning, or without load_best_model_at_end"
             )
 
-    def _complete(self, checkpoint: Path) -> None:
+    def _complete(self, checkpoint: Path, others: set[str]) -> None:
         arguments = checkpoint / "training_args.bin"
         if arguments.exists():  # written while the limit was lifted
             torch.save(self.trainer.args, arguments)
@@ -158,7 +158,7 @@ class Checkpoints:
         for path in checkpoint.iterdir():  # safetensors writes files with owner-only permissions
             if path.is_file():
                 shutil.copymode(checkpoint / "trainer_state.json", path)
-        write_manifest(checkpoint, self.run)
+        write_manifest(checkpoint, self.run, others)
 
     def _rotate(self, new: Path, limit: int | None) -> None:
         """Remove what was set aside and the oldest checkpoints, as `save_total_limit` says.
@@ -186,22 +186,27 @@ def _aside(checkpoint: Path) -> Path:
     return checkpoint.with_name(ASIDE + checkpoint.name)
 
 
-def _set_aside(checkpoint: Path) -> None:
-    """Keep a checkpoint of the same step until the new one is complete; remove a broken one."""
+def _set_aside(checkpoint: Path) -> set[str]:
+    """Keep a checkpoint of the same step until the new one is complete; remove a broken one.
+
+    Returns:
+        Names of files of others that are left in its place.
+    """
     if not checkpoint.exists():
-        return
+        return set()
     if why_unusable(checkpoint):
         remove(checkpoint)
-        return
+        return files_of_others(checkpoint) if checkpoint.exists() else set()
     if _aside(checkpoint).exists():
         remove(_aside(checkpoint))
     os.replace(checkpoint, _aside(checkpoint))
+    return set()
 
 
 def _give_back(checkpoint: Path) -> None:
     """After a failed write: what was there before."""
     with suppress(OSError):
-        shutil.rmtree(checkpoint, ignore_errors=True)
+        remove(checkpoint)
         if _aside(checkpoint).exists():
             os.replace(_aside(checkpoint), checkpoint)
 

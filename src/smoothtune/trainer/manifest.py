@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +28,8 @@ BITS = ("torch", "transformers", "numpy", "smoothtune")
 """Packages of which another version may end in other last bits."""
 _READ = (".safetensors", ".bin", ".pt", ".pth", ".json")
 """Endings of what a resume may read."""
+_BESIDE = (".jinja", ".model", "vocab.txt", "merges.txt")
+"""Endings of what else a trainer writes into a checkpoint."""
 _REQUIRED = {  # what an exact resume reads: usual name, what it is, and names it may have
     "model.safetensors": (
         "the weights",
@@ -111,10 +113,20 @@ def environment() -> dict[str, str | int]:
     return {**found, "threads": torch.get_num_threads()}
 
 
-def write_manifest(checkpoint: Path, run: dict[str, Any]) -> None:
-    """Make a checkpoint complete: all its files reach the disk, then their list."""
+def write_manifest(
+    checkpoint: Path, run: dict[str, Any], others: Collection[str] = frozenset()
+) -> None:
+    """Make a checkpoint complete: all its files reach the disk, then their list.
+
+    Args:
+        checkpoint: the folder.
+        run: what a resumed run must have in common with the one that wrote it.
+        others: names of files that were there before.
+    """
     files = {}
     for path in sorted(_files(checkpoint)):
+        if path.relative_to(checkpoint).as_posix() in others:
+            continue
         with path.open("rb") as file:
             os.fsync(file.fileno())
         name = path.relative_to(checkpoint).as_posix()
@@ -128,21 +140,29 @@ def write_manifest(checkpoint: Path, run: dict[str, Any]) -> None:
 def remove(checkpoint: Path) -> None:
     """Remove a checkpoint; one that is half removed is not taken for a complete one.
 
-    Files of others in it stay, where its manifest tells them apart.
+    Files of others in it stay.
     """
-    with suppress(OutputError):
-        listed = (read_json(checkpoint / MANIFEST) or {}).get("files")
-        if isinstance(listed, dict):
-            names = {path.relative_to(checkpoint).as_posix() for path in _files(checkpoint)}
-            if names - listed.keys():
-                for name in (MANIFEST, *(names & listed.keys())):
-                    (checkpoint / name).unlink(missing_ok=True)
-                return
+    if others := files_of_others(checkpoint):
+        (checkpoint / MANIFEST).unlink(missing_ok=True)
+        for path in list(_files(checkpoint)):
+            if path.relative_to(checkpoint).as_posix() not in others:
+                path.unlink()
+        return
     removed = checkpoint.with_name(f"{REMOVED}checkpoint-{_order(checkpoint)[0]}")
     shutil.rmtree(removed, ignore_errors=True)
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     os.replace(checkpoint, removed)
     shutil.rmtree(removed, ignore_errors=True)
+
+
+def files_of_others(checkpoint: Path) -> set[str]:
+    """Names of files that the manifest does not list; without one, that no trainer writes."""
+    names = {path.relative_to(checkpoint).as_posix() for path in _files(checkpoint)}
+    with suppress(OutputError):
+        listed = (read_json(checkpoint / MANIFEST) or {}).get("files")
+        if isinstance(listed, dict):
+            return names - listed.keys()
+    return {name for name in names if not name.endswith((*_READ, *_BESIDE))}
 
 
 def remove_all(folder: Path) -> None:
