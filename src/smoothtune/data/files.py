@@ -16,9 +16,9 @@ from datasets import Dataset, Features, Value, load_dataset
 from datasets.features.features import require_decoding
 
 from smoothtune.console import progress_bars
-from smoothtune.data.cache import not_cached
+from smoothtune.data.cache import cache_is_whole, not_cached
 from smoothtune.data.csv_format import check_encoding, check_header, csv_options, separator_hint
-from smoothtune.errors import DataError
+from smoothtune.errors import DataError, OutputError
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json"}
 """The reader of `datasets` for each suffix."""
@@ -74,7 +74,8 @@ def load_files(files: list[Path], label_column: str | None, form: CsvFormat) -> 
             options["na_values"] = {label_column: [""]}
         # Resolved and escaped, because `datasets` reads a path as a glob pattern.
         paths = [_GLOB.sub(r"[\g<0>]", str(file.resolve())) for file in files]
-        loaded = load_dataset(reader, data_files={"train": paths}, split="train", **options)
+        with cache_is_whole():
+            loaded = load_dataset(reader, data_files={"train": paths}, split="train", **options)
     return checked(loaded, shown)
 
 
@@ -149,7 +150,7 @@ def only_data_errors(what: str, hint: str = "") -> Iterator[None]:
     """
     try:
         yield
-    except MemoryError:
+    except (MemoryError, OutputError):
         raise
     except StopIteration as error:
         raise DataError(f"{what}: it has no rows") from error
