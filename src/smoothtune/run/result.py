@@ -51,6 +51,22 @@ def told_kept(result: dict[str, Any]) -> str:
     return f"{told}, the last; {best_score_is} need not be its own"
 
 
+def below_constant(result: dict[str, Any]) -> str:
+    """That a model is no better than the best constant answer; "" where it is.
+
+    Args:
+        result: the content of ``result.json``.
+    """
+    name, constant = result["headline"], result["trivial_baseline"]
+    score = result["metrics"][name]
+    if score > constant:
+        return ""
+    return (
+        f"{name} {score:.4f} is not better than the best constant answer, which has "
+        f"{constant:.4f}: train longer, with another learning rate or on more rows"
+    )
+
+
 def run_result(
     config: RunConfig,
     inputs: Inputs,

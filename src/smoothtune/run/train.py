@@ -43,7 +43,7 @@ from smoothtune.run.processes import (
     main_first,
     wait_for_all,
 )
-from smoothtune.run.result import run_result, told_kept
+from smoothtune.run.result import below_constant, run_result, told_kept
 from smoothtune.run.shards import whole_weights
 from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import (
@@ -219,22 +219,6 @@ def fit(
     weights = whole_weights(trainer)
     model = merged(model) if config.merge_adapter else model
     return Trained(inputs.base, inputs.prepared, model, predictions, result, weights)
-
-
-def below_constant(result: dict[str, Any]) -> str:
-    """That a model is no better than the best constant answer; "" where it is.
-
-    Args:
-        result: the content of ``result.json``.
-    """
-    name, constant = result["headline"], result["trivial_baseline"]
-    score = result["metrics"][name]
-    if score > constant:
-        return ""
-    return (
-        f"{name} {score:.4f} is not better than the best constant answer, which has "
-        f"{constant:.4f}: train longer, with another learning rate or on more rows"
-    )
 
 
 def step_cost(
