@@ -34,12 +34,9 @@ def not_written(path: Path, error: OSError) -> OutputError:
 
 
 WORDS_OF_WRITING = (
-    "PytorchStreamWriter",
-    "open file failed",
-    "unexpected pos",
-    "iostream",
-)  # torch
-WORDS_OF_WRITING += ("I/O error", "IoError", "os error")  # of safetensors and tokenizers
+    *("PytorchStreamWriter", "open file failed", "unexpected pos", "iostream"),  # of torch
+    *("I/O error", "IoError", "os error"),  # of safetensors and tokenizers
+)
 
 
 def why_not_written(error: Exception) -> str:
