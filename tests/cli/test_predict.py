@@ -235,6 +235,9 @@ def test_damaged_weights_predict_nothing(trained: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["classifier.bias"][0] = float("nan")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    record = json.loads((folder / "result.json").read_text())
+    del record["files"]
+    (folder / "result.json").write_text(json.dumps(record))
     data = write_csv(tmp_path / "new.csv", text=["good"])
     found = call(folder, "--data", data, "--to", tmp_path / "out.csv")
     assert found.exit_code == 2

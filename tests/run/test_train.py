@@ -25,7 +25,8 @@ from smoothtune.models.load import load_base
 from smoothtune.run import train as train_module
 from smoothtune.run.callbacks import ProgressCallback
 from smoothtune.run.output import newest_checkpoint
-from smoothtune.run.train import below_constant, train
+from smoothtune.run.result import below_constant
+from smoothtune.run.train import train
 from smoothtune.run.trainer import some_examples
 
 LOADS_ALONE = """

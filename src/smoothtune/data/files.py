@@ -29,7 +29,7 @@ from smoothtune.data.csv_rows import read_csv, refuse_repeated
 from smoothtune.data.json_rows import check_json, lines_of_rows
 from smoothtune.data.label_types import typed_by_cells
 from smoothtune.data.places import numbered, remember
-from smoothtune.errors import DataError
+from smoothtune.errors import DataError, OutputError
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json"}
 """The kind of file by its suffix."""
@@ -213,7 +213,7 @@ def only_data_errors(what: str) -> Iterator[None]:
     """Turn whatever a library raises while it reads data into `DataError`; `what` begins it."""
     try:
         yield
-    except (MemoryError, DataError):
+    except (MemoryError, DataError, OutputError):
         raise
     except StopIteration as error:
         raise DataError(f"{what}: it has no rows") from error

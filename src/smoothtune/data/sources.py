@@ -12,6 +12,7 @@ from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
+from smoothtune.data.cache import cache_is_whole
 from smoothtune.data.files import (
     READERS,
     CsvFormat,
@@ -222,6 +223,7 @@ def _named_alike(splits: dict[str, Dataset]) -> dict[str, Dataset]:
 
 def _load_from_hub(hub_id: str, config: str | None) -> dict[str, Dataset]:
     named = hub_id if config is None else f"{hub_id}, configuration {config!r}"
-    with only_data_errors(f"{named}: no such file or folder here, and not readable from the hub"):
+    missing = f"{named}: no such file or folder here, and not readable from the hub"
+    with only_data_errors(missing), cache_is_whole():
         found = _named_alike(dict(load_dataset(hub_id, config)))
     return {name: checked(split, f"{named}, split {name!r}") for name, split in found.items()}

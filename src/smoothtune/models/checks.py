@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from smoothtune.errors import ModelError
+from smoothtune.errors import ModelError, OutputError
+from smoothtune.files import RESULT, changed_file, read_json
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 MAX_BYTES = {"config.json": 10_000_000, "tokenizer.json": 500_000_000}
@@ -63,6 +64,23 @@ def check_files(folder: str | Path) -> None:
     for name in INDEXES:
         if (Path(folder) / name).is_file():
             shard_names(Path(folder) / name)
+
+
+def check_recorded(folder: str | Path) -> None:
+    """Check that the files of a model that smoothtune trained are as it wrote them.
+
+    Raises:
+        ModelError: one was changed, or is missing.
+    """
+    try:
+        record = read_json(Path(folder) / RESULT) or {}
+    except OutputError:  # what else has this name is not ours
+        return
+    if why := changed_file(Path(folder), record):
+        raise ModelError(
+            f"{folder} is not as smoothtune wrote it: {why}; restore the file, or train again. If "
+            f"you changed it on purpose, take it out of the list `files` in {RESULT}"
+        )
 
 
 def shard_names(index: Path) -> list[str]:

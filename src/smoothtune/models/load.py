@@ -27,6 +27,7 @@ from smoothtune.files import sha256
 from smoothtune.models.checks import (
     check_config,
     check_files,
+    check_recorded,
     only_model_errors,
     refuse_new_weights,
     shard_names,
@@ -76,6 +77,7 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
     source = str(minilm_folder()) if model == "minilm" else _local_or_hub(model_place(model))
     with only_model_errors(f"model {model!r} cannot be loaded"):
         check_files(source)
+        check_recorded(source)
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         check_config(config, model, trust_remote_code, adapter=is_adapter(source))
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
@@ -272,6 +274,19 @@ def weights_fingerprint(source: str) -> str:
             digests = [f"{name} {sha256(index.parent / name)}" for name in shard_names(index)]
             return hashlib.sha256("\n".join(digests).encode()).hexdigest()
     raise ModelError(NO_WEIGHTS.format(source))
+
+
+def check_unchanged(source: str, before: str) -> None:
+    """Check that weights that have been loaded are those whose fingerprint was taken before.
+
+    Raises:
+        ModelError: they were replaced meanwhile, or are gone.
+    """
+    if weights_fingerprint(source) != before:
+        raise ModelError(
+            f"the weights of {source} were changed while they were loaded: start again when they "
+            "are complete"
+        )
 
 
 def check_weights_exist(source: str) -> None:

@@ -15,7 +15,15 @@ from smoothtune.console import say
 from smoothtune.data.arrow import numbers
 from smoothtune.data.csv_format import no_header
 from smoothtune.errors import ConfigError, Problem, counted
-from smoothtune.models.load import Base, load_base, load_classifier, new_classifier, start_at_mean
+from smoothtune.models.load import (
+    Base,
+    check_unchanged,
+    load_base,
+    load_classifier,
+    new_classifier,
+    start_at_mean,
+    weights_fingerprint,
+)
 from smoothtune.models.lora import add_lora, told_adapters
 from smoothtune.models.positions import check_lengths
 from smoothtune.tasks.base import Task
@@ -31,6 +39,8 @@ class Inputs:
 
     base: Base
     prepared: Prepared
+    base_weights: str
+    """Sha256 of the base model's weights, see `weights_fingerprint`."""
     unlabeled: tuple[Dataset, str] | None
     """Tokenized rows, and the fingerprint of their texts."""
     class_weights: dict[str, float] | None = None
@@ -40,6 +50,15 @@ class Inputs:
     def task(self) -> Task:
         """The task, with the labels of the data."""
         return self.prepared.task
+
+    @property
+    def fingerprints(self) -> dict[str, str | None]:
+        """What was read, by content, as ``result.json`` records it."""
+        return {
+            "data": self.prepared.fingerprint,
+            "unlabeled": self.unlabeled and self.unlabeled[1],
+            "base_weights": self.base_weights,
+        }
 
 
 def read_inputs(config: RunConfig, console: Console) -> Inputs:
@@ -52,6 +71,7 @@ def read_inputs(config: RunConfig, console: Console) -> Inputs:
     """
     task = configured_task(config)
     base = load_base(config.model, trust_remote_code=config.trust_remote_code)
+    weights = weights_fingerprint(base.source)
     prepared = prepare(
         config.data or task.hub_id or "",
         task,
@@ -86,7 +106,7 @@ def read_inputs(config: RunConfig, console: Console) -> Inputs:
         say(console, told)
     if unlabeled is not None:
         say(console, f"unlabeled: {counted(len(unlabeled[0]), 'row')} of {config.unlabeled}")
-    return Inputs(base, prepared, unlabeled, class_weights(config, prepared))
+    return Inputs(base, prepared, weights, unlabeled, class_weights(config, prepared))
 
 
 def without_header(config: RunConfig, task: Task) -> str:
@@ -171,6 +191,7 @@ def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTra
             frozen_weights=config.frozen_weights,
             allow_new_weights=config.allow_new_weights,
         )
+    check_unchanged(inputs.base.source, inputs.base_weights)
     check_rows(model, inputs)
     size = sum(weight.numel() for weight in model.parameters())
     new = "all" if config.from_scratch else ", ".join(new_weights) or "none"

@@ -22,10 +22,10 @@ from smoothtune.files import make_folder, not_written, open_log, read_json, writ
 from smoothtune.study.table import (
     DESCRIBED,
     Row,
+    content_of,
     open_row,
     read_table,
     row_of,
-    state_of,
     write_table,
 )
 
@@ -58,6 +58,24 @@ class Fingerprints:
     unlabeled: str | None = None
     ood: tuple[tuple[str, str], ...] = ()
     """Of the other data sets, by name."""
+
+
+def differing(identity: Mapping[str, Any], prints: Fingerprints) -> list[str]:
+    """What a cell of this identity reads that has other content by these fingerprints, in words."""
+    now = {
+        "data": prints.data,
+        "base weights": prints.base_weights,
+        "unlabeled data": prints.unlabeled,
+        **{f"other data {name}": content for name, content in prints.ood},
+    }
+    others = identity.get("extras", {}).get("ood", {})
+    planned = {
+        "data": identity["data"],
+        "base weights": identity["base_weights"],
+        "unlabeled data": identity.get("unlabeled"),
+        **{f"other data {name}": read_as["source"] for name, read_as in others.items()},
+    }
+    return [name for name in planned if planned[name] != now.get(name)]
 
 
 def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> dict[str, Any]:
@@ -167,23 +185,23 @@ class Records:
 
     def read(self, cell_id: str) -> dict[str, Any] | None:
         """The record of a finished cell; None if there is none, or it does not verify."""
-        state = state_of(path := self.folder / CELLS / f"{cell_id}.json")
-        if state is None:
+        content = content_of(path := self.folder / CELLS / f"{cell_id}.json")
+        if content is None:
             former = self.former.get(cell_id)
             return self.read(former) if former else None
-        if self._known(cell_id, state) and (known := _parsed(path)):
+        if self._known(cell_id, content) and (known := _parsed(path)):
             return known
         record = _verified(path)
         self.rows.pop(cell_id, None)
         if record is not None:
-            self.rows[cell_id] = row_of(record, state)
+            self.rows[cell_id] = row_of(record, content)
             self.verified += 1
         return record
 
     def row(self, cell_id: str) -> Row | None:
         """What the table of cells holds of a finished cell; None as `read`."""
-        state = state_of(self.folder / CELLS / f"{cell_id}.json")
-        if state and (row := self._known(cell_id, state)):
+        content = content_of(self.folder / CELLS / f"{cell_id}.json")
+        if content and (row := self._known(cell_id, content)):
             return row
         record = self.read(cell_id)
         return self.rows[record["id"]] if record else None
@@ -193,9 +211,9 @@ class Records:
         """The table's rows by cell; those of records that have changed since are not used."""
         return read_table(self.folder)
 
-    def _known(self, cell_id: str, state: tuple[int, int]) -> Row | None:
+    def _known(self, cell_id: str, content: str) -> Row | None:
         row = self.rows.get(cell_id)
-        return row if row and (row["bytes"], row["modified"]) == state else None
+        return row if row and row["sha256"] == content else None
 
     def save(self, cells: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
         """Write the table, with the finished cells that are not asked for at its end.

@@ -15,7 +15,7 @@ from rich.console import Console
 from smoothtune.console import say, tracked
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import ConfigError, Problem, Stopped, counted
-from smoothtune.files import owned, refuse_other_files, remove_partial
+from smoothtune.files import check_owned, owned, refuse_other_files, remove_partial
 from smoothtune.run.callbacks import Signals
 from smoothtune.run.output import CHECKPOINTS
 from smoothtune.study.config import Study
@@ -84,7 +84,7 @@ def run_study(
                 records.asked |= {cell.id for cell in cells}
                 with tracked(cells, "reading records", console) as shown:
                     missing = [cell for cell in shown if records.row(cell.id) is None]
-                write_description(study, cells, choices, command, trials, records)
+                write_description(study, cells, choices, command, trials, records, plan.prints)
                 if stage == "final":
                     _tell_ignored(console, records, plan, cells)
                 listed = [*trials, *cells] if stage == "final" else cells
@@ -157,6 +157,7 @@ def _saving(records: Records, cells: Sequence[Cell]) -> Iterator[Callable[[], No
 
     def save(wait: float = SECONDS_BETWEEN_TABLES) -> None:
         nonlocal saved
+        check_owned(records.folder)
         if time.monotonic() - saved >= wait:
             records.save((cell.id, cell.described) for cell in cells)
             saved = time.monotonic()

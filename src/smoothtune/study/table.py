@@ -1,14 +1,14 @@
 """``cells.parquet``: a row for every cell of a study, to look at and to spare reading its record.
 
-It is never the truth. A row stands for a record only while that has the size and the time of change
-with which it was verified. A table that is missing, damaged, or of another version is made anew.
+It is never the truth. A row stands for a record only while that has the content with which it was
+verified. A table that is missing, damaged, or of another version is made anew.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
-import time
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -20,10 +20,8 @@ from smoothtune.errors import OutputError
 from smoothtune.files import write_atomic
 
 TABLE = "cells.parquet"
-FORMAT = f"3 {__version__}"
+FORMAT = f"4 {__version__}"
 """Of the columns, and of what a record must hold; a table of another one is not read."""
-SETTLED = 1_000_000_000
-"""Nanoseconds since its last change after which a file cannot change within the same clock tick."""
 Row = dict[str, Any]
 DESCRIBED = ("task", "model", "max_train_samples", "method", "setting", "seed", "selection")
 """What the study says of a cell."""
@@ -39,26 +37,23 @@ COLUMNS = {
     "steps": "int64",
     **dict.fromkeys(("train_seconds", "evaluation_seconds"), "double"),
     **dict.fromkeys(("device", "metrics", "fields", "versions", "cell"), "string"),
-    **dict.fromkeys(("bytes", "modified"), "int64"),
+    "sha256": "string",
 }
 """Types by name, as docs/study.md describes them."""
 
 
-def state_of(path: Path) -> tuple[int, int] | None:
-    """Size in bytes and time of change, in nanoseconds, of a record; None if it is not there."""
+def content_of(path: Path) -> str | None:
+    """Sha256, in hex, of a record's file; None if it is not there."""
     try:
-        found = path.stat()
+        return hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns
 
 
-def row_of(record: Mapping[str, Any], state: tuple[int, int]) -> Row:
-    """The row of a verified record, whose file had this state before it was read."""
-    size, modified = state
-    settled = time.time_ns() - modified > SETTLED
+def row_of(record: Mapping[str, Any], content: str) -> Row:
+    """The row of a verified record, whose file had this content before it was read."""
     row: Row = dict.fromkeys(COLUMNS) | {"cell": record["id"], "status": record["status"]}
-    row |= {"bytes": size, "modified": modified if settled else None}
+    row["sha256"] = content
     row["message"] = _encodable(record.get("message", ""))
     if record["status"] != "done":
         return row

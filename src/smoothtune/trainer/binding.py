@@ -22,6 +22,7 @@ from smoothtune.core.objective import Objective
 from smoothtune.core.optimizer_hooks import unwrapped_optimizer
 from smoothtune.core.regularizer import CALIBRATION_ROWS
 from smoothtune.errors import CheckpointError
+from smoothtune.trainer.begun import begun
 from smoothtune.trainer.checkpoints import Checkpoints
 from smoothtune.trainer.compatibility import check_trainer
 from smoothtune.trainer.finite import check_weights
@@ -86,13 +87,17 @@ class Binding(TrainerCallback):
         self.task = TaskLoss(trainer)
         self.original_create_optimizer, self.original_log = trainer.create_optimizer, trainer.log
         self.checkpoints.original_save = trainer._save_checkpoint
+        self.checkpoints.original_finalize = trainer._finalize_training
         self.original_run_epoch = trainer._run_epoch
+        self.original_determine_best = trainer._determine_best_metric
         mine = {
             "compute_loss": self.compute_loss,
             "create_optimizer": self.create_optimizer,
             "log": self.log,
             "_save_checkpoint": self.checkpoints.save,
+            "_finalize_training": self.checkpoints.finalize,
             "_run_epoch": self.run_epoch,
+            "_determine_best_metric": self.determine_best,
             "get_batch_samples": self.task.parts.get_batch_samples,
             # the task loss is scaled here, so that the Trainer takes the mean over the batches
             "model_accepts_loss_kwargs": self.task.accepts_loss_kwargs,
@@ -299,6 +304,7 @@ class Binding(TrainerCallback):
         self.objective.expect(state.max_steps, accumulates=accumulates)
         if self.resume_from is None:
             return
+        self.checkpoints.find_best(self.resume_from.parent)
         try:
             self.objective.load_state_dict(load_file(self.resume_from / STATE_FILE))
         except KeyError as error:
@@ -338,6 +344,14 @@ class Binding(TrainerCallback):
         if self.trainer.is_world_process_zero():
             for remark in self.objective.strengths.remarks():
                 logger.warning(remark)
+
+    def determine_best(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether an evaluation is the best; one from before a term came in is none."""
+        methods = self.objective.regularizers.values()
+        if not begun(methods, self.trainer.state.global_step):
+            return False
+        found: bool = self.original_determine_best(*args, **kwargs)
+        return found
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop before weights that are not finite are used or saved."""
