@@ -20,6 +20,8 @@ Departures:
       new ones.
     * With a share the term waits until the model has begun to learn (`ramp_start="auto"`), which
       gave higher scores than beginning at once (docs/concepts.md).
+    * The mean of the paper is over labeled and unlabeled rows together. With a batch of each in an
+      update the term is the sum of their two means: a `weight` of 0.5 is 1 in the paper.
 """
 
 from __future__ import annotations

@@ -15,7 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback
 
+from smoothtune.core.architecture import unwrap
+from smoothtune.core.attachment import holds
 from smoothtune.core.compiled import compile_blocks, is_compiled_block, uncompile_blocks
+from smoothtune.core.declarations import declaring
 from smoothtune.core.objective import Objective
 from smoothtune.core.optimizer_hooks import unwrapped_optimizer
 from smoothtune.errors import CheckpointError
@@ -225,11 +228,14 @@ class Binding(TrainerCallback):
     # --- the model ---------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, and beside it a record of the methods."""
+        """Save the model, and beside it a record of the methods; beside adapters, the config."""
         self.original_save_model(output_dir, _internal_call=_internal_call)
-        args = self.trainer.args
+        args, model = self.trainer.args, unwrap(self.trainer.model)
         if args.should_save and not _internal_call:  # checkpoints have a manifest
-            write_record(self.trainer, self.objective, Path(output_dir or str(args.output_dir)))
+            folder = Path(output_dir or str(args.output_dir))
+            if hasattr(model, "peft_config") and hasattr(declaring(model), "config"):
+                declaring(model).config.save_pretrained(folder)  # type: ignore[operator,union-attr]
+            write_record(self.trainer, self.objective, folder)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Create the card, with the methods."""
@@ -247,6 +253,7 @@ class Binding(TrainerCallback):
                 self.renew(trial=kwargs.get("trial"))
             else:
                 self.bind()
+                check_model(self.objective, self.trainer)
             self.checkpoints.run = describe_run(self.trainer, self.objective)
             self.resume_from, notes = self.checkpoints.choose(resume_from_checkpoint)
             if notes:
@@ -303,6 +310,19 @@ class Binding(TrainerCallback):
             self.objective.before_step()
             self.objective.after_step()
         check_weights(self.trainer.model, state.global_step + 1)
+
+
+def check_model(objective: Objective, trainer: Any) -> None:
+    """Refuse a trainer whose model is no longer the one that the methods are attached to.
+
+    Raises:
+        ValueError: it is another one.
+    """
+    if not holds(trainer.model, objective.model):
+        raise ValueError(
+            "trainer.model is another model than the one that methods were prepared on: make a "
+            "trainer of this model, and pass it to regularize()"
+        )
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
