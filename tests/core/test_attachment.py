@@ -56,16 +56,20 @@ def test_adapters_may_be_put_on_later(method):
     objective.detach()
 
 
-def test_a_trainer_that_is_given_another_model_is_refused(tmp_path):
+@pytest.mark.parametrize("trained", [False, True])
+def test_a_trainer_that_is_given_another_model_is_refused(trained, tmp_path):
+    """Before training, and before it goes on."""
     trainer = Trainer(
         model=tiny_model("bert"),
         args=arguments(tmp_path),
         train_dataset=Rows(6),
         data_collator=collate,
     )
-    regularize(trainer, LNSR(weight=1.0))
+    regularize(trainer, L2SP())
+    if trained:
+        trainer.train()
     trainer.model = tiny_model("bert")
-    with pytest.raises(ValueError, match="another model than the one that methods were prepared"):
+    with pytest.raises(ValueError, match="another model than the one that the methods were"):
         trainer.train()
 
 

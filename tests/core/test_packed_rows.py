@@ -7,7 +7,7 @@ from helpers.causal import tiny_language_model
 from smoothtune import L2SP, METHODS, Objective
 from smoothtune.core.compute_loss import model_loss
 from smoothtune.core.packed_rows import unpacked
-from smoothtune.testing import fixed_draws, tiny_batch, tiny_model, with_weight
+from smoothtune.testing import fixed_draws, tiny_model, with_weight
 
 IDS = torch.tensor([[5, 6, 7, 8, 9, 10], [11, 12, 13, 14, 15, 16]])
 POSITIONS = torch.tensor([[0, 1, 2, 3, 0, 1], [0, 1, 0, 1, 2, 3]])
@@ -54,9 +54,10 @@ def test_what_cannot_be_taken_apart_is_refused_where_terms_are_per_example():
     assert total.item() == pytest.approx(model(**packed(2)).loss.item())
 
 
-def test_rows_of_one_document_stay_as_they_are():
-    batch = tiny_batch()
-    assert unpacked(batch) == batch
+def test_a_row_of_one_document_is_not_packed():
+    model = tiny_language_model("llama")
+    batch = {name: value[:1, :4] for name, value in packed(1).items()}
+    assert Objective(METHODS["fgm"]())(model, batch, model_loss).requires_grad
 
 
 def test_unpacked_documents():

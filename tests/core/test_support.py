@@ -433,6 +433,7 @@ def test_wrappers_that_were_not_verified_are_refused(monkeypatch):
             Objective(LNSR()).attach(model)
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize("make", [tiny_model, tiny_language_model], ids=["classifier", "language"])
 @pytest.mark.parametrize("name", METHODS)
 def test_prompt_tuning_is_refused_at_once_or_trains(name, make):

@@ -132,9 +132,12 @@ def test_each_of_several_labels_is_a_yes_or_no():
     torch.testing.assert_close(without, model(**batch).loss, rtol=1e-12, atol=0)
 
 
-def test_regression_is_refused():
-    with pytest.raises(ValueError, match="regression"):
-        Objective(LabelSmoothing())(tiny_model("bert", num_labels=1), tiny_batch(num_labels=1))
+@pytest.mark.parametrize("told", [None, "regression"])
+def test_regression_is_refused_at_once(told):
+    model = tiny_model("bert", num_labels=1)
+    model.config.problem_type = told
+    with pytest.raises(ValueError, match="label_smoothing needs one class number.*regression"):
+        Objective(LabelSmoothing()).attach(model)
 
 
 def test_labels_of_another_shape_are_refused():

@@ -1,6 +1,7 @@
 """Mixout."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -155,15 +156,17 @@ def test_copies_of_a_bound_model_outlive_it(method):
     objective = Objective(method).bind(model, optimizer)
     objective(model, tiny_batch()).backward()
     optimizer.step()
+    written = pickle.loads(pickle.dumps(model))
     copies = [copy.deepcopy(model), AveragedModel(model).module]
     average.update_parameters(model)  # which takes weights in their order
     expected, weights = model.eval()(**tiny_batch()).logits, dict(model.named_parameters())
     for name, weight in average.module.named_parameters():
         assert torch.equal(weight, weights[name])
     objective.detach()
-    for copied in copies:
-        for mode in (False, True):  # in training mode nothing is mixed any more
-            torch.testing.assert_close(copied.train(mode)(**tiny_batch()).logits, expected)
+    for copied in [*copies, written]:
+        torch.testing.assert_close(copied.eval()(**tiny_batch()).logits, expected)
+        if copied is not written:  # in training mode nothing is mixed any more
+            torch.testing.assert_close(copied.train()(**tiny_batch()).logits, expected)
         plain = tiny_model("bert")
         plain.load_state_dict(copied.state_dict())
         torch.testing.assert_close(plain(**tiny_batch()).logits, expected)

@@ -193,12 +193,16 @@ def test_another_loss_is_refused_at_once(method, make, tmp_path):
 
 
 def test_a_routers_loss_is_refused_at_once():
-    with pytest.raises(ValueError, match="label_smoothing: Mixtral.* adds its router's loss"):
+    with pytest.raises(
+        ValueError, match="label_smoothing: Mixtral.* adds the loss that balances its router"
+    ):
         Objective(LabelSmoothing()).attach(mixture())
     model = mixture()
     model.config.output_router_logits = False
     objective = Objective(LabelSmoothing()).attach(model)
-    with pytest.raises(ValueError, match="label_smoothing: Mixtral.* adds its router's loss"):
+    with pytest.raises(
+        ValueError, match="label_smoothing: Mixtral.* adds the loss that balances its router"
+    ):
         objective(model, language_batch() | {"output_router_logits": True})
     objective.detach()
 

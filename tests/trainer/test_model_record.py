@@ -112,6 +112,7 @@ def adapted(folder):
     return peft.get_peft_model(model, adapters)
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_saved_adapters_are_read_again(tmp_path):
     base = tiny_bert(tmp_path / "base")
     model = adapted(base)
@@ -136,6 +137,7 @@ class Few(Rows):
         return row | {"input_ids": row["input_ids"] % 10, "labels": row["labels"] % 2}
 
 
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_adapters_without_a_config_say_what_is_missing(tmp_path):
     adapted(tiny_bert(tmp_path / "base")).save_pretrained(tmp_path / "adapter")
     with pytest.raises(ModelError, match=r"an adapter without the config.json.*save it there"):

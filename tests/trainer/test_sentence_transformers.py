@@ -254,7 +254,7 @@ def test_methods_on_passes_are_refused_for_cross_encoders(tmp_path, folder):
         regularize(cross_encoder_trainer(tmp_path, folder), LNSR(weight=1.0), L2SP())
 
 
-@pytest.mark.parametrize("name", ["plain", "l2_sp", "mixout", "cwgnc", "llrd"])
+@pytest.mark.parametrize("name", ["plain", "l2_sp", "mixout", "child_tuning", "llrd"])
 def test_methods_on_weights_train_cross_encoders(name, tmp_path, folder):
     changes = {"eval_strategy": "steps", "eval_steps": 1, "max_grad_norm": 0.0}
     weights = []

@@ -61,7 +61,7 @@ def conversations():
     )
 
 
-def sft_trainer(output_dir, *, model=None, peft_config=None, **changes):
+def sft_trainer(output_dir, *, model=None, peft_config=None, cls=None, **changes):
     settings = {
         "output_dir": str(output_dir),
         "max_steps": 1,
@@ -76,7 +76,7 @@ def sft_trainer(output_dir, *, model=None, peft_config=None, **changes):
         "disable_tqdm": True,
         "max_grad_norm": 0,
     }
-    return trl.SFTTrainer(
+    return (cls or trl.SFTTrainer)(
         model=model or tiny_llama(),
         args=trl.SFTConfig(**settings | changes),
         train_dataset=conversations(),
@@ -134,6 +134,24 @@ def test_task_loss_is_that_of_an_sft_trainer_without_methods(tmp_path):
     ours.train()
     expected = plain.state.log_history[0]["loss"]
     assert ours.state.log_history[0]["loss/task"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_loss_of_a_subclass_stays(tmp_path):
+    class Raised(trl.SFTTrainer):
+        def compute_loss(self, *args, **kwargs):
+            found = super().compute_loss(*args, **kwargs)
+            return (found[0] + 3, found[1]) if isinstance(found, tuple) else found + 3
+
+    plain, ours = (
+        sft_trainer(tmp_path),
+        regularize(sft_trainer(tmp_path, cls=Raised), R3F(weight=1e-12)),
+    )
+    for trainer in (plain, ours):
+        trainer.train()
+    expected = plain.state.log_history[0]["loss"] + 3
+    assert ours.state.log_history[0]["loss/task"] == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="label_smoothing: your loss is another"):
+        regularize(sft_trainer(tmp_path, cls=Raised), LabelSmoothing())
 
 
 def test_unlabeled_text_in_the_updates_of_labeled_text(tmp_path):

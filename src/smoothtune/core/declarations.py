@@ -177,6 +177,16 @@ def problem_type(model: nn.Module) -> str | None:
     return getattr(getattr(declaring(model), "config", None), "problem_type", None)
 
 
+def is_undeclared_regression(model: nn.Module) -> bool:
+    """Whether an unwrapped sequence classifier takes labels for scores as it has one output."""
+    model = declaring(model)
+    return (
+        getattr(model, "loss_type", None) == "ForSequenceClassification"
+        and problem_type(model) is None
+        and getattr(getattr(model, "config", None), "num_labels", 2) == 1
+    )
+
+
 def undeclared_labels(model: nn.Module) -> bool:
     """Whether a sequence classifier's labels are one or several is decided by its first labels."""
     model = declaring(model)

@@ -86,7 +86,7 @@ def one_document_a_row(
         ValueError: a method would act over several documents, and the batch cannot be taken apart.
     """
     acting = [name for name, each in methods.items() if each.uses_passes]
-    if not acting or documents(batch) is None:
+    if not acting or len(documents(batch) or []) <= len(batch.get("position_ids", [])):
         return batch
     if own_loss or not predicts_tokens(model) or "input_ids" not in batch:
         raise ValueError(

@@ -31,7 +31,23 @@ def _substituting(cls: type[nn.Module]) -> Any:
         stand_in: StandIn = vars(module)[_STAND_IN]
         return stand_in(trained_weight(module), module.training)
 
-    return type(f"Substituted{cls.__name__}", (cls,), {"weight": property(weight)})
+    def reduced(module: nn.Module) -> tuple[Any, ...]:
+        return _unfilled, (cls,), vars(module)
+
+    found = {"weight": property(weight), "__reduce__": reduced}
+    return type(f"Substituted{cls.__name__}", (cls,), found)
+
+
+def _unfilled(cls: type[nn.Module]) -> nn.Module:
+    """What copying and pickling fill."""
+    made = _substituting(cls)
+    module: nn.Module = made.__new__(made)
+    return module
+
+
+def _save_effective(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    effective: Any = module.weight
+    state[prefix + "weight"] = effective.detach()
 
 
 def substitute(
@@ -54,12 +70,7 @@ def substitute(
     refuse_computed([module])
     vars(module)[_STAND_IN] = stand_in
     module.__class__ = _substituting(type(module))
-
-    def on_save(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-        effective: Any = module.weight
-        state[prefix + "weight"] = effective.detach()
-
-    return [module.register_state_dict_post_hook(on_save)] if saves == "effective" else []
+    return [module.register_state_dict_post_hook(_save_effective)] if saves == "effective" else []
 
 
 def computed_weights(module: nn.Module) -> dict[str, str]:

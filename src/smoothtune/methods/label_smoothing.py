@@ -30,7 +30,11 @@ from torch import Tensor, nn
 
 from smoothtune.core.architecture import is_embedding_model, unwrap
 from smoothtune.core.compute_loss import factor_of
-from smoothtune.core.declarations import predicts_tokens, problem_type
+from smoothtune.core.declarations import (
+    is_undeclared_regression,
+    predicts_tokens,
+    problem_type,
+)
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.next_token import model_is_rounded, num_items, targets
 from smoothtune.core.predictions import Head, heads
@@ -132,7 +136,7 @@ class LabelSmoothing(Regularizer):
         """Labels of an embedding are no classes, and scores have none."""
         if is_embedding_model(model):
             return f"{CLASS_SCORES}: use r3f, smart or jacobian"
-        if problem_type(model) == "regression":
+        if problem_type(model) == "regression" or is_undeclared_regression(model):
             return f"{NO_CLASSES}: leave it out"
         return None
 

@@ -13,7 +13,7 @@ import torch
 from accelerate.utils import DistributedType, DynamoBackend
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback
+from transformers import PretrainedConfig, Trainer, TrainerCallback
 
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.attachment import holds
@@ -80,6 +80,7 @@ class Binding(TrainerCallback):
             self.objective.detach()
             self._undo_compile()
             raise
+        self.model = unwrap(trainer.model)
         self.task = TaskLoss(trainer)
         self.original_create_optimizer, self.original_log = trainer.create_optimizer, trainer.log
         self.checkpoints.original_save = trainer._save_checkpoint
@@ -99,6 +100,18 @@ class Binding(TrainerCallback):
             mine["get_train_dataloader"] = self.alternating
         self.replaced = {name: vars(trainer).get(name, _CLASS) for name in mine}
         vars(trainer).update(mine)
+
+    def _check_model(self) -> None:
+        """Refuse a trainer that has another model by now.
+
+        Raises:
+            ValueError: what the methods remember is of the first one.
+        """
+        if not holds(self.trainer.model, self.model):
+            raise ValueError(
+                "trainer.model is another model than the one that the methods were prepared on: "
+                "make a trainer of this model, and pass it to regularize()"
+            )
 
     def unbind(self) -> None:
         """Give model and trainer back as they were."""
@@ -233,8 +246,9 @@ class Binding(TrainerCallback):
         args, model = self.trainer.args, unwrap(self.trainer.model)
         if args.should_save and not _internal_call:  # checkpoints have a manifest
             folder = Path(output_dir or str(args.output_dir))
-            if hasattr(model, "peft_config") and hasattr(declaring(model), "config"):
-                declaring(model).config.save_pretrained(folder)  # type: ignore[operator,union-attr]
+            config = getattr(declaring(model), "config", None)
+            if hasattr(model, "peft_config") and isinstance(config, PretrainedConfig):
+                config.save_pretrained(folder)
             write_record(self.trainer, self.objective, folder)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
@@ -252,8 +266,8 @@ class Binding(TrainerCallback):
             if self.trainer.model_init is not None:
                 self.renew(trial=kwargs.get("trial"))
             else:
+                self._check_model()
                 self.bind()
-                check_model(self.objective, self.trainer)
             self.checkpoints.run = describe_run(self.trainer, self.objective)
             self.resume_from, notes = self.checkpoints.choose(resume_from_checkpoint)
             if notes:
@@ -310,19 +324,6 @@ class Binding(TrainerCallback):
             self.objective.before_step()
             self.objective.after_step()
         check_weights(self.trainer.model, state.global_step + 1)
-
-
-def check_model(objective: Objective, trainer: Any) -> None:
-    """Refuse a trainer whose model is no longer the one that the methods are attached to.
-
-    Raises:
-        ValueError: it is another one.
-    """
-    if not holds(trainer.model, objective.model):
-        raise ValueError(
-            "trainer.model is another model than the one that methods were prepared on: make a "
-            "trainer of this model, and pass it to regularize()"
-        )
 
 
 def set_epoch(loader: Any, epoch: int) -> None:

@@ -69,11 +69,13 @@ class TaskLoss:
         trainer, bare = self.trainer, unwrap(self.trainer.model)
         if is_embedding_trainer(trainer):
             return "embedding"
-        stock = getattr(self.compute_loss, "__func__", None) is Trainer.compute_loss
+        function: Any = getattr(self.compute_loss, "__func__", None)
+        stock = function is Trainer.compute_loss
+        of_trl = getattr(function, "__module__", "").startswith("trl.")  # not of a subclass
         tokens = predicts_tokens(bare) and trainer.compute_loss_func is None
         if self.smoothing:
             tokens &= stock and not added_loss(bare, {})
-        if tokens and (stock or trl_trainer(trainer) is not None):
+        if tokens and (stock or of_trl):
             return "next token"
         if self.scaled is not None:
             return "declared"
