@@ -146,6 +146,13 @@ def test_pruned_layers_are_refused(method):
     with pytest.raises(ValueError, match="pruning, or a norm computes the weight of a Linear"):
         Objective(method).attach(model)
 
+    model = tiny_model("bert")  # of which another weight is computed
+    prune.random_unstructured(model.classifier, "bias", 0.5)
+    prune.random_unstructured(model.bert.encoder.layer[0].output.dense, "bias", 0.5)
+    objective = Objective(method).attach(model)
+    assert objective(model, tiny_batch()).requires_grad
+    objective.detach()
+
 
 @pytest.mark.parametrize("method", [Mixout(p=0.5, head=True), R4F(weight=1.0)])
 def test_copies_of_a_bound_model_outlive_it(method):

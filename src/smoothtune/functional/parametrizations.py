@@ -8,7 +8,7 @@ when the model itself gets its weights back.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import Any, Literal
 
 import torch
@@ -67,7 +67,7 @@ def substitute(
     Raises:
         ValueError: something else computes this weight already.
     """
-    refuse_computed([module])
+    refuse_computed([module], ["weight"])
     vars(module)[_STAND_IN] = stand_in
     module.__class__ = _substituting(type(module))
     return [module.register_state_dict_post_hook(_save_effective)] if saves == "effective" else []
@@ -94,8 +94,12 @@ def computed_weights(module: nn.Module) -> dict[str, str]:
     }
 
 
-def refuse_computed(modules: Iterable[nn.Module]) -> None:
+def refuse_computed(modules: Iterable[nn.Module], names: Container[str] | None = None) -> None:
     """Refuse modules that compute a weight from others.
+
+    Args:
+        modules: each for itself, without what is inside it.
+        names: of the weights that are written to; None: all.
 
     Raises:
         ValueError: there is one: to write to its weight would change nothing, and two that stand in
@@ -103,6 +107,8 @@ def refuse_computed(modules: Iterable[nn.Module]) -> None:
     """
     for module in modules:
         for name, by in computed_weights(module).items():
+            if names is not None and name not in names:
+                continue
             raise ValueError(
                 f"{by} computes the {name} of a {type(module).__name__} already, and a weight "
                 "takes one such method: use mixout once; beside r4f leave its `head` off; make "

@@ -132,11 +132,12 @@ class Mixout(Regularizer):
                 f"{type(model).__name__} trains no linear layer that mixout could mix: unfreeze "
                 "some, or leave mixout out"
             )
-        refuse_computed(trained)
+        refuse_computed(trained, ["weight"])
         layers = [
             layer
             for layer in linear_layers(model, head=self.head, frozen=True)
-            if not computed_weights(layer) and not is_quantized(layer.get_parameter("weight"))
+            if "weight" not in computed_weights(layer)
+            and not is_quantized(layer.get_parameter("weight"))
         ]
         self._mixes = [self._mix(layer) for layer in layers]
         self._layers = {

@@ -126,7 +126,7 @@ class R4F(NoisyPrediction):
                 f"{type(model).__name__} has no linear layer outside its base model, so r4f has no "
                 "head to normalize: use r3f"
             )
-        refuse_computed(layers)
+        refuse_computed(layers, ["weight"])
         self._head = {
             layer: substitute(layer, SpectralNorm(), saves="effective") for layer in layers
         }
