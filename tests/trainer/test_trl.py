@@ -136,6 +136,7 @@ def test_task_loss_is_that_of_an_sft_trainer_without_methods(tmp_path):
     assert ours.state.log_history[0]["loss/task"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*return_outputs=True:FutureWarning")  # TRL's own
 def test_a_loss_of_a_subclass_stays(tmp_path):
     class Raised(trl.SFTTrainer):
         def compute_loss(self, *args, **kwargs):
