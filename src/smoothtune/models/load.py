@@ -22,6 +22,7 @@ from transformers import (
 from transformers.utils import cached_file
 
 from smoothtune.console import quiet
+from smoothtune.core.wide_weights import keep_unpacked
 from smoothtune.errors import ModelError
 from smoothtune.files import sha256
 from smoothtune.models.checks import (
@@ -36,7 +37,6 @@ from smoothtune.models.lora import (
     ADAPTER_WEIGHTS,
     Stored,
     is_adapter,
-    keep_unpacked,
     stored_as,
 )
 from smoothtune.models.places import model_place
@@ -304,6 +304,12 @@ def check_weights_exist(source: str) -> None:
 def _local_or_hub(model: str) -> str:
     folder = Path(os.path.expanduser(model))
     if os.path.isdir(folder):  # False for a name that is too long
+        if is_adapter(folder) and not (folder / "config.json").is_file():
+            raise ModelError(
+                f"{folder} holds an adapter without the config.json of the model, which says what "
+                "its outputs are: save it there: model.get_base_model().config.save_pretrained("
+                f"{str(folder)!r})"
+            )
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} is no model folder: it has no config.json")
         return str(folder.resolve() if ".." in folder.parts else folder)

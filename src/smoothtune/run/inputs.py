@@ -134,18 +134,18 @@ def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | N
 
     Raises:
         ConfigError: labels are scores, the number of weights is wrong, a class has no rows, or a
-            method replaces the task loss.
+            method computes the plain task loss itself.
     """
     given, names = config.class_weights, prepared.task.known_label_names
     if given is None:
         return None
     counts = prepared.report.splits["train"].labels
-    replacing = [each.name for each in config.regularizers() if each.replaces_task_loss]
+    own = [each.name for each in config.regularizers() if each.plain_loss]
     problem = ""
     if not names:
         problem = "need classes, and the labels are scores"
-    elif replacing:
-        problem = f"are not verified with {replacing[0]}, which replaces the task loss"
+    elif own:
+        problem = f"do not go with {own[0]}, which computes the plain task loss itself"
     elif given != "balanced" and len(given) != len(names):
         problem = f"are {len(given)}, but the classes are {len(names)}: {', '.join(names)}"
     elif given == "balanced" and (absent := [name for name in names if not counts[name]]):
