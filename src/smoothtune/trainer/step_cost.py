@@ -113,6 +113,7 @@ class Stepper:
         for regularizer in regularizers:
             regularizer.ramp_start = regularizer.ramp_steps = 0  # the steps after them count
         self.objective = Objective(*regularizers).bind(self.model, self.optimizer, STEPS)
+        self.objective.expect(STEPS, accumulates=False)
         self.autocast = autocast
         self.seconds: list[float] = []
 
