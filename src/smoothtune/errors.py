@@ -95,7 +95,9 @@ _NO_MEMORY = (
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether Python, torch or a driver says that there was no memory left."""
     told = str(error).lower()
-    return isinstance(error, MemoryError) or any(words in told for words in _NO_MEMORY)
+    kinds = {cls.__name__ for cls in type(error).__mro__}  # torch's own, without importing it
+    named = bool(kinds & {"MemoryError", "OutOfMemoryError"})
+    return named or any(words in told for words in _NO_MEMORY)
 
 
 _UNPRINTABLE = re.compile(

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from smoothtune import L2SP, Mixout, Objective
+from smoothtune.functional.parametrizations import trained_weight
 from smoothtune.testing import tiny_batch, tiny_model
 
 
@@ -51,13 +52,13 @@ def test_without_a_head_everything_is_anchored():
 
 
 def test_a_weight_that_another_method_stands_in_for_keeps_its_anchor():
-    """Mixout renames every linear weight; none of them may be taken for a new head."""
+    """Mixout stands in for every linear weight; none of them may be taken for a new head."""
     model = tiny_model("bert")
     objective = Objective(L2SP(alpha=1.0, beta=0.0), Mixout()).attach(model)
     objective(model, tiny_batch())
     assert objective.terms["loss/l2_sp"] == 0
     with torch.no_grad():
-        model.bert.encoder.layer[0].output.dense.parametrizations.weight.original.add_(0.5)
+        trained_weight(model.bert.encoder.layer[0].output.dense).add_(0.5)
     objective(model, tiny_batch())
     objective.detach()
     assert objective.terms["loss/l2_sp"].item() == pytest.approx(0.5 * 0.25 * 8 * 16)

@@ -355,7 +355,8 @@ def test_an_adapter_whose_base_is_gone_says_so(adapter, tmp_path):
     copy = tmp_path / "copy"
     copy.mkdir()
     for path in output_dir.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
+        if path.name != "result.json":  # which knows the files by their sha256
+            (copy / path.name).write_bytes(path.read_bytes())
     file = copy / "adapter_config.json"
     record = json.loads(file.read_text()) | {"base_model_name_or_path": str(tmp_path / "gone")}
     file.write_text(json.dumps(record))

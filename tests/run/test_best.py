@@ -147,7 +147,7 @@ def test_fields_that_do_not_fit(settings: dict, changes: dict, message: str) -> 
         ),
         ({"report_to": ["wandb", "nowhere"]}, "report_to: 'wandb' is not installed"),
         ({"class_weights": [1.0]}, "are 1, but the classes are 2: fine, poor"),
-        ({"class_weights": "balanced", "methods": {"r_drop": {}}}, "not verified with r_drop"),
+        ({"class_weights": "balanced", "methods": {"label_smoothing": {}}}, "label_smoothing"),
     ],
 )
 def test_what_the_data_and_the_machine_do_not_have(

@@ -18,10 +18,11 @@ from helpers.study_files import finished
 from helpers.tiny_folder import tiny_bert
 from smoothtune.study import pool, room, run, worker
 from smoothtune.study.config import load_study
+from smoothtune.study.inputs import fingerprints_of
 from smoothtune.study.live import Live
 from smoothtune.study.plan import Plan
 from smoothtune.study.pool import Ended
-from smoothtune.study.records import Records
+from smoothtune.study.records import Records, cell_identity
 
 STUDY = "methods: [plain, lnsr]\nmore_epochs: null\nseeds: [0, 1]\n"
 
@@ -81,7 +82,9 @@ def test_a_run_for_which_the_system_has_no_memory(write, tmp_path: Path) -> None
     BertModel(config).save_pretrained(tmp_path / "large")
     small = cells_of(write, tmp_path)[0]
     run = small.config.model_copy(update={"model": str(tmp_path / "large")})
-    cell = replace(small, config=run)
+    prints = fingerprints_of(run, small.extras)
+    identity = cell_identity(run, small.extras, prints)
+    cell = replace(small, config=run, identity=identity)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # threads, which the child does not use
         child = os.fork()

@@ -36,7 +36,7 @@ class Between(NamedTuple):
     """Spread evenly on a logarithmic scale."""
 
 
-SHARES = Between(0.03, 1.0, log=True)
+SHARES = Between(0.09, 1.0, log=True)  # in the middle 0.3, the default
 CALIBRATION_ROWS = 32  # of the training data, that trainers give to `calibrate`
 MAX_SHARE = 1.0  # the bound of terms with a share
 

@@ -355,6 +355,8 @@ class Binding(TrainerCallback):
         if self.objective.step or not any(r.calibrates for r in methods) or not is_map_style(rows):
             return
         count = min(CALIBRATION_ROWS, len(self.trainer.train_dataset))
+        # which the Trainer sets for every update, and losses of its subclasses read
+        self.trainer.current_gradient_accumulation_steps = 1
         with rng.isolated(self.trainer.model.device):
             batch = loader.collate_fn([rows[i] for i in range(count)])
             inputs = self.trainer._prepare_inputs(batch)
