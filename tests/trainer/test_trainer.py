@@ -389,9 +389,7 @@ def test_a_checkpoint_without_method_state_is_refused(tmp_path):
     ours = SmoothTrainer(
         model=tiny_model("bert"), args=args, train_dataset=Rows(), regularizers=[LNSR(weight=1.0)]
     )
-    with pytest.raises(
-        CheckpointError, match="checkpoint-1 is passed over: it has no manifest"
-    ):
+    with pytest.raises(CheckpointError, match="checkpoint-1 is passed over: it has no manifest"):
         ours.train(resume_from_checkpoint=True)
 
 

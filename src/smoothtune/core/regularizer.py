@@ -245,7 +245,7 @@ class Regularizer:
         """
         return self.compares_passes and self.max_share is not None
 
-    def target(self, clean: ForwardPass) -> ForwardPass:
+    def clean_target(self, clean: ForwardPass) -> ForwardPass:
         """The clean pass, which has run, as passes are compared with it."""
         return clean.constant() if self.has_own_graph else clean
 

@@ -70,10 +70,10 @@ class Held(NamedTuple):
 
 
 class _MeanLog(NamedTuple):
-    """A mean of logarithms and the number of its values; both ()."""
+    """A mean of logarithms, and of how many values; both ()."""
 
     mean: Tensor
-    count: Tensor
+    values: Tensor
 
     @classmethod
     def none(cls, like: Tensor) -> _MeanLog:
@@ -81,7 +81,7 @@ class _MeanLog(NamedTuple):
 
     def with_value(self, x: Tensor) -> _MeanLog:
         """With one more, unless it is 0, infinite or none."""
-        mean, count = self.mean.to(x), self.count.to(x)
+        mean, count = self.mean.to(x), self.values.to(x)
         counts = (x > 0) & x.isfinite()
         new = mean + (x.clamp(min=torch.finfo(x.dtype).tiny).log() - mean) / (count + 1)
         return _MeanLog(torch.where(counts, new, mean), count + counts)
@@ -154,7 +154,8 @@ class Strengths:
         method = self.bounded[name]
         if name not in self.logs:
             return 0.0
-        return self.ramp(method) * method.every * method.share * self.logs[name].mean.exp()
+        share = self.ramp(method) * method.every * (method.share or 0.0)
+        return share * self.logs[name].mean.exp()
 
     def coefficients(
         self, task: Tensor, terms: Mapping[str, Tensor], scale: Tensor

@@ -40,7 +40,7 @@ def _substituting(cls: type[nn.Module]) -> Any:
 
 def _unfilled(cls: type[nn.Module]) -> nn.Module:
     """What copying and pickling fill."""
-    made = _substituting(cls)
+    made = _substituting(cls)  # type: ignore[arg-type]  # mypy: a class has the hash of instances
     module: nn.Module = made.__new__(made)
     return module
 
@@ -69,7 +69,7 @@ def substitute(
     """
     refuse_computed([module], ["weight"])
     vars(module)[_STAND_IN] = stand_in
-    module.__class__ = _substituting(type(module))
+    module.__class__ = _substituting(type(module))  # type: ignore[arg-type]
     return [module.register_state_dict_post_hook(_save_effective)] if saves == "effective" else []
 
 

@@ -55,7 +55,7 @@ class ALUM(AdversarialSearch):
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """The divergence under the perturbation found."""
-        target = self.target(clean.run())
+        target = self.clean_target(clean.run())
         delta, gradient = self._ascent.search(target, lambda run: divergence(target, run))
         measure = symmetric_kl_detached if self.detach_targets else symmetric_kl
         return divergence(target, self.attacked(target, delta, gradient), measure)

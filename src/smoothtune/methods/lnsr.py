@@ -112,7 +112,7 @@ class LNSR(NoisyEmbeddings):
     def loss(self, clean: ForwardPass) -> Tensor:
         """R of eq. 11."""
         above = slice(self._first + 1, None)
-        clean = self.target(clean.run())
+        clean = self.clean_target(clean.run())
         hidden = clean.hidden_states[above]
         noisy = self.noisy(clean, self.dropout).hidden_states[above]
         terms = [

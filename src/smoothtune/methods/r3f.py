@@ -77,7 +77,7 @@ class NoisyPrediction(Regularizer):
             return None
         draws = rng.uniform_like if self.noise == "uniform" else rng.normal_like
         z = self.sigma * draws(clean.zeros()) * clean.mask[..., None]
-        target = self.target(clean.run())
+        target = self.clean_target(clean.run())
         noisy = target.at(z, dropout=self.dropout, detach=self.compat == "fairseq")
         term = divergence(target, noisy)
         self.diagnostics["delta_ratio"] = relative_norm(z, clean.embeddings(), clean.mask)

@@ -134,7 +134,7 @@ class SiFT(Regularizer):
         compat = self.compat == "deberta"
         measure = both_cross_entropies if compat else symmetric_kl
         search = self.deberta_search if compat else self._ascent.search
-        clean = self.target(clean.run())
+        clean = self.clean_target(clean.run())
         if self.compat:
             check_released(self.name, self.compat, clean)
         delta, gradient = search(clean, lambda run: divergence(clean, run, measure))

@@ -67,7 +67,7 @@ class VAT(Adversarial):
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """KL(p || p(.|x + r)), also on batches without labels."""
-        clean = self.target(clean.run())
+        clean = self.clean_target(clean.run())
         probe = self.xi * unit(clean, self.layer, "l2", "example", "relative")
         draws = rng.normal_like(clean.zeros(self.layer)) * clean.mask[..., None]
 

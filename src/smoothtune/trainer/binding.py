@@ -257,7 +257,7 @@ class Binding(TrainerCallback):
 
     def _applied_since(self) -> dict[str, float]:
         """Share of the task's gradient that bounded terms had in the updates since the last log."""
-        found = {}
+        found: dict[str, float] = {}
         for name, sums in self.objective.strengths.sums.items():
             updates, share, _, bounded = (sums - self.applied.get(name, 0)).tolist()
             if updates:
@@ -351,7 +351,7 @@ class Binding(TrainerCallback):
     def _calibrate(self, loader: Any) -> None:
         """Let methods measure the pre-trained model on the first training rows."""
         methods = self.objective.regularizers.values()
-        rows = getattr(loader, "dataset", None)  # unlabeled ones come after the others
+        rows: Any = getattr(loader, "dataset", None)  # unlabeled ones come after the others
         if self.objective.step or not any(r.calibrates for r in methods) or not is_map_style(rows):
             return
         count = min(CALIBRATION_ROWS, len(self.trainer.train_dataset))

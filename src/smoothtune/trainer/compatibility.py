@@ -60,9 +60,9 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
         wrong.append(f"{strategy} is not verified in the Trainer: use a single process or DDP")
     wrong += trl_problems(trainer)
     wrong += sentence_transformers_problems(regularizers, trainer)
-    wrong += plain_problems(
-        regularizers.values(), unwrap(trainer.model), {}, declared=TaskLoss(trainer).is_declared
-    )
+    assert trainer.model is not None
+    declared = TaskLoss(trainer).is_declared
+    wrong += plain_problems(regularizers.values(), unwrap(trainer.model), {}, declared=declared)
     refuse(wrong + setting_problems(regularizers, args))
 
 
