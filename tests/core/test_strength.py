@@ -480,6 +480,17 @@ def test_in_bfloat16_weights_are_those_of_float32(method):
     assert found[1] == pytest.approx(found[0], rel=0.02)
 
 
+@pytest.mark.slow
+def test_a_compiled_model_is_held():
+    model = torch.compile(tiny_model("bert"), backend="aot_eager")
+    objective = Objective(L2SP(share=0.3))
+    objective.bind(model, optimizer := torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(3):
+        terms = update(objective, model, optimizer, tiny_batch())
+    assert terms["l2_sp/weight"] > 0
+    objective.detach()
+
+
 # --- state ---------------------------------------------------------------------------------------
 
 
