@@ -11,8 +11,8 @@ sees some of the seeds, fresh runs are others, and what is picked is judged by t
 every fold, scored on the fold's held-out rows and on rows that no search sees. DIR is a folder of
 Parquet data sets with `sst2`, `stsb` and `uci_sentiment_labelled`. There are 63 runs for every
 fold; those whose record is in out/tune-regret are not repeated. A search sees the held-out scores
-and is judged by the others. The runs of the committed table are in results/runs.parquet. Two processes share the work with `--jobs 2`, one of them with
-`--job 1`.
+and is judged by the others. The runs of the committed table are in results/runs.parquet. Two
+processes share the work with `--jobs 2`, one of them with `--job 1`.
 
 They write benchmarks/results/tune-regret-study and tune-regret-grid, as .json and .md.
 """
@@ -340,10 +340,11 @@ def markdown_study(found, seeds):
         "",
         "`python benchmarks/tune_regret.py study`",
         "",
-        "Scores of the study few-sample in results/runs.parquet: fourteen ways to fine-tune MiniLM,",
-        f"five seeds each, at one learning rate. A search among them sees {SEEN} of the seeds, drawn anew in",
-        "each simulated search; the others are its fresh runs. Regret: points (0.01) below the",
-        "way with the best mean of all seeds. Pick: the best in the search. Decision: the pick if",
+        "Scores of the study few-sample in results/runs.parquet: fourteen ways to fine-tune",
+        "MiniLM, five seeds each, at one learning rate. A search among them sees",
+        f"{SEEN} of the seeds, drawn anew in each simulated search; the others are its fresh runs.",
+        "Regret: points (0.01) below the way with the best mean of all seeds.",
+        "Pick: the best in the search. Decision: the pick if",
         f"the fresh runs show it to be better than plain, else plain. Mean over {seeds} searches;",
         "used: searches that did not end with plain.",
     ]

@@ -125,9 +125,7 @@ def _compared(study: str) -> list[dict[str, Any]]:
     runs = _runs(study)
     fields = dict(zip(runs["method"], map(json.loads, runs["methods"]), strict=True))
     compared = compare(table_of_runs(runs.to_dict("records")), TEST)
-    return [
-        row | {"configured": fields[row["method"]]} for row in compared if row["against_plain"]
-    ]
+    return [row | {"configured": fields[row["method"]]} for row in compared if row["against_plain"]]
 
 
 def _row(row: dict[str, Any]) -> list[str]:
