@@ -23,6 +23,7 @@ from smoothtune.run.failures import writing
 from smoothtune.run.output import STAGING, publish
 from smoothtune.run.train import Trained, fit, train
 from smoothtune.study.config import load_study
+from smoothtune.study.description import write_description
 from smoothtune.study.plan import Plan
 from smoothtune.study.records import Records
 from smoothtune.study.report.page import report_so_far
@@ -148,9 +149,11 @@ def test_a_report(old: Path, tmp_path: Path, name: str) -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_the_cache_of_datasets(inputs: Path, tmp_path: Path, monkeypatch) -> None:  # noqa: F811
     full = "the cache folder of datasets, cannot be written: File too large; make room, or set HF_"
+    (tmp_path / "rows.jsonl").write_text('{"text": "good film"}\n' * 100)
     with pytest.raises(OutputError, match=full), no_room(100):
-        load_rows(str(inputs / "data" / "train.csv"))
-    rows = load_rows(str(inputs / "data" / "train.csv"))
+        load_rows(tmp_path / "rows.jsonl")
+    with no_room(100):  # CSV is read into memory
+        rows = load_rows(str(inputs / "data" / "train.csv"))
     encoder = Encoder(lambda batch: {"length": [len(t) for t in batch["text"]]}, "x", 1)
     tokenizer = load_base(str(inputs / "model")).tokenizer
     with pytest.raises(OutputError, match=full), no_room(100):
@@ -162,8 +165,9 @@ def test_the_cache_of_datasets(inputs: Path, tmp_path: Path, monkeypatch) -> Non
 def test_a_study(write, tmp_path: Path) -> None:  # noqa: F811
     study = load_study(write("methods: [plain]\nmore_epochs: null\nseeds: [0, 1]\n"))
     (folder := tmp_path / "out").mkdir()
-    (folder / "study.json").write_text("{}")
-    records, cells = Records(folder), Plan(study, folder).final({})
+    records, plan = Records(folder), Plan(study, folder)
+    cells = plan.final({})
+    write_description(study, cells, {}, [], [], records, plan.prints)
     records.end(cells[0], "done", finished(0.5))
     report_so_far(study, folder, SILENT)
     before = content(folder)

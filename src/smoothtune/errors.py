@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import signal
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -72,6 +73,29 @@ class OutOfMemory(MemoryError):
 
 class Stopped(Exception):
     """The run was stopped by a signal and left a checkpoint."""
+
+
+STOP_SIGNALS = tuple(
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU")
+    if hasattr(signal, name)
+)
+"""From a user, a terminal that closes, or a batch system whose time is over."""
+ONE_STOP_SECONDS = 2.0
+"""For which further signals belong to the first: a terminal and a launcher both send it."""
+_NO_MEMORY = (
+    "out of memory",
+    "not enough memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "bad alloc",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python, torch or a driver says that there was no memory left."""
+    told = str(error).lower()
+    return isinstance(error, MemoryError) or any(words in told for words in _NO_MEMORY)
 
 
 _UNPRINTABLE = re.compile(

@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from smoothtune.errors import OutputError
 
-RESULT = "result.json"
+RESULT, CARD = "result.json", "README.md"
 LOCK = ".lock"
 MAX_JSON_BYTES, MAX_DEPTH = 200_000_000, 100
 PARTIAL = re.compile(r"\..+\.\d+\.partial")
@@ -31,6 +31,22 @@ def not_written(path: Path, error: OSError) -> OutputError:
         f"{path} cannot be written: {error.strerror or error}; make room or give the right to "
         "write, and run the same command again"
     )
+
+
+WORDS_OF_WRITING = (
+    *("PytorchStreamWriter", "open file failed", "unexpected pos", "iostream"),  # of torch
+    *("I/O error", "IoError", "os error"),  # of safetensors and tokenizers
+)
+
+
+def why_not_written(error: Exception) -> str:
+    """Why a library could not write a file; empty if the error is none of writing."""
+    if isinstance(error, OSError):  # those of the network are none of writing
+        network = error.errno is None or isinstance(error, ConnectionError | TimeoutError)
+        return "" if network else error.strerror or str(error)
+    if isinstance(error, OutputError):
+        return str(error)
+    return str(error).split("\n")[0] if any(w in str(error) for w in WORDS_OF_WRITING) else ""
 
 
 def make_folder(path: Path) -> None:
@@ -170,16 +186,47 @@ def owned(folder: Path) -> Iterator[Path]:
         raise OutputError(
             f"{folder} cannot be written: {error.strerror or error}; choose another output_dir"
         ) from error
+    place = Path(os.path.abspath(folder))
+    mine = _held[place] = _file_id(folder / LOCK)
     try:
         if not foreign:
             _sign(folder / LOCK)
         remove_partial(folder)
         yield folder
     finally:
-        if not foreign:  # while it is held: whoever waits for this file sees that it is gone
+        _held.pop(place, None)
+        # while it is held: whoever waits for this file sees that it is gone
+        if not foreign and _file_id(folder / LOCK) == mine:
             with suppress(OSError):
                 (folder / LOCK).unlink(missing_ok=True)
         lock.release()
+
+
+_held: dict[Path, tuple[int, int] | None] = {}
+"""Device and number of the locks that this process holds, by folder."""
+
+
+def _file_id(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def check_owned(folder: Path) -> None:
+    """Check that a folder is still the one whose lock this process took, if it took one.
+
+    Raises:
+        OutputError: it was moved or replaced meanwhile; another process may write the new one.
+    """
+    mine = _held.get(Path(os.path.abspath(folder)))
+    if mine is not None and _file_id(folder / LOCK) != mine:
+        raise OutputError(
+            f"{folder} was moved or replaced while this process wrote it: nothing more is written. "
+            "What is finished is where that folder is now; name that one in the same command to "
+            "go on there"
+        )
 
 
 def _refuse_links(folder: Path) -> None:
@@ -276,6 +323,29 @@ def sha256(path: Path) -> str:
     """Hexadecimal sha256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def checksums(folder: Path) -> dict[str, str | None]:
+    """Sha256 of every file in a folder by name; None for a folder in it."""
+    paths = sorted(folder.iterdir())
+    return {path.name: sha256(path) if path.is_file() else None for path in paths}
+
+
+def changed_file(folder: Path, record: Mapping[str, Any]) -> str:
+    """The first file of a model folder that is not as ``result.json`` says; empty if all are.
+
+    The model card, which is for people to write on, is left out.
+    """
+    files = record.get("files")
+    for name, digest in files.items() if isinstance(files, dict) else ():
+        path = folder / Path(name).name
+        if name == CARD or not isinstance(digest, str):
+            continue
+        if not path.is_file():
+            return f"{name} is missing"
+        if sha256(path) != digest:
+            return f"{name} was changed after it was written (its sha256 is another)"
+    return ""
 
 
 def versions() -> dict[str, str]:

@@ -27,7 +27,7 @@ def test_file_of_an_office_program(tmp_path: Path) -> None:
     found = call("init", file, "--to", to)
     assert found.exit_code == 0, found.output
     assert "guessed encoding: 'cp1252'" in found.stdout
-    assert "labels differ in blanks or case only: 'Pos' (1 row), 'Pos ' (1 row)\n" in found.stdout
+    assert "not printed only: 'Pos' (1 row), 'Pos ' (1 row)\n" in found.stdout
     assert "guessed labels: classes Pos, neg" in found.stdout
     assert f"train: smoothtune train {to}" in found.stdout
     run = load_config(to)
@@ -179,3 +179,23 @@ def test_a_run_file_of_several_labels_is_one_that_validates(tmp_path: Path) -> N
     to.write_text(to.read_text().replace("model: minilm", f"model: {model}"))
     checked = call("validate", to)
     assert checked.exit_code == 0, checked.output
+
+
+@pytest.mark.parametrize(
+    ("labels", "field"),
+    [
+        (["1", "2", "3"], "label_type: text"),
+        (["-1", "1"], "label_type: text"),
+        (["0.0", "1.0"], "label_type: integer"),
+    ],
+)
+def test_numbers_that_may_name_classes(tmp_path: Path, labels: list[str], field: str) -> None:
+    file, to = tmp_path / "rows.csv", tmp_path / "run.yaml"
+    file.write_text("text,label\n" + "".join(f"a film,{label}\n" for label in labels * 6))
+    found = call("init", file, "--to", to)
+    assert f"guessed {field}, for the data, column 'label': " in found.stdout
+    assert "if they are scores, write label_type: float" in found.stdout
+    assert field in to.read_text().splitlines()
+    run = load_config(to)
+    task = configured_task(run)
+    assert len(task.with_labels(task.load_splits(str(file))["train"]).label_names) == len(labels)

@@ -198,8 +198,13 @@ def test_a_file_is_replaced_only_if_asked(trained: Path, tmp_path: Path) -> None
     ("rows", "more", "code", "message"),
     [
         ([{"sentence": "good"}], [], 3, "has no column 'text'; its columns are 'sentence'"),
-        ([{"text": "good"}, {"text": None}], [], 3, "row 1, column 'text': None is a missing text"),
-        ([{"text": 1}, {"text": 2}], [], 3, "row 0, column 'text': 1 is of type int, not text"),
+        (
+            [{"text": "good"}, {"text": None}],
+            [],
+            3,
+            "line 2, column 'text': None is a missing text",
+        ),
+        ([{"text": 1}, {"text": 2}], [], 3, "line 1, column 'text': 1 is of type int, not text"),
         ([{"text": "a", "prediction": 1}], [], 3, "has a column 'prediction' already; rename it"),
         ([{"text": "a"}], ["--task", "other"], 2, "unknown task 'other'"),
         ([{"text": "a"}], ["--batch-size", "0"], 2, "--batch-size"),
@@ -222,7 +227,7 @@ def test_an_empty_cell_of_csv_is_named(trained: Path, tmp_path: Path) -> None:
     data = write_csv(tmp_path / "new.csv", id=[1, 2, 3], text=["good", "12", ""])
     found = call(trained, "--data", data, "--to", tmp_path / "out.csv")
     assert found.exit_code == 3
-    assert "row 2, column 'text': '' is an empty text" in found.stderr
+    assert "line 4, column 'text': '' is an empty text" in found.stderr
 
 
 def test_damaged_weights_predict_nothing(trained: Path, tmp_path: Path) -> None:
@@ -230,6 +235,9 @@ def test_damaged_weights_predict_nothing(trained: Path, tmp_path: Path) -> None:
     weights = load_file(folder / "model.safetensors")
     weights["classifier.bias"][0] = float("nan")
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    record = json.loads((folder / "result.json").read_text())
+    del record["files"]
+    (folder / "result.json").write_text(json.dumps(record))
     data = write_csv(tmp_path / "new.csv", text=["good"])
     found = call(folder, "--data", data, "--to", tmp_path / "out.csv")
     assert found.exit_code == 2

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner, Result
 
 from smoothtune.cli import app
@@ -171,3 +172,19 @@ def test_updates_of_a_run_with_unlabeled_rows(
 
 def _result(folder: Path) -> dict:
     return json.loads((folder / "result.json").read_text())
+
+
+def test_weights_that_do_not_fit(fields: dict, tmp_path: Path) -> None:
+    shutil.copytree(fields["model"], tmp_path / "model")
+    weights = tmp_path / "model" / "model.safetensors"
+    kept = {name: x for name, x in load_file(weights).items() if "layer.0" not in name}
+    save_file(kept, weights, metadata={"format": "pt"})
+    broken = fields | {"model": str(tmp_path / "model"), "max_steps": 1}
+    file = write(tmp_path / "run.yaml", broken)
+    for command in ("validate", "train"):
+        found = call(command, file)
+        assert found.exit_code == 2
+        assert "model do not fit its config.json. The file lacks " in found.stderr
+    asked = write(tmp_path / "asked.yaml", broken | {"allow_new_weights": True})
+    assert call("validate", asked).exit_code == 0
+    assert "encoder.layer.0" in call("train", asked).stdout

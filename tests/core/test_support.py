@@ -9,8 +9,9 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PromptTuningConfig, get_peft_model
 
+from helpers.causal import tiny_language_model
 from smoothtune import (
     CWGNC,
     L2SP,
@@ -32,6 +33,7 @@ from smoothtune.testing import (
     has_right_gradient,
     tiny_batch,
     tiny_model,
+    with_weight,
 )
 
 REPRESENTATIVES = {
@@ -429,3 +431,26 @@ def test_wrappers_that_were_not_verified_are_refused(monkeypatch):
     ):
         with pytest.raises(ValueError, match=message):
             Objective(LNSR()).attach(model)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+@pytest.mark.parametrize("make", [tiny_model, tiny_language_model], ids=["classifier", "language"])
+@pytest.mark.parametrize("name", METHODS)
+def test_prompt_tuning_is_refused_at_once_or_trains(name, make):
+    """Tokens of its own come before those of the batch."""
+    config = PromptTuningConfig(
+        task_type="SEQ_CLS" if make is tiny_model else "CAUSAL_LM", num_virtual_tokens=2
+    )
+    model = get_peft_model(make("llama", dtype=torch.float32), config).train()
+    optimizer = torch.optim.SGD([w for w in model.parameters() if w.requires_grad], lr=0.1)
+    objective = Objective(with_weight(METHODS[name]()))
+    needs_positions = name in {"lnsr", "jachess", "sift", "noise", "hype"}
+    if needs_positions or make is not tiny_model:
+        with pytest.raises(ValueError, match=f"{name} with prompt tuning, which puts tokens of"):
+            objective.bind(model, optimizer, 4)
+        return
+    if name in {"mixout", "reinit"}:  # which write to layers that are frozen
+        return
+    objective.bind(model, optimizer, 4)
+    objective(model, tiny_batch()).backward()
+    objective.detach()

@@ -26,7 +26,7 @@ from transformers import (
 )
 
 from smoothtune import FGM, L2SP, LNSR, R3F, ForwardPass, JacHess, Objective, RDrop
-from smoothtune.core.forward import model_loss
+from smoothtune.core.compute_loss import model_loss
 from smoothtune.testing import tiny_batch, tiny_model
 from smoothtune.testing.tiny import COMMON_CONFIG, random_model
 

@@ -11,7 +11,12 @@ from itertools import product
 import pytest
 import torch
 from peft import LoraConfig, PeftModelForCausalLM, get_peft_model
-from transformers import BitsAndBytesConfig, LlamaForSequenceClassification, TorchAoConfig
+from transformers import (
+    BitsAndBytesConfig,
+    LlamaForCausalLM,
+    LlamaForSequenceClassification,
+    TorchAoConfig,
+)
 
 from helpers.causal import language_batch, tiny_language_model
 from smoothtune import LNSR, METHODS, R3F, VAT, JacHess, Objective
@@ -254,6 +259,29 @@ def test_weights_that_were_packed_for_inference(bases):
             objective(model, tiny_batch())
     finally:
         objective.detach()
+
+
+@pytest.mark.parametrize("attached", [True, False])
+def test_no_weight_is_packed_for_inference(attached, tmp_path):
+    """As bitsandbytes does on some processors in evaluation mode; the loss is checked so, too."""
+    tiny_language_model("llama", dtype=torch.float32).save_pretrained(tmp_path)
+    four_bits = {"quantization_config": BitsAndBytesConfig(**QUANTIZED["4 bits"])}
+    base = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, **four_bits)
+    (model,) = adapted(base, task_type="CAUSAL_LM")
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = True
+    objective = Objective(R3F(weight=1.0))
+    if attached:
+        objective.attach(model)
+        with torch.no_grad():
+            model.eval()(**language_batch())
+        model.train()
+    objective(model, language_batch()).backward()
+    states = [w.quant_state for w in model.parameters() if hasattr(w, "quant_state")]
+    assert states
+    assert not any(getattr(state, "packing_format_for_cpu", False) for state in states)
+    objective.detach()
 
 
 def test_embeddings_in_few_bits(bases):

@@ -1,6 +1,8 @@
+import gc
 import json
 from pathlib import Path
 
+import datasets
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -8,8 +10,9 @@ import pytest
 from datasets import Dataset, DatasetDict
 from PIL import Image
 
+from smoothtune.data.cache import cache_is_whole
 from smoothtune.data.sources import load_splits, split_of
-from smoothtune.errors import DataError
+from smoothtune.errors import DataError, OutputError
 
 FRAME = pd.DataFrame({"text": ['say "hi', "None", "c,d"], "label": [0, 1, 1]})
 
@@ -133,7 +136,7 @@ def test_same_split_twice(tmp_path: Path) -> None:
 def test_broken_file_is_named(tmp_path: Path) -> None:
     file = tmp_path / "train.csv"
     file.write_text("text,label\na,1\nb,0,extra,extra\n")
-    with pytest.raises(DataError, match=r"train.csv: cannot be read as csv: .*line 3, saw 4"):
+    with pytest.raises(DataError, match=r"train.csv: line 3 has 4 columns and the header 2"):
         load_splits(file)
     file = tmp_path / "train.parquet"
     file.write_bytes(b"not parquet")
@@ -144,6 +147,25 @@ def test_broken_file_is_named(tmp_path: Path) -> None:
 def stored(kind: str, values: list[bytes]) -> pa.Array:
     """Bytes that claim to be text."""
     return pa.Array.from_buffers(pa.string(), len(values), pa.array(values, pa.binary()).buffers())
+
+
+@pytest.mark.parametrize("kept", [0, 8, 0.5])
+def test_a_damaged_cache_is_named(tmp_path: Path, monkeypatch, kept: float) -> None:
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    file = tmp_path / "train.csv"
+    file.write_text("text,label\n" + "".join(f"good {i},{i % 2}\n" for i in range(50)))
+
+    def load():
+        with cache_is_whole():
+            return datasets.load_dataset("csv", data_files=str(file))
+
+    load()
+    gc.collect()
+    (cached,) = (tmp_path / "cache").rglob("*.arrow")
+    content = cached.read_bytes()
+    cached.write_bytes(content[: round(kept * len(content)) if kept < 1 else int(kept)])
+    with pytest.raises(OutputError, match=r"cache, the cache folder of datasets, holds a damaged"):
+        load()
 
 
 def test_text_that_is_not_utf8(tmp_path: Path) -> None:

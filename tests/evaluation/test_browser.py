@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from helpers.study_files import COMMON, inputs  # noqa: F401
+from helpers.study_files import COMMON
 from smoothtune.cli import app
 from smoothtune.study.config import load_study
 from smoothtune.study.run import run_study

@@ -61,7 +61,7 @@ def test_missing_columns_are_named_with_how_to_give_them(
 
 def test_other_labels_are_refused(tokenizer, tmp_path: Path) -> None:
     file = write(tmp_path / "other.csv", [("good", "great"), ("bad", "poor")])
-    with pytest.raises(DataError, match=r"other\.csv: row 0, .*'great' is no label"):
+    with pytest.raises(DataError, match=r"other\.csv: line 2, .*'great' is no label"):
         other_rows(OtherData(str(file)), TASK, tokenizer, max_seq_length=16, vocab_size=14)
 
 

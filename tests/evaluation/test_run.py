@@ -277,6 +277,13 @@ def test_a_folder_with_other_files_is_left_alone(tiny_folder: Path) -> None:
     assert not (tiny_folder / "tuned" / "evaluation.json").exists()
 
 
+def forget_checksums(folder: Path) -> None:
+    """As the folder of a model that smoothtune has not trained."""
+    record = json.loads((folder / "result.json").read_text())
+    del record["files"]
+    (folder / "result.json").write_text(json.dumps(record))
+
+
 def test_changed_weights_are_noticed(tiny_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_folder / "tuned", tmp_path / "tuned")
     arguments = [tmp_path / "tuned", "--output-dir", tmp_path / "out"]
@@ -284,6 +291,7 @@ def test_changed_weights_are_noticed(tiny_folder: Path, tmp_path: Path) -> None:
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "tuned")
     model.classifier.bias.data.add_(1)
     model.save_pretrained(tmp_path / "tuned")
+    forget_checksums(tmp_path / "tuned")
     refused = call(*arguments)
     assert refused.exit_code == 2
     assert "other weights or data" in refused.stderr
@@ -294,6 +302,7 @@ def test_damaged_weights_are_named(tiny_folder: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_folder / "tuned", copy)
     weights = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    forget_checksums(copy)
     found = call(copy, "--output-dir", tmp_path / "out")
     assert found.exit_code == 2
     assert f"the weights of {copy} cannot be loaded" in found.stderr

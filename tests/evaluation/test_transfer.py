@@ -68,13 +68,13 @@ def test_names_of_a_class_label_can_be_given_a_meaning() -> None:
     data = Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]})
     data = data.cast_column("label", ClassLabel(names=["nice", "hateful"]))
     labels = {"nice": "fine", "hateful": "poor"}
-    assert relabeled(data, labels, TASK, "tweets")["label"][:] == [0, 1]
+    assert relabeled(data, labels, TASK, "tweets")["label"][:] == ["poor", "fine"]
 
 
 @pytest.mark.parametrize(
     ("labels", "message"),
     [
-        ({"0": "fine"}, "row 0, column 'bad_one': label 1 is not among"),
+        ({"0": "fine"}, "line 2, column 'bad_one': label 1 is not among"),
         ({"0": "great", "1": "poor"}, "'great', but the classes of task custom are poor, fine"),
     ],
 )
@@ -175,3 +175,11 @@ def test_other_data_are_checked_before_anything_is_computed(
 def test_wrong_fields_are_refused(fields, message) -> None:
     with pytest.raises(ConfigError, match=message):
         load_settings(ood=["yelp=yelp.csv"], ood_set=fields)
+
+
+def test_a_meaning_is_a_name_before_it_is_a_number() -> None:
+    task = describe_task(text_columns="text", label_names=("1", "2"))
+    data = Dataset.from_dict({"text": ["a", "b"], "label": ["bad", "good"]})
+    assert relabeled(data, {"bad": "1", "good": "2"}, task, "x")["label"][:] == ["1", "2"]
+    with pytest.raises(DataError, match="'0', but the classes of task custom are 1, 2"):
+        relabeled(data, {"bad": "0", "good": "1"}, task, "x")

@@ -64,32 +64,53 @@ def test_is_what_transformers_computes():
     torch.testing.assert_close(Objective(LabelSmoothing())(model, batch), theirs)
 
 
-def test_spans_count_real_tokens_only():
+def test_spans_are_smoothed_over_real_tokens():
+    """The softmax is that of the task loss, which runs over padding too."""
     model, batch = tiny_span_model(), span_batch(tiny_batch())
     batch["end_positions"] = torch.tensor([3, 2, 4, 6])  # the last one lies outside
     outputs, means = model(**batch), []
     for kind in ("start", "end"):
         terms = []
         for row, length in enumerate([6, 4, 5, 3]):
+            surprises = -outputs[f"{kind}_logits"][row].log_softmax(0)
             label = batch[f"{kind}_positions"][row]
-            if label < length:
-                terms.append(smoothed(outputs[f"{kind}_logits"][row, :length], label, 0.1))
+            if label < 6:
+                terms.append(0.9 * surprises[label] + 0.1 * surprises[:length].mean())
         means.append(sum(terms) / len(terms))
     total = Objective(LabelSmoothing())(model, batch)
     torch.testing.assert_close(total, sum(means) / 2, rtol=1e-6, atol=1e-9)
 
 
-def test_token_classification_means_over_tokens_then_examples():
+def token_classifier():
+    torch.manual_seed(0)
     config = BertConfig(vocab_size=40, hidden_size=8, num_hidden_layers=1, num_attention_heads=2)
     config.intermediate_size, config.num_labels = 16, 3
     config.hidden_dropout_prob = config.attention_probs_dropout_prob = 0.0
-    model = BertForTokenClassification(config).double()
+    return BertForTokenClassification(config).double()
+
+
+def test_token_classification_means_over_labels():
+    model = token_classifier()
     labels = torch.tensor([[0, 1, -100], [2, -100, -100]])
     batch = {"input_ids": torch.tensor([[5, 6, 7], [8, 9, 10]]), "labels": labels}
     logits = model(**batch).logits
-    first = (smoothed(logits[0, 0], 0, 0.1) + smoothed(logits[0, 1], 1, 0.1)) / 2
-    expected = (first + smoothed(logits[1, 0], 2, 0.1)) / 2
-    torch.testing.assert_close(Objective(LabelSmoothing())(model, batch), expected)
+    terms = [smoothed(logits[i, j], labels[i, j], 0.1) for i, j in ((0, 0), (0, 1), (1, 0))]
+    torch.testing.assert_close(Objective(LabelSmoothing())(model, batch), sum(terms) / 3)
+
+
+@pytest.mark.parametrize("make", [token_classifier, tiny_span_model])
+def test_without_smoothing_every_task_has_its_loss(make):
+    """Rows of unequal length, with padding, and with unequally many labels."""
+    model, batch = make(), tiny_batch()
+    if make is tiny_span_model:
+        batch = span_batch(batch)
+    else:
+        batch["labels"] = (batch["input_ids"] % 3).masked_fill(batch["attention_mask"] == 0, -100)
+    total, own = Objective(LabelSmoothing(smoothing=0.0))(model, batch), model(**batch).loss
+    torch.testing.assert_close(total, own, rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        gradient(total, [model]), gradient(own, [model]), rtol=1e-6, atol=1e-12
+    )
 
 
 def test_each_of_several_labels_is_a_yes_or_no():
@@ -111,9 +132,12 @@ def test_each_of_several_labels_is_a_yes_or_no():
     torch.testing.assert_close(without, model(**batch).loss, rtol=1e-12, atol=0)
 
 
-def test_regression_is_refused():
-    with pytest.raises(ValueError, match="regression"):
-        Objective(LabelSmoothing())(tiny_model("bert", num_labels=1), tiny_batch(num_labels=1))
+@pytest.mark.parametrize("told", [None, "regression"])
+def test_regression_is_refused_at_once(told):
+    model = tiny_model("bert", num_labels=1)
+    model.config.problem_type = told
+    with pytest.raises(ValueError, match="label_smoothing needs one class number.*regression"):
+        Objective(LabelSmoothing()).attach(model)
 
 
 def test_labels_of_another_shape_are_refused():

@@ -1,11 +1,17 @@
 """Mixout."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import prune
+from torch.optim.swa_utils import AveragedModel
 
 from helpers.conformance import CASES, fed
 from smoothtune import R4F, SMART, Mixout, Objective
+from smoothtune.functional.parametrizations import trained_weight
 from smoothtune.testing import tiny_batch, tiny_model
 
 
@@ -16,14 +22,14 @@ def recorded(compat):
     model = nn.Sequential(layer)
     layer.weight.data = torch.tensor(case["target"]).view(4, 5)
     objective = Objective(Mixout(p=0.3, compat=compat)).attach(model)
-    layer.parametrizations.weight.original.data = torch.tensor(case["weight"]).view(4, 5)
+    trained_weight(layer).data = torch.tensor(case["weight"]).view(4, 5)
     layer.bias.data = torch.tensor(case["bias"])
     keep = torch.tensor(case["draws"][0]["values"]).view(case["draws"][0]["shape"])
     with fed(keep[:1]):
         out = model(torch.tensor(case["x"]).view(3, 5))
     loss = out.square().sum()
     loss.backward()
-    gradient = layer.parametrizations.weight.original.grad.flatten()
+    gradient = trained_weight(layer).grad.flatten()
     bias = layer.bias.grad
     objective.detach()
     return case, loss, gradient, bias
@@ -60,7 +66,7 @@ def test_every_forward_uses_the_mixed_weight(architecture):
     layer = layer or model.transformer.h[0].mlp.c_fc
     pretrained = layer.weight.detach().clone()
     objective = Objective(Mixout(p=0.6)).attach(model)
-    trained = layer.parametrizations.weight.original
+    trained = trained_weight(layer)
     trained.data.add_(torch.randn_like(trained))
     used = layer.weight
     per_input = (used - pretrained).abs().sum(0 if architecture == "bert" else 1) > 0
@@ -76,7 +82,7 @@ def test_mean_over_masks_is_the_trained_weight():
     layer = nn.Linear(6, 3).double()
     model = nn.Sequential(layer)
     objective = Objective(Mixout(p=0.7, mask="element")).attach(model)
-    trained = layer.parametrizations.weight.original
+    trained = trained_weight(layer)
     trained.data.add_(torch.randn_like(trained))
     samples = torch.stack([layer.weight.detach() for _ in range(20000)])
     error = (samples.mean(0) - trained).abs() / (samples.std(0) / 20000**0.5).clamp(min=1e-12)
@@ -90,7 +96,7 @@ def test_limits_of_p():
     for p, expect_start in [(0.0, False), (1.0, True)]:
         objective = Objective(Mixout(p=p)).attach(model)
         with torch.no_grad():
-            layer.parametrizations.weight.original.copy_(start + 1)
+            trained_weight(layer).copy_(start + 1)
         used = layer.weight.detach().clone()
         objective.detach()
         torch.testing.assert_close(used, start if expect_start else start + 1)
@@ -125,11 +131,52 @@ def test_a_weight_takes_one_stand_in(methods):
     model = tiny_model("bert")
     keys, names = list(model.state_dict()), [name for name, _ in model.named_parameters()]
     objective = Objective(*methods())
-    with pytest.raises(ValueError, match=r"already.*: use mixout once; beside r4f.* leave"):
+    with pytest.raises(ValueError, match=r"already.*: use mixout once; beside r4f leave"):
         objective.attach(model)
     objective.detach()
     assert list(model.state_dict()) == keys
     assert [name for name, _ in model.named_parameters()] == names
+
+
+@pytest.mark.parametrize("method", [Mixout(p=0.5), R4F(weight=1.0)])
+def test_pruned_layers_are_refused(method):
+    model = tiny_model("bert")
+    for layer in (model.classifier, model.bert.encoder.layer[0].output.dense):
+        prune.random_unstructured(layer, "weight", 0.5)
+    with pytest.raises(ValueError, match="pruning, or a norm computes the weight of a Linear"):
+        Objective(method).attach(model)
+
+    model = tiny_model("bert")  # of which another weight is computed
+    prune.random_unstructured(model.classifier, "bias", 0.5)
+    prune.random_unstructured(model.bert.encoder.layer[0].output.dense, "bias", 0.5)
+    objective = Objective(method).attach(model)
+    assert objective(model, tiny_batch()).requires_grad
+    objective.detach()
+
+
+@pytest.mark.parametrize("method", [Mixout(p=0.5, head=True), R4F(weight=1.0)])
+def test_copies_of_a_bound_model_outlive_it(method):
+    """The best weights so far, and an average of weights."""
+    model = tiny_model("bert")
+    average = AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    objective = Objective(method).bind(model, optimizer)
+    objective(model, tiny_batch()).backward()
+    optimizer.step()
+    written = pickle.loads(pickle.dumps(model))
+    copies = [copy.deepcopy(model), AveragedModel(model).module]
+    average.update_parameters(model)  # which takes weights in their order
+    expected, weights = model.eval()(**tiny_batch()).logits, dict(model.named_parameters())
+    for name, weight in average.module.named_parameters():
+        assert torch.equal(weight, weights[name])
+    objective.detach()
+    for copied in [*copies, written]:
+        torch.testing.assert_close(copied.eval()(**tiny_batch()).logits, expected)
+        if copied is not written:  # in training mode nothing is mixed any more
+            torch.testing.assert_close(copied.train()(**tiny_batch()).logits, expected)
+        plain = tiny_model("bert")
+        plain.load_state_dict(copied.state_dict())
+        torch.testing.assert_close(plain(**tiny_batch()).logits, expected)
 
 
 def test_beside_r4f_the_body_is_mixed_and_the_head_normalized(tmp_path):
@@ -141,18 +188,41 @@ def test_beside_r4f_the_body_is_mixed_and_the_head_normalized(tmp_path):
     objective.detach()
 
 
-@pytest.mark.parametrize("trains", [True, False])
-def test_the_state_of_other_layers_is_refused(trains):
-    """Layers that are frozen, or no longer, since the state was written."""
+def test_the_state_of_other_layers_is_refused():
+    """Layers that train now, and were frozen when the state was written."""
     model = tiny_model("bert")
-    layer = model.bert.encoder.layer[0].requires_grad_(not trains)
+    layer = model.bert.encoder.layer[0].requires_grad_(False)
     objective = Objective(Mixout()).attach(model)
     state = objective.state_dict()
     objective.detach()
-    layer.requires_grad_(trains)
+    layer.requires_grad_(True)
     objective.attach(model)
-    with pytest.raises(ValueError, match="13 pre-trained layers|7 pre-trained layers"):
+    with pytest.raises(ValueError, match="7 pre-trained layers, and the model trains 13"):
         objective.load_state_dict(state)
+    objective.detach()
+
+
+def test_layers_that_are_unfrozen_later_are_mixed_from_then_on():
+    """Also by a run that is resumed before they are unfrozen again."""
+    model = tiny_model("bert")
+    model.bert.encoder.layer[0].requires_grad_(False)
+    layer = model.bert.encoder.layer[0].output.dense
+    objective = Objective(Mixout(p=1.0)).attach(model)
+    start = layer.weight.detach().clone()
+    assert layer.weight is trained_weight(layer)  # nothing is mixed, and nothing is drawn
+    model.bert.encoder.layer[0].requires_grad_(True)
+    objective(model, tiny_batch()).backward()
+    with torch.no_grad():
+        trained_weight(layer).add_(1)
+    assert torch.equal(layer.weight, start)
+    state = objective.state_dict()
+    objective.detach()
+    assert torch.equal(layer.weight, start + 1)
+
+    model.bert.encoder.layer[0].requires_grad_(False)
+    objective.attach(model).load_state_dict(state)
+    model.bert.encoder.layer[0].requires_grad_(True)
+    assert torch.equal(layer.weight, start)
     objective.detach()
 
 

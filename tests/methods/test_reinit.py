@@ -3,10 +3,12 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from smoothtune import L2SP, Mixout, Objective, ReInit
 from smoothtune.core.architecture import blocks
+from smoothtune.functional.parametrizations import trained_weight
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
 
 
@@ -96,11 +98,11 @@ def test_methods_that_remember_the_start_see_the_new_weights():
     assert objective.terms["loss/l2_sp"] == 0
 
     model = tiny_model("bert")
-    Objective(Mixout(p=0.5), ReInit()).attach(model)
+    Objective(Mixout(p=1.0), ReInit()).attach(model)
     dense = blocks(model)[1].output.dense
-    trained = dense.parametrizations.weight.original
+    trained = trained_weight(dense)
     assert not torch.equal(trained, blocks(tiny_model("bert"))[1].output.dense.weight)
-    assert torch.equal(dense.parametrizations.weight[0].pretrained, trained)
+    assert torch.equal(dense.weight, trained)  # the pre-trained one
 
 
 def test_refusals():
@@ -109,3 +111,28 @@ def test_refusals():
     frozen = tiny_model("bert").requires_grad_(False)
     with pytest.raises(ValueError, match="frozen"):
         ReInit().attach(frozen)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.nn.utils.*is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "dress",
+    [
+        lambda layer: prune.random_unstructured(layer, "weight", 0.5),
+        lambda layer: prune.random_unstructured(layer, "bias", 0.5),
+        parametrizations.weight_norm,
+        weight_norm,
+        spectral_norm,
+    ],
+)
+def test_weights_that_are_computed_are_refused(dress):
+    """They would be what they were in the next forward."""
+    model = tiny_model("bert")
+    dress(blocks(model)[1].intermediate.dense)
+    before = {name: weight.clone() for name, weight in model.named_parameters()}
+    with pytest.raises(ValueError, match=r"computes the .* of a .*Linear.*permanent first"):
+        Objective(ReInit()).attach(model)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, before[name])
+    dress(blocks(model)[0].intermediate.dense)
+    objective = Objective(ReInit(layers=0)).attach(model)  # writes to the pooler alone
+    objective.detach()

@@ -7,11 +7,13 @@ from types import ModuleType
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from helpers.tiny_folder import tiny_bert, tiny_gpt2
 from smoothtune.errors import ModelError
 from smoothtune.models.load import (
     MINILM_SHA256,
+    check_weights_fit,
     load_base,
     load_classifier,
     minilm_folder,
@@ -194,3 +196,51 @@ def test_names_are_looked_up_in_the_folder_of_models(bert: Path, monkeypatch) ->
     monkeypatch.chdir(bert.parent)  # a folder that is there needs no looking up
     monkeypatch.setenv("SMOOTHTUNE_MODELS", str(bert))
     assert model_place(bert.name) == bert.name
+
+
+def without_half(weights: dict) -> dict:
+    return {name: weight for i, (name, weight) in enumerate(weights.items()) if i % 2}
+
+
+def of_another_size(weights: dict) -> dict:
+    return weights | {TABLE: weights[TABLE][:-3].clone()}
+
+
+def transposed(weights: dict) -> dict:
+    name = "encoder.layer.0.intermediate.dense.weight"
+    return weights | {name: weights[name].T.contiguous()}
+
+
+TABLE = "embeddings.word_embeddings.weight"
+BROKEN = {
+    "empty": lambda weights: {},
+    "renamed": lambda weights: {f"other.{name}": weight for name, weight in weights.items()},
+    "half missing": without_half,
+    "one missing": lambda weights: {k: v for k, v in weights.items() if k != TABLE},
+    "rows short": of_another_size,
+    "transposed": transposed,
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN)
+def test_incomplete_weights_are_refused_unless_asked_for(bert: Path, damage: str) -> None:
+    file = bert / "model.safetensors"
+    save_file(BROKEN[damage](load_file(file)), file, metadata={"format": "pt"})
+    base = load_base(str(bert))
+    message = "do not fit its config.json.*(lacks|of size).*get the model again.*allow_new_weights"
+    with pytest.raises(ModelError, match=message):
+        load_classifier(base, TASKS["rte"], seed=1)
+    with pytest.raises(ModelError, match=message):
+        check_weights_fit(base, TASKS["rte"])
+    _, new = load_classifier(base, TASKS["rte"], seed=1, allow_new_weights=True)
+    assert len(new) > 2
+
+
+def test_a_pooler_may_be_new(bert: Path) -> None:
+    file = bert / "model.safetensors"
+    weights = {name: x for name, x in load_file(file).items() if "pooler" not in name}
+    save_file(weights, file, metadata={"format": "pt"})
+    base = load_base(str(bert))
+    check_weights_fit(base, TASKS["rte"])
+    _, new = load_classifier(base, TASKS["rte"], seed=1)
+    assert [name for name in new if "pooler" in name]

@@ -55,7 +55,7 @@ def test_the_best_checkpoint_is_what_is_left(settings: dict, method: str) -> Non
     assert scores.index(min(scores)) < len(scores) - 1, "the last is the best: nothing is tested"
     assert result["metrics"]["nll"] == pytest.approx(min(scores), rel=1e-6)
     assert result["best"]["value"] == min(scores)
-    assert result["best"]["loaded_step"] == 2 * (1 + scores.index(min(scores)))
+    assert result["kept_step"] == 2 * (1 + scores.index(min(scores)))
     last = quiet_train(
         RunConfig(
             **settings | {"output_dir": settings["output_dir"] + "2", "methods": {method: {}}}
@@ -74,6 +74,7 @@ def test_early_stopping(settings: dict) -> None:
     scores = scores_of(result, "eval_nll")[: result["cost"]["steps"] // 2]
     assert result["cost"]["steps"] < 40
     assert result["best"]["stopped_early"]
+    assert result["kept_step"] == result["cost"]["steps"]
     assert min(scores[-2:]) >= min(scores[:-2])  # two evaluations without a better one, and
     for end in range(2, len(scores)):  # no two before them
         assert min(scores[max(0, end - 2) : end]) < min([*scores[: max(0, end - 2)], 1e9])

@@ -16,6 +16,7 @@ from smoothtune.cli import train as cli_train
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, OutputError, Stopped
 from smoothtune.run import output, processes, signals
+from smoothtune.run import train as training
 from smoothtune.run.shards import prepare_shards
 from smoothtune.run.signals import Signals
 from smoothtune.testing import tiny_model
@@ -57,6 +58,29 @@ def test_a_finished_run_of_two_processes_is_another_than_that_of_one(tmp_path):
     assert output.finished_result(one) is not None
     (tmp_path / "result.json").write_text(json.dumps(record | {"world_size": 2}))
     assert output.finished_result(one) is None
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"WORLD_SIZE": "2"}, "WORLD_SIZE is 2, but RANK and LOCAL_RANK and MASTER_ADDR and"),
+        ({"WORLD_SIZE": "two"}, "WORLD_SIZE is 'two', no whole number"),
+        ({"LOCAL_RANK": "abc"}, "LOCAL_RANK is 'abc', no whole number"),
+        ({"RANK": ""}, "RANK is '', no whole number"),
+    ],
+)
+def test_an_environment_that_speaks_of_other_processes(tmp_path, monkeypatch, said, told):
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match=f"{told}.*start several processes with torchrun, or un"):
+        training.train(config(tmp_path))
+
+
+@pytest.mark.parametrize("said", [{}, {"WORLD_SIZE": "1", "RANK": "0"}, {"LOCAL_RANK": "-1"}])
+def test_an_environment_of_one_process(monkeypatch, said):
+    for name, value in said.items():
+        monkeypatch.setenv(name, value)
+    processes.check_environment()
 
 
 def test_only_the_main_process_prints(monkeypatch, capsys):

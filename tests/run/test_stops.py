@@ -14,6 +14,7 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
+from smoothtune import errors
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutOfMemory, OutputError, Stopped
 from smoothtune.files import read_json
@@ -175,7 +176,49 @@ def test_a_signal_while_the_model_is_written_waits_for_its_end(
     assert weights(tmp_path / "out") == expected
 
 
+def test_a_second_signal_in_a_moment_is_the_first(inputs, tmp_path, expected, monkeypatch) -> None:
+    config = config_in(inputs, tmp_path / "out")
+    with monkeypatch.context() as patch:
+        signal_before(patch, StopOnSignal, "on_step_end", 2, number=signal.SIGINT)
+        signal_before(patch, RunTrainer, "_save_rng_state", number=signal.SIGINT)
+        with pytest.raises(Stopped):
+            quiet_train(config)
+    quiet_train(config, resume=True)
+    assert weights(tmp_path / "out") == expected
+
+
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"])
+def test_signals_of_terminals_and_batch_systems(
+    inputs, tmp_path, expected, monkeypatch, name: str
+) -> None:
+    """Some of them come again every second."""
+    number, config = getattr(signal, name), config_in(inputs, tmp_path / "out")
+    monkeypatch.setattr(errors, "ONE_STOP_SECONDS", 0.0)
+    previous = signal.signal(number, signal.SIG_DFL)  # of these tests, it may be ignored
+    with monkeypatch.context() as patch:
+        signal_before(patch, StopOnSignal, "on_step_end", 2, number=number)
+        signal_before(patch, RunTrainer, "_save_rng_state", number=number)
+        with pytest.raises(Stopped, match="after step 2 of 5"):
+            quiet_train(config)
+    assert signal.getsignal(number) is signal.SIG_DFL
+    signal.signal(number, previous)
+    quiet_train(config, resume=True)
+    assert weights(tmp_path / "out") == expected
+
+
+def test_a_signal_that_is_ignored_stays_so(inputs, tmp_path, expected, monkeypatch) -> None:
+    """As after nohup."""
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        signal_before(monkeypatch, StopOnSignal, "on_step_end", 2, number=signal.SIGHUP)
+        quiet_train(config_in(inputs, tmp_path / "out"))
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    assert weights(tmp_path / "out") == expected
+
+
 def test_a_second_signal_has_its_usual_effect(inputs, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(errors, "ONE_STOP_SECONDS", 0.0)
     signal_before(monkeypatch, StopOnSignal, "on_step_end", 2)
     signal_before(monkeypatch, RunTrainer, "_save_rng_state")
     ended = []

@@ -25,7 +25,8 @@ from smoothtune.models.load import load_base
 from smoothtune.run import train as train_module
 from smoothtune.run.callbacks import ProgressCallback
 from smoothtune.run.output import newest_checkpoint
-from smoothtune.run.train import below_constant, train
+from smoothtune.run.result import below_constant
+from smoothtune.run.train import train
 from smoothtune.run.trainer import some_examples
 
 LOADS_ALONE = """
@@ -381,7 +382,7 @@ def test_method_that_does_not_fit_the_model(settings: dict) -> None:
 def test_bad_label_names_the_row_before_the_first_step(settings: dict, tmp_path: Path) -> None:
     (tmp_path / "train.csv").write_text("text,label\na good film,fine\na bad film,\na film,poor\n")
     config = RunConfig(**settings | {"data": str(tmp_path / "train.csv")})
-    with pytest.raises(DataError, match="row 1, column 'label'"):
+    with pytest.raises(DataError, match="line 3, column 'label'"):
         quiet_train(config)
 
 

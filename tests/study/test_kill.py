@@ -79,6 +79,30 @@ def test_ten_kills(write, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_two_studies_at_once_on_one_folder(write, tmp_path: Path) -> None:
+    """One of them works, the other is refused; both are killed again and again."""
+    file = write("methods: [lnsr, mixout]\nmore_epochs: null\nseeds: [0, 1]\n")
+    both, whole = tmp_path / "both", tmp_path / "whole"
+    draw = random.Random(1)
+    for _ in range(KILLS // 2):
+        processes = [start(file, both) for _ in range(2)]
+        kill_after(processes[0], both, draw.randint(0, 3), draw.uniform(0, 1))
+        kill_after(processes[1], both, 0, draw.uniform(0, 1))
+        assert {process.returncode for process in processes} <= {0, 2, -signal.SIGKILL}
+    processes = [start(file, both) for _ in range(2)]
+    codes = sorted(process.wait(timeout=600) for process in processes)
+    assert codes in ([0, 0], [0, 2])
+    finish(file, both)
+    finish(file, whole)
+    assert table(both) == table(whole)
+    ended: set[str] = set()
+    for line in Records(both).log():
+        assert line["event"] != "start" or line["cell"] not in ended, "run again after it was done"
+        if line["event"] == "done":
+            ended.add(line["cell"])
+
+
+@pytest.mark.slow
 def test_cells_end_when_their_study_is_killed(write, tmp_path: Path) -> None:
     file = write("methods: [plain]\nmore_epochs: null\nseeds: [0]\n")
     file.write_text(file.read_text().replace("max_steps: 3", "max_steps: 100000"))

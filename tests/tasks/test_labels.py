@@ -55,18 +55,18 @@ def test_class_label_in_another_order_goes_by_name() -> None:
         ([0, -100], CLASSES, r"row 1, column 'label': -100 is out of range"),
         ([-100, -100], CLASSES, "every label is -100"),
         ([-100.0, -100.0], SCORES, "every label is -100"),
-        ([0, None, None], CLASSES, r"row 1, .* None is a missing label; .* \(and 1 more rows\)"),
+        ([0, None, None], CLASSES, r"row 1, .* None is a missing label; .* \(likewise row 2\)"),
         ([0.0, 1.5], CLASSES, "row 1, .* 1.5 is no class number"),
-        ([0.0, float("nan")], CLASSES, "row 1, .* nan is no class number"),
+        ([0.0, float("nan")], CLASSES, "row 1, .* nan is a missing label"),
         (["no", "maybe"], CLASSES, "row 1, .* 'maybe' is no label of this task"),
         (["no", ""], CLASSES, "row 1, .* '' is a missing label; fill it in, or drop the row"),
         (["no", " "], CLASSES, "row 1, .* ' ' is a missing label"),
-        (["no", "Yes "], CLASSES, "row 1, .* differs from the label 'yes' in blanks or case only"),
-        ([True, False], CLASSES, "row 0, .* 'True' is no label of this task"),
+        (["no", "Yes "], CLASSES, "row 1, .* differs from the label 'yes' in blanks, case or"),
+        ([True, False], CLASSES, "row 0, .* True is no label of this task"),
         ([1.0, None], SCORES, "row 1, .* None is a missing label"),
-        ([1.0, float("nan")], SCORES, "row 1, .* nan is not a finite number"),
+        ([1.0, float("nan")], SCORES, "row 1, .* nan is a missing label"),
         ([1.0, float("inf")], SCORES, "row 1, .* inf is not a finite number"),
-        (["4.5", "high"], SCORES, "row 0, .* '4.5' is of type str, but the label must be a number"),
+        (["4.5", "high"], SCORES, "row 1, .* 'high' is no number"),
     ],
 )
 def test_bad_labels(labels: list[Any], task: Task, message: str) -> None:
@@ -80,7 +80,7 @@ def test_bad_labels(labels: list[Any], task: Task, message: str) -> None:
         (["a", ""], r"row 1, column 'text': '' is an empty text"),
         (["a", " \n\t"], r"row 1, .* is an empty text"),
         ([None, "a"], r"row 0, column 'text': None is a missing text"),
-        ([3, 4], r"row 0, column 'text': 3 is of type int, not text \(and 1 more rows\)"),
+        ([3, 4], r"row 0, column 'text': 3 is of type int, not text \(likewise row 1: 4\)"),
     ],
 )
 def test_bad_texts(texts: list[Any], message: str) -> None:
@@ -163,7 +163,8 @@ MESSY = ["Pos", "Pos ", "pos", "Pos", "Neg", " neg", "Neg", "fair"]
 
 def test_labels_spelled_in_two_ways_are_named() -> None:
     message = (
-        "labels differ in blanks or case only: 'Neg' (2 rows), ' neg' (1 row); "
+        "labels differ in blanks, case or characters that are not printed only: "
+        "'Neg' (2 rows), ' neg' (1 row); "
         "'Pos' (2 rows), 'Pos ' (1 row), 'pos' (1 row). Give merge_labels: true"
     )
     with pytest.raises(DataError) as caught:
@@ -188,6 +189,9 @@ def test_blank_labels_are_missing_and_no_class() -> None:
 
 
 def test_scores_with_a_decimal_comma_are_no_classes() -> None:
-    with pytest.raises(DataError, match="'4,5' is text; write scores with a decimal point, as 4.5"):
+    with pytest.raises(
+        DataError,
+        match="'4,5' is no number, and 2 rows hold one; write it with a decimal point, as 4.5",
+    ):
         UNKNOWN.with_labels(table(["3", "4,5", "1"]))
     assert UNKNOWN.with_labels(table(["3,x", "4,5"])).label_names == ("3,x", "4,5")

@@ -123,10 +123,10 @@ def test_cut_rows_are_counted(data, bert) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"label": 3}, "row 1, column 'label': 3 is not the number or the letter of one of 3"),
-        ({"label": -1}, "row 1, column 'label'"),
-        ({"ending1": " "}, "row 1, column 'ending0, ending1, ending2'.*empty"),
-        ({"context": ""}, "row 1, column 'context'.*empty text"),
+        ({"label": 3}, "line 2, column 'label': 3 is not the number or the letter of one of 3"),
+        ({"label": -1}, "line 2, column 'label'"),
+        ({"ending1": " "}, "line 2, column 'ending0, ending1, ending2'.*empty"),
+        ({"context": ""}, "line 2, column 'context'.*empty text"),
     ],
 )
 def test_wrong_rows_are_named(change, message, data, bert, tmp_path) -> None:

@@ -147,7 +147,7 @@ def test_labels_are_inferred_from_train(tmp_path: Path) -> None:
     assert prepared.task.label_names == ("ham", "spam")
     assert prepared.validation["labels"][:] == [0, 1, 0, 1, 0, 1]
     data.assign(label="eggs").to_csv(tmp_path / "dev.csv")
-    with pytest.raises(DataError, match="'validation': row 0, column 'label': 'eggs' is no label"):
+    with pytest.raises(DataError, match="'validation': line 2, column 'label': 'eggs' is no label"):
         prepare(tmp_path, describe_task(text_columns="text"), make_tokenizer())
 
 

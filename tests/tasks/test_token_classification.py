@@ -154,10 +154,10 @@ def test_scores_are_those_of_seqeval(seed) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"tokens": ["a", "b"], "tags": ["O"]}, "row 1, column 'tags'.*has 1 tags for 2 words"),
-        ({"tokens": [], "tags": []}, "row 1, column 'tokens'.*is no list of words"),
+        ({"tokens": ["a", "b"], "tags": ["O"]}, "line 2, column 'tags'.*has 1 tags for 2 words"),
+        ({"tokens": [], "tags": []}, "line 2, column 'tokens'.*is no list of words"),
         ({"tokens": ["a", " "], "tags": ["O", "O"]}, "holds a word that is empty"),
-        ({"tokens": ["a", "b"], "tags": ["O", "B-Z"]}, "'B-Z', which is no tag.*B-X"),
+        ({"tokens": ["a", "b"], "tags": ["O", "B-Z"]}, "'B-Z', which is no label.*B-X"),
     ],
 )
 def test_wrong_rows_are_named(row, message, tmp_path) -> None:

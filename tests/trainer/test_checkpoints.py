@@ -1,5 +1,6 @@
 """Checkpoints are complete or absent: deaths, changed files, other runs, full disks."""
 
+import errno
 import json
 import os
 import resource
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
+from safetensors.torch import load_file
 from transformers import Trainer
 
 from helpers.training import Rows, arguments
@@ -17,7 +19,7 @@ from smoothtune import L2SP, LNSR, NonFiniteLoss, SmoothTrainer
 from smoothtune.errors import CheckpointError, OutputError
 from smoothtune.testing import tiny_model
 from smoothtune.trainer import checkpoints
-from smoothtune.trainer.manifest import MANIFEST, newest, why_unusable
+from smoothtune.trainer.manifest import MANIFEST, REMOVED, newest, why_unusable
 
 FILES = (
     "model.safetensors",
@@ -27,6 +29,7 @@ FILES = (
     "smoothtune.safetensors",
     "trainer_state.json",
 )
+LAST = "checkpoint-3/model.safetensors"
 
 
 class Death(BaseException):
@@ -127,15 +130,89 @@ def test_nothing_complete_is_left(copy: Path) -> None:
         trainer_in(copy).train(resume_from_checkpoint=True)
 
 
-def test_checkpoints_without_a_manifest_are_taken_with_a_warning(copy: Path, finished) -> None:
+def test_a_checkpoint_without_a_manifest_is_none(copy: Path) -> None:
+    zeroed = {name: torch.zeros_like(t) for name, t in load_file(copy / LAST).items()}
+    safetensors.torch.save_file(zeroed, copy / LAST)
     (copy / "checkpoint-3" / MANIFEST).unlink()
-    (copy / "checkpoint-3" / "rng_state.pth").write_bytes(b"PK")
-    (copy / "checkpoint-2" / MANIFEST).unlink()
+    found = newest(copy)
+    assert found.folder == copy / "checkpoint-2"
+    assert found.notes == [
+        "checkpoint-3 is passed over: it has no manifest.json, which is written when a checkpoint "
+        "is complete"
+    ]
+    with pytest.raises(CheckpointError, match=r"cannot be resumed from: it has no manifest\.json"):
+        trainer_in(copy).train(resume_from_checkpoint=str(copy / "checkpoint-3"))
+
+
+@pytest.mark.parametrize(("name", "usable"), [("pytorch_model.bin", False), ("notes.txt", True)])
+def test_what_is_put_beside_the_files_is_not_read(copy: Path, name: str, usable: bool) -> None:
+    (copy / "checkpoint-3" / name).write_bytes(b"")
+    why = why_unusable(copy / "checkpoint-3")
+    assert why == ("" if usable else f"{name} was added after it was written: move it elsewhere")
+
+
+def test_files_of_others_in_a_checkpoint_outlive_it(copy: Path) -> None:
+    (copy / "checkpoint-2" / "notes.txt").write_text("mine")
+    (copy / "checkpoints.csv").write_text("mine")
+    trainer_in(copy, max_steps=5).train(resume_from_checkpoint=True)
+    assert [p.name for p in (copy / "checkpoint-2").iterdir()] == ["notes.txt"]
+    assert {"checkpoint-4", "checkpoint-5", "checkpoints.csv"} < {p.name for p in copy.iterdir()}
+    assert not (copy / "checkpoint-3").exists()
+
+
+def test_another_environment_is_told(copy: Path, monkeypatch, finished) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads + 1)
     trainer = trainer_in(copy)
-    with pytest.warns(UserWarning, match="checkpoint-2 has no manifest.json") as seen:
+    told = f"checkpoint-3 was written with threads {threads}, here {threads + 1}: the run goes on"
+    with pytest.warns(UserWarning, match=told):
         trainer.train(resume_from_checkpoint=True)
-    assert "rng_state.pth is not whole" in str(seen[0].message)
     assert same(weights(trainer), finished[1])
+
+
+def test_whoever_may_read_the_state_may_read_the_weights(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        trainer_in(tmp_path, max_steps=1).train()
+    finally:
+        os.umask(before)
+    assert {p.stat().st_mode & 0o777 for p in (tmp_path / "checkpoint-1").iterdir()} == {0o666}
+
+
+def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
+    tmp_path: Path, finished, monkeypatch
+) -> None:
+    def fails(source, target):
+        if Path(target).name.startswith(REMOVED):
+            raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
+        return replace(source, target)
+
+    replace, trainer = os.replace, trainer_in(tmp_path)
+    monkeypatch.setattr(os, "replace", fails)
+    trainer.train()
+    assert same(weights(trainer), finished[1])
+    assert newest(tmp_path).folder == tmp_path / "checkpoint-3"
+    monkeypatch.undo()
+    trainer_in(tmp_path, max_steps=5).train(resume_from_checkpoint=True)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["checkpoint-4", "checkpoint-5"]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (torch, "save", RuntimeError("[enforce fail] . open file failed with strerror: No space")),
+        (Trainer, "_save_rng_state", Exception("No space left on device (os error 28)")),
+    ],
+)
+def test_no_inodes_left(copy: Path, monkeypatch, owner, name: str, error: Exception) -> None:
+    def fails(*_, **__):
+        raise error
+
+    shutil.rmtree(copy / "checkpoint-3")
+    monkeypatch.setattr(owner, name, fails)
+    with pytest.raises(OutputError, match=r"checkpoint-3 cannot be written: .*make room"):
+        trainer_in(copy).train(resume_from_checkpoint=True)
+    assert [p.name for p in copy.iterdir()] == ["checkpoint-2"]
 
 
 @pytest.mark.parametrize(
@@ -186,7 +263,7 @@ def test_a_checkpoint_of_the_same_step_is_there_while_it_is_written_again(
     assert not found.notes or "checkpoint-3 is passed over" in found.notes[0]
     monkeypatch.undo()
     trainer = trainer_in(copy)
-    with pytest.warns(UserWarning, match="checkpoint-3 is passed over: smoothtune.safetensors"):
+    with pytest.warns(UserWarning, match="checkpoint-3 is passed over: it has no man"):
         trainer.train(resume_from_checkpoint=True)
     assert sorted(p.name for p in copy.iterdir()) == ["checkpoint-3"]
     assert same(weights(trainer), finished[1])

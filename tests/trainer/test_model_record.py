@@ -5,16 +5,20 @@ import json
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from transformers import Trainer
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, Trainer
 
+from helpers.tiny_folder import tiny_bert
 from helpers.training import Rows, arguments
 from smoothtune import L2SP, LNSR, SmoothTrainer, regularize
 from smoothtune.config.evaluation import Settings
 from smoothtune.config.run import RunConfig
 from smoothtune.device import device_name
-from smoothtune.errors import ConfigError, OutputError
+from smoothtune.errors import ConfigError, ModelError, OutputError
+from smoothtune.evaluation import load_predictor
 from smoothtune.evaluation.settings import resolve, training_record
+from smoothtune.models.load import load_base
 from smoothtune.run.output import finished_result, refuse_folder
+from smoothtune.tasks.presets import TASKS
 from smoothtune.testing import tiny_model
 
 
@@ -97,3 +101,44 @@ def test_a_folder_of_a_trainer_is_no_finished_run(tmp_path) -> None:
             Settings(model=str(tmp_path), output_dir=str(tmp_path / "out")),
             training_record(str(tmp_path)),
         )
+
+
+def adapted(folder):
+    """A classifier with adapters, on a base model with its tokenizer."""
+    peft = pytest.importorskip("peft")
+    torch.manual_seed(0)
+    model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=2)
+    adapters = peft.LoraConfig(task_type="SEQ_CLS", r=2, init_lora_weights="gaussian")
+    return peft.get_peft_model(model, adapters)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_saved_adapters_are_read_again(tmp_path):
+    base = tiny_bert(tmp_path / "base")
+    model = adapted(base)
+    trainer = Trainer(
+        model=model,
+        args=arguments(tmp_path, max_steps=2),
+        train_dataset=Few(8),
+        processing_class=AutoTokenizer.from_pretrained(base),
+    )
+    regularize(trainer, L2SP()).train()
+    trainer.save_model(str(tmp_path / "adapter"))
+    batch = {"input_ids": torch.tensor([[3, 4, 5]]), "attention_mask": torch.ones(1, 3)}
+    found = load_predictor(load_base(str(tmp_path / "adapter")), TASKS["rte"]).model(**batch).logits
+    torch.testing.assert_close(found, model.eval()(**batch).logits, rtol=1e-4, atol=1e-6)
+
+
+class Few(Rows):
+    """Of two classes, in the vocabulary of the tiny tokenizer."""
+
+    def __getitem__(self, i):
+        row = super().__getitem__(i)
+        return row | {"input_ids": row["input_ids"] % 10, "labels": row["labels"] % 2}
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
+def test_adapters_without_a_config_say_what_is_missing(tmp_path):
+    adapted(tiny_bert(tmp_path / "base")).save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ModelError, match=r"an adapter without the config.json.*save it there"):
+        load_base(str(tmp_path / "adapter"))

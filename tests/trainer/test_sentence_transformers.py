@@ -7,7 +7,7 @@ from datasets import Dataset
 
 from helpers.literal import added, gradient
 from helpers.tiny_folder import WORDS, tiny_bert
-from smoothtune import LNSR, METHODS, R3F, Jacobian, Objective, regularize
+from smoothtune import L2SP, LNSR, METHODS, R3F, Jacobian, Objective, regularize
 from smoothtune.testing import fixed_draws, with_weight
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, stacked
 
@@ -233,18 +233,42 @@ def test_columns_are_padded_to_one_length():
         stacked([short | {"pixel_values": torch.ones(1)}])
 
 
-def test_cross_encoders_are_refused(tmp_path, folder):
+def cross_encoder_trainer(tmp_path, folder, **changes):
     from sentence_transformers import CrossEncoder, CrossEncoderTrainer
     from sentence_transformers.cross_encoder import CrossEncoderTrainingArguments
 
+    torch.manual_seed(0)
     model = CrossEncoder(str(folder), num_labels=1, device="cpu")
-    args = CrossEncoderTrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
-    trainer = CrossEncoderTrainer(model=model, args=args, train_dataset=pairs(2, "score"))
+    settings = {"use_cpu": True, "report_to": "none", "max_steps": 2, "save_strategy": "no"}
+    args = CrossEncoderTrainingArguments(str(tmp_path), **settings | changes)
+    rows = pairs(2, "score")
+    return CrossEncoderTrainer(model=model, args=args, train_dataset=rows, eval_dataset=rows)
+
+
+def test_methods_on_passes_are_refused_for_cross_encoders(tmp_path, folder):
     advice = (
-        "CrossEncoderTrainer: its losses.*for scores.*problem_type='multi_label_classification'"
+        "lnsr with sentence-transformers' CrossEncoderTrainer: its losses.*such as mixout or l2_sp"
+        ".*for scores.*problem_type='multi_label_classification'"
     )
     with pytest.raises(ValueError, match=advice):
-        regularize(trainer, LNSR(weight=1.0))
+        regularize(cross_encoder_trainer(tmp_path, folder), LNSR(weight=1.0), L2SP())
+
+
+@pytest.mark.parametrize("name", ["plain", "l2_sp", "mixout", "child_tuning", "llrd"])
+def test_methods_on_weights_train_cross_encoders(name, tmp_path, folder):
+    changes = {"eval_strategy": "steps", "eval_steps": 1, "max_grad_norm": 0.0}
+    weights = []
+    for ours in (False, True):
+        trainer = cross_encoder_trainer(tmp_path, folder, **changes)
+        if ours:
+            regularize(trainer, METHODS[name]())
+            state = [key for key in trainer.objective.state_dict() if key.startswith("l2_sp/")]
+            assert bool(state) == (name == "l2_sp")
+            assert not any("classifier" in key for key in state)  # the new head is pulled to zero
+        trainer.train()
+        weights.append(trainer.model.state_dict())
+    moved = [not torch.equal(weights[0][key], weights[1][key]) for key in weights[0]]
+    assert any(moved) == (name != "plain")
 
 
 def test_what_replaces_a_cross_encoder_has_its_loss(folder):

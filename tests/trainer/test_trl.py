@@ -14,7 +14,7 @@ from transformers import (
 from helpers.tiny_folder import tiny_tokenizer
 from smoothtune import L2SP, LNSR, METHODS, R3F, UEGR, LabelSmoothing, regularize
 from smoothtune.testing import all_in_float64, fixed_draws, with_weight
-from smoothtune.trainer.trl import trl_problems, unpacked
+from smoothtune.trainer.trl import trl_problems
 
 trl = pytest.importorskip("trl", reason="TRL is not installed: pip install 'smoothtune[trl]'")
 
@@ -61,7 +61,7 @@ def conversations():
     )
 
 
-def sft_trainer(output_dir, *, model=None, peft_config=None, **changes):
+def sft_trainer(output_dir, *, model=None, peft_config=None, cls=None, **changes):
     settings = {
         "output_dir": str(output_dir),
         "max_steps": 1,
@@ -76,7 +76,7 @@ def sft_trainer(output_dir, *, model=None, peft_config=None, **changes):
         "disable_tqdm": True,
         "max_grad_norm": 0,
     }
-    return trl.SFTTrainer(
+    return (cls or trl.SFTTrainer)(
         model=model or tiny_llama(),
         args=trl.SFTConfig(**settings | changes),
         train_dataset=conversations(),
@@ -136,6 +136,25 @@ def test_task_loss_is_that_of_an_sft_trainer_without_methods(tmp_path):
     assert ours.state.log_history[0]["loss/task"] == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*return_outputs=True:FutureWarning")  # TRL's own
+def test_a_loss_of_a_subclass_stays(tmp_path):
+    class Raised(trl.SFTTrainer):
+        def compute_loss(self, *args, **kwargs):
+            found = super().compute_loss(*args, **kwargs)
+            return (found[0] + 3, found[1]) if isinstance(found, tuple) else found + 3
+
+    plain, ours = (
+        sft_trainer(tmp_path),
+        regularize(sft_trainer(tmp_path, cls=Raised), R3F(weight=1e-12)),
+    )
+    for trainer in (plain, ours):
+        trainer.train()
+    expected = plain.state.log_history[0]["loss"] + 3
+    assert ours.state.log_history[0]["loss/task"] == pytest.approx(expected, rel=1e-5)
+    with pytest.raises(ValueError, match="label_smoothing: your loss is another"):
+        regularize(sft_trainer(tmp_path, cls=Raised), LabelSmoothing())
+
+
 def test_unlabeled_text_in_the_updates_of_labeled_text(tmp_path):
     """All conversations in one batch, and all of them once more without labels in the other."""
     plain = sft_trainer(tmp_path)
@@ -151,6 +170,12 @@ def test_unlabeled_text_in_the_updates_of_labeled_text(tmp_path):
     assert logs["loss/task"] == pytest.approx(expected, rel=1e-5)
     assert logs["loss/r3f"] > 1e-3
     assert logs["loss"] == pytest.approx(logs["loss/task"] + 2 * logs["loss/r3f"], rel=1e-5)
+
+
+def test_unlabeled_text_that_is_not_tokenized_is_told(tmp_path):
+    trainer = sft_trainer(tmp_path, gradient_accumulation_steps=2)
+    with pytest.raises(ValueError, match="unlabeled_dataset has no input_ids, which train_dataset"):
+        regularize(trainer, R3F(weight=1.0), unlabeled_dataset=conversations())
 
 
 def test_only_completions_are_labels(tmp_path):
@@ -266,9 +291,8 @@ def test_rewards_are_not_compared_on_a_part_of_the_batch(tmp_path):
 
 @pytest.mark.filterwarnings("ignore")
 def test_rewards_have_no_labels_to_smooth(tmp_path):
-    trainer = regularize(reward_trainer(tmp_path), LabelSmoothing())
-    with pytest.raises(ValueError, match="label_smoothing needs labels in the batch"):
-        trainer.train()
+    with pytest.raises(ValueError, match="label_smoothing: your loss is another"):
+        regularize(reward_trainer(tmp_path), LabelSmoothing())
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -292,34 +316,3 @@ def test_reward_metrics_are_those_of_the_clean_pass(tmp_path):
         pairs = zip(plain.state.log_history[:2], weightless.state.log_history[:2], strict=True)
         for one, other in pairs:
             assert other[name] == pytest.approx(one[name], rel=1e-6)
-
-
-def test_unpacked_documents():
-    packed = {
-        "input_ids": torch.tensor([[5, 6, 7, 8, 9]]),
-        "labels": torch.tensor([[-100, 6, 7, -100, 9]]),
-        "position_ids": torch.tensor([[0, 1, 2, 0, 1]]),
-        "cu_seq_lens_q": torch.tensor([0, 3, 5]),
-    }
-    found = unpacked(packed)
-    assert set(found) == {"input_ids", "attention_mask", "labels"}
-    assert found["input_ids"].tolist() == [[5, 6, 7], [8, 9, 0]]
-    assert found["attention_mask"].tolist() == [[1, 1, 1], [1, 1, 0]]
-    assert found["labels"].tolist() == [[-100, 6, 7], [-100, 9, -100]]
-    padded = {"input_ids": packed["input_ids"], "attention_mask": torch.ones(1, 5)}
-    assert unpacked(padded) == padded
-
-
-@pytest.mark.parametrize(
-    "positions",
-    [
-        [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4]],  # rows, not documents in one row
-        [[4, 5, 6, 7, 8]],  # from another start
-        [[0, 2, 4, 0, 2]],  # in other steps
-        [[1, 2, 0, 1, 2]],
-    ],
-)
-def test_position_ids_of_the_users_own_are_kept(positions):
-    ids = torch.tensor(positions)
-    batch = {"input_ids": ids + 5, "labels": ids + 5, "position_ids": ids}
-    assert unpacked(batch) == batch

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -58,13 +60,16 @@ def init(
 def _fields_of(data: str) -> tuple[dict[str, Any], list[str]]:
     """Fields of the run that describe the data, and what to tell about the guess."""
     from smoothtune.data.csv_format import first_csv, fitting_encoding, fitting_separator, no_header
+    from smoothtune.data.files import check_readable
     from smoothtune.data.guess import guess
+    from smoothtune.data.label_types import LabelType, typed_by_cells
     from smoothtune.data.sources import load_splits
 
     fields: dict[str, Any] = {"data": data}
     notes = []
     first = first_csv(Path(data).expanduser())
     if first is not None:
+        check_readable(first)
         encoding = fitting_encoding(first.read_bytes())
         if encoding not in (None, "utf-8"):
             fields["encoding"] = encoding
@@ -74,7 +79,7 @@ def _fields_of(data: str) -> tuple[dict[str, Any], list[str]]:
     form = {name: fields[name] for name in ("sep", "encoding") if name in fields}
     splits = load_splits(data, **form)
     rows = splits["train"]
-    found = guess(rows)
+    found = guess(reduce(typed_by_cells, rows.column_names, rows) if first is not None else rows)
     columns = ", ".join(rows.column_names)
     notes += [f"{data}: {counted(len(rows), 'row')} to train on, columns {columns}"]
     values = {name: set(map(str, rows[name])) for name in rows.column_names if first is not None}
@@ -95,7 +100,11 @@ def _fields_of(data: str) -> tuple[dict[str, Any], list[str]]:
         fields |= labels
         notes += said
     if found.task_type == "text-classification":
-        labels, said = _about_labels(load_splits(data, **form, **_label(found))["train"], found)
+
+        def read(label_type: LabelType | None = None) -> Any:
+            return load_splits(data, label_type=label_type, **form, **_label(found))["train"]
+
+        labels, said = _about_labels(read, found)
         fields |= labels
         notes += said
     if found.others:
@@ -122,24 +131,39 @@ def _label(found: Guess) -> dict[str, Any]:
     return {} if found.label_column is None else {"label_column": found.label_column}
 
 
-def _about_labels(rows: Any, found: Guess) -> tuple[dict[str, Any], list[str]]:
-    """Fields that the labels call for, and what they look like."""
+def _about_labels(read: Callable[..., Any], found: Guess) -> tuple[dict[str, Any], list[str]]:
+    """Fields that the labels call for, and what they look like.
+
+    Args:
+        read: gives the rows, with the label column as it looks, or of a type.
+        found: the guess.
+    """
     from smoothtune.data.label_names import class_names
     from smoothtune.errors import DataError
 
     if found.label_column is None or not found.text_columns:
         missing = "label_column" if found.text_columns else "text_columns"
         return {}, [f"no likely column for {missing}: write its name into the file"]
-    column, fields, notes = found.label_column, {}, list[str]()
-    try:
-        names = class_names(rows, column, "the data")
-    except DataError as error:
+    column, rows, notes = found.label_column, read(), list[str]()
+    changes: list[dict[str, Any]] = [{}, {"merge_labels": True}]
+    if rows.features[column].dtype != "string":  # numbers that may name classes
+        changes += [{"label_type": "integer"}, {"label_type": "text"}]
+    problems = list[str]()
+    for fields in changes:
+        label_type, merge = fields.get("label_type"), fields.get("merge_labels")
         try:
-            names = class_names(rows, column, "the data", merge=True)
-            fields["merge_labels"] = True
-            notes.append(f"guessed merge_labels: true, for {str(error).partition('. Give')[0]}")
-        except DataError as worse:
-            return {}, [f"to be mended in the data: {worse}"]
+            names = class_names(
+                read(label_type), column, "the data", merge=merge, label_type=label_type
+            )
+            break
+        except DataError as error:
+            problems.append(str(error))
+    else:
+        return {}, [f"to be mended in the data: {problems[0]}"]
+    why = re.split(r"\. Give|; if they|\. If they", problems[0])[0] if problems else ""
+    notes += [f"guessed {name}: {_yaml(value)}, for {why}" for name, value in fields.items()]
+    if "label_type" in fields:
+        notes.append("if they are scores, write label_type: float")
     classes, scores = f"classes {', '.join(names[:20])}", "scores, so the task is a regression"
     blank = sum(value is None or not str(value).strip() for value in rows[column][:])
     if blank:

@@ -34,6 +34,7 @@ def errors_as_exit_codes() -> Iterator[None]:
         OutOfMemory,
         OutputError,
         Stopped,
+        is_out_of_memory,
     )
 
     try:
@@ -44,6 +45,11 @@ def errors_as_exit_codes() -> Iterator[None]:
         fail(str(error), DATA)
     except (NonFiniteLoss, OutOfMemory) as error:
         fail(str(error), FAILED)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        why = (str(error) or type(error).__name__).splitlines()[0]
+        fail(f"out of memory ({why}): take fewer rows at once, or a machine with more", FAILED)
     except Stopped as error:
         fail(f"{error}\n{_command_after(str(error))}", STOPPED)
 

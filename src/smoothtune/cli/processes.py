@@ -21,7 +21,8 @@ LOST = ("closed by peer", "reset by peer", "remote process", "nccl", "broken pip
 
 def several() -> bool:
     """Whether torchrun or accelerate has started this command more than once."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+    size = os.environ.get("WORLD_SIZE", "1").strip()
+    return size.isdigit() and int(size) > 1  # what is no number is told by join_processes
 
 
 def prints() -> bool:

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM while a command imports, reads and writes: an end with its own exit code.
+"""Signals that stop while a command imports, reads and writes: an end with its own exit code.
 
 Training and studies, which leave more than that, take the signals over (`smoothtune.run.signals`).
 """
@@ -8,7 +8,10 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import time
 from types import FrameType
+
+from smoothtune.errors import ONE_STOP_SECONDS, STOP_SIGNALS
 
 STOPPED = 75
 """Exit code: stopped by a signal, and resumable."""
@@ -19,13 +22,18 @@ def end_on_signals() -> None:
 
     A signal that is ignored, as SIGINT in the background of a shell, stays so.
     """
-    process = os.getpid()
+    process, first = os.getpid(), None
 
     def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
-        if os.getpid() != process:  # a forked worker
+        nonlocal first
+        forked = os.getpid() != process  # a worker
+        if forked or (first is not None and time.monotonic() - first >= ONE_STOP_SECONDS):
+            signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
+        if first is not None:
+            return
+        first = time.monotonic()
         text = "error: stopped by a signal; what was finished is kept: run the same command again"
         if os.environ.get("RANK", "0") == "0":  # of several processes that torchrun has started
             print(text, file=sys.stderr, flush=True)
@@ -33,7 +41,7 @@ def end_on_signals() -> None:
             os._exit(STOPPED)
         sys.exit(STOPPED)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in STOP_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, end)
 

@@ -114,8 +114,12 @@ class DataFields(Fields):
     encoding: Annotated[Annotated[str, AfterValidator(_as_encoding)] | None, DATA] = None
     """Encoding of CSV and TSV files, such as cp1252; unset: UTF-8."""
     merge_labels: Annotated[bool | None, DATA] = None
-    """Whether labels that differ in blanks or case only, as Pos and pos, are one class, under the
-    most frequent spelling; unset: they are an error."""
+    """Whether labels that differ in blanks, case or characters that are not printed only, as Pos
+    and pos, are one class, under the most frequent spelling; unset: they are an error."""
+    label_type: Annotated[Literal["text", "integer", "float"] | None, DATA] = None
+    """What labels are, whatever they look like: text, so that 1 to 5 name classes; integer, classes
+    that count 0, 1, ...; or float, scores of a regression. Unset: as they are stored; in CSV, which
+    says no types, numbers if all are numbers, else text."""
     trust_remote_code: Annotated[bool, MODEL] = False
     """Run code that comes with a model of the hub. Only for authors you trust."""
 

@@ -127,13 +127,18 @@ def check_task(draft: Draft) -> None:
             draft.report((name,), f"is for question answering, and the task is {task_type}")
     if values.get("choice_columns") is not None and task_type != "multiple-choice":
         draft.report(("choice_columns",), "needs task_type: multiple-choice")
-    for name in ("merge_labels", "unlabeled"):
-        if values.get(name) is not None and task_type not in OF_TEXTS:
-            draft.report((name,), f"works with text classification, not with {task_type}")
+    if values.get("unlabeled") is not None and task_type not in OF_TEXTS:
+        draft.report(("unlabeled",), f"works with text classification, not with {task_type}")
+    for name in ("merge_labels", "label_type"):
+        if values.get(name) is not None and task_type not in (*OF_TEXTS, "token-classification"):
+            draft.report((name,), f"works with classification, not with {task_type}")
+    label_type = values.get("label_type")
+    if label_type not in (None, "text") and task_type != "text-classification":
+        draft.report(("label_type",), f"must be text, or left out, with {task_type}")
     for name in ("label_separator", "label_columns"):
         if values.get(name) is not None and task_type != MULTI_LABEL:
             draft.report((name,), f"needs task_type: {MULTI_LABEL}")
-    for name in ("label_column", "label_separator", "merge_labels"):
+    for name in ("label_column", "label_separator", "merge_labels", "label_type"):
         if values.get(name) is not None and values.get("label_columns") is not None:
             draft.report((name,), "cannot stand beside label_columns; leave one of them out")
 

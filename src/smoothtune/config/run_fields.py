@@ -28,6 +28,7 @@ LATER = (
     "sep",
     "encoding",
     "merge_labels",
+    "label_type",
     "label_separator",
     "label_columns",
     "class_weights",
@@ -38,6 +39,7 @@ LATER = (
     "early_stopping_threshold",
     "bias_correction",
     "from_scratch",
+    "allow_new_weights",
     "frozen_weights",
     "label_noise",
     "max_train_eval_samples",
@@ -89,6 +91,9 @@ class RunFields(SpanFields, DataFields):
     `bf16: true`; methods are those of the same weights in float32."""
     from_scratch: Annotated[bool, MODEL] = False
     """Take the model's architecture and tokenizer alone, with random weights, drawn with `seed`."""
+    allow_new_weights: Annotated[bool, MODEL] = False
+    """Let weights below the head be random where the model's files lack them, or hold them in
+    another size; otherwise such files are refused."""
     regression_bias: Annotated[Literal["mean", "zero"], MODEL] = "mean"
     """Initial bias of a new regression head: the mean of the training scores, or 0 as in
     transformers, which needs many updates to reach the mean."""
@@ -173,7 +178,7 @@ class RunFields(SpanFields, DataFields):
 
     load_best_model_at_end: Annotated[bool, PROGRESS] = False
     """Keep the weights of the best evaluation in place of the last ones; checkpoints are written
-    at every evaluation."""
+    at every evaluation. Evaluations before the term of a method has come in do not count."""
     metric_for_best_model: Annotated[Name | None, PROGRESS] = None
     """Score that says which is best: a metric of the task, brier, nll or loss; unset: the task's
     main metric."""

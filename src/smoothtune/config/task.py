@@ -30,6 +30,7 @@ def configured_task(config: RunConfig | Settings | Prediction) -> Task:
             sep=config.sep,
             encoding=config.encoding,
             merge_labels=config.merge_labels,
+            label_type=config.label_type,
         )
     except ValueError as error:
         raise ConfigError([Problem("", "text_columns", str(error))]) from error

@@ -176,7 +176,8 @@ def base_model(model: nn.Module) -> nn.Module:
         return model
     if hasattr(model, "peft_config"):  # whose own `model` is the whole of it, head included
         model = model.get_base_model()  # type: ignore[operator]
-    return getattr(model, getattr(model, "base_model_prefix", ""), model)
+    inner = transformer(model)  # of a CrossEncoder, with its head
+    return getattr(inner, getattr(inner, "base_model_prefix", ""), model)
 
 
 def head_modules(model: nn.Module) -> list[nn.Module]:
@@ -193,13 +194,19 @@ def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:
             yield name, parameter, id(parameter) not in inside
 
 
-def linear_layers(model: nn.Module, *, head: bool) -> list[nn.Module]:
-    """Trained linear layers (nn.Linear, and GPT-2's Conv1D), with or without those of the head."""
+def linear_layers(model: nn.Module, *, head: bool, frozen: bool = False) -> list[nn.Module]:
+    """Linear layers (nn.Linear, and GPT-2's Conv1D), those that are trained or all of them.
+
+    Args:
+        model: unwrapped.
+        head: with those of the head.
+        frozen: with those that are frozen.
+    """
     new = set(head_modules(model))
     return [
         module
         for module in model.modules()
         if isinstance(module, nn.Linear | Conv1D)
-        and module.weight.requires_grad
+        and (frozen or module.weight.requires_grad)
         and (head or module not in new)
     ]

@@ -7,12 +7,18 @@ from collections.abc import Sequence
 
 from torch import nn
 
+from smoothtune.core.architecture import unwrap
 from smoothtune.core.higher_order import HigherDerivatives
 from smoothtune.core.regularizer import Regularizer
 
 _TAKEN: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models with methods attached
 _LATEST: weakref.WeakValueDictionary[int, Attachment] = weakref.WeakValueDictionary()
 """Of every method, by its id, the last one."""
+
+
+def holds(model: nn.Module, bare: nn.Module) -> bool:
+    """Whether a model is another one, or holds it: wrapped, or with adapters put on since."""
+    return unwrap(model) is bare or any(module is bare for module in model.modules())
 
 
 class Attachment:
@@ -51,21 +57,44 @@ class Attachment:
             raise
         _TAKEN.add(model)
         _LATEST.update({id(regularizer): self for regularizer in self.regularizers})
+        self.shapes = {name: weight.shape for name, weight in model.named_parameters()}
         self._lost: weakref.finalize | None = None
         if not any(r.substitutes_weights for r in regularizers):  # these stay on the model
             self._lost = weakref.finalize(self, _TAKEN.discard, model)
 
-    def check(self) -> None:
-        """Refuse methods that another objective has attached to its model since.
+    def check(self, model: nn.Module) -> None:
+        """Refuse what no longer is as it was attached.
+
+        Args:
+            model: as the loop holds it now.
 
         Raises:
-            RuntimeError: there is one: what it remembers is of that model.
+            RuntimeError: it is another model; a weight has another shape; or another objective has
+                attached one of the methods to its model since: what it remembers is of that model.
         """
+        if not holds(model, self.model):
+            raise RuntimeError(
+                f"this objective is attached to another {type(self.model).__name__} than it is "
+                "called with: call it with that model (wrapped or not), or detach() it and bind() "
+                "it to this one"
+            )
         for regularizer in self.regularizers:
             if _LATEST.get(id(regularizer), self) is not self:
                 raise RuntimeError(
                     f"another objective has attached this {regularizer.name} to its model since, "
                     "and a method remembers one model at a time: make one for each objective"
+                )
+        if not all(regularizer.does_nothing for regularizer in self.regularizers):
+            self._check_shapes()
+
+    def _check_shapes(self) -> None:
+        for name, weight in self.model.named_parameters():
+            before = self.shapes.get(name, weight.shape)
+            if weight.shape != before and weight.is_floating_point():
+                raise RuntimeError(
+                    f"{name} has the shape {tuple(weight.shape)}, and had {tuple(before)} when the "
+                    "methods were attached: change the model, as resize_token_embeddings does, "
+                    "before regularize() or bind()"
                 )
 
     def undo(self) -> None:

@@ -61,6 +61,20 @@ def is_seq2seq_lm(model: nn.Module) -> bool:
     )
 
 
+def _adapters(model: nn.Module) -> list[Any]:
+    """The configurations of PEFT's adapters."""
+    configs = getattr(model, "peft_config", None)
+    return list(configs.values()) if isinstance(configs, Mapping) else []
+
+
+def adds_tokens(model: nn.Module) -> bool:
+    """Whether adapters put tokens of their own before a batch's, as prompt tuning does."""
+    return any(
+        getattr(each, "is_prompt_learning", False) and each.peft_type != "PREFIX_TUNING"
+        for each in _adapters(model)
+    )
+
+
 def predicts_tokens(model: nn.Module) -> bool:
     """Whether an unwrapped model is a language model: every label token is a prediction."""
     return is_causal_lm(model) or is_seq2seq_lm(model)
@@ -146,17 +160,31 @@ def has_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     return given or not names or bool(batch.get("return_loss", can_return_loss(cls)))
 
 
-def adds_router_loss(model: nn.Module, batch: Mapping[str, Any]) -> bool:
-    """Whether a mixture of experts adds the loss that balances its router."""
+def added_loss(model: nn.Module, batch: Mapping[str, Any]) -> str | None:
+    """What an unwrapped model adds to the cross entropy of its labels; None if that is nothing."""
     config = getattr(declaring(model), "config", None)
     text = getattr(config, "text_config", None) or config
     declared = any(getattr(part, "output_router_logits", False) for part in (config, text))
-    return bool(batch.get("output_router_logits", declared))
+    if batch.get("output_router_logits", declared):
+        return "the loss that balances its router (output_router_logits)"
+    if any(getattr(each, "orth_reg_weight", 0) for each in _adapters(model)):
+        return "AdaLoRA's loss of orthogonality (orth_reg_weight)"
+    return None
 
 
 def problem_type(model: nn.Module) -> str | None:
     """What an unwrapped model takes its labels for: one of `PROBLEM_TYPES`."""
     return getattr(getattr(declaring(model), "config", None), "problem_type", None)
+
+
+def is_undeclared_regression(model: nn.Module) -> bool:
+    """Whether an unwrapped sequence classifier takes labels for scores as it has one output."""
+    model = declaring(model)
+    return (
+        getattr(model, "loss_type", None) == "ForSequenceClassification"
+        and problem_type(model) is None
+        and getattr(getattr(model, "config", None), "num_labels", 2) == 1
+    )
 
 
 def undeclared_labels(model: nn.Module) -> bool:

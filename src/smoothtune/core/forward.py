@@ -6,7 +6,7 @@ Shapes, here and everywhere: B batch, T tokens, D width, C classes, L layers, K 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Literal, NamedTuple, Self
 
@@ -17,21 +17,19 @@ from torch.utils._pytree import tree_map_only
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import Side, sides_of, trained_weights, unwrap
+from smoothtune.core.compute_loss import ComputeLoss, loss_and_outputs, model_loss
 from smoothtune.core.declarations import SPANS, has_labels, is_causal, is_encoder_decoder
 from smoothtune.core.decoder_inputs import joined, tokens_and_mask, with_decoder_inputs
 from smoothtune.core.dropout import Rate, SharedMasks, dropout_rates, unchanged_weights
 from smoothtune.core.hooks import INSTEAD, WEIGHT_SIDE, Point, PointReached, depth, tapped, width_at
 
 Batch = Mapping[str, Any]
-ComputeLoss = Callable[[nn.Module, dict[str, Any]], tuple[Tensor | None, Any]]
-"""(model, batch) -> (() mean loss over the batch or None, outputs)"""
 Dropout = Literal["independent", "shared", "off"]
-
-
-def model_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
-    """`outputs.loss` as Hugging Face models compute it, None without labels, and the outputs."""
-    outputs = model(**batch)
-    return outputs.get("loss"), outputs
+NO_OUTPUTS = (
+    "compute_loss gave a loss without outputs, and this method compares them: return (loss, "
+    "outputs), in a Trainer where return_outputs is True, or use a method that needs none, such "
+    "as mixout or l2_sp"
+)
 
 
 def device_of(batch: Batch) -> torch.device:
@@ -61,7 +59,7 @@ class ForwardPass:
         batch: model inputs by name; an encoder-decoder's get `decoder_input_ids`. Perturbing needs
             `input_ids` (B, T), or (B, choices, T), whose sequences then count as B * choices
             examples wherever a shape says B, but in outputs.
-        compute_loss: (model, batch) -> (scalar loss or None, outputs).
+        compute_loss: (model, batch) -> scalar loss or None, and outputs; see `ComputeLoss`.
         points: where perturbations may enter; see `smoothtune.core.hooks`.
         deltas: (B, T, D) perturbation by point; missing points are not perturbed.
         differentiable: give every point a zero leaf, so that gradients with respect to it exist.
@@ -216,7 +214,8 @@ class ForwardPass:
             self._fixed_start()
             # a copy for each pass: some models clamp the positions of answers in place
             spans = {name: self.batch[name].clone() for name in SPANS if name in self.batch}
-            loss, outputs = self.compute_loss(self.model, {**self.batch, **spans})
+            found = self.compute_loss(self.model, {**self.batch, **spans})
+            loss, outputs = loss_and_outputs(found)
             self.end = rng.get_state(self.device)
         values = {point: tap.value for point, tap in taps.items() if tap.value is not None}
         self._result = Result(loss, outputs, states, values)
@@ -411,6 +410,8 @@ class ForwardPass:
                 "part holds the logits is not known: set model.config.return_dict = True, or "
                 'return a mapping, such as {"loss": loss, "logits": logits}'
             )
+        if not outputs:
+            raise ValueError(NO_OUTPUTS)
         if "logits" not in outputs:
             raise ValueError(
                 f"{type(unwrap(self.model)).__name__} gives {', '.join(outputs)}, and no `logits` "

@@ -8,7 +8,8 @@ N counts these label tokens over the whole batch. Only they are given to the lan
 the (B, T, V) logits of the whole batch never exist. A loss over them is a sum divided by
 `num_items_in_batch`, where a batch holds it under that name, and by N where it does not.
 
-A mixture of experts that adds a router loss computes its own loss, from all logits.
+A model that adds another loss, as a mixture of experts that of its router, computes its own, from
+all logits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
-from smoothtune.core.declarations import IGNORED, adds_router_loss
+from smoothtune.core.declarations import IGNORED, added_loss
 from smoothtune.core.decoder_inputs import DECODER_IDS, with_decoder_inputs
 from smoothtune.core.forward import evaluating
 from smoothtune.core.precision import autocast_dtype
@@ -81,7 +82,7 @@ def next_token_loss(
 
     Returns:
         () sum of the cross entropies over `num_items`, None without labels; and the outputs, whose
-        `logits` are (N, V), or (B, T, V) where the model adds a router loss.
+        `logits` are (N, V), or (B, T, V) where the model adds another loss.
 
     Raises:
         ValueError: the batch holds `shift_labels`, labels that are shifted already; or the model
@@ -91,7 +92,7 @@ def next_token_loss(
         raise ValueError(
             "shift_labels are not supported: give the batch `labels`, which the loss shifts"
         )
-    if adds_router_loss(unwrap(model), batch):
+    if added_loss(unwrap(model), batch):
         outputs = model(**{"use_cache": False} | batch)
         return outputs.get("loss"), outputs
     batch = with_decoder_inputs(unwrap(model), batch)

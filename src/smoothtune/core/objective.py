@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
 from smoothtune.core.attachment import Attachment
+from smoothtune.core.compute_loss import ComputeLoss, model_loss
 from smoothtune.core.declarations import (
     PROBLEM_TYPES,
     declaring,
@@ -24,13 +25,7 @@ from smoothtune.core.declarations import (
     undeclared_labels,
 )
 from smoothtune.core.dropout import SharedMasks
-from smoothtune.core.forward import (
-    Batch,
-    ComputeLoss,
-    ForwardPass,
-    device_of,
-    model_loss,
-)
+from smoothtune.core.forward import Batch, ForwardPass, device_of
 from smoothtune.core.gradients import reduces_now
 from smoothtune.core.higher_order import differentiable_attention
 from smoothtune.core.next_token import check_next_token_loss, next_token_loss
@@ -40,6 +35,8 @@ from smoothtune.core.optimizer_hooks import (
     UpdateWatch,
     unwrapped_optimizer,
 )
+from smoothtune.core.packed_rows import one_document_a_row
+from smoothtune.core.plain_loss import plain_problems
 from smoothtune.core.precision import autocast_dtype, in_float32
 from smoothtune.core.reach import FullReach
 from smoothtune.core.regularizer import Regularizer, entries_under
@@ -50,8 +47,10 @@ from smoothtune.core.support import (
     computes_wide,
     environments,
     is_compiled,
+    refuse,
 )
 from smoothtune.core.terms import Terms
+from smoothtune.core.wide_weights import keep_unpacked
 
 
 class Objective:
@@ -118,6 +117,7 @@ class Objective:
             raise RuntimeError("this objective is attached already: call detach() first")
         check(self.regularizers, model)
         bare, methods = unwrap(model), list(self.regularizers.values())
+        keep_unpacked(bare)
         again = self._last is not None and self._last() is bare
         self._attachment = Attachment(bare, methods, again=again)
         if self._last is not None and not again:
@@ -221,6 +221,7 @@ class Objective:
         compute_loss: ComputeLoss | None = None,
         *,
         row_share: float | Tensor = 1.0,
+        declared_loss: bool | None = None,
     ) -> Tensor:
         """The objective on one batch.
 
@@ -233,6 +234,8 @@ class Objective:
             row_share: rows of this batch, divided by the mean number of rows of the batches that
                 one update is made from (accumulation steps times processes). With it, batches of
                 unequal size give the gradient of all their rows together.
+            declared_loss: whether `compute_loss`, where it is given, computes the mean loss that
+                the model declares, as methods need that compute the task's loss themselves.
 
         Returns:
             () the value to back-propagate; 0, which moves no weight, of an unlabeled batch whose
@@ -240,13 +243,14 @@ class Objective:
 
         Raises:
             NonFiniteLoss: a term is NaN or infinite.
-            RuntimeError: methods lack a model to act on, its updates, or have another by now.
+            RuntimeError: methods lack a model to act on, its updates, or have another by now; or
+                `model` is another one than they are attached to.
             ValueError: the batch has neither labels nor a method that works without, or FSDP2 has
                 sharded the model; or the model computes another loss than it declares.
         """
         self._watch.check(self.step)
         if self._attachment is not None:
-            self._attachment.check()
+            self._attachment.check(model)
         self.calls += 1
         batch = dict(batch)
         self._check_once(model, device_of(batch))
@@ -256,9 +260,13 @@ class Objective:
         labeled = not unlabeled and (given or has_labels(bare, batch))
         if self._sharded and not labeled:
             raise ValueError("batches without labels are not verified with FSDP2: use DDP")
+        batch = one_document_a_row(batch, bare, self.regularizers, own_loss=given)
         if compute_loss in (None, next_token_loss):
             ours = bool(self.regularizers) and predicts_tokens(bare)  # else plain, bit for bit
             compute_loss = next_token_loss if ours else model_loss
+        if labeled:
+            declared, methods = bool(declared_loss) or not given, self.regularizers.values()
+            refuse(plain_problems(methods, bare, batch, declared=declared))
         self._check_task_loss(model, batch, compute_loss, labeled)
         clean = self._clean_pass(model, batch, compute_loss, labeled)
         dtype = autocast_dtype(model, clean.device)
@@ -379,6 +387,7 @@ class Objective:
         precision = autocast_dtype(model, device)
         if (id(model), precision) not in self._checked:
             check(self.regularizers, model, device)
+            keep_unpacked(model)
             found = environments(model, device)
             self._measurable = not found & NO_NORMS
             self._narrow = computes_wide(found)

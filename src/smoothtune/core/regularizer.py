@@ -81,6 +81,8 @@ class Regularizer:
     """Its loss is made of the task's, which batches without labels do not have."""
     needs_all_rows: ClassVar[str | None] = None
     """Why its loss term cannot be taken on a part of the batch."""
+    about_weights: ClassVar[bool] = False
+    """Its loss looks at weights alone, so it goes with any task loss."""
     does_nothing: ClassVar[bool] = False
     """It leaves training as it is, so it works wherever training does."""
     renamed: ClassVar[Mapping[str, str]] = {"on": "batches"}
@@ -284,6 +286,16 @@ class Regularizer:
     def runs_model(self) -> bool:
         """Whether its loss comes from passes of its own, or from derivatives of the clean one."""
         return bool(self.points()) or self.changes_dropout or self.climbs_in_weights
+
+    @property
+    def uses_passes(self) -> bool:
+        """Whether it has a term on what the model computes, and not on its weights alone."""
+        return self.has_loss and not self.about_weights
+
+    @property
+    def plain_loss(self) -> bool:
+        """Whether it computes the plain task loss itself, so that it fits no other."""
+        return False
 
     @property
     def needs_whole_weights(self) -> bool:

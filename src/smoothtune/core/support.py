@@ -18,12 +18,14 @@ from smoothtune.core.architecture import is_embedding_model, transformer, unwrap
 from smoothtune.core.compiled import is_compiled_block
 from smoothtune.core.declarations import (
     ENCODER_DECODERS,
+    adds_tokens,
     declaring,
     is_encoder_decoder,
     is_seq2seq_lm,
     predicts_tokens,
     reads_text,
 )
+from smoothtune.core.plain_loss import plain_problems
 from smoothtune.core.precision import autocast_dtype
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.sharded_gradients import casts, shards
@@ -85,6 +87,11 @@ _CASTS = (
 _DEEPSPEED = (
     "DeepSpeed in a loop of your own, whose gradients and updates cannot be seen: train with "
     "SmoothTrainer or regularize, which do so under ZeRO 1 and 2, or use DDP"
+)
+
+_TOKENS = (
+    "with prompt tuning, which puts tokens of its own before those of a batch: use LoRA, or in a "
+    "classifier a method that perturbs word embeddings, such as r3f, or a weight-side one"
 )
 
 REFUSED: dict[Kind, dict[Environment, str]] = {
@@ -299,13 +306,23 @@ def check(
             "a weight-side method such as mixout or l2_sp"
         )
     found += side_problems(regularizers, bare, where)
+    if adds_tokens(bare):
+        found += [f"{name} {_TOKENS}" for name, r in regularizers.items() if _by_position(r, bare)]
+    found += plain_problems(regularizers.values(), bare, {})
     if found and "16-bit weights" in where and where & set(NARROW):
         names = [n for n, p in bare.named_parameters() if p.requires_grad and p.dtype in HALF]
         found.append(
-            f"trained in 16 bits: {', '.join(names)}: make what is trained float32: for w in "
+            f"trained in 16 bits: {', '.join(names)}: make what is trained float32, after the "
+            "trainer is made, as TRL's makes adapters beside quantized weights 16-bit: for w in "
             "model.parameters(): if w.requires_grad: w.data = w.data.float()"
         )
     refuse(found)
+
+
+def _by_position(regularizer: Regularizer, model: nn.Module) -> bool:
+    """Whether a method, or the loss beside it, needs a position of the model for every token."""
+    inside = regularizer.uses_hidden_states or {*regularizer.points()} - {"word"}
+    return predicts_tokens(model) or bool(inside)
 
 
 def _wrapper_problems(model: nn.Module) -> list[str]:

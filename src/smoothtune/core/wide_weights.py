@@ -121,6 +121,18 @@ def wide(module: nn.Module, weight: Tensor) -> WideWeight:
     return WideWeight(weight.float, weight, weight.device, weight)
 
 
+def keep_unpacked(model: nn.Module) -> None:
+    """Keep weights in 4 bits as they were loaded.
+
+    On CPUs with bfloat16 arithmetic bitsandbytes packs them for good in the first pass in
+    evaluation mode: they have no gradient then, so no training could go on, and layers whose width
+    is no multiple of 32 end in an error.
+    """
+    for module in model.modules():
+        if hasattr(module, "support_avx512bf16_for_cpu"):
+            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
+
+
 def _four_bits(weight: Any) -> WideWeight:
     from bitsandbytes.functional import dequantize_4bit
 
@@ -128,8 +140,8 @@ def _four_bits(weight: Any) -> WideWeight:
     if getattr(state, "packing_format_for_cpu", False):
         raise RuntimeError(
             "bitsandbytes packed the 4-bit weights for inference when the model ran in evaluation "
-            "mode on this CPU, and they have no gradient then: load the model anew, and evaluate "
-            "it after training only"
+            "mode on this CPU, and they have no gradient then: load the model anew, and call "
+            "bind() or regularize() before it is evaluated for the first time"
         )
     like = torch.empty(state.shape, device="meta")
     return WideWeight(lambda: dequantize_4bit(weight.data, state).float(), like, weight.device)

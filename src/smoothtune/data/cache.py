@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import errno
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import datasets
+import pyarrow as pa
 
 from smoothtune.errors import OutputError
 
@@ -25,6 +27,25 @@ def not_cached(error: BaseException) -> OutputError | None:
             )
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+@contextmanager
+def cache_is_whole() -> Iterator[None]:
+    """Say of rows that were read before, and cannot be read from the cache, what to do.
+
+    Raises:
+        OutputError: a file of the cache is damaged.
+    """
+    try:
+        yield
+    except (pa.ArrowException, OSError) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        if not any(frame.name == "as_dataset" for frame in frames):  # it reads the cache alone
+            raise
+        raise OutputError(
+            f"{datasets.config.HF_DATASETS_CACHE}, the cache folder of datasets, holds a damaged "
+            f"file ({error}): remove that folder, and run the same command again"
+        ) from error
 
 
 @contextmanager

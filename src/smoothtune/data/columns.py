@@ -1,18 +1,23 @@
 """Columns of raw splits: their problems, their texts and their fingerprint."""
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from datasets import Dataset, DatasetInfo, Features, Value
+from datasets import Dataset, DatasetInfo, Features, Json, Value
 from datasets import Sequence as ListOf
 from datasets.table import InMemoryTable
 
 from smoothtune.data.arrow import is_text, json_lines, stored_column, tables, written
 from smoothtune.data.csv_format import SEPARATORS
+from smoothtune.data.places import FIRST, places
+from smoothtune.data.unseen import visible
+from smoothtune.errors import counted
 
 IGNORE_INDEX = -100
 """Label that PyTorch's cross entropy skips."""
@@ -23,12 +28,13 @@ TEXTS = ("text", "text_pair")
 
 
 def column_problem(dataset: Dataset, columns: Iterable[str]) -> str:
-    """Message for a split that has no rows or lacks some of the columns; "" if neither."""
+    """Message for a split without rows or some of the columns, or with columns of mixed types."""
     if not len(dataset):
         return "has no rows"
+    columns = tuple(columns)
     missing = [column for column in columns if column not in dataset.column_names]
     if not missing:
-        return ""
+        return "; ".join(filter(None, (_mixed_types(dataset, column) for column in columns)))
     only = dataset.column_names[0] if len(dataset.column_names) == 1 else ""
     inside = [sep for sep in SEPARATORS if sep in only]
     hint = f"; they seem to be separated by {SEPARATORS[inside[0]]}: give sep" if inside else ""
@@ -38,12 +44,35 @@ def column_problem(dataset: Dataset, columns: Iterable[str]) -> str:
     )
 
 
+def _mixed_types(dataset: Dataset, column: str) -> str:
+    """Message for a column of JSON that holds values of several types; "" for others."""
+    if not isinstance(dataset.features[column], Json):
+        return ""
+    values = [None if value is None else json.loads(value) for value in dataset[column][:]]
+    kinds = Counter(type(value) for value in values if value is not None)
+    usual, count = max(kinds.items(), key=lambda kind: kind[1])
+    problems = [
+        "" if value is None or type(value) is usual else f"is of type {type(value).__name__}"
+        for value in values
+    ]
+    told = "; ".join(rows_with_problems(dataset, column, values, problems))
+    return (
+        f"{told}; {counted(count, 'row')} hold {usual.__name__}: write all values in one type; "
+        "labels that name classes can be read with label_type: text"
+    )
+
+
 def rows_with_problems(
-    column: str, values: Sequence[Any], problems: Iterable[str], rows: Iterable[int] | None = None
+    dataset: Dataset,
+    column: str,
+    values: Sequence[Any],
+    problems: Iterable[str],
+    rows: Iterable[int] | None = None,
 ) -> list[str]:
-    """The first row of each kind of problem in a column, with the number of rows that have it.
+    """The first rows of each kind of problem in a column, and how many more have it.
 
     Args:
+        dataset: as it was read; its rows may have lines in a file.
         column: its name.
         values: its values.
         problems: for every value its problem, or "".
@@ -54,11 +83,26 @@ def rows_with_problems(
     for row, value, problem in zip(numbered, values, problems, strict=False):
         if problem:
             found.setdefault(problem, []).append((row, value))
-    return [
-        f"row {row}, column {column!r}: {_shown(value)} {problem}"
-        + (f" (and {len(others)} more rows)" if others else "")
-        for problem, ((row, value), *others) in found.items()
+    place = places(dataset)
+    told = [
+        f"{place(row)}, column {column!r}: {_shown(value)} {problem}"
+        + _likewise(place, value, others)
+        for problem, ((row, value), *others) in list(found.items())[:FIRST]
     ]
+    if len(found) > FIRST:
+        told.append(f"column {column!r}: {len(found) - FIRST} more kinds of problems")
+    return told
+
+
+def _likewise(place: Callable[[int], str], value: Any, others: list[tuple[int, Any]]) -> str:
+    """The next rows that have a problem, with their values where these are others."""
+    shown = [
+        place(row) if repr(other) == repr(value) else f"{place(row)}: {_shown(other)}"
+        for row, other in others[: FIRST - 1]
+    ]
+    if len(others) >= FIRST:
+        shown.append(f"and {len(others) - FIRST + 1} more rows")
+    return f" (likewise {', '.join(shown)})" if shown else ""
 
 
 def _shown(value: object) -> str:
@@ -76,7 +120,7 @@ def text_problems(dataset: Dataset, columns: Iterable[str]) -> list[str]:
             unsure = ~written(values)
             rows, values = rows[unsure], values.filter(pa.array(unsure))
         texts = values.to_pylist()
-        problems += rows_with_problems(column, texts, map(_text_problem, texts), rows)
+        problems += rows_with_problems(dataset, column, texts, map(_text_problem, texts), rows)
     return problems
 
 
@@ -85,7 +129,7 @@ def _text_problem(value: object) -> str:
         return "is a missing text; drop the row or fill it in"
     if not isinstance(value, str):
         return f"is of type {type(value).__name__}, not text"
-    return "" if value.strip() else "is an empty text; drop the row or fill it in"
+    return "" if visible(value) else "is an empty text; drop the row or fill it in"
 
 
 def select_texts(

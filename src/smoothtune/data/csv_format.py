@@ -1,4 +1,4 @@
-"""Separators and encodings of CSV files: how they are read, and which ones a file seems to have."""
+"""Separators and encodings of CSV files: whether they fit, and which ones a file seems to have."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import csv
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Any
 
 from smoothtune.errors import DataError
 
@@ -21,7 +20,10 @@ _UNLIKELY = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 def first_csv(path: Path) -> Path | None:
     """The file, or the first one of a folder, if it is CSV or TSV."""
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    try:
+        files = sorted(path.iterdir()) if path.is_dir() else [path]
+    except OSError:  # which reading the rows tells
+        return None
     return next((f for f in files if f.suffix.lower() in (".csv", ".tsv") and f.is_file()), None)
 
 
@@ -41,24 +43,6 @@ def no_header(source: str, values: Mapping[str, Collection[str]]) -> str:
         "values, so the first row is lost as names; if so, put a line of names above it, such as "
         "text,label"
     )
-
-
-def csv_options(suffix: str, sep: str | None, encoding: str | None) -> dict[str, Any]:
-    """Options of `pandas.read_csv` for a file.
-
-    Args:
-        suffix: .csv or .tsv. By default a text "None" or "NA" would be read as missing.
-            Tab-separated files have no quoting (as in GLUE): with it, one stray quote swallows the
-            rows up to the next.
-        sep: what separates the columns; None: as the suffix says.
-        encoding: of the text; None: UTF-8.
-    """
-    options: dict[str, Any] = {"keep_default_na": False}
-    if suffix == ".tsv":
-        options |= {"sep": "\t", "quoting": csv.QUOTE_NONE}
-    if sep is not None:
-        options["sep"] = sep
-    return options if encoding is None else options | {"encoding": encoding}
 
 
 def check_encoding(file: Path, encoding: str | None) -> None:
@@ -136,54 +120,34 @@ def _common_length(rows: list[list[str]]) -> int:
     return counts.pop() if len(counts) == 1 else 0
 
 
-def _first_rows(
-    file: Path, sep: str, encoding: str | None, quoting: Any = csv.QUOTE_MINIMAL
-) -> list[list[str]]:
+def _first_rows(file: Path, sep: str, encoding: str | None) -> list[list[str]]:
     """The first rows of a file, without empty lines; none where they cannot be read."""
     with file.open("rb") as opened:
         raw = opened.read(_SAMPLE_BYTES)
     lines = raw.decode(encoding or "utf-8-sig", errors="replace").splitlines(keepends=True)
     if len(raw) == _SAMPLE_BYTES:  # the last line may be cut
         lines = lines[:-1]
-    reader = csv.reader(lines[:_SAMPLE_ROWS], delimiter=sep, quoting=quoting)
+    reader = csv.reader(lines[:_SAMPLE_ROWS], delimiter=sep)
     try:
         return [row for row in reader if row]
     except csv.Error:
         return []
 
 
-def check_header(file: Path, options: Mapping[str, Any]) -> None:
-    """Refuse a first row with more cells than the header, which pandas reads as shifted by one.
-
-    Args:
-        file: CSV or TSV.
-        options: of `csv_options`.
-
-    Raises:
-        DataError: there is such a row.
-    """
-    sep, encoding = options.get("sep", ","), options.get("encoding")
-    header, *rows = _first_rows(file, sep, encoding, options.get("quoting", 0)) or [[]]
-    if rows and len(rows[0]) > len(header):
-        raise DataError(
-            f"{file}: the first row has {len(rows[0])} columns and the header {len(header)}"
-            + separator_hint(file, options)
-        )
-
-
-def separator_hint(file: Path, options: Mapping[str, Any]) -> str:
+def separator_hint(file: Path, sep: str, encoding: str | None, *, quoted: bool) -> str:
     """What to write about the separator of a file that could not be read.
 
     Args:
         file: CSV or TSV.
-        options: of `csv_options`, that it was read with.
+        sep: what it was read with.
+        encoding: of the text; None: UTF-8.
+        quoted: whether texts may stand in double quotes.
     """
-    sep, encoding = options.get("sep", ","), options.get("encoding")
     fits = fitting_separator(file, encoding)
     if fits is not None and fits != sep:
         return f"; its columns seem to be separated by {SEPARATORS[fits]}: give sep: {_yaml(fits)}"
     shown = SEPARATORS.get(sep, repr(sep))
-    if "quoting" in options:
+    if not quoted:
         return f"; no text may hold the separator {shown}"
     return f"; a text that holds the separator {shown} must stand in double quotes"
 

@@ -1,29 +1,38 @@
-"""Reading files of rows: Parquet, CSV, TSV and JSON Lines, checked before they are believed."""
+"""Reading files of rows: Parquet, CSV, TSV and JSON Lines, checked before they are believed.
+
+Nothing that is read is kept: a file is read anew each time, so that its rows are those it holds.
+"""
 
 from __future__ import annotations
 
-import mmap
-import re
+import os
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import datasets
-import pandas as pd
+import numpy as np
 import pyarrow as pa
-from datasets import Dataset, Features, Value, load_dataset
+import pyarrow.parquet as pq
+from datasets import Dataset, concatenate_datasets, load_dataset
 from datasets.features.features import require_decoding
+from datasets.table import InMemoryTable
 
 from smoothtune.console import progress_bars
 from smoothtune.data.cache import not_cached
-from smoothtune.data.csv_format import check_encoding, check_header, csv_options, separator_hint
-from smoothtune.errors import DataError
+from smoothtune.data.csv_format import check_encoding
+from smoothtune.data.csv_rows import read_csv, refuse_repeated
+from smoothtune.data.json_rows import check_json, lines_of_rows
+from smoothtune.data.label_types import typed_by_cells
+from smoothtune.data.places import numbered, remember
+from smoothtune.errors import DataError, OutputError
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json"}
-"""The reader of `datasets` for each suffix."""
-_GLOB = re.compile(r"[*?\[]")
-_TOKEN, _NULL = re.compile(rb"[^\s\xef\xbb\xbf]"), re.compile(rb"(?m)^[ \t]*null[ \t\r]*$")
+"""The kind of file by its suffix."""
 
 
 @dataclass(frozen=True)
@@ -34,17 +43,15 @@ class CsvFormat:
     """None: a comma, or a tab in TSV."""
     encoding: str | None = None
     """None: UTF-8."""
-    text_labels: bool = False
-    """Cells of the label column are the texts that stand there: an empty one is an empty text."""
+    label_column: str | None = None
+    """The only column whose cells may be numbers, see `typed_by_cells`; None: all are texts."""
 
 
-def load_files(files: list[Path], label_column: str | None, form: CsvFormat) -> Dataset:
+def load_files(files: list[Path], form: CsvFormat) -> Dataset:
     """Rows of files of one type.
 
     Args:
         files: shards of one split.
-        label_column: where an empty cell of CSV is a missing label; None: all cells of CSV are
-            texts.
         form: of CSV files.
 
     Raises:
@@ -53,29 +60,106 @@ def load_files(files: list[Path], label_column: str | None, form: CsvFormat) -> 
     suffix = files[0].suffix.lower()
     if suffix not in READERS:
         raise DataError(f"{files[0]}: unknown file type {suffix!r}; known are {', '.join(READERS)}")
-    reader, shown = READERS[suffix], ", ".join(map(str, files))
-    options = csv_options(suffix, form.sep, form.encoding) if reader == "csv" else {}
     for file in files:
-        if reader == "json":
-            _check_json(file)
-        if reader == "csv":
+        check_readable(file)
+    shown = ", ".join(map(str, files))
+    with only_data_errors(f"{shown}: cannot be read as {suffix[1:]}"):
+        if READERS[suffix] == "json":
+            return _load_json(files, shown)
+        if READERS[suffix] == "parquet":
+            return checked(_in_memory([_parquet(file) for file in files]), shown)
+        for file in files:
             check_encoding(file, form.encoding)
-            check_header(file, options)
-    failed = f"{shown}: cannot be read as {suffix[1:]}"
-    hint = separator_hint(files[0], options) if reader == "csv" else ""
-    with only_data_errors(failed, hint), progress_bars(shown=False), _not_counted():
-        if reader == "csv" and label_column is None:
-            names = pd.read_csv(files[0], nrows=0, **options).columns
-            options["features"] = Features({str(name): Value("string") for name in names})
-        elif reader == "csv" and form.text_labels:
-            options["converters"] = {label_column: str}
-        elif reader == "csv":
-            # An empty label is missing, and must not turn a column of numbers into text.
-            options["na_values"] = {label_column: [""]}
-        # Resolved and escaped, because `datasets` reads a path as a glob pattern.
-        paths = [_GLOB.sub(r"[\g<0>]", str(file.resolve())) for file in files]
-        loaded = load_dataset(reader, data_files={"train": paths}, split="train", **options)
-    return checked(loaded, shown)
+        read = [read_csv(file, form.sep, form.encoding) for file in files]
+        split = checked(_in_memory([rows.table for rows in read]), shown)
+        lines = [rows.lines for rows in read]
+        remember(split, partial(_places, files, lines))
+        return typed_by_cells(split, form.label_column)
+
+
+def check_readable(file: Path) -> None:
+    """Check that a path is a file that can be read to its end.
+
+    Raises:
+        DataError: it is missing, a folder, a pipe, a device or a socket, or may not be read.
+    """
+    try:
+        mode = os.stat(file).st_mode
+        kinds = {
+            "a folder": stat.S_ISDIR,
+            "a pipe": stat.S_ISFIFO,
+            "a device": lambda mode: stat.S_ISCHR(mode) or stat.S_ISBLK(mode),
+            "a socket": stat.S_ISSOCK,
+        }
+        kind = next((name for name, is_one in kinds.items() if is_one(mode)), None)
+        if kind is not None:
+            raise DataError(f"{file}: is {kind}, not a file of rows")
+        with open(file, "rb"):
+            pass
+    except OSError as error:
+        link = "; it is a link to nowhere" if os.path.islink(file) else ""
+        raise DataError(f"{file}: cannot be read: {error.strerror or error}{link}") from error
+
+
+def _places(files: list[Path], lines: list[np.ndarray]) -> list[str]:
+    several = len(files) > 1
+    parts = zip(files, lines, strict=True)
+    return [line for file, found in parts for line in numbered(found, file.name * several)]
+
+
+def _in_memory(tables: list[pa.Table]) -> Dataset:
+    return concatenate_datasets([Dataset(InMemoryTable(table)) for table in tables])
+
+
+def _parquet(file: Path) -> pa.Table:
+    with pq.ParquetFile(file) as opened:
+        names = opened.schema_arrow.names
+        refuse_repeated(names, str(file))
+        table = opened.read()
+    for index, field in enumerate(table.schema):
+        if (kind := without_views(field.type)) != field.type:
+            table = table.set_column(index, field.with_type(kind), table.column(index).cast(kind))
+    return table
+
+
+def without_views(kind: pa.DataType) -> pa.DataType:
+    """A type of Arrow without views, which few functions know."""
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_list(kind) or pa.types.is_list_view(kind):
+        return pa.list_(kind.value_field.with_type(without_views(kind.value_type)))
+    if pa.types.is_large_list(kind) or pa.types.is_large_list_view(kind):
+        return pa.large_list(kind.value_field.with_type(without_views(kind.value_type)))
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(without_views(field.type)) for field in kind])
+    return kind
+
+
+def _load_json(files: list[Path], shown: str) -> Dataset:
+    for file in files:
+        check_json(file)
+    os.makedirs(datasets.config.HF_DATASETS_CACHE, exist_ok=True)
+    with (
+        tempfile.TemporaryDirectory(dir=datasets.config.HF_DATASETS_CACHE) as folder,
+        progress_bars(shown=False),
+        _not_counted(),
+    ):
+        # Links with plain names: `datasets` reads a path as a pattern, and :: as two paths.
+        links = [Path(folder) / f"{index}.json" for index in range(len(files))]
+        for link, file in zip(links, files, strict=True):
+            link.symlink_to(file.resolve())
+        loaded = load_dataset(
+            "json",
+            data_files={"train": list(map(str, links))},
+            split="train",
+            cache_dir=f"{folder}/cache",
+            keep_in_memory=True,
+        )
+    split = checked(loaded, shown)
+    remember(split, lambda: _places(files, list(map(lines_of_rows, files))))
+    return split
 
 
 @contextmanager
@@ -87,23 +171,6 @@ def _not_counted() -> Iterator[None]:
         yield
     finally:
         datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = before
-
-
-def _check_json(file: Path) -> None:
-    """Refuse rows that are ``null``, on which the reader of JSON can crash with the process."""
-    with file.open("rb") as opened:
-        if not file.stat().st_size:
-            raise DataError(f"{file}: cannot be read as JSON: it has no rows")
-        with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            wrong = start = _TOKEN.search(content)
-            if start and start[0] in b"{[":  # a null inside a list of the whole file is no row
-                wrong = _NULL.search(content) if start[0] == b"{" else None
-            if wrong:
-                line = content[: wrong.start()].count(b"\n") + 1
-                raise DataError(
-                    f"{file}: cannot be read as JSON: line {line} holds no row; write "
-                    '{"column": value, ...} in every line'
-                )
 
 
 def checked(split: Dataset, where: str) -> Dataset:
@@ -142,22 +209,18 @@ def _first_invalid(chunk: pa.Array) -> int:
 
 
 @contextmanager
-def only_data_errors(what: str, hint: str = "") -> Iterator[None]:
-    """Turn whatever a library raises while it reads data into `DataError`; `what` begins it.
-
-    `hint` ends it where a row could not be cut into columns.
-    """
+def only_data_errors(what: str) -> Iterator[None]:
+    """Turn whatever a library raises while it reads data into `DataError`; `what` begins it."""
     try:
         yield
-    except MemoryError:
+    except (MemoryError, DataError, OutputError):
         raise
     except StopIteration as error:
         raise DataError(f"{what}: it has no rows") from error
     except Exception as error:  # a parser that is fed damage raises anything
         if full := not_cached(error):
             raise full from error
-        reason = _reason(error)
-        raise DataError(f"{what}: {reason}{hint * ('ParserError' in reason)}") from error
+        raise DataError(f"{what}: {_reason(error)}") from error
 
 
 def _reason(error: BaseException) -> str:

@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Value
 
 from smoothtune.data.arrow import distinct, stored_column
-from smoothtune.data.columns import IGNORE_INDEX
+from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems
+from smoothtune.data.label_types import LabelType, has_decimal_comma, is_integer, is_number
+from smoothtune.data.places import FIRST
+from smoothtune.data.unseen import spelled_alike, visible
 from smoothtune.errors import DataError, counted
 
 ALL_IGNORED = f"every label is {IGNORE_INDEX}, the index that the loss ignores: nothing to learn"
 MISSING = "a missing label; fill it in, or drop the row"
+ALIKE = "blanks, case or characters that are not printed"
 MERGE = "merge_labels: true, or spell it so"
-_DECIMAL_COMMA = re.compile(r"\s*[-+]?\d+(,\d+)?\s*")
+MOST_WHOLE = 20
+"""Different whole numbers among real ones, up to which they may be classes as well as scores."""
+_MARKERS = ("nan", "null", "<na>", "#n/a")
+"""What programs write, in lower case, for a value that is missing."""
 
 
 def class_names(
-    dataset: Dataset, column: str, where: str, *, merge: bool | None = None
+    dataset: Dataset,
+    column: str,
+    where: str,
+    *,
+    merge: bool | None = None,
+    label_type: LabelType | None = None,
 ) -> tuple[str, ...]:
     """Names of the classes in a label column.
 
@@ -31,26 +42,33 @@ def class_names(
         dataset: the raw train split.
         column: its label column.
         where: source and split, for the error.
-        merge: whether texts that differ in blanks or case only are one class, under their most
-            frequent spelling; None: an error.
+        merge: whether texts that differ only in blanks, case or characters that are not printed
+            are one class, under their most frequent spelling; None: an error.
+        label_type: what the user says that labels are; None: nothing.
 
     Returns:
         The names, in the order of the class ids; none for regression.
 
     Raises:
-        DataError: the values have no usable type, there is only one class, integer labels do not
-            count from 0 without gaps, or texts differ in blanks or case only.
+        DataError: the values have no usable type, or leave it open whether they are classes or
+            scores; there is only one class, integer labels do not count from 0 without gaps, or
+            texts are spelled alike.
     """
-    where = f"{where}, column {column!r}"
-    names = _class_names(dataset, column, where, merge)
+    if label_type == "float":
+        return ()
+    names = _class_names(dataset, column, where, merge, label_type)
     if len(names) == 1:
         raise DataError(
-            f"{where}: every label is {names[0]!r}; classification needs at least two classes"
+            f"{where}, column {column!r}: every label is {names[0]!r}; classification needs at "
+            "least two classes"
         )
     return names
 
 
-def _class_names(dataset: Dataset, column: str, where: str, merge: bool | None) -> tuple[str, ...]:
+def _class_names(
+    dataset: Dataset, column: str, source: str, merge: bool | None, label_type: LabelType | None
+) -> tuple[str, ...]:
+    where = f"{source}, column {column!r}"
     feature = dataset.features[column]
     if isinstance(feature, ClassLabel):
         return tuple(feature.names)
@@ -60,61 +78,118 @@ def _class_names(dataset: Dataset, column: str, where: str, merge: bool | None) 
     labels, rows = distinct(stored_column(dataset, column))
     numbers = np.bincount(rows, minlength=len(labels)).tolist()
     counts = {v: n for v, n in zip(labels, numbers, strict=True) if not is_missing(v)}
-    values = set(counts)
-    kinds = {type(value) for value in values}
+    kinds = {type(value) for value in counts}
     if not kinds:
         raise DataError(f"{where}: has no label in any row")
     if kinds == {bool}:
         return ("False", "True")
     if kinds == {str}:
+        told = _open_questions(counts, label_type) if label_type != "text" else {}
+        if told:
+            values = [labels[row] for row in rows]
+            problems = [told.get(value, "") for value in values]
+            found = rows_with_problems(dataset, column, values, problems)
+            raise DataError("\n".join(f"{source}: {problem}" for problem in found))
         return text_classes(counts, where, merge)
+    if kinds == {float} and label_type == "integer":
+        raise DataError(f"{where}: labels are real numbers, and label_type says integer")
     if kinds == {float}:
+        _refuse_whole(counts, where)
         return ()
     if kinds != {int}:
         raise DataError(unusable)
+    return _numbered(set(counts), where)
+
+
+def _numbered(values: set[int], where: str) -> tuple[str, ...]:
+    """Names of classes that are numbers."""
     if values == {IGNORE_INDEX}:
         raise DataError(f"{where}: {ALL_IGNORED}")
     if values != set(range(len(values))):
         shown = ", ".join(map(str, sorted(values)[:10]))
         raise DataError(
             f"{where}: integer labels must count 0, 1, 2, ... without gaps, found {shown}; "
-            "renumber them, or store them as text if they name classes, as real numbers for "
-            "regression"
+            "if they name classes, give label_type: text (--label-type text); if they are scores, "
+            "label_type: float"
         )
     return tuple(map(str, range(len(values))))
 
 
-def text_classes(counts: Mapping[str, int], where: str, merge: bool | None) -> tuple[str, ...]:
-    """Names of classes that are texts, see `class_names`."""
-    if any("," in text for text in counts) and all(map(_DECIMAL_COMMA.fullmatch, counts)):
-        shown = next(text for text in counts if "," in text)
+def _refuse_whole(values: Collection[float], where: str) -> None:
+    """Refuse real numbers that are all whole and few, as programs write classes beside a gap."""
+    if len(values) <= MOST_WHOLE and all(value.is_integer() for value in values):
+        shown = ", ".join(map(str, sorted(values)[:10]))
+        whole = {int(value) for value in values} == set(range(len(values)))
+        classes = "integer" if whole else "text"
         raise DataError(
-            f"{where}: {shown!r} is text; write scores with a decimal point, as "
-            f"{shown.strip().replace(',', '.')}"
+            f"{where}: labels are {shown}, whole numbers that are written as real ones, as "
+            "programs write classes where one is missing. "
+            f"If they are classes, give label_type: {classes} (--label-type {classes}); if they "
+            "are scores, label_type: float"
         )
+
+
+def _open_questions(counts: Mapping[str, int], label_type: LabelType | None) -> dict[str, str]:
+    """Of texts that leave open what they, or the whole column, mean: why.
+
+    Args:
+        counts: rows by label, missing ones left out.
+        label_type: what the user says, not text; None: nothing.
+    """
+    if label_type == "integer":
+        told = "is no integer; mend it, or drop the row"
+        return {text: told for text in counts if not is_integer(text)}
+    numbers = [text for text in counts if is_number(text)]
+    others = [text for text in counts if not is_number(text)]
+    if numbers and not others:
+        told = "is a number that is stored as text; give label_type: float for scores, text for "
+        return {} if all(map(is_integer, numbers)) else dict.fromkeys(numbers, f"{told}classes")
+    rows, total = sum(counts[text] for text in numbers), sum(counts.values())
+    few = max(total / len(counts), 2)
+    if all(map(has_decimal_comma, others)) or not all(map(is_integer, numbers)):
+        odd = others
+    elif 2 * rows > total:  # numbers that may be scores; what names a class has as many rows
+        odd = [x for x in others if counts[x] < few and not x.strip().isdecimal()]
+    else:
+        told = "seems to be a missing label; fill it in, or drop the row; give label_type: text "
+        odd = [x for x in others if x.strip().lower() in _MARKERS and counts[x] < few]
+        return dict.fromkeys(odd, f"{told}if it names a class")
+    beside = f", and {counted(rows, 'row')} hold one" if rows else ""
+    return {text: f"is no number{beside}; {_mend(text)}" for text in odd}
+
+
+def _mend(text: str) -> str:
+    if has_decimal_comma(text):
+        return f"write it with a decimal point, as {text.strip().replace(',', '.')}"
+    return "fill it in, or drop the row; give label_type: text if labels name classes"
+
+
+def text_classes(counts: Mapping[str, int], where: str, merge: bool | None) -> tuple[str, ...]:
+    """Names of classes that are texts, see `class_names`; whole numbers in their order."""
     spellings: dict[str, list[str]] = {}
     for text in sorted(counts, key=lambda text: (-counts[text], text)):
         spellings.setdefault(spelled_alike(text), []).append(text)
     if merge:
-        return tuple(sorted(texts[0].strip() for texts in spellings.values()))
+        return in_order(visible(texts[0]) for texts in spellings.values())
     alike = [texts for texts in spellings.values() if len(texts) > 1]
     if alike and merge is None:
         shown = "; ".join(
             ", ".join(f"{text!r} ({counted(counts[text], 'row')})" for text in texts)
-            for texts in alike[:10]
+            for texts in alike[:FIRST]
         )
         raise DataError(
-            f"{where}: labels differ in blanks or case only: {shown}. Give merge_labels: true to "
-            "make each of these one class, or false if they are different ones"
+            f"{where}: labels differ in {ALIKE} only: {shown}. Give merge_labels: true to make "
+            "each of these one class, or false if they are different ones"
         )
-    return tuple(sorted(counts))
+    return in_order(counts)
 
 
-def spelled_alike(text: str) -> str:
-    """What labels that differ in blanks, case or Unicode's form only have in common."""
-    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+def in_order(names: Iterable[str]) -> tuple[str, ...]:
+    """Names of classes in the order of their ids: by number if all are whole numbers."""
+    listed = sorted(names)
+    return tuple(sorted(listed, key=int) if all(map(is_integer, listed)) else listed)
 
 
-def is_missing(value: object) -> bool:
-    """Whether a label is not there: null, or a text of blanks."""
-    return value is None or (isinstance(value, str) and not value.strip())
+def is_missing(value: Any) -> bool:
+    """Whether a label is not there: null, not a number (NaN), or a text of blanks."""
+    return value is None or value != value or (isinstance(value, str) and not visible(value))

@@ -1,17 +1,27 @@
 """Where data comes from: the hub, a `datasets` folder, or Parquet, CSV, TSV and JSON Lines files.
 
-Everything is read by the `datasets` library, which since version 4 runs no code of a data set.
+No code of a data set is run.
 A file's split is read from its name: ``train.csv``, ``rte-dev.tsv``, ``validation_matched.jsonl``,
 ``train-00000-of-00002.parquet``. Other names (``train_random.parquet``) are splits of their own.
 """
 
+import json
 import os
 import re
 from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
-from smoothtune.data.files import READERS, CsvFormat, checked, load_files, only_data_errors
+from smoothtune.data.cache import cache_is_whole
+from smoothtune.data.files import (
+    READERS,
+    CsvFormat,
+    check_readable,
+    checked,
+    load_files,
+    only_data_errors,
+)
+from smoothtune.data.label_types import LabelType, of_type
 from smoothtune.errors import DataError
 
 _SPLITS = {
@@ -36,7 +46,7 @@ def load_splits(
     hub_id: str | None = None,
     hub_config: str | None = None,
     need_train: bool = True,
-    text_labels: bool = False,
+    label_type: LabelType | None = None,
     sep: str | None = None,
     encoding: str | None = None,
 ) -> dict[str, Dataset]:
@@ -48,12 +58,14 @@ def load_splits(
             train split; or, where no such path exists, the id of a data set on the hub.
         name: of the data set; where a folder holds no data, the error suggests a subfolder of
             this name.
-        label_column: in CSV and TSV files, an empty value here is a missing label, not the text "".
+        label_column: in CSV and TSV files, where all other cells are texts, this column is one of
+            integers, or of real numbers, if all its cells are that or empty.
         hub_id: the data set that `hub_config` belongs to; it is ignored for others, except copies
             under another owner. None: use it for any.
         hub_config: configuration on the hub, for a data set with several.
         need_train: raise an error without a train split.
-        text_labels: in CSV and TSV files, labels are the texts that stand there, the text "" too.
+        label_type: of the label column, whatever its cells look like: text, so that 1 names a
+            class, integer or float; None: as it is stored, or looks like in CSV.
         sep: what separates the columns of CSV and TSV files; None: a comma or a tab, by the suffix.
         encoding: of CSV and TSV files; None: UTF-8.
 
@@ -63,11 +75,12 @@ def load_splits(
     Raises:
         DataError: the source does not exist, cannot be read, or lacks a train split that is needed.
     """
-    path, form = Path(os.path.expanduser(source)), CsvFormat(sep, encoding, text_labels)
+    path = Path(os.path.expanduser(source))
+    form = CsvFormat(sep, encoding, label_column if label_type is None else None)
     if os.path.isdir(path):
-        splits = _load_folder(path, name, label_column, form)
-    elif os.path.isfile(path):
-        splits = {"train": load_files([path], label_column, form)}
+        splits = _load_folder(path, name, form)
+    elif os.path.lexists(path):
+        splits = {"train": load_files([path], form)}
     elif _looks_like_hub_id(source):
         # A configuration belongs to its own data set, or a copy of it under another owner.
         other = hub_id is not None and hub_id.split("/")[-1] != str(source).split("/")[-1]
@@ -81,7 +94,9 @@ def load_splits(
             f"{source}: has no train split; it has {', '.join(map(repr, sorted(splits)))}. "
             "Name the file train.<extension>, or give the file itself as the source"
         )
-    return splits
+    if label_type is None:
+        return splits
+    return {split: of_type(rows, label_column, label_type) for split, rows in splits.items()}
 
 
 def load_rows(file: str | Path, *, sep: str | None = None, encoding: str | None = None) -> Dataset:
@@ -97,9 +112,9 @@ def load_rows(file: str | Path, *, sep: str | None = None, encoding: str | None 
         DataError: it does not exist or cannot be read.
     """
     path = Path(os.path.expanduser(file))
-    if not os.path.isfile(path):
+    if os.path.isdir(path) or not os.path.lexists(path):
         raise DataError(f"{file}: no such file; name one file of {', '.join(READERS)}")
-    return load_files([path], None, CsvFormat(sep, encoding))
+    return load_files([path], CsvFormat(sep, encoding))
 
 
 def split_of(file: Path) -> str:
@@ -130,14 +145,14 @@ def _looks_like_hub_id(source: str | Path) -> bool:
     )
 
 
-def _load_folder(folder: Path, name: str, label_column: str, form: CsvFormat) -> dict[str, Dataset]:
+def _load_folder(folder: Path, name: str, form: CsvFormat) -> dict[str, Dataset]:
+    try:
+        entries = sorted(folder.iterdir())
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be read: {error.strerror}") from error
     if (folder / "dataset_dict.json").is_file() or (folder / "state.json").is_file():
-        # In memory, because `datasets` puts its cache files beside data that it maps from disk.
-        with only_data_errors(f"{folder}: cannot be read as a folder of save_to_disk"):
-            loaded = load_from_disk(str(folder), keep_in_memory=True)
-        found = dict(loaded) if isinstance(loaded, DatasetDict) else {"train": loaded}
-        return {name: checked(split, f"{folder}, split {name!r}") for name, split in found.items()}
-    files = sorted(file for file in folder.iterdir() if file.suffix.lower() in READERS)
+        return _load_saved(folder)
+    files = [file for file in entries if file.suffix.lower() in READERS]
     if not files:
         raise DataError(f"{folder}: {_no_files(folder, name)}")
     by_split: dict[str, list[Path]] = {}
@@ -149,7 +164,37 @@ def _load_folder(folder: Path, name: str, label_column: str, form: CsvFormat) ->
                 f"{folder}: several files hold the split {split!r}: "
                 f"{', '.join(file.name for file in files)}; keep one of them"
             )
-    return {split: load_files(files, label_column, form) for split, files in by_split.items()}
+    return {split: load_files(files, form) for split, files in by_split.items()}
+
+
+def _load_saved(folder: Path) -> dict[str, Dataset]:
+    """The splits of a folder of save_to_disk, which may name files of its own alone."""
+    with only_data_errors(f"{folder}: cannot be read as a folder of save_to_disk"):
+        parts = [folder]
+        if (folder / "dataset_dict.json").is_file():
+            names = json.loads((folder / "dataset_dict.json").read_text("utf-8"))["splits"]
+            parts = [_inside(folder, split) for split in names]
+        for part in parts:
+            state = json.loads((part / "state.json").read_text("utf-8"))
+            for listed in state["_data_files"]:
+                check_readable(_inside(part, listed["filename"]))
+        # In memory, because `datasets` puts its cache files beside data that it maps from disk.
+        loaded = load_from_disk(str(folder), keep_in_memory=True)
+    found = dict(loaded) if isinstance(loaded, DatasetDict) else {"train": loaded}
+    return {name: checked(split, f"{folder}, split {name!r}") for name, split in found.items()}
+
+
+def _inside(folder: Path, name: str) -> Path:
+    """A file or folder that lies in a folder.
+
+    Raises:
+        DataError: the name leads elsewhere.
+    """
+    if not isinstance(name, str) or Path(name).name != name or name in (".", "..") or "::" in name:
+        raise DataError(
+            f"{folder}: names {name!r}, and its files must lie in it; get the data set again"
+        )
+    return folder / name
 
 
 def _are_shards(files: list[Path]) -> bool:
@@ -178,6 +223,7 @@ def _named_alike(splits: dict[str, Dataset]) -> dict[str, Dataset]:
 
 def _load_from_hub(hub_id: str, config: str | None) -> dict[str, Dataset]:
     named = hub_id if config is None else f"{hub_id}, configuration {config!r}"
-    with only_data_errors(f"{named}: no such file or folder here, and not readable from the hub"):
+    missing = f"{named}: no such file or folder here, and not readable from the hub"
+    with only_data_errors(missing), cache_is_whole():
         found = _named_alike(dict(load_dataset(hub_id, config)))
     return {name: checked(split, f"{named}, split {name!r}") for name, split in found.items()}

@@ -18,8 +18,8 @@ from smoothtune.config.prediction import Prediction
 from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, quiet, say
 from smoothtune.data.sources import load_rows
-from smoothtune.errors import ConfigError, DataError, ModelError, OutputError, Problem
-from smoothtune.evaluation.predictor import Predictor, load_predictor
+from smoothtune.errors import ConfigError, DataError, OutputError, Problem
+from smoothtune.evaluation.predictor import load_predictor
 from smoothtune.evaluation.settings import resolve_prediction, training_record
 from smoothtune.files import replacing, write_atomic
 from smoothtune.models.load import load_base
@@ -72,7 +72,6 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
         say(console, f"{longer} rows are longer than {length} tokens: {task.when_too_long}")
     with Bar(console) as bar:
         predictor = load_predictor(base, task, batch_size=settings.batch_size, progress=bar)
-        _check_weights(predictor, settings.model)
         bar.part = "predict"
         bar.start("rows", predictor.num_batches(rows))
         with quiet():
@@ -102,17 +101,6 @@ def _target(settings: Prediction) -> Path:
     except OSError as error:
         raise OutputError(f"{to.parent} cannot be made: {error.strerror}") from error
     return to
-
-
-def _check_weights(predictor: Predictor, model: str) -> None:
-    """Refuse weights that are not finite: the most likely of NaN is the first class.
-
-    Raises:
-        ModelError: there are such weights.
-    """
-    for name, weight in predictor.model.named_parameters():
-        if not weight.isfinite().all():
-            raise ModelError(f"{model}: weight {name} is not finite everywhere; train it again")
 
 
 def column_names(task: Task, *, every_class: bool) -> list[str]:

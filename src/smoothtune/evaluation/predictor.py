@@ -200,6 +200,17 @@ def _load(base: Base, task: Task) -> tuple[Any, set[str]]:
     return model, set(info["missing_keys"])
 
 
+def check_finite(model: nn.Module, source: str) -> None:
+    """Refuse weights that are not finite: the most likely of NaN is the first class.
+
+    Raises:
+        ModelError: there are such weights.
+    """
+    for name, weight in model.state_dict().items():
+        if weight.is_floating_point() and not weight.isfinite().all():
+            raise ModelError(f"{source}: weight {name} is not finite everywhere; train it again")
+
+
 def load_predictor(
     base: Base,
     task: Task,
@@ -225,7 +236,8 @@ def load_predictor(
 
     Raises:
         ModelError: the model cannot be loaded, answers another kind of question, was not
-            fine-tuned, or has another number of outputs than the task has labels.
+            fine-tuned, has weights that are not finite, or another number of outputs than the task
+            has labels.
     """
     with only_model_errors(f"the weights of {base.source} cannot be loaded"), quiet():
         model, new = _load(base, task)
@@ -236,6 +248,7 @@ def load_predictor(
             f"{', '.join(sorted(new)[:3])}; name the task that it was trained for, such as --task "
             "squad for question answering, or fine-tune it first, for example with smoothtune train"
         )
+    check_finite(model, base.source)
     try:
         outputs = task.fit_outputs(model.config)
     except ValueError as error:

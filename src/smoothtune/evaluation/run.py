@@ -40,8 +40,8 @@ from smoothtune.evaluation.settings import (
     where_recorded,
 )
 from smoothtune.evaluation.transfer import labeled_rows
-from smoothtune.files import owned, versions, write_json
-from smoothtune.models.load import load_base, weights_fingerprint
+from smoothtune.files import check_owned, owned, versions, write_json
+from smoothtune.models.load import check_unchanged, load_base, weights_fingerprint
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.prepare import Prepared, prepare, prepare_evaluation, rows_fingerprint
 
@@ -90,6 +90,7 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
                 continue
             bar.part, start = name, time.perf_counter()
             result = evaluate_part(name, part, subject)
+            check_owned(folder)
             write_curves(folder, name, result, console)
             if name == "metrics":
                 write_predictions(folder, subject)
@@ -172,10 +173,12 @@ def load_subject(
         )
     except DataError as error:
         raise DataError(f"{error}{where_recorded(settings, training)}") from error
+    weights = weights_fingerprint(base.source)
     predictor = load_predictor(
         base, prepared.task, batch_size=settings.batch_size, seed=settings.seed, progress=bar
     )
-    fingerprints = {"weights": weights_fingerprint(base.source), "data": prepared.fingerprint}
+    check_unchanged(base.source, weights)
+    fingerprints = {"weights": weights, "data": prepared.fingerprint}
     return Subject(settings, predictor, prepared), fingerprints
 
 

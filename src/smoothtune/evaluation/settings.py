@@ -30,6 +30,7 @@ ABOUT_TASK = (
     "choice_columns",
     "task_type",
     "merge_labels",
+    "label_type",
     "sep",
     "encoding",
 )
@@ -74,7 +75,7 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
         }
     if settings.data is None and filled.get("data") is not None:
         filled["data"] = seen_from_here(filled["data"], run, settings.model)
-    if settings.base_model is None:
+    if settings.base_model is None and not run.get("allow_new_weights"):
         base = run.get("model")
         filled["base_model"] = (
             base if base == "minilm" else seen_from_here(base, run, settings.model)

@@ -18,11 +18,13 @@ from transformers import PreTrainedTokenizerBase, get_linear_schedule_with_warmu
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.data.columns import column_problem, fingerprint
+from smoothtune.data.places import keep_places, places
 from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError, unknown
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.tasks.base import Task
+from smoothtune.tasks.class_lookup import ClassLookup
 from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.prepare import Prepared
 from smoothtune.tasks.presets import TASKS
@@ -98,7 +100,7 @@ def source_of(other: OtherData) -> str:
 
 
 def relabeled(raw: Dataset, labels: Mapping[str, str] | None, task: Task, where: str) -> Dataset:
-    """The rows with the task's class numbers in place of their labels.
+    """The rows with the task's class names in place of their labels.
 
     Args:
         raw: rows with the task's label column.
@@ -119,29 +121,31 @@ def relabeled(raw: Dataset, labels: Mapping[str, str] | None, task: Task, where:
     if isinstance(feature, ClassLabel):
         values = [feature.int2str(value) for value in values]
     found = []
+    place = places(raw)
     for row, value in enumerate(values):
         if str(value) not in classes:
             raise DataError(
-                f"{where}, row {row}, column {column!r}: label {value!r} is not among those "
+                f"{where}, {place(row)}, column {column!r}: label {value!r} is not among those "
                 f"that are given a meaning: {', '.join(classes)}"
             )
         found.append(classes[str(value)])
-    return raw.remove_columns(column).add_column(column, found)
+    return keep_places(raw.remove_columns(column).add_column(column, found), raw)
 
 
-def _classes(labels: Mapping[str, str], task: Task, where: str) -> dict[str, int]:
-    """The class that each label stands for, by number."""
+def _classes(labels: Mapping[str, str], task: Task, where: str) -> dict[str, str]:
+    """The name of the class that each label stands for."""
     names = list(task.label_names or ())
-    numbers = {name: index for index, name in enumerate(names)} | {
-        str(index): index for index in range(len(names))
-    }
+    lookup = ClassLookup(names)
+    found = {}
     for label, meant in labels.items():
-        if meant not in numbers:
+        index = lookup.index(meant)
+        if index is None:
             raise DataError(
                 f"{where}: label {label!r} is to mean {meant!r}, but the classes of task "
                 f"{task.name} are {', '.join(names) or 'none: it is a regression'}"
             )
-    return {label: numbers[meant] for label, meant in labels.items()}
+        found[label] = names[index]
+    return found
 
 
 def split_for_further(rows: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:

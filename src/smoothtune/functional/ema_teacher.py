@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,14 +16,17 @@ class Teacher:
     """w~_t = beta w~_{t-1} + (1 - beta) w_t, from w~_0 = w_0.
 
     Attributes:
-        model: the frozen copy. Weights that do not train are shared with the student.
+        model: the frozen copy. Weights are shared with the student until they are trained.
     """
 
     def __init__(self, student: nn.Module):
-        shared = {id(weight): weight for weight in student.parameters() if not weight.requires_grad}
-        self.model: nn.Module = copy.deepcopy(student, shared)
+        known: dict[int, Any] = {id(w): w for w in student.parameters() if not w.requires_grad}
+        for module in student.modules():  # weights that a module computes, which cannot be copied
+            computed = (x for x in vars(module).values() if isinstance(x, Tensor) and x.grad_fn)
+            known |= {id(value): value.detach() for value in computed}
+        self.model: nn.Module = copy.deepcopy(student, known)
         self.model.__dict__.pop("forward", None)  # accelerate's wrapper would run the student
-        # pairs are made here: other methods may reorder or replace the student's parts later
+        # pairs are made here: other methods may replace the student's parts later
         self._modules = list(zip(student.modules(), self.model.modules(), strict=True))
         self._averaged = [
             (name, weight, average)
@@ -32,6 +36,15 @@ class Teacher:
             if weight.requires_grad
         ]
         self.model.requires_grad_(False)
+
+    def _separate(self, name: str, weight: nn.Parameter) -> None:
+        """Give the teacher a copy of a weight that was shared because it was frozen."""
+        average = nn.Parameter(weight.detach().clone(), requires_grad=False)
+        for module in self.model.modules():
+            for key, held in module._parameters.items():
+                if held is weight:
+                    module._parameters[key] = average
+        self._averaged.append((name, weight, average))
 
     def run(self, clean: ForwardPass, dropout: Dropout) -> ForwardPass:
         """The teacher's predictions on the batch of a pass, without graph.
@@ -45,6 +58,9 @@ class Teacher:
         """
         for module, copied in self._modules:
             copied.training = module.training
+        for name, weight in list(self.model.named_parameters()):
+            if weight.requires_grad:  # the student's, unfrozen since, and it has not moved yet
+                self._separate(name, weight)
         with torch.no_grad(), WideWeights(self.model):  # as the student's
             return clean.at(dropout=dropout, model=self.model.to(clean.device))
 
@@ -61,5 +77,9 @@ class Teacher:
     @torch.no_grad()
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Set the averaged weights to what `state_dict` returned."""
+        averaged = {name for name, _, _ in self._averaged}
+        for name, weight in list(self.model.named_parameters()):
+            if name in state and name not in averaged:  # frozen so far in this run
+                self._separate(name, weight)
         for name, _, average in self._averaged:
             average.copy_(state[name])

@@ -61,6 +61,11 @@ class ALICE(AdversarialSearch):
         if self.compat:
             self._ascent = self.ascent(VAT_PYTORCH)
 
+    @property
+    def plain_loss(self) -> bool:
+        """The public code's gold term is a divergence from the label."""
+        return self.compat is not None
+
     def refuses(self, model: nn.Module) -> str | None:
         """The public code compares the class scores of one prediction."""
         return no_compat(model, self.compat)

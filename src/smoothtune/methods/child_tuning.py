@@ -20,6 +20,7 @@ Departures:
     * Momentum and weight decay still move masked weights, in the code as in ours; with
       `freeze=True` they stay bit for bit.
     * Masked gradients go into Adam's moments, as in the code.
+    * D: weights that are unfrozen when the mask is there already have none.
 """
 
 from __future__ import annotations

@@ -63,6 +63,7 @@ class L2SP(Regularizer):
 
     name: ClassVar[str] = "l2_sp"
     claims: ClassVar[tuple[Quantity, ...]] = ("weight distance",)
+    about_weights: ClassVar[bool] = True
     needs_all_rows: ClassVar[str | None] = "has a term about weights, not about examples"
     searched: ClassVar[Mapping[str, Between] | None] = {"alpha": Between(1e-4, 1.0, log=True)}
 
@@ -96,7 +97,7 @@ class L2SP(Regularizer):
                 "weights, or leave l2_sp out"
             )
         self._anchors = {name: weight.detach().clone() for name, weight in old}
-        # by object: a weight that another method parametrizes changes its name
+        # by object: adapters that are put on later change a weight's name
         self._names = {weight: name for name, weight in old}
 
     def detach(self, model: nn.Module) -> None:

@@ -10,68 +10,107 @@ Departures:
     * transformers has `label_smoothing_factor`. It works in the Trainer alone, replaces the loss
       after other methods have changed it and reads one `logits` only; this one composes, works in
       plain loops and for extractive QA.
-    * Extractive QA: the C of an example are its real tokens, a position outside of them counts
-      nothing, and the mean of the start and the end loss is taken.
+    * With s = 0 it is the task loss, and its mean is over the same labels. A task loss that is not
+      the plain cross entropy (class weights, a loss of your own, the loss of a router) is refused.
+    * Extractive QA: the C of an example are its real tokens, and the mean of the start and the end
+      loss is taken.
     * Several labels of an example: each is yes or no, so C = 2 and yes has 1 - s / 2 in the place
       of 1, as in Keras; a mean over labels, then over examples, as the task loss is.
-    * Token classification: a mean over an example's labeled tokens, then over examples.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import is_embedding_model, trained_weights, unwrap
-from smoothtune.core.declarations import predicts_tokens, problem_type
+from smoothtune.core.architecture import is_embedding_model, unwrap
+from smoothtune.core.compute_loss import factor_of
+from smoothtune.core.declarations import (
+    is_undeclared_regression,
+    predicts_tokens,
+    problem_type,
+)
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.next_token import targets
-from smoothtune.core.predictions import Head, head_mean, heads
+from smoothtune.core.next_token import model_is_rounded, num_items, targets
+from smoothtune.core.predictions import Head, heads
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, BelowOne, Between, Regularizer
 from smoothtune.core.support import CLASS_SCORES
+from smoothtune.functional.adversarial import task_loss
+
+ENDS = ("start", "end")
+NO_CLASSES = "needs one class number, or a yes or no for each label: regression has none"
 
 
-def smoothed_cross_entropy(logits: Tensor, target: Tensor, smoothing: float) -> Tensor:
-    """Cross entropy against (1 - s) one-hot + s / C.
+class Surprise(NamedTuple):
+    """-log p, summed over the labels of a batch, and their number."""
+
+    of_label: Tensor  # () of the label itself
+    of_any: Tensor  # () of all classes, the mean over them
+    labels: Tensor | float  # () number of labels, 1 in place of 0
+
+
+def surprise(logits: Tensor, target: Tensor, real: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """-log p of a class, and the mean of it over all classes, both (...) in float32 or wider.
 
     Args:
-        logits: (..., C); classes at the lowest value of the type are padding and do not count.
+        logits: (..., C).
         target: (...) class numbers.
-        smoothing: s.
-
-    Returns:
-        (...) in float32 or wider.
+        real: (..., C) classes that count in the mean; None: all.
     """
     wide = torch.promote_types(logits.dtype, torch.float32)
-    surprise = -F.log_softmax(logits, -1, dtype=wide)
-    real = logits > torch.finfo(logits.dtype).min
-    uniform = (surprise * real).sum(-1) / real.sum(-1).clamp(min=1)  # 0: a row of padding
-    chosen = surprise.gather(-1, target[..., None]).squeeze(-1)
-    return (1 - smoothing) * chosen + smoothing * uniform
+    all_classes = -F.log_softmax(logits, -1, dtype=wide)
+    chosen = all_classes.gather(-1, target[..., None]).squeeze(-1)
+    if real is None:
+        return chosen, all_classes.mean(-1)
+    return chosen, (all_classes * real).sum(-1) / real.sum(-1).clamp(min=1)
 
 
-def smoothed_yes_or_no(logits: Tensor, labels: Tensor, smoothing: float) -> Tensor:
-    """Cross entropy of yes and no against (1 - s) y + s / 2 and (1 - s) (1 - y) + s / 2.
+def summed(chosen: Tensor, uniform: Tensor, counted: Tensor) -> Surprise:
+    """Of the labels that count."""
+    count = counted.sum().clamp(min=1)
+    return Surprise(chosen[counted].sum(), uniform[counted].sum(), count)
 
-    Args:
-        logits: (..., 2) of yes and of no.
-        labels: (...) y, 1 for yes and 0 for no.
-        smoothing: s.
 
-    Returns:
-        (...) in float32 or wider.
+def of_spans(clean: ForwardPass, name: str) -> Surprise:
+    """Of the first or the last tokens of answers; those that are cut off do not count."""
+    logits, labels = clean.outputs[f"{name}_logits"], clean.batch[f"{name}_positions"]
+    last = logits.shape[-1]
+    labels = labels.view(len(logits)).clamp(0, last)  # as the task loss does
+    real = clean.mask & (logits > torch.finfo(logits.dtype).min)
+    return summed(*surprise(logits, labels.clamp(max=last - 1), real), labels < last)
+
+
+def of_yes_or_no(head: Head, labels: Tensor) -> Surprise:
+    """Of several labels of an example, each of which is there (1) or not (0)."""
+    wide = torch.promote_types(head.logits.dtype, torch.float32)
+    yes, no = (-F.log_softmax(head.logits, -1, dtype=wide)).unbind(-1)
+    labels = labels.to(yes.dtype)
+    return summed(labels * yes + (1 - labels) * no, (yes + no) / 2, head.mask)
+
+
+def of_classes(head: Head, labels: Tensor) -> Surprise:
+    """Of one class for every prediction that has a label.
+
+    Raises:
+        ValueError: labels are no class numbers, or do not fit the predictions.
     """
-    yes, no = (
-        smoothed_cross_entropy(logits, torch.full_like(labels, answer, dtype=torch.long), smoothing)
-        for answer in (0, 1)
-    )
-    return labels * yes + (1 - labels) * no
+    if head.regression or labels.is_floating_point():
+        raise ValueError(f"label_smoothing {NO_CLASSES}. Leave it out")
+    if labels.numel() != head.mask.numel():
+        raise ValueError(
+            f"label_smoothing needs one class number per prediction: labels of shape "
+            f"{tuple(labels.shape)} do not fit predictions of shape {tuple(head.mask.shape)}. "
+            "Leave it out"
+        )
+    labels, classes = labels.view(head.mask.shape), head.logits.shape[-1]
+    counted = head.mask & (labels >= 0) & (labels < classes)
+    return summed(*surprise(head.logits, labels.clamp(0, classes - 1)), counted)
 
 
 @dataclass(config=STRICT, kw_only=True)
@@ -79,6 +118,7 @@ class LabelSmoothing(Regularizer):
     """The task loss with smoothed labels."""
 
     name: ClassVar[str] = "label_smoothing"
+    version: ClassVar[int] = 2
     claims: ClassVar[tuple[Quantity, ...]] = ("calibration error",)
     replaces_task_loss: ClassVar[bool] = True
     needs_labels: ClassVar[bool] = True
@@ -87,59 +127,64 @@ class LabelSmoothing(Regularizer):
     smoothing: BelowOne = 0.1
     """s, the probability spread evenly over all classes. Paper: 0.1."""
 
+    @property
+    def plain_loss(self) -> bool:
+        """It softens the labels of the plain one."""
+        return True
+
     def refuses(self, model: nn.Module) -> str | None:
-        """Labels of an embedding are no classes."""
+        """Labels of an embedding are no classes, and scores have none."""
         if is_embedding_model(model):
             return f"{CLASS_SCORES}: use r3f, smart or jacobian"
+        if problem_type(model) == "regression" or is_undeclared_regression(model):
+            return f"{NO_CLASSES}: leave it out"
         return None
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
-        """Smoothed cross entropy, a mean over heads and over the examples that have a label.
+        """Smoothed cross entropy, a mean over what the task loss is a mean over.
 
         Raises:
             ValueError: the model does not choose one of several classes, the batch says none, or
-                the loss has weights of its own.
+                the task loss is another than the plain cross entropy.
         """
         if not clean.labeled:
             return None
-        if len(clean.weights) > len(trained_weights(clean.model)):
-            raise ValueError(
-                "label_smoothing takes the place of the task loss, of whose weights outside the "
-                "model it knows nothing: put them into the model, or leave it out"
-            )
-        found = heads(clean.run())
-        names = ["labels"] if len(found) == 1 else ["start_positions", "end_positions"]
+        found = [
+            (each.of_label / each.labels, each.of_any / each.labels)
+            for each in self._surprises(clean.run())
+        ]
+        factor = 1.0 if predicts_tokens(unwrap(clean.model)) else factor_of(clean.compute_loss)
+        of_label, of_any = (factor * torch.stack(part).mean() for part in zip(*found, strict=True))
+        self._check(clean, of_label)
+        return (1 - self.smoothing) * of_label + self.smoothing * of_any
+
+    def _surprises(self, clean: ForwardPass) -> list[Surprise]:
+        """One, or two of start and end."""
+        found, bare = heads(clean), unwrap(clean.model)
+        names = ["labels"] if len(found) == 1 else [f"{name}_positions" for name in ENDS]
         if not clean.batch.keys() >= set(names):
             raise ValueError(
                 f"label_smoothing needs {' and '.join(names)} in the batch, and this task loss is "
                 "computed without: leave label_smoothing out"
             )
-        labels = [clean.batch[name] for name in names]
-        if problem_type(unwrap(clean.model)) == "multi_label_classification":
-            (head,) = found
-            yes = labels[0].to(head.logits.dtype)
-            return head_mean(smoothed_yes_or_no(head.logits, yes, self.smoothing), head)
-        if predicts_tokens(unwrap(clean.model)):
-            labels = [targets(clean.batch)]
-        return torch.stack(
-            [self._loss(head, label) for head, label in zip(found, labels, strict=True)]
-        ).mean()
+        if len(found) == 2:
+            return [of_spans(clean, name) for name in ENDS]
+        (head,) = found
+        if problem_type(bare) == "multi_label_classification":
+            return [of_yes_or_no(head, clean.batch["labels"])]
+        if predicts_tokens(bare):  # a sum over the label tokens of an update
+            tokens = of_classes(head, targets(clean.batch))
+            return [tokens._replace(labels=num_items(clean.batch))]
+        return [of_classes(head, clean.batch["labels"])]
 
-    def _loss(self, head: Head, labels: Tensor) -> Tensor:
-        if head.regression or labels.is_floating_point():
+    def _check(self, clean: ForwardPass, plain: Tensor) -> None:
+        """Compare the task loss of the batch with the plain one."""
+        own, plain = task_loss(clean).detach().float(), plain.detach().float()
+        rounded = model_is_rounded(unwrap(clean.model), clean.device)
+        same = torch.isclose(own, plain, rtol=0.05 if rounded else 1e-3, atol=1e-5)
+        if not same and plain != 0:  # 0 without a label, where the mean of a task loss is NaN
             raise ValueError(
-                "label_smoothing needs one class number, or a yes or no for each label: regression "
-                "has none. Leave it out"
+                f"label_smoothing softens the labels of the plain cross entropy, which is "
+                f"{plain.item():.6g} on this batch, and the task loss is {own.item():.6g}: leave "
+                "label_smoothing out, or smooth the labels in your loss"
             )
-        if labels.numel() != head.mask.numel():
-            raise ValueError(
-                f"label_smoothing needs one class number per prediction: labels of shape "
-                f"{tuple(labels.shape)} do not fit predictions of shape {tuple(head.mask.shape)}. "
-                "Leave it out"
-            )
-        labels = labels.view(head.mask.shape)
-        classes = head.logits.shape[-1]
-        counted = head.mask & (labels >= 0) & (labels < classes)
-        losses = smoothed_cross_entropy(head.logits, labels.clamp(0, classes - 1), self.smoothing)
-        labeled = counted.any(1).sum().clamp(min=1)  # as in the task loss, others are not there
-        return head_mean(losses.where(counted, 0.0), head) * (len(losses) / labeled)

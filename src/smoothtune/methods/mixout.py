@@ -35,7 +35,13 @@ from smoothtune.core import rng
 from smoothtune.core.architecture import linear_layers
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Between, Probability, Regularizer
-from smoothtune.functional.parametrizations import refuse_substituted, restore, substitute
+from smoothtune.core.wide_weights import is_quantized
+from smoothtune.functional.parametrizations import (
+    computed_weights,
+    refuse_computed,
+    restore,
+    substitute,
+)
 
 
 class OfficialMix(torch.autograd.Function):
@@ -53,24 +59,34 @@ class OfficialMix(torch.autograd.Function):
         return upstream[0] * ctx.saved_tensors[0], None, None, None
 
 
-class Mix(nn.Module):
-    """W -> W_0 + M o (W - W_0) / (1 - p) in training mode, W otherwise."""
+class Mix:
+    """W -> W_0 + M o (W - W_0) / (1 - p) in training mode, W otherwise.
 
-    def __init__(self, pretrained: Tensor, p: float, mask_shape: tuple[int, ...], official: bool):
-        super().__init__()
-        self.pretrained = pretrained  # no buffer: it must not enter the model's state dict
+    A weight that is frozen is left alone; W_0 is what it was when it is first trained.
+    """
+
+    def __init__(self, p: float, mask_shape: tuple[int, ...], official: bool):
         self.p, self.mask_shape, self.official = p, mask_shape, official
+        self.pretrained: Tensor | None = None
+        self.acts = True
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Mix:
-        """In a copy of the model, as SMART's teacher is one, with the same pre-trained weight."""
-        memo[id(self)] = mix = Mix(self.pretrained, self.p, self.mask_shape, self.official)
-        return mix.train(self.training)
+        """A copy of the model, as SMART's teacher is one, mixes alike, and for as long."""
+        return self
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def see(self, weight: Tensor) -> None:
+        """Take the weight as the pre-trained one, unless it is frozen or there is one."""
+        if self.pretrained is None and weight.requires_grad:
+            self.pretrained = weight.detach().clone()
+
+    def __call__(self, weight: Tensor, training: bool) -> Tensor:
         """Draw a mask and mix."""
-        if not self.training:
+        if not training or not self.acts:
             return weight
-        pretrained = self.pretrained.to(weight.device)
+        self.see(weight)
+        if self.pretrained is None:
+            return weight
+        self.pretrained = pretrained = self.pretrained.to(weight.device)
         if self.p == 1:
             return pretrained
         keep = rng.keep_mask(self.mask_shape, self.p, weight)
@@ -105,18 +121,24 @@ class Mixout(Regularizer):
         self._mixes: list[Mix] = []
 
     def attach(self, model: nn.Module) -> None:
-        """Use the mixed weight in place of every trained linear weight.
+        """Use the mixed weight in place of every linear weight that is trained, now or later.
 
         Raises:
-            ValueError: the model trains no linear layer, or another method replaces its weight.
+            ValueError: the model trains no linear layer, or something else computes its weight.
         """
-        layers = linear_layers(model, head=self.head)
-        if not layers:
+        trained = linear_layers(model, head=self.head)
+        if not trained:
             raise ValueError(
                 f"{type(model).__name__} trains no linear layer that mixout could mix: unfreeze "
                 "some, or leave mixout out"
             )
-        refuse_substituted(layers)
+        refuse_computed(trained, ["weight"])
+        layers = [
+            layer
+            for layer in linear_layers(model, head=self.head, frozen=True)
+            if "weight" not in computed_weights(layer)
+            and not is_quantized(layer.get_parameter("weight"))
+        ]
         self._mixes = [self._mix(layer) for layer in layers]
         self._layers = {
             layer: substitute(layer, mix, saves="trained")
@@ -129,29 +151,36 @@ class Mixout(Regularizer):
         shape = (1, columns) if isinstance(layer, nn.Linear) else (rows, 1)  # Conv1D is (in, out)
         if self.mask == "element":
             shape = (rows, columns)
-        return Mix(weight.detach().clone(), self.p, shape, self.compat == "official")
+        mix = Mix(self.p, shape, self.compat == "official")
+        mix.see(weight)
+        return mix
 
     def detach(self, model: nn.Module) -> None:
-        """Give the layers their trained weights back."""
+        """Give the layers their trained weights back, and those of copies too."""
+        for mix in self._mixes:
+            mix.acts = False
         for layer, handles in self._layers.items():
             restore(layer, handles, keep="trained")
         self._layers, self._mixes = {}, []
 
     def state_dict(self) -> dict[str, Tensor]:
         """The pre-trained weights, so that a run may resume from a model that has moved."""
-        return {str(i): mix.pretrained for i, mix in enumerate(self._mixes)}
+        mixed = {str(i): mix.pretrained for i, mix in enumerate(self._mixes)}
+        return {name: weight for name, weight in mixed.items() if weight is not None}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
-        """Restore them, in place: copies of the model have them too.
+        """Restore them, also of layers that are frozen so far, in this run.
 
         Raises:
-            ValueError: they are those of other layers.
+            ValueError: a layer is trained that was frozen until the state was written.
         """
-        if len(state) != len(self._mixes):
+        missing = self.state_dict().keys() - state.keys()
+        if missing or state.keys() - {str(i) for i in range(len(self._mixes))}:
             raise ValueError(
                 f"the state of mixout has {len(state)} pre-trained layers, and the model trains "
-                f"{len(self._mixes)}: freeze what was frozen then, or begin anew with another "
-                "trainer"
+                f"{len(self.state_dict())}: freeze what was frozen then, or begin anew with "
+                "another trainer"
             )
-        for i, mix in enumerate(self._mixes):
-            mix.pretrained.copy_(state[str(i)])
+        for name, weight in state.items():
+            mix = self._mixes[int(name)]
+            mix.pretrained = weight.clone()

@@ -41,7 +41,7 @@ from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regulariz
 from smoothtune.functional.divergences import divergence
 from smoothtune.functional.noise import relative_norm
 from smoothtune.functional.parametrizations import (
-    refuse_substituted,
+    refuse_computed,
     restore,
     substitute,
     trained_weight,
@@ -92,10 +92,10 @@ class R3F(NoisyPrediction):
     claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence", "worst divergence")
 
 
-class SpectralNorm(nn.Module):
+class SpectralNorm:
     """W -> W / sigma_max(W), so that x -> W x is Lipschitz with constant 1."""
 
-    def forward(self, weight: Tensor) -> Tensor:
+    def __call__(self, weight: Tensor, training: bool) -> Tensor:
         """Divide by the largest singular value, which has no algorithm in 16 bits."""
         wide = weight.to(torch.promote_types(weight.dtype, torch.float32))
         return weight / torch.linalg.matrix_norm(wide, 2)
@@ -118,7 +118,7 @@ class R4F(NoisyPrediction):
 
         Raises:
             ValueError: the model has no linear layer outside its base model, a language-model
-                head that is the word embeddings too, or one whose weight another method replaces.
+                head that is the word embeddings too, or one whose weight is computed from others.
         """
         layers = _head_layers(model)
         if not layers:
@@ -126,7 +126,7 @@ class R4F(NoisyPrediction):
                 f"{type(model).__name__} has no linear layer outside its base model, so r4f has no "
                 "head to normalize: use r3f"
             )
-        refuse_substituted(layers)
+        refuse_computed(layers, ["weight"])
         self._head = {
             layer: substitute(layer, SpectralNorm(), saves="effective") for layer in layers
         }

@@ -30,6 +30,7 @@ from torch import nn
 from smoothtune.core import rng
 from smoothtune.core.architecture import base_model, blocks, sides_of
 from smoothtune.core.regularizer import STRICT, Between, Regularizer
+from smoothtune.functional.parametrizations import refuse_computed
 
 
 @torch.no_grad()
@@ -63,8 +64,8 @@ class ReInit(Regularizer):
         """Draw the new weights; `detach` leaves them.
 
         Raises:
-            ValueError: the model has fewer blocks, no initialization of its own, or does not train
-                what would be re-initialized.
+            ValueError: the model has fewer blocks, no initialization of its own, does not train
+                what would be re-initialized, or computes it from other weights.
         """
         layers = blocks(model, sides_of(model)[-1])
         if self.layers > len(layers):
@@ -85,6 +86,7 @@ class ReInit(Regularizer):
                 "reinit would put random weights into layers that are frozen (by LoRA, perhaps): "
                 "train them, lower `layers`, or leave reinit out"
             )
+        refuse_computed(module for part in parts for module in part.modules())
         device = next(model.parameters()).device
         with rng.stream(device, torch.initial_seed(), self.name, 0, every_process=True):
             for part in parts:

@@ -18,6 +18,8 @@ Departures:
     * xi is always relative to ||x||: the released 1e-6 is lost in float32 rounding on transformers.
     * Dropout masks of all passes are shared, so that the KL is 0 without r; the released code draws
       new ones.
+    * The mean of the paper is over labeled and unlabeled rows together. With a batch of each in an
+      update the term is the sum of their two means: a `weight` of 0.5 is 1 in the paper.
 """
 
 from __future__ import annotations

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from smoothtune.errors import ModelError
+from smoothtune.errors import ModelError, OutputError
+from smoothtune.files import RESULT, changed_file, read_json
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 MAX_BYTES = {"config.json": 10_000_000, "tokenizer.json": 500_000_000}
 MAX_BYTES |= {name: 200_000_000 for name in INDEXES}
 BITSANDBYTES = "bitsandbytes"
+MOST_NAMED = 5
+"""Weights that an error names."""
 MAX_SIZE = 2**31 - 1
 """Of a number in a configuration, such as a width or a number of labels."""
 
@@ -61,6 +64,23 @@ def check_files(folder: str | Path) -> None:
     for name in INDEXES:
         if (Path(folder) / name).is_file():
             shard_names(Path(folder) / name)
+
+
+def check_recorded(folder: str | Path) -> None:
+    """Check that the files of a model that smoothtune trained are as it wrote them.
+
+    Raises:
+        ModelError: one was changed, or is missing.
+    """
+    try:
+        record = read_json(Path(folder) / RESULT) or {}
+    except OutputError:  # what else has this name is not ours
+        return
+    if why := changed_file(Path(folder), record):
+        raise ModelError(
+            f"{folder} is not as smoothtune wrote it: {why}; restore the file, or train again. If "
+            f"you changed it on purpose, take it out of the list `files` in {RESULT}"
+        )
 
 
 def shard_names(index: Path) -> list[str]:
@@ -133,3 +153,46 @@ def check_config(
 
 def _is_built_in(implementation: str) -> bool:
     return implementation.replace("_", "").isalnum()
+
+
+def refuse_new_weights(
+    source: str, model: Any, missing: Collection[str], sizes: Mapping[str, Sequence[Any]]
+) -> None:
+    """Refuse files that lack weights of the pre-trained model, which would be random.
+
+    A pooler between the model and its head may be new, as language models have none.
+
+    Args:
+        source: where the files are.
+        model: as it was loaded.
+        missing: names of the weights that are in no file.
+        sizes: of weights that have another size, by name: the size in the file, and the model's.
+
+    Raises:
+        ModelError: a weight below the head is new.
+    """
+    names = [name for name, _ in model.named_parameters()]
+    inside = f"{model.base_model_prefix}."
+    if not any(name.startswith(inside) for name in names):  # a model that does not say its head
+        inside = "" if set(names) <= {*missing, *sizes} else inside
+    lacking = sorted(x for x in missing if x.startswith(inside) and "pooler" not in x.split("."))
+    wrong = sorted(name for name in sizes if name.startswith(inside))
+    if not lacking and not wrong:
+        return
+    total = sum(name.startswith(inside) for name in names)
+    told = [f"lacks {name}" for name in lacking[:MOST_NAMED]]
+    told += [
+        f"has {name} of size {_shape(sizes[name][0])}, not {_shape(sizes[name][1])}"
+        for name in wrong[: MOST_NAMED - len(told)]
+    ]
+    if len(lacking) + len(wrong) > len(told):
+        told.append(f"and so on: {len(lacking) + len(wrong)} of {total} weights")
+    raise ModelError(
+        f"the weights of {source} do not fit its config.json. The file {'; '.join(told)}. These "
+        "would be random: get the model again. If they are to be new, give allow_new_weights: true "
+        "(--allow-new-weights), or from_scratch: true for all"
+    )
+
+
+def _shape(size: Sequence[int]) -> str:
+    return " x ".join(map(str, size))

@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -21,14 +22,21 @@ from transformers import (
 from transformers.utils import cached_file
 
 from smoothtune.console import quiet
+from smoothtune.core.wide_weights import keep_unpacked
 from smoothtune.errors import ModelError
 from smoothtune.files import sha256
-from smoothtune.models.checks import check_config, check_files, only_model_errors, shard_names
+from smoothtune.models.checks import (
+    check_config,
+    check_files,
+    check_recorded,
+    only_model_errors,
+    refuse_new_weights,
+    shard_names,
+)
 from smoothtune.models.lora import (
     ADAPTER_WEIGHTS,
     Stored,
     is_adapter,
-    keep_unpacked,
     stored_as,
 )
 from smoothtune.models.places import model_place
@@ -69,6 +77,7 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
     source = str(minilm_folder()) if model == "minilm" else _local_or_hub(model_place(model))
     with only_model_errors(f"model {model!r} cannot be loaded"):
         check_files(source)
+        check_recorded(source)
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
         check_config(config, model, trust_remote_code, adapter=is_adapter(source))
         tokenizer = AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
@@ -117,7 +126,12 @@ def new_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMode
 
 
 def load_classifier(
-    base: Base, task: Task, *, seed: int, frozen_weights: Stored = "float32"
+    base: Base,
+    task: Task,
+    *,
+    seed: int,
+    frozen_weights: Stored = "float32",
+    allow_new_weights: bool = False,
 ) -> tuple[PreTrainedModel, list[str]]:
     """Load the weights, with a new head if the model has none that fits the task.
 
@@ -126,34 +140,56 @@ def load_classifier(
         task: gives the type of head, the number and the names of the labels.
         seed: of the new weights; the global random state is unchanged.
         frozen_weights: how weights are stored; what adapters train is made float32 by `add_lora`.
+        allow_new_weights: weights below the head may be missing in the files, or have another
+            size, and are then random.
 
     Returns:
         The model, and the names of the newly initialized weights.
 
     Raises:
         LoraError: base weights in 8 or 4 bits need bitsandbytes, those in float16 an accelerator.
-        ModelError: the weights are damaged, unsafe, or do not fit the configuration.
+        ModelError: the weights are damaged, unsafe, incomplete, or do not fit the configuration.
     """
     refuse_adapter(base)
     quantized = frozen_weights in ("8bit", "4bit")
     stored = stored_as(frozen_weights, _outside(base, task) if quantized else [])
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        # quiet, because the new weights are returned, not logged
-        with only_model_errors(f"the weights of {base.source} cannot be loaded"), quiet():
-            model, info = task.auto_model.from_pretrained(
-                base.source,
-                trust_remote_code=base.trust_remote_code,
-                **task.head(),
-                pad_token_id=base.tokenizer.pad_token_id,
-                **stored,
-                ignore_mismatched_sizes=True,  # another task's head is replaced
-                output_loading_info=True,
-            )
+        model, new = _from_files(base, task, allow_new_weights=allow_new_weights, **stored)
     if quantized:
         keep_unpacked(model)
-    replaced = {key for key, *_ in info["mismatched_keys"]}
-    return model, sorted(set(info["missing_keys"]) | replaced)
+    return model, new
+
+
+def check_weights_fit(base: Base, task: Task) -> None:
+    """Check the names and sizes of the weights in a local folder; hub ids are not asked.
+
+    Raises:
+        ModelError: as `load_classifier`.
+    """
+    if Path(base.source).is_dir():
+        _from_files(base, task, allow_new_weights=False, device_map="meta")
+
+
+def _from_files(
+    base: Base, task: Task, *, allow_new_weights: bool, **options: Any
+) -> tuple[PreTrainedModel, list[str]]:
+    # quiet, because the new weights are returned, not logged
+    with only_model_errors(f"the weights of {base.source} cannot be loaded"), quiet():
+        model, info = task.auto_model.from_pretrained(
+            base.source,
+            trust_remote_code=base.trust_remote_code,
+            **task.head(),
+            pad_token_id=base.tokenizer.pad_token_id,
+            **options,
+            ignore_mismatched_sizes=True,  # another task's head is replaced
+            output_loading_info=True,
+        )
+    missing = set(info["missing_keys"])
+    sizes = {name: shapes for name, *shapes in info["mismatched_keys"]}
+    if not allow_new_weights:
+        refuse_new_weights(base.source, model, missing, sizes)
+    return model, sorted(missing | set(sizes))
 
 
 def refuse_adapter(base: Base) -> None:
@@ -240,6 +276,19 @@ def weights_fingerprint(source: str) -> str:
     raise ModelError(NO_WEIGHTS.format(source))
 
 
+def check_unchanged(source: str, before: str) -> None:
+    """Check that weights that have been loaded are those whose fingerprint was taken before.
+
+    Raises:
+        ModelError: they were replaced meanwhile, or are gone.
+    """
+    if weights_fingerprint(source) != before:
+        raise ModelError(
+            f"the weights of {source} were changed while they were loaded: start again when they "
+            "are complete"
+        )
+
+
 def check_weights_exist(source: str) -> None:
     """Check that a local folder has a file of weights, or an index of them; hub ids are not asked.
 
@@ -255,6 +304,12 @@ def check_weights_exist(source: str) -> None:
 def _local_or_hub(model: str) -> str:
     folder = Path(os.path.expanduser(model))
     if os.path.isdir(folder):  # False for a name that is too long
+        if is_adapter(folder) and not (folder / "config.json").is_file():
+            raise ModelError(
+                f"{folder} holds an adapter without the config.json of the model, which says what "
+                "its outputs are: save it there: model.get_base_model().config.save_pretrained("
+                f"{str(folder)!r})"
+            )
         if not (folder / "config.json").is_file():
             raise ModelError(f"{folder} is no model folder: it has no config.json")
         return str(folder.resolve() if ".." in folder.parts else folder)

@@ -103,18 +103,6 @@ def stored_as(frozen_weights: Stored, whole: list[str]) -> dict[str, Any]:
     return {"dtype": torch.bfloat16, "quantization_config": quantization}
 
 
-def keep_unpacked(model: nn.Module) -> None:
-    """Keep weights in 4 bits as they were loaded.
-
-    On CPUs with bfloat16 arithmetic bitsandbytes packs them for good in the first pass in
-    evaluation mode: they have no gradient then, so no training could go on, and layers whose width
-    is no multiple of 32 end in an error.
-    """
-    for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
-
-
 def add_lora(
     model: nn.Module,
     settings: LoraSettings,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from smoothtune.console import progress_bar, say
-from smoothtune.run.processes import from_main
+from smoothtune.files import check_owned
+from smoothtune.run.processes import from_main, is_main
 from smoothtune.run.signals import Signals
+from smoothtune.trainer.manifest import is_committed
 
 QUIET = {"epoch", "step", "total_flos", "train_runtime", "train_samples_per_second"}
 QUIET |= {"train_steps_per_second", "train_loss"}
@@ -78,13 +81,20 @@ class EarlyStopping(TrainerCallback):
         greater_is_better: whether a greater score is better.
         patience: number of evaluations.
         threshold: a score that is better by no more than this counts as no better.
+        counts: whether an evaluation after so many updates counts.
     """
 
     def __init__(
-        self, metric: str, *, greater_is_better: bool, patience: int, threshold: float
+        self,
+        metric: str,
+        *,
+        greater_is_better: bool,
+        patience: int,
+        threshold: float,
+        counts: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self.metric, self.sign = metric, 1 if greater_is_better else -1
-        self.patience, self.threshold = patience, threshold
+        self.patience, self.threshold, self.counts = patience, threshold, counts
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Look at the last score."""
@@ -102,7 +112,7 @@ class EarlyStopping(TrainerCallback):
         """Whether the last evaluations of a log were no better than the best before them."""
         best, waited = -math.inf, 0
         for entry in log:
-            if self.metric not in entry:
+            if self.metric not in entry or not self.counts(int(entry.get("step", 0))):
                 continue
             score = self.sign * entry[self.metric]
             waited = 0 if score > best + self.threshold else waited + 1
@@ -126,10 +136,31 @@ class Stopwatch(TrainerCallback, ExportableState):
         return {"args": {}, "attributes": {"before": self.seconds}}
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        """Go on counting; checkpoints of earlier versions hold no time."""
-        held = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        """Go on counting."""
         if state.global_step:
+            held = state.stateful_callbacks[type(self).__name__]
             self.before, self.resumed_from = held["attributes"]["before"], state.global_step
+
+
+class StillOwned(TrainerCallback):
+    """Ends a run whose folder was moved or replaced, before it writes into the new one.
+
+    Args:
+        folder: the output folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """A checkpoint may follow."""
+        if is_main():
+            check_owned(self.folder)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        """An evaluation takes time, and a checkpoint may follow."""
+        if is_main():
+            check_owned(self.folder)
 
 
 class EvaluationEnded(BaseException):
@@ -162,6 +193,7 @@ class StopOnSignal(TrainerCallback):
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Neither evaluate nor save again at the end of an epoch that was cut."""
         if self.signals.agree():
-            saved = from_main(Path(args.output_dir, f"checkpoint-{state.global_step}").exists)
+            checkpoint = Path(args.output_dir, f"checkpoint-{state.global_step}")
+            saved = from_main(lambda: is_committed(checkpoint))
             control.should_save, control.should_evaluate = not saved, False
             control.should_training_stop = True

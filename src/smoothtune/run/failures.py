@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from smoothtune.config.run import RunConfig
-from smoothtune.errors import OutOfMemory, OutputError
+from smoothtune.errors import OutOfMemory, OutputError, is_out_of_memory
+from smoothtune.files import why_not_written
 from smoothtune.run.output import STAGING, newest_checkpoint
 
 
@@ -24,9 +23,7 @@ def naming_memory(config: RunConfig) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, MemoryError) as error:
-        told = str(error).lower()
-        words = ("out of memory", "can't allocate memory", "not enough memory", "bad alloc")
-        if not isinstance(error, MemoryError) and not any(word in told for word in words):
+        if not is_out_of_memory(error):
             raise
         rows, steps = config.per_device_train_batch_size, config.gradient_accumulation_steps
         smaller = (
@@ -53,10 +50,12 @@ def writing(folder: Path) -> Iterator[None]:
     """
     try:
         yield
-    except (OSError, SafetensorError, OutputError) as error:
-        shutil.rmtree(folder / STAGING, ignore_errors=True)
+    except Exception as error:  # of libraries that write, some have no class of their own
         cause = error.__cause__ if isinstance(error, OutputError) else error
-        why = getattr(cause, "strerror", None) or str(error)
+        why = why_not_written(cause) if isinstance(cause, Exception) else ""
+        if not why:
+            raise
+        shutil.rmtree(folder / STAGING, ignore_errors=True)
         saved = newest_checkpoint(folder).folder
         again = " and --resume-from-checkpoint" if saved else ""
         raise OutputError(

@@ -15,7 +15,15 @@ from smoothtune.console import say
 from smoothtune.data.arrow import numbers
 from smoothtune.data.csv_format import no_header
 from smoothtune.errors import ConfigError, Problem, counted
-from smoothtune.models.load import Base, load_base, load_classifier, new_classifier, start_at_mean
+from smoothtune.models.load import (
+    Base,
+    check_unchanged,
+    load_base,
+    load_classifier,
+    new_classifier,
+    start_at_mean,
+    weights_fingerprint,
+)
 from smoothtune.models.lora import add_lora, told_adapters
 from smoothtune.models.positions import check_lengths
 from smoothtune.tasks.base import Task
@@ -31,6 +39,8 @@ class Inputs:
 
     base: Base
     prepared: Prepared
+    base_weights: str
+    """Sha256 of the base model's weights, see `weights_fingerprint`."""
     unlabeled: tuple[Dataset, str] | None
     """Tokenized rows, and the fingerprint of their texts."""
     class_weights: dict[str, float] | None = None
@@ -40,6 +50,15 @@ class Inputs:
     def task(self) -> Task:
         """The task, with the labels of the data."""
         return self.prepared.task
+
+    @property
+    def fingerprints(self) -> dict[str, str | None]:
+        """What was read, by content, as ``result.json`` records it."""
+        return {
+            "data": self.prepared.fingerprint,
+            "unlabeled": self.unlabeled and self.unlabeled[1],
+            "base_weights": self.base_weights,
+        }
 
 
 def read_inputs(config: RunConfig, console: Console) -> Inputs:
@@ -52,6 +71,7 @@ def read_inputs(config: RunConfig, console: Console) -> Inputs:
     """
     task = configured_task(config)
     base = load_base(config.model, trust_remote_code=config.trust_remote_code)
+    weights = weights_fingerprint(base.source)
     prepared = prepare(
         config.data or task.hub_id or "",
         task,
@@ -86,7 +106,7 @@ def read_inputs(config: RunConfig, console: Console) -> Inputs:
         say(console, told)
     if unlabeled is not None:
         say(console, f"unlabeled: {counted(len(unlabeled[0]), 'row')} of {config.unlabeled}")
-    return Inputs(base, prepared, unlabeled, class_weights(config, prepared))
+    return Inputs(base, prepared, weights, unlabeled, class_weights(config, prepared))
 
 
 def without_header(config: RunConfig, task: Task) -> str:
@@ -114,18 +134,18 @@ def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | N
 
     Raises:
         ConfigError: labels are scores, the number of weights is wrong, a class has no rows, or a
-            method replaces the task loss.
+            method computes the plain task loss itself.
     """
     given, names = config.class_weights, prepared.task.known_label_names
     if given is None:
         return None
     counts = prepared.report.splits["train"].labels
-    replacing = [each.name for each in config.regularizers() if each.replaces_task_loss]
+    own = [each.name for each in config.regularizers() if each.plain_loss]
     problem = ""
     if not names:
         problem = "need classes, and the labels are scores"
-    elif replacing:
-        problem = f"are not verified with {replacing[0]}, which replaces the task loss"
+    elif own:
+        problem = f"do not go with {own[0]}, which computes the plain task loss itself"
     elif given != "balanced" and len(given) != len(names):
         problem = f"are {len(given)}, but the classes are {len(names)}: {', '.join(names)}"
     elif given == "balanced" and (absent := [name for name in names if not counts[name]]):
@@ -165,8 +185,13 @@ def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTra
         model, new_weights = new_classifier(inputs.base, task, seed=config.seed)
     else:
         model, new_weights = load_classifier(
-            inputs.base, task, seed=config.seed, frozen_weights=config.frozen_weights
+            inputs.base,
+            task,
+            seed=config.seed,
+            frozen_weights=config.frozen_weights,
+            allow_new_weights=config.allow_new_weights,
         )
+    check_unchanged(inputs.base.source, inputs.base_weights)
     check_rows(model, inputs)
     size = sum(weight.numel() for weight in model.parameters())
     new = "all" if config.from_scratch else ", ".join(new_weights) or "none"

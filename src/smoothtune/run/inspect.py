@@ -17,7 +17,7 @@ from smoothtune.core.support import refuse
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import counted
 from smoothtune.models.checks import only_model_errors
-from smoothtune.models.load import check_weights_exist, refuse_adapter
+from smoothtune.models.load import check_weights_exist, check_weights_fit, refuse_adapter
 from smoothtune.models.lora import add_lora, stored_as, told_adapters
 from smoothtune.run.inputs import Inputs, check_rows, read_inputs
 from smoothtune.run.output import refuse_folder
@@ -68,14 +68,16 @@ def empty_model(config: RunConfig, inputs: Inputs) -> Any:
     Raises:
         ConfigError: a row is longer than the model takes.
         LoraError: base weights in 8 or 4 bits need bitsandbytes, those in float16 an accelerator.
-        ModelError: transformers has no such model for the task, or its folder holds no weights, or
-            those of an adapter.
+        ModelError: transformers has no such model for the task, or its folder holds no weights,
+            those of another model, or those of an adapter.
     """
     base, task = inputs.base, inputs.task
     check_weights_exist(base.source)
     if not config.from_scratch:
         refuse_adapter(base)
         stored_as(config.frozen_weights, [])
+        if not config.allow_new_weights:
+            check_weights_fit(base, task)
     described = base.config.__class__.from_dict(base.config.to_dict() | task.head())
     with (
         only_model_errors(f"the model {base.source} cannot be made"),

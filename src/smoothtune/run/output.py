@@ -13,16 +13,29 @@ import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from smoothtune.config.checks import with_present_names
+from smoothtune.config.draft import message_of
 from smoothtune.config.names import TUNE
 from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import LATER_DEFAULTS
-from smoothtune.errors import OutputError, changed_fields
-from smoothtune.files import RESULT, owned, read_json, refuse_other_files, write_json
+from smoothtune.errors import OutputError, changed_fields, dotted
+from smoothtune.files import (
+    CARD,
+    RESULT,
+    changed_file,
+    check_owned,
+    checksums,
+    owned,
+    read_json,
+    refuse_other_files,
+    write_json,
+)
 from smoothtune.run.processes import world_size
-from smoothtune.trainer.manifest import Found, newest, nothing_to_resume
+from smoothtune.trainer.manifest import Found, newest, nothing_to_resume, remove_all
 from smoothtune.trainer.run_record import CUT
 
 STARTED = "run.json"
@@ -31,10 +44,20 @@ STAGING = ".unfinished"
 
 
 def finished_result(config: RunConfig) -> dict[str, Any] | None:
-    """The recorded result if this same run is finished and is not to be replaced."""
-    result = read_json(Path(config.output_dir) / RESULT)
+    """The recorded result if this same run is finished and is not to be replaced.
+
+    Raises:
+        OutputError: a file of its model was changed, or is missing.
+    """
+    folder = Path(config.output_dir)
+    result = _recorded(folder / RESULT)
     if result is None or config.overwrite_output_dir or _changed(result, config):
         return None
+    if why := changed_file(folder, result):
+        raise OutputError(
+            f"{folder} holds this run, finished, but {why}: restore the file, or train again with "
+            "--overwrite-output-dir"
+        )
     return result
 
 
@@ -69,34 +92,39 @@ def newest_checkpoint(folder: Path) -> Found:
 def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> None:
     """Move the staged model into the folder and write ``result.json`` as the last file.
 
+    Raises:
+        OutputError: the folder was moved or replaced while the run went on.
+
     Args:
         folder: the output folder; ``STAGING`` in it holds the complete new files.
-        result: the content of ``result.json``; the names of the files are added.
+        result: the content of ``result.json``; the files are added, each with its sha256.
         keep_checkpoints: leave ``checkpoints/`` in the folder.
     """
     staging = folder / STAGING
-    names = sorted(path.name for path in staging.iterdir() if path.name != RESULT)
-    write_json(staging / RESULT, result | {"files": names})  # from here on nothing takes room
+    files = checksums(staging)
+    names = list(files)
+    write_json(staging / RESULT, result | {"files": files})  # from here on nothing takes room
+    check_owned(folder)
     replaced = read_json(folder / RESULT) or {}
     (folder / RESULT).unlink(missing_ok=True)
     for name in set(replaced.get("files", [])) - set(names):
         (folder / Path(name).name).unlink(missing_ok=True)
     for name in names:  # safetensors writes files with owner-only permissions
-        shutil.copymode(staging / "README.md", staging / name)
+        shutil.copymode(staging / CARD, staging / name)
     for name in names:
         os.replace(staging / name, folder / name)
     os.replace(staging / RESULT, folder / RESULT)
     staging.rmdir()
     (folder / STARTED).unlink(missing_ok=True)
     if not keep_checkpoints:
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        remove_all(folder / CHECKPOINTS)
 
 
 def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
     refuse_folder(folder, config, resume=resume)
     shutil.rmtree(folder / STAGING, ignore_errors=True)
     if config.overwrite_output_dir and not resume:
-        shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
+        remove_all(folder / CHECKPOINTS)
 
 
 def refuse_folder(folder: Path, config: RunConfig, *, resume: bool = False) -> None:
@@ -105,7 +133,7 @@ def refuse_folder(folder: Path, config: RunConfig, *, resume: bool = False) -> N
     Raises:
         OutputError: it holds something else, or there is nothing to resume.
     """
-    record = read_json(folder / STARTED) or read_json(folder / RESULT)  # the last that was begun
+    record = _recorded(folder / STARTED) or _recorded(folder / RESULT)  # the last that was begun
     if record is None and folder.exists():
         refuse_other_files(folder, "run of smoothtune", (TUNE,))
     if config.overwrite_output_dir and not resume:
@@ -125,6 +153,45 @@ def refuse_folder(folder: Path, config: RunConfig, *, resume: bool = False) -> N
             f"{folder} holds this run, stopped at {checkpoint.name}; go on with "
             "--resume-from-checkpoint, or start again with --overwrite-output-dir"
         )
+
+
+class _Record(BaseModel):
+    """``run.json`` or ``result.json``, as far as it says which run it is."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    config: dict[str, Any]
+    method_versions: dict[str, int] | None = None
+    world_size: Annotated[int, Field(ge=1)] = 1
+
+    @field_validator("config")
+    @classmethod
+    def _can_be_compared(cls, config: dict[str, Any]) -> dict[str, Any]:
+        methods = config.get("methods", {})
+        if not isinstance(methods, dict) or not all(isinstance(f, dict) for f in methods.values()):
+            raise ValueError("methods must hold fields by name")
+        if not all(isinstance(config.get(name) or 1, int) for name in CUT):
+            raise ValueError(f"{' and '.join(CUT)} must be whole numbers")
+        return config
+
+
+def _recorded(path: Path) -> dict[str, Any] | None:
+    """The record of a run; None without the file.
+
+    Raises:
+        OutputError: it is damaged, or another program's.
+    """
+    record = read_json(path)
+    if record is not None:
+        try:
+            _Record.model_validate(record)
+        except ValidationError as error:
+            detail = error.errors()[0]
+            raise OutputError(
+                f"{path}: {dotted(detail['loc'])}: {message_of(detail, [])}; it is not as "
+                "smoothtune train writes it: remove the file, or choose another output_dir"
+            ) from error
+    return record
 
 
 def _changed(record: Mapping[str, Any], config: RunConfig, *, resume: bool = False) -> str:

@@ -6,6 +6,7 @@ compute the same with rows of their own. They must call what waits for others in
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,11 +21,20 @@ from accelerate.utils import broadcast_object_list
 from rich.console import Console
 from transformers.utils import logging
 
+from smoothtune.errors import ConfigError, Problem
+
 T = TypeVar("T")
+LAUNCHED = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""Variables of the environment by which torchrun says what processes there are."""
 
 
 def join_processes() -> PartialState:
-    """Meet the other processes, if there are any; those that are not the main one fall silent."""
+    """Meet the other processes, if there are any; those that are not the main one fall silent.
+
+    Raises:
+        ConfigError: the environment says that there are others, and not how to meet them.
+    """
+    check_environment()
     state = PartialState(cpu=not torch.accelerator.is_available())
     if not state.is_main_process:
         warnings.simplefilter("ignore")
@@ -32,6 +42,27 @@ def join_processes() -> PartialState:
         logging.set_verbosity_error()
         datasets.disable_progress_bars()
     return state
+
+
+def check_environment() -> None:
+    """Check what a launcher says about the processes of a run.
+
+    Raises:
+        ConfigError: a number is none, or one of several variables is missing.
+    """
+    said = {name: os.environ[name] for name in LAUNCHED if name in os.environ}
+    numbers = {name: text.strip().removeprefix("-") for name, text in said.items()}  # -1: none
+    wrong = [name for name in said if name != "MASTER_ADDR" and not numbers[name].isdigit()]
+    several = not wrong and int(said.get("WORLD_SIZE", "1")) > 1
+    missing = [name for name in LAUNCHED if several and name not in said]
+    if wrong:
+        problem = f"{wrong[0]} is {said[wrong[0]]!r}, no whole number"
+    elif missing:
+        problem = f"WORLD_SIZE is {said['WORLD_SIZE']}, but {' and '.join(missing)} are not set"
+    else:
+        return
+    message = f"{problem}: start several processes with torchrun, or unset it to train in one"
+    raise ConfigError([Problem("the environment", "", message)])
 
 
 def world_size() -> int:

@@ -9,7 +9,6 @@ from smoothtune.config.run import RunConfig
 from smoothtune.device import device_name
 from smoothtune.files import versions
 from smoothtune.memory import peak_memory
-from smoothtune.models.load import weights_fingerprint
 from smoothtune.models.places import is_on_the_hub
 from smoothtune.run.inputs import Inputs
 from smoothtune.run.processes import world_size
@@ -19,18 +18,53 @@ from smoothtune.trainer.step_cost import StepCost
 
 
 def best_evaluation(config: RunConfig, trainer: RunTrainer) -> dict[str, Any] | None:
-    """What was decided by scores in training: on the weights, and on the end of the training."""
+    """What scores in training decided: which weights were kept, and when the training ended."""
     if not watches_scores(config):
         return None
     state, (metric, _) = trainer.state, best_score(config, trainer.task)
-    checkpoint = Path(state.best_model_checkpoint).name if state.best_model_checkpoint else ""
-    loaded = config.load_best_model_at_end and checkpoint
     return {
         "metric": metric.removeprefix("eval_"),
-        "value": state.best_metric,
-        "loaded_step": int(checkpoint.rpartition("-")[2]) if loaded else None,
+        "value": state.best_metric,  # None: no evaluation counted
         "stopped_early": state.global_step < state.max_steps,
     }
+
+
+def kept_step(config: RunConfig, trainer: RunTrainer) -> int:
+    """The update whose weights are the run's."""
+    state = trainer.state
+    best = state.best_model_checkpoint if config.load_best_model_at_end else None
+    return int(Path(best).name.rpartition("-")[2]) if best else state.global_step
+
+
+def told_kept(result: dict[str, Any]) -> str:
+    """Which weights were kept and why, of a run that scores in training decided on; else ""."""
+    best, step, last = result["best"], result["kept_step"], result["cost"]["steps"]
+    if not best:
+        return ""
+    end = ", where it was stopped early" * best["stopped_early"]
+    told = f"kept: the weights of step {step} of {last}{end}"
+    if best["value"] is None:
+        return f"{told}; no evaluation came after every method's term, so none was the best"
+    best_score_is = f"the best by {best['metric']} ({best['value']:.4f})"
+    if result["config"]["load_best_model_at_end"]:
+        return f"{told}, {best_score_is}"
+    return f"{told}, the last; {best_score_is} need not be its own"
+
+
+def below_constant(result: dict[str, Any]) -> str:
+    """That a model is no better than the best constant answer; "" where it is.
+
+    Args:
+        result: the content of ``result.json``.
+    """
+    name, constant = result["headline"], result["trivial_baseline"]
+    score = result["metrics"][name]
+    if score > constant:
+        return ""
+    return (
+        f"{name} {score:.4f} is not better than the best constant answer, which has "
+        f"{constant:.4f}: train longer, with another learning rate or on more rows"
+    )
 
 
 def run_result(
@@ -73,13 +107,10 @@ def run_result(
             **peak_memory(),
         },
         "data": prepared.report.to_dict(),
-        "fingerprints": {
-            "data": prepared.fingerprint,
-            "unlabeled": inputs.unlabeled and inputs.unlabeled[1],
-            "base_weights": weights_fingerprint(inputs.base.source),
-        },
+        "fingerprints": inputs.fingerprints,
         "class_weights": inputs.class_weights,
         "best": best_evaluation(config, trainer),
+        "kept_step": kept_step(config, trainer),
         "attention": model.config._attn_implementation,
         "log_history": trainer.state.log_history,
         "versions": versions(),

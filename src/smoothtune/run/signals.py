@@ -1,15 +1,17 @@
-"""SIGINT and SIGTERM: noted while a model is trained, an end at once where nothing can be lost."""
+"""Signals that stop: noted while a model is trained, an end at once where nothing can be lost."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from smoothtune.errors import Stopped
+from smoothtune import errors
+from smoothtune.errors import STOP_SIGNALS, Stopped
 from smoothtune.run.processes import in_any, world_size
 
 
@@ -18,7 +20,10 @@ class _Ended(BaseException):
 
 
 class Signals:
-    """Records SIGINT or SIGTERM within a ``with``; a second signal has its usual effect.
+    """Records a signal of `STOP_SIGNALS` within a ``with``, unless it was ignored before.
+
+    What follows within `ONE_STOP_SECONDS` belongs to it. After that, SIGINT and SIGTERM have their
+    usual effect; the others go on being recorded, as some are sent again and again.
 
     In threads other than the main one, where Python cannot, nothing is recorded. Of several
     processes each gets the signal at another step, so that they stop at one only if they agree:
@@ -39,8 +44,10 @@ class Signals:
     def __enter__(self) -> Signals:
         self.ends_at_once, self.process = False, os.getpid()
         main = threading.current_thread() is threading.main_thread()
-        numbers = (signal.SIGINT, signal.SIGTERM) if main else ()
-        self.previous = {number: signal.signal(number, self._receive) for number in numbers}
+        before = {number: signal.getsignal(number) for number in STOP_SIGNALS if main}
+        self.previous = {n: h for n, h in before.items() if h not in (None, signal.SIG_IGN)}
+        for number in self.previous:
+            signal.signal(number, self._receive)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -70,8 +77,12 @@ class Signals:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
             return
-        self.received = number
-        if world_size() == 1:
+        if self.received is None:
+            self.received, self.first = number, time.monotonic()
+            if self.ends_at_once:
+                raise _Ended
+            return
+        later = time.monotonic() - self.first >= errors.ONE_STOP_SECONDS
+        if later and number in (signal.SIGINT, signal.SIGTERM) and world_size() == 1:
             self.__exit__()
-        if self.ends_at_once:
-            raise _Ended
+            os.kill(os.getpid(), number)

@@ -18,7 +18,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.console import quiet, say
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import OutputError, Stopped
-from smoothtune.files import RESULT, read_json, write_atomic
+from smoothtune.files import CARD, RESULT, check_owned, read_json, write_atomic
 from smoothtune.memory import keep_freed_memory
 from smoothtune.models.load import Base
 from smoothtune.models.lora import merged, save
@@ -26,6 +26,7 @@ from smoothtune.run.callbacks import (
     EvaluationEnded,
     ProgressCallback,
     ShortRunLogs,
+    StillOwned,
     StopOnSignal,
     Stopwatch,
 )
@@ -42,7 +43,7 @@ from smoothtune.run.processes import (
     main_first,
     wait_for_all,
 )
-from smoothtune.run.result import run_result
+from smoothtune.run.result import below_constant, run_result, told_kept
 from smoothtune.run.shards import whole_weights
 from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import (
@@ -53,7 +54,7 @@ from smoothtune.run.trainer import (
     some_examples,
 )
 from smoothtune.tasks.prepare import Prepared
-from smoothtune.trainer.manifest import Found
+from smoothtune.trainer.manifest import Found, is_committed
 from smoothtune.trainer.step_cost import StepCost, measure_step_cost
 from smoothtune.trainer.trainer import save_checkpoint
 
@@ -81,7 +82,7 @@ class Trained:
         with quiet():
             save(self.model, folder, self.weights)
             self.base.tokenizer.save_pretrained(folder)
-        write_atomic(folder / "README.md", model_card(self.result))
+        write_atomic(folder / CARD, model_card(self.result))
 
 
 def train(
@@ -111,7 +112,7 @@ def train(
     """
     join_processes()
     console = console_of_main(console)
-    if result := from_main(lambda: finished_result(config)):
+    if result := from_main(lambda: finished_here(config)):
         say(console, f"{config.output_dir} already holds this run: nothing to do")
         if is_main():
             push(config, result, console)
@@ -123,14 +124,39 @@ def train(
         if not is_main():
             return trained.result
         with Signals(), writing(folder):  # a first signal waits for the end, which is near
+            check_owned(folder)
             trained.save(folder / STAGING)
             publish(folder, trained.result, keep_checkpoints=config.save_strategy != "no")
     scores = (f"{name} {value:.4f}" for name, value in trained.result["metrics"].items())
     say(console, f"validation: {'  '.join(scores)}")
+    if kept := told_kept(trained.result):
+        say(console, kept)
     if not_better := below_constant(trained.result):
         say(console, not_better)
     push(config, read_json(folder / RESULT) or {}, console)
     return trained.result
+
+
+def finished_here(config: RunConfig) -> dict[str, Any] | None:
+    """The recorded result if this same run, on the data and weights as they are, is finished.
+
+    Raises:
+        OutputError: data or base weights are others now, or a file of the model was changed.
+        DataError: the data cannot be read.
+        ModelError: the base model cannot be loaded.
+    """
+    result = finished_result(config)
+    if result is None:
+        return None
+    known = result.get("fingerprints", {})
+    here = read_inputs(config, Console(quiet=True)).fingerprints
+    if changed := [name.replace("_", " ") for name in here if here[name] != known.get(name)]:
+        raise OutputError(
+            f"{config.output_dir} holds this run, finished, but with other content of its "
+            f"{' and '.join(changed)} than there is now: choose another output_dir, or replace "
+            "that run with --overwrite-output-dir"
+        )
+    return result
 
 
 def fit(
@@ -195,22 +221,6 @@ def fit(
     return Trained(inputs.base, inputs.prepared, model, predictions, result, weights)
 
 
-def below_constant(result: dict[str, Any]) -> str:
-    """That a model is no better than the best constant answer; "" where it is.
-
-    Args:
-        result: the content of ``result.json``.
-    """
-    name, constant = result["headline"], result["trivial_baseline"]
-    score = result["metrics"][name]
-    if score > constant:
-        return ""
-    return (
-        f"{name} {score:.4f} is not better than the best constant answer, which has "
-        f"{constant:.4f}: train longer, with another learning rate or on more rows"
-    )
-
-
 def step_cost(
     config: RunConfig, inputs: Inputs, model: PreTrainedModel, console: Console
 ) -> StepCost | None:
@@ -263,7 +273,8 @@ def train_to_the_end(
         Stopped: SIGINT or SIGTERM came; a checkpoint is written.
     """
     progress, stopwatch = ProgressCallback(console, title), Stopwatch()
-    for callback in (progress, stopwatch, StopOnSignal(signals)):
+    still_owned = StillOwned(Path(str(trainer.args.output_dir)).parent)
+    for callback in (progress, stopwatch, still_owned, StopOnSignal(signals)):
         trainer.add_callback(callback)
     try:
         with quiet():
@@ -306,7 +317,8 @@ def keep_step(trainer: RunTrainer) -> None:
         OutputError: it cannot be written.
     """
     step = trainer.state.global_step
-    if not from_main(Path(str(trainer.args.output_dir), f"checkpoint-{step}").exists):
+    checkpoint = Path(str(trainer.args.output_dir), f"checkpoint-{step}")
+    if not from_main(lambda: is_committed(checkpoint)):
         with quiet():
             save_checkpoint(trainer)
 

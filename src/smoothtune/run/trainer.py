@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,6 @@ from smoothtune.core.objective import Objective
 from smoothtune.data.arrow import numbers
 from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.errors import ConfigError, Problem
-from smoothtune.models.load import weights_fingerprint
 from smoothtune.run.callbacks import EarlyStopping, EvaluationEnded
 from smoothtune.run.inputs import Inputs
 from smoothtune.run.optimizer import uncorrected
@@ -31,6 +31,7 @@ from smoothtune.run.shards import prepare_shards
 from smoothtune.run.training_arguments import best_score, training_arguments
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.multi_label import MultiLabelClassification
+from smoothtune.trainer.begun import begun
 from smoothtune.trainer.class_weights import ClassWeightedLoss, LabelWeightedLoss
 from smoothtune.trainer.run_record import EXAMPLES, examples_per_update
 from smoothtune.trainer.trainer import SmoothTrainer
@@ -181,15 +182,16 @@ def build_trainer(
                 greater_is_better=greater,
                 patience=config.early_stopping_patience,
                 threshold=config.early_stopping_threshold,
+                counts=partial(begun, regularizers),
             )
         )
     trainer.task = task
     trainer.kinds = 2 if inputs.unlabeled and config.alternate == "batch" else 1
     trainer.run_identity = {
         EXAMPLES: examples_per_update(arguments),
-        "data": inputs.prepared.fingerprint,
-        "unlabeled data": inputs.unlabeled and inputs.unlabeled[1],
-        "base model's weights": weights_fingerprint(inputs.base.source),
+        "data": inputs.fingerprints["data"],
+        "unlabeled data": inputs.fingerprints["unlabeled"],
+        "base model's weights": inputs.fingerprints["base_weights"],
     }
     trainer.remove_callback(PrinterCallback)
     attention = model.config._attn_implementation

@@ -14,6 +14,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import OUTPUT_FIELDS
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.run.output import CHECKPOINTS
+from smoothtune.run.processes import check_environment
 from smoothtune.tasks.base import Task
 
 _OWN_MEANING = {
@@ -37,8 +38,10 @@ def training_arguments(config: RunConfig, folder: Path, task: Task) -> TrainingA
         task: its labels known; names the model's label inputs and the scores.
 
     Raises:
-        ConfigError: there is no such score, or no such place to report to.
+        ConfigError: there is no such score, or no such place to report to; or the environment
+            speaks of other processes, and does not say how to meet them.
     """
+    check_environment()
     shared = {field.name for field in fields(TrainingArguments)} - _OWN_MEANING
     values: dict[str, Any] = config.model_dump(include=shared)
     if config.load_best_model_at_end:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.files import versions, write_json
 from smoothtune.study.config import Study
 from smoothtune.study.files import portable, portable_fields
-from smoothtune.study.plan import Choice, Key
-from smoothtune.study.records import STUDY, Cell, Records
+from smoothtune.study.plan import Choice, Key, read_fingerprints
+from smoothtune.study.records import STUDY, Cell, Fingerprints, Records
 
 
 def write_description(
@@ -21,6 +22,7 @@ def write_description(
     command: Sequence[str],
     trials: Sequence[Cell],
     records: Records,
+    prints: Mapping[str, Fingerprints] | None = None,
 ) -> None:
     """Write ``study.json``: what was asked for, with the id of every cell.
 
@@ -31,6 +33,7 @@ def write_description(
         command: how it was started.
         trials: cells that settings are chosen by.
         records: of the folder.
+        prints: what the cells read, by `cell_key`; those of other cells in the folder stay.
 
     Raises:
         OutputError: it cannot be written.
@@ -61,9 +64,15 @@ def write_description(
             for cell in {cell.id: cell for cell in cells}.values()
         ],
         "choosing": [cell.id for cell in trials],
+        "fingerprints": _all_fingerprints(records.folder, prints or {}),
         "versions": versions(),
     }
     write_json(records.folder / STUDY, content)
+
+
+def _all_fingerprints(folder: Path, prints: Mapping[str, Fingerprints]) -> dict[str, Any]:
+    """Those that the folder holds, and newer ones in their place."""
+    return {key: asdict(each) for key, each in (read_fingerprints(folder) | dict(prints)).items()}
 
 
 def _portable(ood: Mapping[str, OtherData]) -> dict[str, dict[str, Any]]:

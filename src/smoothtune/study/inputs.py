@@ -18,6 +18,7 @@ from smoothtune.evaluation.transfer import as_task, source_of
 from smoothtune.files import cache_folder, make_folder, not_written, write_atomic
 from smoothtune.models.load import load_base, weights_fingerprint
 from smoothtune.study.config import DEMO
+from smoothtune.study.records import Extras, Fingerprints
 from smoothtune.tasks.prepare import prepare
 
 
@@ -107,6 +108,19 @@ def other_fingerprint(other: OtherData, run: RunConfig) -> str:
                 content = json.dumps([name, column, split[column][:]], default=str)
                 digest.update(content.encode())
     return digest.hexdigest()
+
+
+def fingerprints_of(run: RunConfig, extras: Extras) -> Fingerprints:
+    """Of all that a run reads, as it is now.
+
+    Raises:
+        DataError, ModelError: it is not at hand, or cannot be used.
+    """
+    source = run.data or configured_task(run).hub_id or ""
+    unlabeled = run.unlabeled and unlabeled_fingerprint(run.unlabeled, run)
+    others = tuple((name, other_fingerprint(other, run)) for name, other in extras.ood)
+    data = data_fingerprint(source, run)
+    return Fingerprints(data, base_weights_fingerprint(run), unlabeled or None, others)
 
 
 def data_at_hand(run: RunConfig) -> str | None:

@@ -16,11 +16,13 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
+from pydantic import TypeAdapter, ValidationError
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
-from smoothtune.files import cache_folder
+from smoothtune.errors import OutputError
+from smoothtune.files import cache_folder, read_json
 from smoothtune.study.conditions import Condition
 from smoothtune.study.config import Study
 from smoothtune.study.entries import Entry
@@ -33,7 +35,14 @@ from smoothtune.study.inputs import (
     unlabeled_fingerprint,
     write_parts,
 )
-from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity
+from smoothtune.study.records import (
+    STUDY,
+    Cell,
+    Extras,
+    Fingerprints,
+    Records,
+    cell_identity,
+)
 from smoothtune.study.records import digest as digest_of
 
 SELECTION = "selection"
@@ -67,10 +76,21 @@ class Plan:
     Args:
         study: the study.
         folder: the study's output folder, for parts of training data; None to plan only.
+        recorded: fingerprints that the folder holds, see `read_fingerprints`: neither data nor
+            models are looked at, and what they do not tell of has not been run. None: read all.
+
+    Attributes:
+        prints: the fingerprints by cell, as `cell_key` names it.
     """
 
-    def __init__(self, study: Study, folder: Path | None) -> None:
-        self.study, self.folder = study, folder
+    def __init__(
+        self,
+        study: Study,
+        folder: Path | None,
+        recorded: Mapping[str, Fingerprints] | None = None,
+    ) -> None:
+        self.study, self.folder, self.recorded = study, folder, recorded
+        self.prints: dict[str, Fingerprints] = {}
         self._data: dict[str, str] = {}
         self._weights: dict[str, str] = {}
         self._selection: dict[Key, dict[int, list[Cell]]] | None = None
@@ -168,8 +188,8 @@ class Plan:
         cells = []
         for seed in self.study.selection_seeds:
             run = self.study.runs[c, e, s].model_copy(update={"seed": seed})
-            part = self._part_of_training_rows(run)
-            run = run.model_copy(update={"data": str(part), "max_train_samples": None})
+            part = None if self.recorded is not None else str(self._part_of_training_rows(run))
+            run = run.model_copy(update={"data": part, "max_train_samples": None})
             cells.append(self._cell(c, e, s, run, Extras(), selection=True))
         return cells
 
@@ -177,8 +197,14 @@ class Plan:
         self, c: int, e: int, s: int, run: RunConfig, extras: Extras, *, selection: bool
     ) -> Cell:
         condition, entry = self.study.conditions[c], self.study.entries[e]
-        run = run.model_copy(update={"data": data_at_hand(run), "output_dir": "unset"})
-        known = cell_identity(run, extras, self.fingerprints(run, extras))
+        key = cell_key(condition, entry, s, run.seed if selection else None)
+        if self.recorded is not None:
+            prints = self.recorded.get(key, _unknown(extras))
+        else:
+            run = run.model_copy(update={"data": data_at_hand(run)})
+            prints = self.prints[key] = self.fingerprints(run, extras)
+        run = run.model_copy(update={"output_dir": "unset"})
+        known = cell_identity(run, extras, prints)
         return Cell(
             label=entry.label,
             setting=entry.settings[s].describe(),
@@ -235,6 +261,40 @@ class Plan:
         if not (folder / "validation.parquet").exists():
             write_parts(source, run, share, folder)
         return folder
+
+
+def cell_key(condition: Condition, entry: Entry, setting: int, seed: int | None) -> str:
+    """What names a cell, or all cells that differ by the seed alone, wherever its data are.
+
+    Args:
+        condition: the cell's.
+        entry: the cell's.
+        setting: number of its setting.
+        seed: of a cell that settings are chosen by; None: a cell that is reported.
+    """
+    size, described = condition.max_train_samples, entry.settings[setting].describe()
+    return json.dumps([condition.task, condition.model, size, entry.label, described, seed])
+
+
+def read_fingerprints(folder: Path) -> dict[str, Fingerprints]:
+    """What the runs of a study read, as its folder says; by `cell_key`.
+
+    Raises:
+        OutputError: ``study.json`` is damaged.
+    """
+    found = (read_json(folder / STUDY) or {}).get("fingerprints", {})
+    try:
+        return TypeAdapter(dict[str, Fingerprints]).validate_python(found)
+    except ValidationError as error:
+        raise OutputError(
+            f"{folder / STUDY}: its fingerprints are not as smoothtune study writes them: run the "
+            "study's command again"
+        ) from error
+
+
+def _unknown(extras: Extras) -> Fingerprints:
+    """Of a cell that was never planned in the folder; no record has them."""
+    return Fingerprints("", "", ood=tuple((name, "") for name, _ in extras.ood))
 
 
 def _mean_score(cells: list[Cell], records: Records) -> float | None:

@@ -21,7 +21,7 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Protocol
 
-from smoothtune.errors import OutputError
+from smoothtune.errors import STOP_SIGNALS, OutputError
 from smoothtune.study.records import RESULTS, Cell, Records, Status
 from smoothtune.study.room import visible_gpus
 
@@ -38,7 +38,7 @@ SERVER_LOST = 255
 """Exit code that multiprocessing tells for a process whose server died; it may still run."""
 STOPPED = 75
 """Exit code of a cell that a signal stopped."""
-BY_SIGNAL = (SERVER_LOST, STOPPED, -signal.SIGTERM, -signal.SIGINT)
+BY_SIGNAL = (SERVER_LOST, STOPPED, *(-number for number in STOP_SIGNALS))
 """Exit codes of cells that ended by a signal which the study may get as well, a moment later."""
 SECONDS_FOR_SIGNAL = 1.0
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}

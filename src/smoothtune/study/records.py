@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +25,6 @@ STUDY, CELLS, FAILURES, LOG = "study.json", "cells", "failures", "log.jsonl"
 Status = Literal["done", "nan", "killed", "out of memory", "error"]
 """How a run ended. "done" and "nan" are results and stay; the others are tried again."""
 RESULTS: tuple[Status, ...] = ("done", "nan")
-State = tuple[int, int, int]
-"""Size of a file in bytes, time of its last change in nanoseconds, and its inode."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +49,24 @@ class Fingerprints:
     unlabeled: str | None = None
     ood: tuple[tuple[str, str], ...] = ()
     """Of the other data sets, by name."""
+
+
+def differing(identity: Mapping[str, Any], prints: Fingerprints) -> list[str]:
+    """What a cell of this identity reads that has other content by these fingerprints, in words."""
+    now = {
+        "data": prints.data,
+        "base weights": prints.base_weights,
+        "unlabeled data": prints.unlabeled,
+        **{f"other data {name}": content for name, content in prints.ood},
+    }
+    others = identity.get("extras", {}).get("ood", {})
+    planned = {
+        "data": identity["data"],
+        "base weights": identity["base_weights"],
+        "unlabeled data": identity.get("unlabeled"),
+        **{f"other data {name}": read_as["source"] for name, read_as in others.items()},
+    }
+    return [name for name in planned if planned[name] != now.get(name)]
 
 
 def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> dict[str, Any]:
@@ -145,8 +162,8 @@ class Records:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._rows: dict[str, tuple[State, Row]] = {}
-        """Rows of verified records, with the state of the files that they are of."""
+        self._rows: dict[str, tuple[str, Row]] = {}
+        """Rows of verified records, with the sha256 of the files that they are of."""
 
     def write(self, cell: Cell, content: dict[str, Any]) -> None:
         """Write a finished cell, and forget how it failed before."""
@@ -161,16 +178,17 @@ class Records:
 
     def row(self, cell_id: str) -> Row | None:
         """What a report needs of a finished cell; None as `read`."""
-        state = _state(self._path(cell_id))
-        if state is None:
+        try:
+            content = hashlib.sha256(self._path(cell_id).read_bytes()).hexdigest()
+        except OSError:
             return None
-        known, row = self._rows.get(cell_id, (None, None))
-        if known != state:
+        known, row = self._rows.get(cell_id, ("", None))
+        if known != content:
             record = self.read(cell_id)
             if record is None:
                 return None
             row = row_of(record)
-            self._rows[cell_id] = state, row
+            self._rows[cell_id] = content, row
         return row
 
     def _path(self, cell_id: str) -> Path:
@@ -293,14 +311,6 @@ def _verified(path: Path) -> dict[str, Any] | None:
     except (ValidationError, ValueError, RecursionError):
         return None
     return record if whole and own else None
-
-
-def _state(path: Path) -> State | None:
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns, found.st_ino
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -14,7 +14,7 @@ from rich.console import Console
 from smoothtune.console import say, tracked
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import ConfigError, Problem, Stopped, counted
-from smoothtune.files import owned, refuse_other_files, remove_partial
+from smoothtune.files import check_owned, owned, refuse_other_files, remove_partial
 from smoothtune.run.callbacks import Signals
 from smoothtune.run.output import CHECKPOINTS
 from smoothtune.study.config import Study
@@ -80,7 +80,7 @@ def run_study(
                 cells = list({cell.id: cell for cell in cells}.values())
                 with tracked(cells, "reading records", console) as shown:
                     missing = [cell for cell in shown if records.row(cell.id) is None]
-                write_description(study, cells, choices, command, trials, records)
+                write_description(study, cells, choices, command, trials, records, plan.prints)
                 if stage == "final":
                     _tell_ignored(console, records, plan, cells)
                 if not ray and any(cell.config.bf16 for cell in missing) and slow_at_bfloat16():
@@ -89,7 +89,7 @@ def run_study(
                     keep = study.config.keep_models
                     pool = pool or make_pool(folder, where, plan.weight_bytes, keep)
                     with Live(console, cells, records) as live:
-                        execute(missing, pool, live, signals)
+                        execute(missing, pool, live, signals, lambda: check_owned(folder))
         finally:
             if pool is not None:
                 pool.stop()
@@ -150,6 +150,7 @@ def execute(
     pool: Pool,
     shown: Shown,
     signals: Signals,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Run cells until all have ended.
 
@@ -158,6 +159,7 @@ def execute(
         pool: runs them.
         shown: is told of each.
         signals: end it.
+        check: is called after cells have ended.
 
     Raises:
         Stopped: a signal came; unfinished cells have written nothing.
@@ -174,12 +176,15 @@ def execute(
         if signals.received:
             pool.stop()
             raise Stopped(f"stopped by a signal with {shown.state()}; the same command goes on")
-        for ended in pool.ended(0.5, lambda: signals.received is not None):
+        found = pool.ended(0.5, lambda: signals.received is not None)
+        for ended in found:
             running.discard(ended.cell.id)
             again = ended.status in TRIED_AGAIN and attempts[ended.cell.id] < ATTEMPTS
             shown.ended(ended, again)
             if again:
                 waiting.append(ended.cell)
+        if found:
+            check()
         shown.refresh()
 
 

@@ -22,7 +22,15 @@ from tqdm import tqdm
 from smoothtune.config.evaluation import Settings
 from smoothtune.config.part_names import OOD, further_title
 from smoothtune.console import say
-from smoothtune.errors import CheckpointError, ModelError, NonFiniteLoss, OutOfMemory, Stopped
+from smoothtune.errors import (
+    CheckpointError,
+    DataError,
+    ModelError,
+    NonFiniteLoss,
+    OutOfMemory,
+    Stopped,
+    is_out_of_memory,
+)
 from smoothtune.evaluation.calibration import label_errors, reliability
 from smoothtune.evaluation.parts import PART_FUNCTIONS, Subject, further_data, other_data
 from smoothtune.evaluation.predictor import Predictor
@@ -31,21 +39,15 @@ from smoothtune.evaluation.run import evaluate_part
 from smoothtune.methods.find import find_method
 from smoothtune.run.train import Trained, fit
 from smoothtune.study.files import portable, portable_fields
+from smoothtune.study.inputs import fingerprints_of
 from smoothtune.study.pool import STOPPED, forget
-from smoothtune.study.records import RESULTS, Cell, Extras, Records, Status
+from smoothtune.study.records import RESULTS, Cell, Extras, Records, Status, differing
 from smoothtune.tasks.multi_label import MultiLabelClassification
 
 WORK, MODELS = "work", "models"
 NOISE_ROWS = 256
 RESAMPLES = 100
 """Behind the intervals over examples of other data sets; seeds are what a study judges by."""
-NO_MEMORY = (
-    "out of memory",
-    "not enough memory",
-    "can't allocate memory",
-    "cannot allocate memory",
-    "bad alloc",
-)
 
 
 def run_here(
@@ -131,6 +133,7 @@ def compute(
 
     torch.set_num_threads(1)
     console = Console(file=sys.stdout, width=200)
+    check_inputs(cell)
     trained = _fit(cell, work, checkpoints, console)
     if models is not None:
         models.mkdir(exist_ok=True)
@@ -139,7 +142,24 @@ def compute(
         os.replace(work / "model", models / cell.id)
     result = trained.result | {"model": portable(cell.config.model)}
     result["config"] = portable_fields(trained.result["config"])
-    return {"status": "done", "result": result, "extras": measure(trained, cell)}
+    extras = measure(trained, cell)
+    check_inputs(cell)
+    return {"status": "done", "result": result, "extras": extras}
+
+
+def check_inputs(cell: Cell) -> None:
+    """Check that a run reads what the study read when it was planned.
+
+    Raises:
+        DataError: data or base weights have another content.
+    """
+    now = fingerprints_of(cell.config, cell.extras)
+    if changed := differing(cell.identity, now):
+        raise DataError(
+            f"{' and '.join(changed)} changed since the study began, so this run is none of it: "
+            "put back what was there, or run the command again, which makes all runs anew on what "
+            "is there now"
+        )
 
 
 def _fit(cell: Cell, work: Path, checkpoints: Path | None, console: Console) -> Trained:
@@ -227,15 +247,9 @@ def _subject(trained: Trained, cell: Cell) -> Subject:
 
 def classify(error: BaseException) -> Status:
     """What kind of failure an error is."""
-    import torch
-
-    text = str(error)
-    if isinstance(error, NonFiniteLoss) or "is not finite" in text:
+    if isinstance(error, NonFiniteLoss) or "is not finite" in str(error):
         return "nan"
-    kinds = (MemoryError, torch.OutOfMemoryError)
-    if isinstance(error, kinds) or any(words in text.lower() for words in NO_MEMORY):
-        return "out of memory"
-    return "error"
+    return "out of memory" if is_out_of_memory(error) else "error"
 
 
 def what_to_try(cell: Cell) -> str:

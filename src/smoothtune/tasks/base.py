@@ -14,6 +14,7 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.columns import column_problem, text_problems
+from smoothtune.data.label_types import LabelType
 from smoothtune.data.sources import load_splits
 from smoothtune.data.tokenizing import Encoder, encoded_rows
 from smoothtune.errors import DataError
@@ -86,7 +87,11 @@ class Task(ABC):
     encoding: str | None = None
     """Of CSV and TSV files; None: UTF-8."""
     merge_labels: bool | None = None
-    """Whether labels that differ in blanks or case only are one class; None: they are an error."""
+    """Whether labels that differ in blanks, case or unseen characters only are one class; None:
+    they are an error."""
+    label_type: LabelType | None = None
+    """What labels are, whatever they look like: text, integer or float; None: as they are stored,
+    or look like in CSV."""
 
     def __post_init__(self) -> None:
         if self.label_names is not None and not self.metrics:
@@ -159,6 +164,7 @@ class Task(ABC):
             hub_id=self.hub_id,
             hub_config=self.hub_config,
             need_train=need_train,
+            label_type=self.label_type,
             sep=self.sep,
             encoding=self.encoding,
         )

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset
 
 from smoothtune.data.columns import rows_with_problems
-from smoothtune.data.label_names import is_missing, spelled_alike, text_classes
+from smoothtune.data.label_names import is_missing, text_classes
 from smoothtune.errors import DataError
-from smoothtune.tasks.labels import class_problem, stored_names
+from smoothtune.tasks.class_lookup import ClassLookup
 
 FORMS = (
     "give label_separator, such as ;, for texts that hold several labels, or label_columns for "
@@ -77,22 +77,18 @@ def label_sets(
         column: its label column.
         separator: as `set_names`.
         names: of the task's labels.
-        merge: look texts up without regard to blanks around them and to case.
+        merge: look texts up without regard to blanks, case and unseen characters.
     """
-    ids = {name: index for index, name in enumerate(names)}
+    item = getattr(dataset.features[column], "feature", None)
+    lookup = ClassLookup(names, merge=bool(merge), feature=item)
     rows = _listed(dataset, column, separator)
-    stored = stored_names(getattr(dataset.features[column], "feature", None), names)
-    alike = {spelled_alike(name): name for name in names} if merge else {}
-    rows = [
-        [_named(label, stored, alike) for label in row] if isinstance(row, list) else row
-        for row in rows
-    ]
-    problems = [_set_problem(row, ids) for row in rows]
+    problems = [_set_problem(row, lookup) for row in rows]
     if any(problems):
-        return np.empty((0, len(names))), rows_with_problems(column, dataset[column][:], problems)
+        told = rows_with_problems(dataset, column, dataset[column][:], problems)
+        return np.empty((0, len(names))), told
     found = np.zeros((len(rows), len(names)), np.float32)
     for row, labels in enumerate(rows):
-        found[row, [ids[x] if isinstance(x, str) else int(x) for x in labels]] = 1
+        found[row, lookup.indices(labels)] = 1
     return found, []
 
 
@@ -110,7 +106,7 @@ def yes_or_no(dataset: Dataset, columns: Sequence[str]) -> tuple[np.ndarray, lis
     problems = []
     for index, column in enumerate(columns):
         values = dataset[column][:]
-        wrong = rows_with_problems(column, values, map(_answer_problem, values))
+        wrong = rows_with_problems(dataset, column, values, map(_answer_problem, values))
         problems += wrong
         if not wrong:
             found[:, index] = [float(value) for value in values]
@@ -123,10 +119,10 @@ def holds_sets_of(
     """Whether every label of a column is one of a model's, by name or by number."""
     if isinstance(getattr(dataset.features[column], "feature", None), ClassLabel):
         return False  # labels with names of their own
-    known = {*names, *range(len(names))}
+    lookup = ClassLookup(names)
     rows = _listed(dataset, column, separator)
     labels = [label for row in rows for label in (row if isinstance(row, list) else [row])]
-    return all(type(label) in (int, str) and label in known for label in labels)
+    return all(type(x) in (int, str) and lookup.index(x) is not None for x in labels)
 
 
 def _listed(dataset: Dataset, column: str, separator: str | None) -> list[Any]:
@@ -142,12 +138,7 @@ def _listed(dataset: Dataset, column: str, separator: str | None) -> list[Any]:
     ]
 
 
-def _named(label: Any, stored: Mapping[int, str], alike: Mapping[str, str]) -> Any:
-    label = stored.get(label, label) if isinstance(label, int) else label
-    return alike.get(spelled_alike(label), label) if isinstance(label, str) else label
-
-
-def _set_problem(row: Any, ids: Mapping[str, int]) -> str:
+def _set_problem(row: Any, lookup: ClassLookup) -> str:
     if row is None:
         return "is a missing label; write an empty list for a row without labels, or drop the row"
     if not isinstance(row, list):
@@ -155,7 +146,7 @@ def _set_problem(row: Any, ids: Mapping[str, int]) -> str:
     for label in row:
         if isinstance(label, bool):
             return f"holds {label}, and a list names the labels of its row; {FORMS}"
-        if problem := class_problem(label, ids):
+        if problem := lookup.problem(label):
             return f"holds {label!r}, which {problem}"
     numbers = [label for label in row if not isinstance(label, str)]
     if len(set(numbers)) < len(numbers):

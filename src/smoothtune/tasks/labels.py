@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,24 +11,29 @@ from datasets import ClassLabel, Dataset
 
 from smoothtune.data.arrow import distinct, stored_column
 from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems
-from smoothtune.data.label_names import ALL_IGNORED, MERGE, MISSING, is_missing, spelled_alike
+from smoothtune.data.label_names import ALL_IGNORED, MISSING, is_missing, text_classes
+from smoothtune.data.label_types import is_number
 from smoothtune.errors import DataError, ModelError
+from smoothtune.tasks.class_lookup import ClassLookup, is_numbered
 
 LARGEST_SCORE = float(np.finfo(np.float32).max)
 
 
-def tag_names(dataset: Dataset, column: str, where: str) -> tuple[str, ...]:
+def tag_names(
+    dataset: Dataset, column: str, where: str, *, merge: bool | None = None
+) -> tuple[str, ...]:
     """Names of the tags in a column with lists of tags, as `class_names`."""
+    where = f"{where}, column {column!r}"
     item = getattr(dataset.features[column], "feature", None)
     if isinstance(item, ClassLabel):
         return tuple(item.names)
-    tags = {tag for tags in dataset[column][:] for tag in tags or ()}
+    tags = Counter(tag for tags in dataset[column][:] for tag in tags or ())
     if tags and all(isinstance(tag, str) for tag in tags):
-        return tuple(sorted(tags))
-    if tags != set(range(len(tags))) or len(tags) < 2:
+        return text_classes(tags, where, merge)
+    if set(tags) != set(range(len(tags))) or len(tags) < 2:
         shown = ", ".join(map(repr, list(tags)[:10]))
         raise DataError(
-            f"{where}, column {column!r}: tags are lists of names, or of numbers 0, 1, 2, ... "
+            f"{where}: tags are lists of names, or of numbers 0, 1, 2, ... "
             f"without gaps, found {shown or 'none'}"
         )
     return tuple(map(str, range(len(tags))))
@@ -44,19 +50,23 @@ def holds_labels_of(dataset: Dataset, column: str, names: Sequence[str]) -> bool
     feature = dataset.features[column]
     if len(names) < 2 or isinstance(getattr(feature, "feature", feature), ClassLabel):
         return False  # a score, or labels with names of their own
-    values = dataset[column][:]
-    labels = [tag for tags in values for tag in tags] if isinstance(values[0], list) else values
-    known = {*names, *range(len(names))}
-    return all(type(label) in (int, str) and label in known for label in labels)
+    lookup = ClassLookup(names)
+    if hasattr(feature, "feature"):
+        labels = {tag for tags in dataset[column][:] for tag in tags or ()}
+    else:
+        labels = set(distinct(stored_column(dataset, column))[0])
+    return all(type(x) in (int, str) and lookup.index(x) is not None for x in labels)
 
 
 def real_scores(dataset: Dataset, column: str) -> tuple[np.ndarray, list[str]]:
-    """(N,) float32 scores of a label column, and its problems."""
+    """(N,) float32 scores of a label column, and its problems; texts may be numbers."""
     values, rows = distinct(stored_column(dataset, column))
-    problems = _all_ignored(column, values) or _wrong_rows(column, values, rows, _score_problem)
-    return np.array([] if problems else values, dtype=np.float32)[
-        [] if problems else rows
-    ], problems
+    problems = _all_ignored(column, values) or _wrong_rows(
+        dataset, column, values, rows, _score_problem
+    )
+    if problems:
+        return np.empty(0, np.float32), problems
+    return np.array(list(map(float, values)), dtype=np.float32)[rows], []
 
 
 def class_ids(
@@ -66,52 +76,48 @@ def class_ids(
 
     Args:
         dataset: a raw split.
-        column: its label column; text is looked up in the names.
+        column: its label column, see `ClassLookup`.
         names: of the task's classes.
-        merge: look texts up without regard to blanks around them and to case.
+        merge: look texts up without regard to blanks, case and unseen characters.
     """
     values, rows = distinct(stored_column(dataset, column))
     if problems := _all_ignored(column, values):
         return np.empty(0), problems
-    ids = {name: index for index, name in enumerate(names)}
-    feature = dataset.features[column]
-    if stored := stored_names(feature, names):
-        values = [stored.get(value, value) for value in values]
-    values = [str(value) if isinstance(value, bool) else value for value in values]
-    if merge:
-        named = {spelled_alike(name): name for name in names}
-        values = [named.get(spelled_alike(v), v) if isinstance(v, str) else v for v in values]
-    if problems := _wrong_rows(column, values, rows, lambda value: class_problem(value, ids)):
+    lookup = ClassLookup(names, merge=bool(merge), feature=dataset.features[column])
+    if problems := _wrong_rows(dataset, column, values, rows, lookup.problem):
         return np.empty(0), problems
-    encoded = [ids[value] if isinstance(value, str) else int(value) for value in values]
-    return np.array(encoded, dtype=np.int64)[rows], []
+    return np.array(lookup.indices(values), dtype=np.int64)[rows], []
 
 
 def _wrong_rows(
-    column: str, values: Sequence[Any], rows: np.ndarray, problem: Callable[[Any], str]
+    dataset: Dataset,
+    column: str,
+    values: Sequence[Any],
+    rows: np.ndarray,
+    problem: Callable[[Any], str],
 ) -> list[str]:
     """Problems of a column with these distinct values, and (N,) the number of every row's."""
     problems = [problem(value) for value in values]
     if not any(problems):
         return []
     return rows_with_problems(
-        column, [values[row] for row in rows], (problems[row] for row in rows)
+        dataset, column, [values[row] for row in rows], (problems[row] for row in rows)
     )
 
 
-def tag_ids(dataset: Dataset, column: str, names: Sequence[str]) -> list[list[Any]]:
-    """Lists of tags as class ids; unknown tags are left as they are."""
-    ids: dict[Any, Any] = {name: index for index, name in enumerate(names)}
-    stored = stored_names(getattr(dataset.features[column], "feature", None), names)
-    ids |= {number: ids[name] for number, name in stored.items()}
-    return [[ids.get(tag, tag) for tag in tags or ()] for tags in dataset[column][:]]
-
-
-def stored_names(feature: Any, names: Iterable[str]) -> dict[int, str]:
-    """Class names by stored number, for a column with the same classes in any order."""
-    if isinstance(feature, ClassLabel) and set(feature.names) == set(names):
-        return dict(enumerate(feature.names))
-    return {}
+def tag_ids(
+    dataset: Dataset, column: str, names: Sequence[str], *, merge: bool | None = None
+) -> tuple[list[list[int]], list[str]]:
+    """Lists of tags as class ids, and for every row its problem, or ""."""
+    item = getattr(dataset.features[column], "feature", None)
+    lookup = ClassLookup(names, merge=bool(merge), feature=item)
+    rows = [list(tags or ()) for tags in dataset[column][:]]
+    known = {tag: (lookup.index(tag), lookup.problem(tag)) for tags in rows for tag in tags}
+    problems = [
+        next((f"holds {x!r}, which {known[x][1]}" for x in tags if known[x][0] is None), "")
+        for tags in rows
+    ]
+    return [[known[tag][0] or 0 for tag in tags] for tags in rows], problems
 
 
 def _all_ignored(column: str, values: Sequence[Any]) -> list[str]:
@@ -122,27 +128,11 @@ def _all_ignored(column: str, values: Sequence[Any]) -> list[str]:
 def _score_problem(value: object) -> str:
     if is_missing(value):
         return f"is {MISSING}"
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, str) and not is_number(value):
+        return "is no number; fill it in, or drop the row"
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
         return f"is of type {type(value).__name__}, but the label must be a number"
-    return "" if abs(value) <= LARGEST_SCORE else "is not a finite number in 32 bits"
-
-
-def class_problem(value: object, ids: Mapping[str, int]) -> str:
-    """What is wrong with a label, by name or number; "" if nothing is."""
-    labels = ", ".join(f"{index} {name!r}" for name, index in list(ids.items())[:20])
-    if is_missing(value):
-        return f"is {MISSING}"
-    if isinstance(value, str):
-        if value in ids:
-            return ""
-        alike = next((name for name in ids if spelled_alike(name) == spelled_alike(value)), None)
-        if alike is not None:
-            return f"differs from the label {alike!r} in blanks or case only; give {MERGE}"
-        return f"is no label of this task; they are {labels}"
-    # Integers are real numbers in files where one is missing, so 1.0 is class 1.
-    if not isinstance(value, int | float) or not float(value).is_integer():
-        return f"is no class number; the labels are {labels}"
-    return "" if 0 <= value < len(ids) else f"is out of range; the labels are {labels}"
+    return "" if abs(float(value)) <= LARGEST_SCORE else "is not a finite number in 32 bits"
 
 
 def label_head(names: Sequence[str]) -> dict[str, Any]:
@@ -179,13 +169,32 @@ def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, 
         names: of its labels; none for regression.
 
     Raises:
-        ValueError: the model has another number of outputs.
+        ValueError: the model has another number of outputs, or other names for them that do not
+            belong to the labels in their order.
     """
-    needed = len(names) or 1
+    needed, label2id = len(names) or 1, config.label2id or {}
     if config.num_labels != needed:
-        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {needed}")
-    label2id = config.label2id
-    if label2id is None or set(label2id) != set(names):
+        outputs, labels = ", ".join(list(label2id)[:20]), ", ".join(names[:20])
+        told = f" (the outputs are {outputs}, the labels {labels})" if names and outputs else ""
+        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {needed}{told}")
+    if set(label2id) != set(names):
+        _refuse_other_names(label2id, names)
         return None
     order = tuple(label2id[name] for name in names)
     return None if order == tuple(range(len(order))) else order
+
+
+def _refuse_other_names(label2id: Mapping[str, int], names: Sequence[str]) -> None:
+    """Refuse labels whose order is not that of a model's outputs, which have other names.
+
+    Raises:
+        ValueError: both have a name, at another place; or numbers are names of one of them.
+    """
+    moved = [name for i, name in enumerate(names) if label2id.get(name, i) != i]
+    outputs = sorted(label2id, key=lambda name: label2id[name])
+    if moved or (names and not (is_numbered(names) and is_numbered(outputs))):
+        raise ValueError(
+            f"has the outputs {', '.join(outputs[:20])}, and the labels are "
+            f"{', '.join(names[:20])}: write the labels with the names of the outputs, or "
+            "as their numbers from 0"
+        )

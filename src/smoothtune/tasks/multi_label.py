@@ -94,7 +94,7 @@ class MultiLabelClassification(Task):
             source,
             name=self.name,
             label_column=self.label_column,
-            text_labels=self.label_separator is not None,
+            label_type=self.label_type if self.label_separator is None else "text",
             hub_id=self.hub_id,
             hub_config=self.hub_config,
             need_train=need_train,

@@ -72,7 +72,7 @@ class MultipleChoice(SingleLabelTask):
     def _input_problems(self, split: Dataset) -> list[str]:
         choices = self._choices(split)
         wrong = (_choices_problem(each, self.num_labels) for each in choices)
-        problems = rows_with_problems(", ".join(self.choice_columns), choices, wrong)
+        problems = rows_with_problems(split, ", ".join(self.choice_columns), choices, wrong)
         return text_problems(split, self.text_columns) + problems
 
     def _check_rows(self, split: Dataset) -> tuple[np.ndarray, list[str]]:
@@ -80,7 +80,7 @@ class MultipleChoice(SingleLabelTask):
         problems, labels = self._input_problems(split), split[self.label_column][:]
         numbers = [_number(label) for label in labels]
         unknown = (_number_problem(number, self.num_labels) for number in numbers)
-        problems += rows_with_problems(self.label_column, labels, unknown)
+        problems += rows_with_problems(split, self.label_column, labels, unknown)
         return np.array([] if problems else numbers, np.int64), problems
 
     def _choices(self, split: Dataset) -> list[list[Any]]:

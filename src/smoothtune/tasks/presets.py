@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any
 
+from smoothtune.data.label_types import LabelType
 from smoothtune.tasks.base import Task, TaskType
 from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.multiple_choice import MultipleChoice
@@ -121,6 +122,7 @@ def describe_task(
     sep: str | None = None,
     encoding: str | None = None,
     merge_labels: bool | None = None,
+    label_type: LabelType | None = None,
 ) -> Task:
     """A task of `TASKS`, or a task on a data set with these columns.
 
@@ -132,7 +134,8 @@ def describe_task(
         label_column: column with the label; default: label, for several labels
             labels, for token classification tags.
         label_names: names of the classes in the order of their ids; empty for regression; None to
-            read them from the data: text and integers are classes, real numbers are regression.
+            read them from the data, see `label_type`: text and integers are classes, real numbers
+            are regression.
         label_separator: for several labels, what stands between two in a text; None: lists.
         label_columns: for several labels, a column of 0 and 1 for each, in place of `label_column`.
         choice_columns: for multiple choice, the columns of the choices, or one with lists of them.
@@ -142,8 +145,10 @@ def describe_task(
         validation_split: split to evaluate on; default: validation.
         sep: what separates the columns of CSV and TSV files; None: a comma or a tab, by the suffix.
         encoding: of CSV and TSV files; None: UTF-8.
-        merge_labels: whether labels that differ in blanks or case only are one class; None: they
-            are an error.
+        merge_labels: whether labels that differ only in blanks, case or characters that are not
+            printed are one class; None: they are an error.
+        label_type: text, so that 1 names a class, integer for classes 0, 1, ..., or float for
+            regression; None: as labels are stored, or look like in CSV.
 
     Returns:
         The task.
@@ -155,6 +160,7 @@ def describe_task(
     if preset is not None and not text_columns and task_type in (None, preset.task_type):
         changes = dict(spans or {}) if isinstance(preset, QuestionAnswering) else {}
         changes |= {"sep": sep, "encoding": encoding, "merge_labels": merge_labels}
+        changes |= {"label_type": label_type}
         changes = {name: value for name, value in changes.items() if value is not None}
         return replace(preset, **changes) if changes else preset
     cls = TASK_CLASSES[task_type or "text-classification"]
@@ -171,6 +177,7 @@ def describe_task(
         "sep": sep,
         "encoding": encoding,
         "merge_labels": merge_labels,
+        "label_type": label_type,
         **(spans or {}),
     }
     used = {field.name for field in fields(cls)}

@@ -61,7 +61,13 @@ class TextClassification(SingleLabelTask):
         return not self.known_label_names
 
     def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
-        return class_names(train, self.label_column, where, merge=self.merge_labels)
+        return class_names(
+            train,
+            self.label_column,
+            where,
+            merge=self.merge_labels,
+            label_type=self.label_type,
+        )
 
     def _model_label_names(self, config: Any, raw: Dataset, where: str) -> tuple[str, ...]:
         """None where the model has one output, a score."""

@@ -66,7 +66,7 @@ class TokenClassification(Task):
         return ("f1", "precision", "recall", "accuracy") if entities else ("accuracy",)
 
     def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
-        return tag_names(train, self.label_column, where)
+        return tag_names(train, self.label_column, where, merge=self.merge_labels)
 
     def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
         """Whether every tag is one of a model's."""
@@ -74,26 +74,18 @@ class TokenClassification(Task):
 
     def _check_rows(self, split: Dataset) -> tuple[list[list[Any]], list[str]]:
         """The tags as class ids."""
-        words = split[self.text_columns[0]][:]
-        tags = tag_ids(split, self.label_column, self.known_label_names)
+        column, words = self.label_column, split[self.text_columns[0]][:]
+        names = self.known_label_names
+        tags, unknown = tag_ids(split, column, names, merge=self.merge_labels)
         problems = self._input_problems(split)
         if not problems:
-            wrong = map(self._tags_problem, tags, words)
-            problems = rows_with_problems(self.label_column, split[self.label_column][:], wrong)
+            wrong = map(_tags_problem, tags, words, unknown)
+            problems = rows_with_problems(split, column, split[column][:], wrong)
         return tags, problems
 
     def _input_problems(self, split: Dataset) -> list[str]:
         words = split[self.text_columns[0]][:]
-        return rows_with_problems(self.text_columns[0], words, map(_words_problem, words))
-
-    def _tags_problem(self, tags: list[Any], words: list[str]) -> str:
-        if len(tags) != len(words):
-            return f"has {len(tags)} tags for {len(words)} words"
-        for tag in tags:
-            if not isinstance(tag, int) or not 0 <= tag < self.num_labels:
-                names = ", ".join(self.known_label_names[:20])
-                return f"holds {tag!r}, which is no tag of this task; they are {names}"
-        return ""
+        return rows_with_problems(split, self.text_columns[0], words, map(_words_problem, words))
 
     def select(self, raw: Dataset, indices: np.ndarray, labels: list[list[int]] | None) -> Dataset:
         """Columns tokens, tags if given, example_id."""
@@ -259,6 +251,12 @@ def _depends_on_spaces(part: Any) -> bool:
         return False
     depends = part.get("type") == "ByteLevel" and not part["add_prefix_space"]
     return depends or _depends_on_spaces(part.get("pretokenizers"))
+
+
+def _tags_problem(tags: list[int], words: list[str], unknown: str) -> str:
+    if len(tags) != len(words):
+        return f"has {len(tags)} tags for {len(words)} words"
+    return unknown
 
 
 def _words_problem(words: Any) -> str:

@@ -14,14 +14,18 @@ import torch
 from accelerate.utils import DistributedType, DynamoBackend
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import Trainer, TrainerCallback
+from transformers import PretrainedConfig, Trainer, TrainerCallback
 
 from smoothtune.core import rng
+from smoothtune.core.architecture import unwrap
+from smoothtune.core.attachment import holds
 from smoothtune.core.compiled import compile_blocks, is_compiled_block, uncompile_blocks
+from smoothtune.core.declarations import declaring
 from smoothtune.core.objective import Objective
 from smoothtune.core.optimizer_hooks import unwrapped_optimizer
 from smoothtune.core.regularizer import CALIBRATION_ROWS
 from smoothtune.errors import CheckpointError
+from smoothtune.trainer.begun import begun
 from smoothtune.trainer.checkpoints import Checkpoints
 from smoothtune.trainer.compatibility import check_trainer
 from smoothtune.trainer.finite import check_weights
@@ -83,16 +87,21 @@ class Binding(TrainerCallback):
             self.objective.detach()
             self._undo_compile()
             raise
+        self.model = unwrap(trainer.model)
         self.task = TaskLoss(trainer)
         self.original_create_optimizer, self.original_log = trainer.create_optimizer, trainer.log
         self.checkpoints.original_save = trainer._save_checkpoint
+        self.checkpoints.original_finalize = trainer._finalize_training
         self.original_run_epoch = trainer._run_epoch
+        self.original_determine_best = trainer._determine_best_metric
         mine = {
             "compute_loss": self.compute_loss,
             "create_optimizer": self.create_optimizer,
             "log": self.log,
             "_save_checkpoint": self.checkpoints.save,
+            "_finalize_training": self.checkpoints.finalize,
             "_run_epoch": self.run_epoch,
+            "_determine_best_metric": self.determine_best,
             "get_batch_samples": self.task.parts.get_batch_samples,
             # the task loss is scaled here, so that the Trainer takes the mean over the batches
             "model_accepts_loss_kwargs": self.task.accepts_loss_kwargs,
@@ -102,6 +111,18 @@ class Binding(TrainerCallback):
             mine["get_train_dataloader"] = self.alternating
         self.replaced = {name: vars(trainer).get(name, _CLASS) for name in mine}
         vars(trainer).update(mine)
+
+    def _check_model(self) -> None:
+        """Refuse a trainer that has another model by now.
+
+        Raises:
+            ValueError: what the methods remember is of the first one.
+        """
+        if not holds(self.trainer.model, self.model):
+            raise ValueError(
+                "trainer.model is another model than the one that the methods were prepared on: "
+                "make a trainer of this model, and pass it to regularize()"
+            )
 
     def unbind(self) -> None:
         """Give model and trainer back as they were."""
@@ -202,6 +223,7 @@ class Binding(TrainerCallback):
             prepared.batch,
             prepared.compute_loss,
             row_share=prepared.row_share,
+            declared_loss=self.task.is_declared,
         )
         self._count(self.objective.terms, self.task.parts.part_of_kind(inputs))
         return (loss, None) if return_outputs else loss
@@ -246,11 +268,15 @@ class Binding(TrainerCallback):
     # --- the model ---------------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Save the model, and beside it a record of the methods."""
+        """Save the model, and beside it a record of the methods; beside adapters, the config."""
         self.original_save_model(output_dir, _internal_call=_internal_call)
-        args = self.trainer.args
+        args, model = self.trainer.args, unwrap(self.trainer.model)
         if args.should_save and not _internal_call:  # checkpoints have a manifest
-            write_record(self.trainer, self.objective, Path(output_dir or str(args.output_dir)))
+            folder = Path(output_dir or str(args.output_dir))
+            config = getattr(declaring(model), "config", None)
+            if hasattr(model, "peft_config") and isinstance(config, PretrainedConfig):
+                config.save_pretrained(folder)
+            write_record(self.trainer, self.objective, folder)
 
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Create the card, with the methods."""
@@ -267,6 +293,7 @@ class Binding(TrainerCallback):
             if self.trainer.model_init is not None:
                 self.renew(trial=kwargs.get("trial"))
             else:
+                self._check_model()
                 self.bind()
             self.checkpoints.run = describe_run(self.trainer, self.objective)
             self.resume_from, notes = self.checkpoints.choose(resume_from_checkpoint)
@@ -299,6 +326,7 @@ class Binding(TrainerCallback):
         self.objective.expect(state.max_steps, accumulates=accumulates)
         if self.resume_from is None:
             return
+        self.checkpoints.find_best(self.resume_from.parent)
         try:
             self.objective.load_state_dict(load_file(self.resume_from / STATE_FILE))
         except KeyError as error:
@@ -338,6 +366,14 @@ class Binding(TrainerCallback):
         if self.trainer.is_world_process_zero():
             for remark in self.objective.strengths.remarks():
                 logger.warning(remark)
+
+    def determine_best(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether an evaluation is the best; one from before a term came in is none."""
+        methods = self.objective.regularizers.values()
+        if not begun(methods, self.trainer.state.global_step):
+            return False
+        found: bool = self.original_determine_best(*args, **kwargs)
+        return found
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Stop before weights that are not finite are used or saved."""

@@ -14,26 +14,26 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from transformers import Trainer
 from transformers.trainer_utils import sort_checkpoints
 
 from smoothtune.core.objective import Objective
 from smoothtune.errors import CheckpointError, OutputError
+from smoothtune.files import why_not_written
 from smoothtune.trainer.manifest import (
     ASIDE,
-    MANIFEST,
-    REMOVED,
     STATE_FILE,
     Found,
+    about,
     check_run,
     checkpoints_in,
-    is_checkpoint,
+    files_of_others,
+    is_committed,
     newest,
     nothing_to_resume,
     remove,
-    unverified,
+    remove_remains,
     why_unusable,
     write_manifest,
 )
@@ -50,6 +50,7 @@ class Checkpoints:
         self.trainer, self.objective = trainer, objective
         self.run: dict[str, Any] = {}
         self.original_save = trainer._save_checkpoint
+        self.original_finalize = trainer._finalize_training
 
     def choose(self, asked: str | bool | None) -> Found:
         """The checkpoint that `train(resume_from_checkpoint=asked)` means, verified.
@@ -70,7 +71,7 @@ class Checkpoints:
                 "run"
             )
         else:
-            found = Found(folder, unverified(folder))
+            found = Found(folder, about(folder))
         assert found.folder is not None
         check_run(found.folder, self.run)
         return found
@@ -86,8 +87,7 @@ class Checkpoints:
         checkpoint = Path(trainer._get_output_dir(trial=trial)) / name
         limit = args.save_total_limit
         try:
-            if args.should_save:
-                _set_aside(checkpoint)
+            others = _set_aside(checkpoint) if args.should_save else set()
             trainer.accelerator.wait_for_everyone()
             args.save_total_limit = None
             try:
@@ -96,9 +96,9 @@ class Checkpoints:
                 args.save_total_limit = limit
             trainer.accelerator.wait_for_everyone()
             if args.should_save:
-                self._complete(checkpoint)
-        except (OSError, OutputError, RuntimeError, SafetensorError) as error:
-            if not (why := _write_error(error)):
+                self._complete(checkpoint, others)
+        except Exception as error:  # of libraries that write, some have no class of their own
+            if not (why := why_not_written(error)):
                 raise
             _give_back(checkpoint)
             raise OutputError(
@@ -108,71 +108,107 @@ class Checkpoints:
         if args.should_save:
             self._rotate(checkpoint, limit)
 
-    def _complete(self, checkpoint: Path) -> None:
+    def finalize(self, *args: Any, **kwargs: Any) -> Any:
+        """In place of the trainer's `_finalize_training`, which removes all but the best.
+
+        The last checkpoint is what a run that is killed hereafter goes on from.
+
+        Raises:
+            CheckpointError: the best checkpoint, which is to be loaded, was damaged meanwhile.
+        """
+        args_of_run, state = self.trainer.args, self.trainer.state
+        if args_of_run.load_best_model_at_end and state.best_model_checkpoint:
+            self._check_best(Path(state.best_model_checkpoint))
+        limit, args_of_run.save_total_limit = args_of_run.save_total_limit, None
+        try:
+            return self.original_finalize(*args, **kwargs)
+        finally:
+            args_of_run.save_total_limit = limit
+
+    def find_best(self, folder: Path) -> None:
+        """After a resume: the best checkpoint lies in the same folder, wherever it lay before.
+
+        Args:
+            folder: that holds the checkpoint which is resumed from.
+
+        Raises:
+            CheckpointError: it is to be loaded at the end, and is not there or not whole.
+        """
+        state = self.trainer.state
+        if not state.best_global_step:
+            return
+        best = folder / f"checkpoint-{state.best_global_step}"
+        state.best_model_checkpoint = str(best) if best.is_dir() else None
+        if self.trainer.args.load_best_model_at_end:
+            self._check_best(best)
+
+    def _check_best(self, best: Path) -> None:
+        if why := why_unusable(best):
+            raise CheckpointError(
+                f"{best} has the best score, and its weights are to be kept at the end, but {why}: "
+                "train again from the beginning, or without load_best_model_at_end"
+            )
+
+    def _complete(self, checkpoint: Path, others: set[str]) -> None:
         arguments = checkpoint / "training_args.bin"
         if arguments.exists():  # written while the limit was lifted
             torch.save(self.trainer.args, arguments)
         state = self.objective.state_dict().items()
         save_file({k: t.detach().cpu().contiguous() for k, t in state}, checkpoint / STATE_FILE)
-        write_manifest(checkpoint, self.run)
+        for path in checkpoint.iterdir():  # safetensors writes files with owner-only permissions
+            if path.is_file():
+                shutil.copymode(checkpoint / "trainer_state.json", path)
+        write_manifest(checkpoint, self.run, others)
 
     def _rotate(self, new: Path, limit: int | None) -> None:
-        """Remove what was set aside and the oldest checkpoints, as `save_total_limit` says."""
+        """Remove what was set aside and the oldest checkpoints, as `save_total_limit` says.
+
+        What cannot be removed now is removed after a later checkpoint.
+        """
         for old in [path for path in checkpoints_in(new.parent) if path.name.startswith(ASIDE)]:
-            remove(old)
-        for old in new.parent.glob(f"{REMOVED}checkpoint-*"):  # of a killed process
-            shutil.rmtree(old, ignore_errors=True)
+            with suppress(OSError):
+                remove(old)
+        remove_remains(new.parent)
         if not limit or limit <= 0:
             return
         best = self.trainer.state.best_model_checkpoint
         kept = {new, Path(best)} if best else {new}
         found = [Path(path) for path in sort_checkpoints(str(new.parent), use_mtime=True)]
-        others = [path for path in found if path not in kept and is_checkpoint(path)]
-        others.sort(key=lambda path: (path / MANIFEST).exists())  # first those without
+        known = checkpoints_in(new.parent)
+        others = [path for path in found if path in known and path not in kept]
+        others.sort(key=is_committed)  # first those without
         for old in others[: max(0, len(others) + len(kept) - max(limit, len(kept)))]:
-            remove(old)
+            with suppress(OSError):
+                remove(old)
 
 
 def _aside(checkpoint: Path) -> Path:
     return checkpoint.with_name(ASIDE + checkpoint.name)
 
 
-def _set_aside(checkpoint: Path) -> None:
-    """Keep a checkpoint of the same step until the new one is complete; remove a broken one."""
+def _set_aside(checkpoint: Path) -> set[str]:
+    """Keep a checkpoint of the same step until the new one is complete; remove a broken one.
+
+    Returns:
+        Names of files of others that are left in its place.
+    """
     if not checkpoint.exists():
-        return
+        return set()
     if why_unusable(checkpoint):
         remove(checkpoint)
-        return
+        return files_of_others(checkpoint) if checkpoint.exists() else set()
     if _aside(checkpoint).exists():
         remove(_aside(checkpoint))
     os.replace(checkpoint, _aside(checkpoint))
+    return set()
 
 
 def _give_back(checkpoint: Path) -> None:
     """After a failed write: what was there before."""
     with suppress(OSError):
-        shutil.rmtree(checkpoint, ignore_errors=True)
+        remove(checkpoint)
         if _aside(checkpoint).exists():
             os.replace(_aside(checkpoint), checkpoint)
-
-
-def _write_error(error: Exception) -> str:
-    """Why a file could not be written; empty if the error is none of writing."""
-    if isinstance(error, OSError):  # those of the network are none of writing
-        network = error.errno is None or isinstance(error, ConnectionError | TimeoutError)
-        return "" if network else error.strerror or str(error)
-    if isinstance(error, OutputError):
-        return str(error)
-    words = (
-        "PytorchStreamWriter",
-        "unexpected pos",
-        "iostream",
-        "I/O error",
-        "IoError",
-        "os error",
-    )
-    return str(error).split("\n")[0] if any(word in str(error) for word in words) else ""
 
 
 def _room(folder: Path) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Any, cast, get_args
 
 import torch
@@ -13,6 +14,7 @@ from smoothtune.core.architecture import unwrap
 from smoothtune.core.compiled import BACKENDS
 from smoothtune.core.declarations import is_encoder_decoder
 from smoothtune.core.optimizer_hooks import edits_gradients, needs_updates
+from smoothtune.core.plain_loss import plain_problems
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.support import (
     FULL_BATCH,
@@ -25,8 +27,11 @@ from smoothtune.trainer.sentence_transformers import (
     is_embedding_trainer,
     sentence_transformers_problems,
 )
+from smoothtune.trainer.task_loss import TaskLoss
 from smoothtune.trainer.trl import trl_problems
 from smoothtune.trainer.unlabeled import Alternate
+
+MAIN_INPUTS = ("input_ids", "pixel_values", "input_values", "input_features")
 
 VERIFIED = (DistributedType.NO, DistributedType.MULTI_GPU, DistributedType.MULTI_CPU)
 """One process, and DDP."""
@@ -54,7 +59,10 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
     elif strategy not in VERIFIED:
         wrong.append(f"{strategy} is not verified in the Trainer: use a single process or DDP")
     wrong += trl_problems(trainer)
-    wrong += sentence_transformers_problems(trainer)
+    wrong += sentence_transformers_problems(regularizers, trainer)
+    wrong += plain_problems(
+        regularizers.values(), unwrap(trainer.model), {}, declared=TaskLoss(trainer).is_declared
+    )
     refuse(wrong + setting_problems(regularizers, args))
 
 
@@ -165,9 +173,9 @@ def compile_problems(args: TrainingArguments) -> list[str]:
 
 
 def check_unlabeled(
-    regularizers: dict[str, Regularizer], trainer: Trainer, alternate: Alternate
+    regularizers: dict[str, Regularizer], trainer: Trainer, rows: Any, alternate: Alternate
 ) -> None:
-    """Refuse unlabeled data that no method would use, or with shards of gradients or weights.
+    """Refuse unlabeled rows that no method would use, or not as they are, or with shards.
 
     Raises:
         ValueError: says what to change.
@@ -176,7 +184,22 @@ def check_unlabeled(
         refuse(["unlabeled_dataset is not verified with embedding models: leave it out"])
     if trainer.accelerator.distributed_type in (DistributedType.FSDP, DistributedType.DEEPSPEED):
         refuse(["unlabeled_dataset is not verified with FSDP2 and ZeRO: leave it out, or use DDP"])
+    missing = missing_inputs(trainer.train_dataset, rows)
+    if missing:
+        refuse(
+            [
+                f"unlabeled_dataset has no {', '.join(missing)}, which train_dataset has: tokenize "
+                "it alike (TRL tokenizes train_dataset alone, and trainer.train_dataset shows how)"
+            ]
+        )
     refuse(unlabeled_problems(regularizers, trainer.args, alternate))
+
+
+def missing_inputs(labeled: Any, unlabeled: Any) -> list[str]:
+    """The model inputs that rows of one dataset have, and those of another have not."""
+    if not all(isinstance(rows, Sized) and len(rows) for rows in (labeled, unlabeled)):
+        return []
+    return [name for name in MAIN_INPUTS if name in labeled[0] and name not in unlabeled[0]]
 
 
 def unlabeled_problems(

@@ -1,21 +1,22 @@
-"""What makes a checkpoint complete: a manifest with size and sha256 of every file, written last."""
+"""What makes a checkpoint complete: a manifest with size and sha256 of every file, written last.
+
+A folder without one is no checkpoint, whatever else it holds.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import is_zipfile
 
-from safetensors import SafetensorError, safe_open
+import torch
 
-from smoothtune.errors import CheckpointError, OutputError
-from smoothtune.files import read_json, sha256, write_json
+from smoothtune.errors import CheckpointError, OutputError, changed_fields
+from smoothtune.files import read_json, sha256, versions, write_json
 from smoothtune.trainer.run_record import differences
 
 MANIFEST = "manifest.json"
@@ -23,6 +24,12 @@ STATE_FILE = "smoothtune.safetensors"
 ASIDE, REMOVED = ".old-", ".removed-"
 """Prefixes of a checkpoint that is being written again, and of one that is being removed."""
 _NAME = re.compile(rf"({re.escape(ASIDE)})?checkpoint-(\d+)")
+BITS = ("torch", "transformers", "numpy", "smoothtune")
+"""Packages of which another version may end in other last bits."""
+_READ = (".safetensors", ".bin", ".pt", ".pth", ".json")
+"""Endings of what a resume may read."""
+_BESIDE = (".jinja", ".model", "vocab.txt", "merges.txt")
+"""Endings of what else a trainer writes into a checkpoint."""
 _REQUIRED = {  # what an exact resume reads: usual name, what it is, and names it may have
     "model.safetensors": (
         "the weights",
@@ -42,7 +49,7 @@ class Found(NamedTuple):
     folder: Path | None
     """None: there is no complete one."""
     notes: list[str]
-    """What the user should know: checkpoints passed over and why, or not verified."""
+    """What the user should know: checkpoints passed over and why."""
 
 
 def newest(folder: Path) -> Found:
@@ -50,7 +57,7 @@ def newest(folder: Path) -> Found:
     notes: list[str] = []
     for checkpoint in sorted(checkpoints_in(folder), key=_order, reverse=True):
         if not (why := why_unusable(checkpoint)):
-            return Found(checkpoint, notes + unverified(checkpoint))
+            return Found(checkpoint, [*notes, *about(checkpoint)])
         if not checkpoint.name.startswith(ASIDE):
             notes.append(f"{checkpoint.name} is passed over: {why}")
     return Found(None, notes)
@@ -59,14 +66,21 @@ def newest(folder: Path) -> Found:
 def why_unusable(checkpoint: Path) -> str:
     """What is missing or changed in a checkpoint; empty if it can be resumed from."""
     try:
+        if not checkpoint.is_dir():
+            return "there is no such folder"
         manifest = read_json(checkpoint / MANIFEST)
-        if manifest is not None:
-            return _why_changed(checkpoint, manifest) or _why_incomplete(checkpoint)
-        return _why_incomplete(checkpoint) or _why_cut(checkpoint)
+        if manifest is None:
+            return f"it has no {MANIFEST}, which is written when a checkpoint is complete"
+        return _why_changed(checkpoint, manifest) or _why_incomplete(checkpoint)
     except OutputError as error:
         return str(error)
     except OSError as error:
         return f"it cannot be read: {error}"
+
+
+def is_committed(checkpoint: Path) -> bool:
+    """Whether a checkpoint was written to its end."""
+    return (checkpoint / MANIFEST).exists()
 
 
 def check_run(checkpoint: Path, run: dict[str, Any]) -> None:
@@ -75,34 +89,96 @@ def check_run(checkpoint: Path, run: dict[str, Any]) -> None:
     Raises:
         CheckpointError: model, methods or settings differ; the message shows where.
     """
-    manifest = read_json(checkpoint / MANIFEST)
-    if manifest is not None and (changed := differences(manifest["run"], run)):
+    if changed := differences(_manifest(checkpoint)["run"], run):
         raise CheckpointError(
             f"{checkpoint} was written by a different run ({changed}): resume with the same "
             f"settings, or start a new run from its weights with from_pretrained"
         )
 
 
-def write_manifest(checkpoint: Path, run: dict[str, Any]) -> None:
-    """Make a checkpoint complete: all its files reach the disk, then their list."""
+def about(checkpoint: Path) -> list[str]:
+    """What the user should know of a complete checkpoint: that it was written elsewhere."""
+    changed = changed_fields(_manifest(checkpoint)["environment"], environment())
+    if not changed:
+        return []
+    return [
+        f"{checkpoint.name} was written with {changed}: the run goes on, and may end with other "
+        "last bits than one that was not interrupted"
+    ]
+
+
+def environment() -> dict[str, str | int]:
+    """What decides the last bits of a run beside what `describe_run` says: software and threads."""
+    found = {name: version for name, version in versions().items() if name in BITS}
+    return {**found, "threads": torch.get_num_threads()}
+
+
+def write_manifest(
+    checkpoint: Path, run: dict[str, Any], others: Collection[str] = frozenset()
+) -> None:
+    """Make a checkpoint complete: all its files reach the disk, then their list.
+
+    Args:
+        checkpoint: the folder.
+        run: what a resumed run must have in common with the one that wrote it.
+        others: names of files that were there before.
+    """
     files = {}
     for path in sorted(_files(checkpoint)):
+        if path.relative_to(checkpoint).as_posix() in others:
+            continue
         with path.open("rb") as file:
             os.fsync(file.fileno())
         name = path.relative_to(checkpoint).as_posix()
         files[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
-    write_json(checkpoint / MANIFEST, {"files": files, "run": run})
+    content = {"files": files, "run": run, "environment": environment()}
+    write_json(checkpoint / MANIFEST, content)
     for folder in (checkpoint, checkpoint.parent):
         _sync_folder(folder)
 
 
 def remove(checkpoint: Path) -> None:
-    """Remove a checkpoint; one that is half removed is not taken for a complete one."""
+    """Remove a checkpoint; one that is half removed is not taken for a complete one.
+
+    Files of others in it stay.
+    """
+    if others := files_of_others(checkpoint):
+        (checkpoint / MANIFEST).unlink(missing_ok=True)
+        for path in list(_files(checkpoint)):
+            if path.relative_to(checkpoint).as_posix() not in others:
+                path.unlink()
+        return
     removed = checkpoint.with_name(f"{REMOVED}checkpoint-{_order(checkpoint)[0]}")
     shutil.rmtree(removed, ignore_errors=True)
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     os.replace(checkpoint, removed)
     shutil.rmtree(removed, ignore_errors=True)
+
+
+def files_of_others(checkpoint: Path) -> set[str]:
+    """Names of files that the manifest does not list; without one, that no trainer writes."""
+    names = {path.relative_to(checkpoint).as_posix() for path in _files(checkpoint)}
+    with suppress(OutputError):
+        listed = (read_json(checkpoint / MANIFEST) or {}).get("files")
+        if isinstance(listed, dict):
+            return names - listed.keys()
+    return {name for name in names if not name.endswith((*_READ, *_BESIDE))}
+
+
+def remove_all(folder: Path) -> None:
+    """Remove the checkpoints in a folder, and the folder if it holds nothing else."""
+    for checkpoint in checkpoints_in(folder):
+        with suppress(OSError):
+            remove(checkpoint)
+    remove_remains(folder)
+    with suppress(OSError):  # files of others are there
+        folder.rmdir()
+
+
+def remove_remains(folder: Path) -> None:
+    """Finish the removals of processes that were killed."""
+    for old in folder.glob(f"{REMOVED}checkpoint-*"):
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def nothing_to_resume(folder: Path) -> str:
@@ -113,10 +189,17 @@ def nothing_to_resume(folder: Path) -> str:
 # --- verifying -------------------------------------------------------------------------------
 
 
+def _manifest(checkpoint: Path) -> dict[str, Any]:
+    """The manifest of a checkpoint that is complete."""
+    manifest = read_json(checkpoint / MANIFEST)
+    assert manifest is not None
+    return manifest
+
+
 def _why_changed(checkpoint: Path, manifest: dict[str, Any]) -> str:
     """The first file that is not as the manifest says."""
-    files, run = manifest.get("files"), manifest.get("run")
-    if not (isinstance(files, dict) and files and isinstance(run, dict)):
+    files, *others = (manifest.get(name) for name in ("files", "run", "environment"))
+    if not (isinstance(files, dict) and files and all(isinstance(o, dict) for o in others)):
         return f"{MANIFEST} is damaged"
     for name, entry in files.items():
         path = checkpoint / name
@@ -128,13 +211,15 @@ def _why_changed(checkpoint: Path, manifest: dict[str, Any]) -> str:
             return f"{name} has {path.stat().st_size} bytes in place of {entry.get('bytes')}"
         if sha256(path) != entry.get("sha256"):
             return f"{name} was changed after it was written (its sha256 is another)"
+    names = {path.relative_to(checkpoint).as_posix() for path in _files(checkpoint)}
+    for name in sorted(names - files.keys()):
+        if name.endswith(_READ):
+            return f"{name} was added after it was written: move it elsewhere"
     return ""
 
 
 def _why_incomplete(checkpoint: Path) -> str:
     """The first file that an exact resume lacks."""
-    if not checkpoint.is_dir():
-        return "there is no such folder"
     names = {path.name for path in checkpoint.iterdir()}
     for usual, (what, pattern) in _REQUIRED.items():
         if not any(re.fullmatch(pattern, name) for name in names):
@@ -142,46 +227,16 @@ def _why_incomplete(checkpoint: Path) -> str:
     return ""
 
 
-def _why_cut(checkpoint: Path) -> str:
-    """The first file without a manifest's sum that is not whole."""
-    for path in sorted(_files(checkpoint)):
-        try:
-            if path.suffix == ".safetensors":
-                with safe_open(path, framework="pt"):
-                    continue
-            if path.name == "trainer_state.json":
-                json.loads(path.read_bytes())
-            if path.suffix in (".pt", ".pth", ".bin") and not is_zipfile(path):
-                return f"{path.name} is not whole"
-        except (SafetensorError, ValueError):
-            return f"{path.name} is not whole"
-    return ""
-
-
-def unverified(checkpoint: Path) -> list[str]:
-    """A note on a checkpoint without a manifest."""
-    if (checkpoint / MANIFEST).exists():
-        return []
-    return [
-        f"{checkpoint.name} has no {MANIFEST}, as if an earlier version had written it: its files "
-        "are there, but neither they nor the settings of their run can be verified"
-    ]
-
-
 # --- files -----------------------------------------------------------------------------------
 
 
 def checkpoints_in(folder: Path) -> list[Path]:
-    """Folders of checkpoints, those set aside too."""
+    """Folders of checkpoints, those set aside too; not those that files of others are left in."""
     if not folder.is_dir():
         return []
-    found = filter(is_checkpoint, folder.iterdir())
-    return [path for path in found if path.is_dir() and not path.is_symlink()]
-
-
-def is_checkpoint(path: Path) -> bool:
-    """Whether a name is that of a checkpoint, set aside or not."""
-    return _NAME.fullmatch(path.name) is not None
+    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    folders = [path for path in found if path.is_dir() and not path.is_symlink()]
+    return [path for path in folders if any(p.name.endswith(_READ) for p in path.iterdir())]
 
 
 def _order(checkpoint: Path) -> tuple[int, bool]:

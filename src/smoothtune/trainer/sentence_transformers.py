@@ -7,7 +7,7 @@ loss gets a substitute for the model that returns the precomputed embeddings of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from smoothtune.core.architecture import unwrap
+from smoothtune.core.regularizer import Regularizer
 from smoothtune.trainer.update_parts import refuse_parts
 
 TEXT = ("input_ids", "attention_mask", "token_type_ids")
@@ -28,18 +29,25 @@ def is_embedding_trainer(trainer: Trainer) -> bool:
     return any(cls.__name__ == "SentenceTransformerTrainer" for cls in type(trainer).__mro__)
 
 
-def sentence_transformers_problems(trainer: Trainer) -> list[str]:
-    """Reasons why a trainer of sentence-transformers is not supported, with what to change."""
+def sentence_transformers_problems(
+    regularizers: Mapping[str, Regularizer], trainer: Trainer
+) -> list[str]:
+    """Why methods do not support a trainer of sentence-transformers, with what to change.
+
+    Methods that look at weights alone go with any loss.
+    """
     names = [
         cls.__name__
         for cls in type(trainer).__mro__
         if cls.__module__.startswith("sentence_transformers.")
     ]
-    if not names or is_embedding_trainer(trainer):
+    acting = [name for name, each in regularizers.items() if each.uses_passes]
+    if not names or is_embedding_trainer(trainer) or not acting:
         return []
     return [
-        f"sentence-transformers' {names[0]}: its losses tokenize the texts themselves, or read "
-        "other outputs than an embedding: that is not verified. Use SentenceTransformerTrainer "
+        f"{', '.join(acting)} with sentence-transformers' {names[0]}: its losses tokenize the "
+        "texts themselves, or read other outputs than an embedding: that is not verified. Use a "
+        "weight-side method such as mixout or l2_sp, SentenceTransformerTrainer "
         "for embeddings, AutoModelForSequenceClassification with transformers' Trainer for scores "
         "(with num_labels=1, problem_type='multi_label_classification' and labels of shape (B, 1) "
         "it has BinaryCrossEntropyLoss; by default, the squared error)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -14,14 +14,16 @@ from transformers import Trainer
 
 from smoothtune.core import rng
 from smoothtune.core.architecture import unwrap
-from smoothtune.core.declarations import IGNORED, adds_router_loss, predicts_tokens
+from smoothtune.core.compute_loss import ComputeLoss, Weighed, loss_and_outputs
+from smoothtune.core.declarations import IGNORED, added_loss, predicts_tokens
 from smoothtune.core.decoder_inputs import with_decoder_inputs
-from smoothtune.core.forward import ComputeLoss, device_of, evaluating
+from smoothtune.core.forward import device_of, evaluating
 from smoothtune.core.next_token import next_token_loss, target_mask
+from smoothtune.core.packed_rows import unpacked
 from smoothtune.core.precision import autocast_dtype
 from smoothtune.trainer.class_weights import ClassWeightedLoss, LabelWeightedLoss
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
-from smoothtune.trainer.trl import metrics_kept, trl_trainer, unpacked
+from smoothtune.trainer.trl import metrics_kept, trl_trainer
 from smoothtune.trainer.update_batches import SPARE
 from smoothtune.trainer.update_parts import Size, UpdateParts, labels_in, refuse_parts, rows_of
 
@@ -54,10 +56,8 @@ class TaskLoss:
         self.kind: Kind = self._kind()
         self.compared = False  # whether the loss from one forward has been compared
         counted = bool(trainer.model_accepts_loss_kwargs)
-        named = inspect.signature(self.compute_loss).parameters
-        self.takes_count = "num_items_in_batch" in named or any(
-            parameter.kind is parameter.VAR_KEYWORD for parameter in named.values()
-        )
+        self.takes_count = takes(self.compute_loss, "num_items_in_batch")
+        self.takes_outputs = takes(self.compute_loss, "return_outputs")
         self.normalized = self.kind == "own" and counted and self.takes_count
         self.accepts_loss_kwargs = self.kind == "next token" or (
             self.kind == "declared" and counted
@@ -69,11 +69,13 @@ class TaskLoss:
         trainer, bare = self.trainer, unwrap(self.trainer.model)
         if is_embedding_trainer(trainer):
             return "embedding"
-        stock = getattr(self.compute_loss, "__func__", None) is Trainer.compute_loss
+        function: Any = getattr(self.compute_loss, "__func__", None)
+        stock = function is Trainer.compute_loss
+        of_trl = getattr(function, "__module__", "").startswith("trl.")  # not of a subclass
         tokens = predicts_tokens(bare) and trainer.compute_loss_func is None
         if self.smoothing:
-            tokens &= stock and not adds_router_loss(bare, {})
-        if tokens and (stock or trl_trainer(trainer) is not None):
+            tokens &= stock and not added_loss(bare, {})
+        if tokens and (stock or of_trl):
             return "next token"
         if self.scaled is not None:
             return "declared"
@@ -133,7 +135,7 @@ class TaskLoss:
             embedding = EmbeddingLoss(self.trainer, inputs)
             if not self.compared:
                 self._compare(embedding, inputs)
-            return Prepared(embedding.batch, weighed(embedding, 1 / rows), rows)
+            return Prepared(embedding.batch, Weighed(embedding, 1 / rows), rows)
         batch = dict(inputs)
         if self.kind == "next token":
             mean = self.parts.mean_items(batch)
@@ -152,12 +154,12 @@ class TaskLoss:
             with metrics_kept(self.trainer) if reward and passes > 1 else nullcontext():
                 if reward:
                     refuse_parts(batch, inputs, "RewardTrainer")
-                value, outputs = self.own(model, batch, True, count)
+                value, outputs = loss_and_outputs(self.own(model, batch, True, count))
             if not share:  # no label in this batch: its mean is 0 / 0
-                value = 0 * outputs["logits" if "logits" in outputs else "start_logits"].sum()
+                value = zero(model, outputs)
             return value, outputs
 
-        return Prepared(batch, weighed(loss, share / rows if rows else 0.0), rows)
+        return Prepared(batch, Weighed(loss, share / rows if rows else 0.0), rows)
 
     def _compare(self, embedding: EmbeddingLoss, inputs: dict[str, Any]) -> None:
         """Once, compare the loss from one forward with the trainer's own, dropout off.
@@ -181,14 +183,19 @@ class TaskLoss:
     def own(
         self, model: nn.Module, inputs: dict[str, Any], return_outputs: bool, count: Any
     ) -> Any:
-        """What the trainer's own `compute_loss` returns; `count` for those who take it."""
+        """What the trainer's own `compute_loss` returns; `count` for those who take it.
+
+        The Trainer trains with the loss alone, so a `compute_loss` may know no outputs.
+        """
         weighted = isinstance(self.trainer.compute_loss_func, ClassWeightedLoss | LabelWeightedLoss)
         if weighted and not model.training:
             count = None  # by which the Trainer takes it for a share of a sum over all processes
         if self.normalized and count is None and "labels" in inputs:  # in evaluation
             count = self._counted(inputs).clamp(min=1)
-        counted = {"num_items_in_batch": count} if self.takes_count else {}
-        found = self.compute_loss(model, inputs, return_outputs=return_outputs, **counted)
+        options = {"num_items_in_batch": count} if self.takes_count else {}
+        if self.takes_outputs:
+            options["return_outputs"] = return_outputs
+        found = self.compute_loss(model, inputs, **options)
         if self.kind != "function" or not model.training or count is None:
             return found
         # the Trainer prepares a sum over all processes for the mean that DDP takes
@@ -224,11 +231,16 @@ def without_labels(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | No
     return None, model(**batch)
 
 
-def weighed(compute_loss: ComputeLoss, factor: float) -> ComputeLoss:
-    """The same loss times a factor."""
+def zero(model: nn.Module, outputs: Any) -> Tensor:
+    """() 0 of a batch without labels, whose gradient of 0 reaches what the model uses."""
+    for name in ("logits", "start_logits"):
+        if name in outputs:
+            return 0 * outputs[name].sum()
+    trained = (weight for weight in model.parameters() if weight.requires_grad)
+    return torch.stack([0 * weight.flatten()[:1].sum().float() for weight in trained]).sum()
 
-    def loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
-        value, outputs = compute_loss(model, batch)
-        return value if value is None else factor * value, outputs
 
-    return loss if factor != 1 else compute_loss
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function can be given an argument by name."""
+    parameters = inspect.signature(function).parameters
+    return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())

@@ -60,14 +60,18 @@ def regularize(
         regularizers: methods to add, or lists of them; order does not matter. Two of one class are
             two terms with draws of their own, such as LNSR with both kinds of noise; the second is
             called ``lnsr_2`` in logs and records. A run file has each method once.
-        unlabeled_dataset: map-style dataset of more rows like `train_dataset`'s; their labels, if
-            any, are not used. Its batches have no task loss, only the terms of the methods.
+        unlabeled_dataset: map-style dataset of more rows like `train_dataset`'s, tokenized as they
+            are; their labels, if any, are not used. Its batches have no task loss, only the terms
+            of the methods.
         alternate: "batch": half the batches of every update are unlabeled, and the update is that
             of the task loss and terms of its labeled rows plus the terms of its unlabeled ones;
-            needs an even `gradient_accumulation_steps`. Or unlabeled updates come after every
-            labeled one ("step") or after all of an epoch's labeled ones ("epoch"); there are as
-            many of them, and `max_steps`, epochs and the learning-rate schedule count both. Under
-            Adam they are hardly smaller than those with labels.
+            needs an even `gradient_accumulation_steps`. A term is the sum of two means then, one
+            over the labeled rows and one over the unlabeled ones: with `batches="both"` a fixed
+            weight counts twice what it would for a mean over all rows, as in VAT's paper. Or
+            unlabeled updates come after every labeled one ("step") or after all of an epoch's
+            labeled ones ("epoch"); there are as many of them, and `max_steps`, epochs and the
+            learning-rate schedule count both. Under Adam they are hardly smaller than those with
+            labels.
 
     Returns:
         The same trainer. Its `objective` holds the methods. `save_model()` writes
@@ -93,7 +97,7 @@ def regularize(
     check_trainer(objective.regularizers, trainer)
     loader = None
     if unlabeled_dataset is not None:
-        check_unlabeled(objective.regularizers, trainer, alternate)
+        check_unlabeled(objective.regularizers, trainer, unlabeled_dataset, alternate)
         loader = partial(alternating_loader, trainer, unlabeled_dataset, alternate)
         if alternate != "step":  # not told by a checkpoint's arguments
             setattr(trainer, "run_identity", {"alternate": alternate})  # noqa: B010

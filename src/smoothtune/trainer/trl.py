@@ -1,27 +1,12 @@
-"""TRL's SFTTrainer and RewardTrainer: checks of their settings, packed batches, metrics."""
+"""TRL's SFTTrainer and RewardTrainer: checks of their settings, metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 from transformers import Trainer
-
-from smoothtune.core.declarations import IGNORED
-
-# inputs that describe a packed row, and not the documents in it
-PACKING = (
-    "position_ids",
-    "cu_seq_lens_q",
-    "cu_seq_lens_k",
-    "max_length_q",
-    "max_length_k",
-    "seq_idx",
-)
 
 
 def trl_trainer(trainer: Trainer) -> str | None:
@@ -66,37 +51,3 @@ def metrics_kept(trainer: Any) -> Iterator[None]:
         metrics.clear()
         metrics.update(kept)
         trainer._total_train_tokens = tokens
-
-
-def unpacked(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A padded batch from a packed one, with one row per document.
-
-    In a packed row, `position_ids` restart at every document. Without unpacking, terms, norms and
-    noise that are meant per example would run over several documents.
-
-    Args:
-        batch: `input_ids` and `labels` (1, S) with `position_ids` (1, S) that count from 0 in
-            every document; other batches are returned unchanged.
-
-    Returns:
-        The same documents in rows (B, T), padded on the right, with an attention mask.
-    """
-    positions = batch.get("position_ids")
-    if positions is None or "attention_mask" in batch:
-        return dict(batch)
-    starts = (positions == 0).flatten().nonzero().flatten().tolist()
-    ends = [*starts, positions.numel()][1:]
-    lengths = [end - start for start, end in zip(starts, ends, strict=True)]
-    counted = [position for length in lengths for position in range(length)]
-    if len(positions) != 1 or positions.flatten().tolist() != counted:
-        return dict(batch)  # positions of the user's own, in rows as they are
-
-    def rows(values: Tensor, padding: int) -> Tensor:
-        return pad_sequence(list(values.flatten().split(lengths)), True, padding)
-
-    ids = batch["input_ids"]
-    padded = {"input_ids": rows(ids, 0), "attention_mask": rows(torch.ones_like(ids), 0)}
-    if "labels" in batch:
-        padded["labels"] = rows(batch["labels"], IGNORED)
-    kept = {key: value for key, value in batch.items() if key not in {*PACKING, *padded}}
-    return padded | kept

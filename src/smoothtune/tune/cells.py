@@ -19,7 +19,7 @@ from smoothtune.config.tuning import Tune
 from smoothtune.console import progress_bar, say
 from smoothtune.run.signals import Signals
 from smoothtune.study.files import portable
-from smoothtune.study.inputs import base_weights_fingerprint
+from smoothtune.study.inputs import base_weights_fingerprint, data_fingerprint
 from smoothtune.study.pool import Ended, Pool
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
 from smoothtune.study.run import execute
@@ -106,6 +106,7 @@ class Trainings:
         self.records = Records(self.folder)
         self.weights = base_weights_fingerprint(self.tune.run)
         self.cuts: dict[int, np.ndarray] = {}
+        self.contents: dict[Path, str] = {}
 
     def trials(self, work: Sequence[tuple[Trial, int]]) -> list[Outcome]:
         """Train trials on folds."""
@@ -133,7 +134,7 @@ class Trainings:
     def cell(self, setting: Setting, fresh: Fresh, title: str) -> Cell:
         """One training."""
         run, task = self.tune.run, self.tune.run.task
-        source, content = self._part(fresh)
+        source = self._part(fresh)
         config = RunConfig.model_validate(
             run.model_dump(exclude={*OUTPUT_FIELDS, *SET_HERE})
             | setting.changes()
@@ -145,7 +146,10 @@ class Trainings:
                 "eval_strategy": "no",
             }
         )
-        known = cell_identity(config, Extras(), Fingerprints(content, self.weights))
+        if source not in self.contents:
+            self.contents[source] = data_fingerprint(str(source), config)
+        prints = Fingerprints(self.contents[source], self.weights)
+        known = cell_identity(config, Extras(), prints)
         return Cell(
             label=f"{title} ({setting.describe()})",
             setting=setting.describe(),
@@ -161,15 +165,15 @@ class Trainings:
             identity=known,
         )
 
-    def _part(self, fresh: Fresh) -> tuple[Path, str]:
-        """A folder with one part held out and the others to train on, and its fingerprint."""
+    def _part(self, fresh: Fresh) -> Path:
+        """A folder with one part held out and the others to train on."""
         training, count = self.training, self.tune.settings.num_parts
         content = digest([training.fingerprint, count, fresh.cut, fresh.part])
         folder = self.folder / PARTS / content[:16]
         if fresh.cut not in self.cuts:
             self.cuts[fresh.cut] = parts_of(training.texts, training.labels, count, fresh.cut)
         write_split(training, self.cuts[fresh.cut], fresh.part, folder)
-        return folder, content
+        return folder
 
 
 def _outcome(end: dict[str, Any]) -> Outcome:

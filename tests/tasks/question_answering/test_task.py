@@ -171,7 +171,7 @@ def test_the_baseline_is_the_best_constant_answer(bert, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("answers", "message"),
     [
-        ({"text": ["plot"], "answer_start": [1]}, "row 1, column 'answers'.*is not at"),
+        ({"text": ["plot"], "answer_start": [1]}, "line 2, column 'answers'.*is not at"),
         ({"text": ["plot"], "answer_start": []}, "as many text as answer_start"),
         ({"text": [], "answer_start": []}, "is empty.*set version_2_with_negative"),
         ({"text": [" "], "answer_start": [4]}, "empty text"),

@@ -18,7 +18,7 @@ from smoothtune.report.tables import latex_table
 from smoothtune.report.terminal import say_left_out, show_table
 from smoothtune.study.config import Study
 from smoothtune.study.description import write_description
-from smoothtune.study.plan import Plan
+from smoothtune.study.plan import Plan, read_fingerprints
 from smoothtune.study.records import STUDY, Records
 from smoothtune.study.report.aggregate import aggregate_table
 from smoothtune.study.report.comparison import (
@@ -108,6 +108,8 @@ def report_so_far(
 ) -> dict[str, Any]:
     """Write the report from the cells that are done, also while others run.
 
+    It needs the folder alone: neither data nor models are looked at.
+
     ``study.json`` becomes what is reported, unless a process is running the study or settings are
     still to be chosen.
 
@@ -125,7 +127,7 @@ def report_so_far(
     """
     if not (folder / STUDY).exists():
         raise OutputError(f"{folder} holds no study")
-    plan = Plan(study, folder)
+    plan = Plan(study, folder, read_fingerprints(folder))
     content = write_study_report(study, plan, folder, console)
     records = Records(folder)
     choices = plan.choices(records)

@@ -18,7 +18,7 @@ from smoothtune.report.page import Plot, Sentence, Table, render
 from smoothtune.report.tables import latex_table
 from smoothtune.study.config import PLAIN, Study
 from smoothtune.study.layout import FigureLayout, Line, TableLayout
-from smoothtune.study.plan import Plan
+from smoothtune.study.plan import Plan, read_fingerprints
 from smoothtune.study.protocol import departures
 from smoothtune.study.records import STUDY, Records
 from smoothtune.study.report.statistics import NAMES
@@ -75,7 +75,8 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
     """
     if not (folder / STUDY).exists():
         raise OutputError(f"{folder} holds no study")
-    runs = finished_runs(study, Plan(study, folder), Records(folder))
+    plan = Plan(study, folder, read_fingerprints(folder))
+    runs = finished_runs(study, plan, Records(folder))
     drawn = [_drawn(number, layout, runs, study) for number, layout in _numbered(study)]
     for item in drawn:
         _write_files(item, folder)

@@ -219,4 +219,4 @@ def _answer_problems(split: Dataset, may_be_empty: bool) -> list[str]:
         return ""
 
     answers = split["answers"][:]
-    return rows_with_problems("answers", answers, map(problem, answers, split["context"][:]))
+    return rows_with_problems(split, "answers", answers, map(problem, answers, split["context"][:]))

@@ -1,0 +1,62 @@
+"""Functions that compute a task loss, in the forms in which loops and trainers write them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+ComputeLoss = Callable[[nn.Module, dict[str, Any]], Any]
+"""(model, batch) -> () mean loss over the batch or None, alone or with the outputs after it."""
+
+
+def model_loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
+    """`outputs.loss` as Hugging Face models compute it, None without labels, and the outputs."""
+    outputs = model(**batch)
+    return outputs.get("loss"), outputs
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A loss times a factor."""
+
+    compute_loss: ComputeLoss
+    factor: float
+
+    def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
+        """The loss (), and the outputs."""
+        value, outputs = loss_and_outputs(self.compute_loss(model, batch))
+        return value if value is None else self.factor * value, outputs
+
+
+def factor_of(compute_loss: ComputeLoss) -> float:
+    """What a loss is multiplied with, for its part in an update."""
+    return compute_loss.factor if isinstance(compute_loss, Weighed) else 1.0
+
+
+def loss_and_outputs(found: Any) -> tuple[Tensor | None, Any]:
+    """Take apart what a loss function has returned.
+
+    Args:
+        found: a loss of one number, whatever its shape, or None; alone or with the outputs.
+
+    Returns:
+        The loss (), and the outputs, which are empty if there are none.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    pair = isinstance(found, tuple | list) and len(found) == 2
+    loss, outputs = found if pair else (found, None)
+    outputs = {} if outputs is None else outputs
+    if loss is None:
+        return None, outputs
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+        raise ValueError(
+            f"compute_loss gave a {type(loss).__name__}{shape} for the loss: return a tensor of "
+            "one number, or (loss, outputs)"
+        )
+    return loss.reshape(()), outputs

@@ -1,0 +1,115 @@
+"""The type of a label column: what its cells say in CSV, or what the user says of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from datasets import Dataset, Features, Json, List, Value
+
+from smoothtune.data.arrow import distinct, stored_column
+from smoothtune.data.places import keep_places
+from smoothtune.data.unseen import visible
+
+LabelType = Literal["text", "integer", "float"]
+_STORED = {"text": "string", "integer": "int64", "float": "float64"}
+_INTEGER = re.compile(r"0|-?[1-9]\d{0,17}")
+_NUMBER = re.compile(r"[-+]?((0|[1-9]\d*)(\.\d*)?|\.\d+)([eE][-+]?\d{1,3})?")
+_DECIMAL_COMMA = re.compile(r"[-+]?\d+,\d+")
+
+
+def is_integer(text: str) -> bool:
+    """Whether a text is a whole number as it is written: 007, +1 and 1.0 are not."""
+    return _INTEGER.fullmatch(text.strip()) is not None
+
+
+def is_number(text: str) -> bool:
+    """Whether a text is a finite number; 007 is a code, and nan is none."""
+    return _NUMBER.fullmatch(text.strip()) is not None
+
+
+def has_decimal_comma(text: str) -> bool:
+    """Whether a text is a number with a comma, as 4,5."""
+    return _DECIMAL_COMMA.fullmatch(text.strip()) is not None
+
+
+def typed_by_cells(split: Dataset, column: str | None) -> Dataset:
+    """A split of texts whose label column is one of numbers if all its cells are that or empty.
+
+    Args:
+        split: of CSV, which says no types.
+        column: the label column; None, or one that is not of texts: the split stays as it is.
+    """
+    if column is None or split.features.get(column) != Value("string"):
+        return split
+    values, rows = distinct(stored_column(split, column))
+    there = [value for value in values if value and visible(value)]
+    label_type: LabelType = "integer" if all(map(is_integer, there)) else "float"
+    converted = _converted(values, label_type)
+    if converted is None:
+        return split
+    return _replaced(split, column, [converted[row] for row in rows], label_type)
+
+
+def of_type(split: Dataset, column: str, label_type: LabelType) -> Dataset:
+    """A split whose label column, or the items of whose lists of labels, have a type.
+
+    Args:
+        split: raw rows.
+        column: the label column. It stays as it is if a value is not of the type, for the check of
+            labels to name; so does one with the hub's class labels.
+        label_type: what the user says.
+    """
+    feature = split.features.get(column)
+    if isinstance(feature, Json) and label_type == "text":  # of JSON: values of several types
+        values = [value and json.loads(value) for value in split[column][:]]
+        return _replaced(split, column, list(map(_as_text, values)), label_type)
+    item = getattr(feature, "feature", feature)
+    if not isinstance(item, Value):
+        return split
+    if item is not feature:
+        if label_type != "text":
+            return split
+        texts = [row and [_as_text(label) for label in row] for row in split[column][:]]
+        return _replaced(split, column, texts, label_type, lists=True)
+    values, rows = distinct(stored_column(split, column))
+    converted = _converted(values, label_type)
+    if converted is None:
+        return split
+    return _replaced(split, column, [converted[row] for row in rows], label_type)
+
+
+def _converted(values: Sequence[Any], label_type: LabelType) -> list[Any] | None:
+    """Distinct values as values of a type, missing ones as None; None if one is not of it."""
+    if label_type == "text":
+        return [_as_text(value) for value in values]
+    fits, convert = (is_integer, int) if label_type == "integer" else (is_number, float)
+    converted = list[Any]()
+    for value in values:
+        text = _as_text(value) or ""
+        if is_number(text) and not is_integer(text) and float(text).is_integer():
+            text = str(int(float(text)))  # 1.0 is 1
+        if isinstance(value, bool) or (visible(text) and not fits(text)):
+            return None
+        converted.append(convert(text) if visible(text) else None)
+    return converted if any(value is not None for value in converted) else None
+
+
+def _as_text(value: Any) -> str | None:
+    """A value as text, a stored 1.0 as 1; None if it is missing, which NaN is, too."""
+    if value is None or value != value:
+        return None
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _replaced(
+    split: Dataset, column: str, values: list[Any], label_type: LabelType, *, lists: bool = False
+) -> Dataset:
+    item: Any = Value(_STORED[label_type])
+    feature, names = List(item) if lists else item, split.column_names
+    if names == [column]:
+        return keep_places(Dataset.from_dict({column: values}, Features({column: feature})), split)
+    other = split.remove_columns(column).add_column(column, values, feature=feature)
+    return keep_places(other.select_columns(names), split)

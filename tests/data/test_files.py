@@ -1,0 +1,118 @@
+"""Files as they are found: unusual names, types and kinds."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from datasets import Dataset
+
+from smoothtune.data.sources import load_rows, load_splits
+from smoothtune.errors import DataError
+from smoothtune.tasks.presets import describe_task
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("name", ["f::x", "a[1]*?{b}", "100%20 #1", "ü ß"])
+def test_any_name_is_read(tmp_path: Path, name: str, suffix: str) -> None:
+    file = tmp_path / f"{name}{suffix}"
+    rows = Dataset.from_dict({"text": ["a", "b"], "label": [0, 1]})
+    if suffix == ".parquet":
+        pq.write_table(rows.data.table, file)
+    else:
+        content = "text,label\na,0\nb,1\n"
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        file.write_text(content if suffix == ".csv" else lines)
+    assert load_splits(file)["train"].to_dict() == rows.to_dict()
+
+
+def test_views_of_arrow_are_read(tmp_path: Path) -> None:
+    columns = {
+        "text": pa.array(["a", "b"]).cast(pa.string_view()),
+        "words": pa.array([["a"], ["b", "c"]], pa.list_(pa.string_view())),
+        "label": pa.array(["x", "y"]).cast(pa.string_view()),
+    }
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    train = load_splits(tmp_path / "a.parquet")["train"]
+    assert train["words"][:] == [["a"], ["b", "c"]]
+    task = describe_task(text_columns="text").with_labels(train)
+    assert task.check({"train": train}, "a")["train"].tolist() == [0, 1]
+
+
+def test_two_columns_of_parquet_with_one_name(tmp_path: Path) -> None:
+    table = pa.table([pa.array(["a"]), pa.array([1]), pa.array([2])], ["text", "label", "label"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="2 columns are named 'label'"):
+        load_splits(tmp_path / "a.parquet")
+
+
+def test_mixed_types_in_json_name_the_odd_lines(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    rows = [{"text": "a", "label": 1}, {"text": "b", "label": 0}, {"text": "c", "label": "x"}]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = describe_task(text_columns="text")
+    with pytest.raises(DataError, match=r"line 3, column 'label': 'x' is of type str; 2 rows hold"):
+        task.with_labels(task.load_splits(file)["train"])
+    text = describe_task(text_columns="text", label_type="text")
+    train = text.load_splits(file)["train"]
+    assert text.with_labels(train).label_names == ("0", "1", "x")
+    file.write_text('{"text": "a"}\n{"text": 7}\n{"text": "b"}\n')
+    with pytest.raises(DataError, match=r"line 2, column 'text': 7 is of type int"):
+        task.check_inputs(load_rows(file), "a")
+
+
+def fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def bound_socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as made:
+        made.bind(str(path))
+
+
+SPECIAL = {
+    "is a folder": Path.mkdir,
+    "is a pipe": fifo,
+    "is a socket": bound_socket,
+    "No such file": lambda path: path.symlink_to("nowhere"),
+    "Too many levels": lambda path: path.symlink_to(path.name),
+    "is a device": lambda path: path.symlink_to("/dev/zero"),
+}
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+@pytest.mark.parametrize("message", SPECIAL)
+def test_what_is_no_file_is_refused(tmp_path: Path, message: str, suffix: str) -> None:
+    SPECIAL[message](tmp_path / f"train{suffix}")
+    sources = [tmp_path, tmp_path / f"train{suffix}"][: 1 if "folder" in message else 2]
+    for source in sources:
+        with pytest.raises(DataError, match=f"train{suffix}: .*{message}"):
+            load_splits(source)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("text\na\n")
+    (tmp_path / "a.csv").chmod(0)
+    with pytest.raises(DataError, match=r"a\.csv: cannot be read: Permission denied"):
+        load_splits(tmp_path / "a.csv")
+
+
+@pytest.mark.parametrize("name", ["../secret.arrow", "/etc/passwd", "..", "a/b.arrow"])
+def test_a_saved_folder_names_files_of_its_own(tmp_path: Path, name: str) -> None:
+    rows = Dataset.from_dict({"text": ["a"]})
+    rows.save_to_disk(tmp_path / "data")
+    rows.save_to_disk(tmp_path / "other")
+    (tmp_path / "other" / "data-00000-of-00001.arrow").rename(tmp_path / "secret.arrow")
+    state = json.loads((tmp_path / "data" / "state.json").read_text())
+    state["_data_files"] = [{"filename": name}]
+    (tmp_path / "data" / "state.json").write_text(json.dumps(state))
+    with pytest.raises(DataError, match="its files must lie in it"):
+        load_splits(tmp_path / "data")
+    (tmp_path / "both").mkdir()
+    (tmp_path / "both" / "dataset_dict.json").write_text('{"splits": ["../other"]}')
+    with pytest.raises(DataError, match="its files must lie in it"):
+        load_splits(tmp_path / "both")
