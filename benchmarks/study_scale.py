@@ -8,7 +8,7 @@ scores drawn at random. Then measures in a process of its own each, counted from
 included:
 
 - plan: `smoothtune study FILE --dry-run`;
-- status: `smoothtune study --status DIR` without a table of cells (first), and with one (again);
+- status: `smoothtune study --status DIR`;
 - resume: until the first of the ten missing cells would be started;
 - report: `smoothtune study FILE --report`, with and without its plots.
 
@@ -31,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 TASKS, METHODS, MISSING, LINES = 5, 20, 10, 60
-STEPS = ("status, first", "status, again", "plan", "resume", "report, no plots", "report")
+STEPS = ("status", "plan", "resume", "report, no plots", "report")
 
 
 def make(count, folder):

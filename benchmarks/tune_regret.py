@@ -4,15 +4,15 @@
     python benchmarks/tune_regret.py grid --data DIR [--jobs 2 --job 0]
 
 Searches are simulated on recorded scores, which takes no training. `study` has those of the study
-in results/few-sample: fourteen ways to train on three tasks, five seeds each. A search sees some of
-the seeds, fresh runs are others, and what is picked is judged by the mean of all.
+few-sample in results/runs.parquet: fourteen ways to train on three tasks, five seeds each. A search
+sees some of the seeds, fresh runs are others, and what is picked is judged by the mean of all.
 
 `grid` trains first: methods x strengths x learning rates on three tasks, every setting once for
 every fold, scored on the fold's held-out rows and on rows that no search sees. DIR is a folder of
 Parquet data sets with `sst2`, `stsb` and `uci_sentiment_labelled`. There are 63 runs for every
-fold; those whose record is in results/tune-regret are not repeated. A search sees the held-out
-scores and is judged by the others. Two processes share the work with `--jobs 2`, one of them with
-`--job 1`.
+fold; those whose record is in out/tune-regret are not repeated. A search sees the held-out scores
+and is judged by the others. The runs of the committed table are in results/runs.parquet. Two
+processes share the work with `--jobs 2`, one of them with `--job 1`.
 
 They write benchmarks/results/tune-regret-study and tune-regret-grid, as .json and .md.
 """
@@ -31,8 +31,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 RESULTS = Path(__file__).parent / "results"
-STUDY = Path(__file__).parents[1] / "results" / "few-sample"
-GRID = Path(__file__).parents[1] / "results" / "tune-regret"
+RUNS = Path(__file__).parents[1] / "results" / "runs.parquet"
+GRID = Path(__file__).parents[1] / "out" / "tune-regret"
 ROWS, TEST_ROWS, PARTS = 300, 400, 5
 RATES = (5e-5, 1.5e-4, 4.5e-4)
 VALUES = {
@@ -310,7 +310,7 @@ def decided(scores, budget, draw):
 
 def study_regrets(seeds, budgets):
     """Regret in points of the pick and of the decision, by task and budget."""
-    rows = json.loads((STUDY / "results.json").read_text(encoding="utf-8"))["rows"]
+    rows = pq.read_table(RUNS, filters=[("study", "=", "few-sample")]).to_pylist()
     found = {}
     for task in dict.fromkeys(row["task"] for row in rows):
         scores = {}
@@ -340,10 +340,11 @@ def markdown_study(found, seeds):
         "",
         "`python benchmarks/tune_regret.py study`",
         "",
-        "Scores of the study in results/few-sample: fourteen ways to fine-tune MiniLM, five seeds",
-        f"each, at one learning rate. A search among them sees {SEEN} of the seeds, drawn anew in",
-        "each simulated search; the others are its fresh runs. Regret: points (0.01) below the",
-        "way with the best mean of all seeds. Pick: the best in the search. Decision: the pick if",
+        "Scores of the study few-sample in results/runs.parquet: fourteen ways to fine-tune",
+        "MiniLM, five seeds each, at one learning rate. A search among them sees",
+        f"{SEEN} of the seeds, drawn anew in each simulated search; the others are its fresh runs.",
+        "Regret: points (0.01) below the way with the best mean of all seeds.",
+        "Pick: the best in the search. Decision: the pick if",
         f"the fresh runs show it to be better than plain, else plain. Mean over {seeds} searches;",
         "used: searches that did not end with plain.",
     ]

@@ -15,7 +15,7 @@ from scipy import stats
 from smoothtune.report.plots import GRAY, drawn, styles
 
 ROOT = Path(__file__).parent.parent
-STUDY = ROOT / "results" / "few-sample" / "results.csv"
+RUNS = ROOT / "results" / "runs.parquet"
 PICTURE = ROOT / "docs" / "brings.svg"
 NAMES = {"plain_more_epochs": "plain, twice the epochs", "lnsr in_manifold": "lnsr, in-manifold"}
 
@@ -38,7 +38,7 @@ def differences(rows: pd.DataFrame, column: str) -> pd.DataFrame:
 
 def main() -> None:
     """Draw it."""
-    rows = pd.read_csv(STUDY)
+    rows = pd.read_parquet(RUNS, filters=[("study", "==", "few-sample")])
     rows["points"] = 100 * rows["score"]
     score, ece = differences(rows, "points"), differences(rows, "ece")
     times = rows.groupby(["task", "method"])["train_seconds"].median().unstack()

@@ -1,52 +1,75 @@
-"""What committed results say of a method: benchmarks/results/ and results/."""
+"""What committed results say of a method: benchmarks/results/ and results/runs.parquet."""
 
-import csv
 import json
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from tables import escaped, table
 
 from smoothtune.methods import METHODS
 from smoothtune.report.page import number
+from smoothtune.study.config import StudyConfig
+from smoothtune.study.report.comparison import compare, table_of_runs
+from smoothtune.study.report.effect import (
+    claims_of,
+    compare_beside,
+    compare_effects,
+    compare_robustness,
+)
+from smoothtune.study.report.statistics import NAMES
 
 ROOT = Path(__file__).parent.parent
 COST = "benchmarks/results/cost-minilm-16x128"
+RUNS = ROOT / "results" / "runs.parquet"
 STUDIES = [
-    "results/few-sample",
-    "results/fresh-seeds",
-    "results/fresh-seeds-rate",
-    "results/encoder",
-    "results/encoder-rate",
-    "results/decoder",
-    "results/decoder-rate",
-    "results/unlabeled",
-    "results/adverse",
-    "results/adverse-fresh",
-    "results/effect-fresh",
+    "few-sample",
+    "fresh-seeds",
+    "fresh-seeds-rate",
+    "encoder",
+    "encoder-rate",
+    "decoder",
+    "decoder-rate",
+    "unlabeled",
+    "adverse",
+    "adverse-fresh",
+    "effect-fresh",
 ]
-UNTIMED = {"results/effect-fresh", "results/encoder"}
+UNTIMED = {"effect-fresh", "encoder"}
 """Studies that shared their machine with other work: their times say nothing."""
 MOVES = "Does it move what it is about?"
 EFFECTS = {
-    "results/effect/effect": f"{MOVES} [All methods with their defaults]",
-    "results/effect-fresh/effect": f"{MOVES} [Ten fresh seeds]",
-    "results/strength/effect": f"{MOVES} [A study of shares]",
-    "results/robustness/effect": "What do models bear? [Noise, random tokens, exchanged words]",
+    "effect": f"{MOVES} [All methods with their defaults]",
+    "effect-fresh": f"{MOVES} [Ten fresh seeds]",
+    "strength": f"{MOVES} [A study of shares]",
+    "robustness": "What do models bear? [Noise, random tokens, exchanged words]",
 }
+TEST = StudyConfig().test
 MEASURES = {"ece": "ECE", "brier": "Brier"}
 
 
 @cache
-def _json(path: str) -> Any:
-    return json.loads((ROOT / path).read_text("utf-8"))
+def _all_runs() -> pd.DataFrame:
+    return pd.read_parquet(RUNS)
+
+
+def _runs(study: str) -> pd.DataFrame:
+    """The runs that a study reports."""
+    runs = _all_runs()
+    return runs[(runs["study"] == study) & runs["reported"]]
+
+
+def _title(study: str) -> str:
+    """The heading of a study's page."""
+    page = ROOT / "results" / f"{study}.md"
+    return page.read_text("utf-8").partition("\n")[0].removeprefix("# ")
 
 
 def cost(name: str) -> str:
     """Time and memory of a step, as benchmarks/cost.py measured them."""
-    content = _json(f"{COST}.json")
+    content = json.loads((ROOT / f"{COST}.json").read_text("utf-8"))
     rows = [row for row in content["rows"] if row["method"].split(":")[0] == name]
     how = f"`smoothtune cost --method {name} --model MODEL` measures it for your model."
     if not rows:
@@ -78,9 +101,7 @@ def evidence(name: str) -> str:
 
 def _study(name: str) -> Iterator[str]:
     for study in STUDIES:
-        content = _json(f"{study}/results.json")
-        compared = [row for row in content["methods"] if row["against_plain"]]
-        rows = [row for row in compared if name in (row["configured"] or {})]
+        rows = [row for row in _compared(study) if name in row["configured"]]
         if name == "plain" or not rows:
             continue
         titles = ["condition", "methods", "score minus plain, points", "p, Holm"]
@@ -90,11 +111,21 @@ def _study(name: str) -> Iterator[str]:
             titles.append("time, x plain")
             cells = [[*line, _time(row)] for line, row in zip(cells, rows, strict=True)]
         yield (
-            f"[{escaped(content['title'])}](../../{study}/report.md). In brackets after a "
-            f"difference: 95 % interval over {len(content['seeds'])} seeds; p: {content['test']}, "
+            f"[{_title(study)}](../../results/{study}.md). In brackets after a "
+            f"difference: 95 % interval over {_runs(study)['seed'].nunique()} seeds; "
+            f"p: {NAMES[TEST]}, "
             "after Holm's correction over the methods of a condition.\n\n" + table(titles, cells)
         ).rstrip()
         yield _settings(name, rows)
+
+
+@cache
+def _compared(study: str) -> list[dict[str, Any]]:
+    """Every method of a study against plain, with the fields that it ran with."""
+    runs = _runs(study)
+    fields = dict(zip(runs["method"], map(json.loads, runs["methods"]), strict=True))
+    compared = compare(table_of_runs(runs.to_dict("records")), TEST)
+    return [row | {"configured": fields[row["method"]]} for row in compared if row["against_plain"]]
 
 
 def _row(row: dict[str, Any]) -> list[str]:
@@ -141,33 +172,50 @@ def _plain(value: Any) -> Any:
 
 
 def _effect(name: str) -> Iterator[str]:
-    for path, title in EFFECTS.items():
-        with (ROOT / f"{path}.csv").open(encoding="utf-8", newline="") as file:
-            rows = [row for row in csv.DictReader(file) if row["method"].split()[0] == name]
+    for study, title in EFFECTS.items():
+        rows = [row for row in _effects(study) if row["method"].split()[0] == name]
         if rows:
             titles = ["condition", "methods", "quantity", "seeds", "change, %", "p", "p, Holm"]
             titles += ["score, points", "verdict"]
             yield (
-                f"{title}(../../{path}.md), against plain; in brackets: 95 % interval.\n\n"
+                f"{title}(../../results/{study}.md), against plain; in brackets: 95 % interval.\n\n"
                 + table(titles, [_moved(row) for row in rows])
             ).rstrip()
 
 
-def _moved(row: dict[str, str]) -> list[str]:
+@cache
+def _effects(study: str) -> list[dict[str, Any]]:
+    """Every method of a study against plain in the quantities that it is about."""
+    rows = [_measured(run) for run in _runs(study).to_dict("records")]
+    rows = [row for row in rows if row["values"]]
+    return [*compare_effects(rows), *compare_beside(rows), *compare_robustness(rows)]
+
+
+def _measured(run: dict[str, Any]) -> dict[str, Any]:
+    """A run as `smoothtune.study.report.effect.effect_rows` has it."""
+    quantities, robustness = (
+        json.loads(run[name]) if isinstance(run[name], str) else None
+        for name in ("quantities", "robustness")
+    )
+    claims = claims_of(json.loads(run["methods"]), {}) if quantities is not None else None
+    values = (quantities or {}) | (robustness or {})
+    return run | {"claims": claims, "values": values, "cost": run}
+
+
+def _moved(row: dict[str, Any]) -> list[str]:
     return [
         row["condition"],
         escaped(row["method"]),
         row["quantity"],
-        row["seeds"],
-        _percent(row, "change", ".0f"),
-        *(f"{float(row[name]):.2g}" if row[name] else "–" for name in ("p", "p_holm")),
-        _percent(row, "score", ".1f", value="score_difference"),
+        str(len(row["seeds"])),
+        _percent(row["change"], ".0f"),
+        *(number(row[name], ".2g") for name in ("p", "p_holm")),
+        _percent(row["score"], ".1f"),
         row["verdict"],
     ]
 
 
-def _percent(row: dict[str, str], name: str, form: str, value: str | None = None) -> str:
-    """A number of a row in percent, with its interval where there is one."""
-    ends = [row[f"{name}_{end}"] for end in ("low", "high")]
-    shown = " to ".join(f"{100 * float(end):+{form}}" for end in ends if end)
-    return f"{100 * float(row[value or name]):+{form}}" + (f" ({shown})" if shown else "")
+def _percent(effect: dict[str, Any], form: str) -> str:
+    """A mean difference in percent, with its interval where there is one."""
+    shown = " to ".join(f"{100 * end:+{form}}" for end in effect["interval"] or ())
+    return f"{100 * effect['value']:+{form}}" + (f" ({shown})" if shown else "")

@@ -32,7 +32,7 @@ def page_of(uri, markdown, monkeypatch, source=None):
     [
         ("methods/lnsr.md", None, "../choosing.md#x", "../choosing.md#x"),
         ("methods/lnsr.md", None, "../../README.md", "../index.md"),
-        ("choosing.md", None, "../results/few-sample/report.md", "results/few-sample/report.md"),
+        ("choosing.md", None, "../results/few-sample.md", "results/few-sample.md"),
         ("concepts.md", None, "../examples/new_method.py", "examples/new_method.py.md"),
         ("index.md", "README.md", "docs/study.md", "study.md"),
         ("index.md", "README.md", "examples", "examples/README.md"),
@@ -73,7 +73,7 @@ def test_schematics_are_part_of_the_page_and_have_its_colors(monkeypatch):
 
 
 def test_results_are_not_searched(monkeypatch):
-    _, page = page_of("results/few-sample/report.md", "text", monkeypatch, "results/x.md")
+    _, page = page_of("results/few-sample.md", "text", monkeypatch, "results/x.md")
     assert page.meta == {"search": {"exclude": True}}
 
 

@@ -9,6 +9,7 @@ from datasets import Dataset
 from rich.console import Console
 
 from helpers.linear_network import LinearNetwork
+from helpers.study_files import inputs as inputs
 from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.config.run import load_config
 from smoothtune.evaluation import Predictor

@@ -1,21 +1,17 @@
 """Reports in a browser: accessible by axe, light and dark, wide and narrow, whole on paper."""
 
-import json
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from helpers.study_files import COMMON
 from smoothtune.cli import app
-from smoothtune.report.page import render
-from smoothtune.study.records import Records
-from smoothtune.study.report.comparison import table_of_runs
-from smoothtune.study.report.page import page_content
-from smoothtune.study.report.plots import study_plots
+from smoothtune.study.config import load_study
+from smoothtune.study.run import run_study
 
 pytestmark = pytest.mark.slow
-STUDY = Path(__file__).parents[2] / "results" / "few-sample"
 PAPER = 1032  # pixels between the margins of A4 landscape
 
 
@@ -34,14 +30,18 @@ def evaluation(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The committed study with its plots."""
-    content = json.loads((STUDY / "results.json").read_text(encoding="utf-8"))
-    runs = table_of_runs(content["rows"])
-    plots = study_plots(runs, content["methods"], Records(STUDY), Console(quiet=True))
-    page = tmp_path_factory.mktemp("pages") / "study.html"
-    page.write_text(render("study.html.jinja", page_content(content, plots)), encoding="utf-8")
-    return page
+def study(inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of two sizes with its plots."""
+    folder = tmp_path_factory.mktemp("study")
+    file = folder / "study.yaml"
+    file.write_text(
+        f"data: {inputs / 'data'}\nmodel: {inputs / 'model'}\n{COMMON}"
+        "methods: [plain, lnsr, r3f, mixout]\nseeds: [0, 1]\nmax_train_samples: [8, 16]\n"
+        "evaluate: [effect]\nnoise_curve: true\n",
+        encoding="utf-8",
+    )
+    run_study(load_study(file), folder / "out", jobs=1, console=Console(quiet=True))
+    return folder / "out" / "report.html"
 
 
 @pytest.fixture(params=["evaluation", "study"])

@@ -12,7 +12,6 @@ from helpers.study_files import finished
 from smoothtune.config.task import configured_task
 from smoothtune.errors import DataError, OutputError
 from smoothtune.study.config import load_study
-from smoothtune.study.description import write_description
 from smoothtune.study.inputs import data_fingerprint, write_parts
 from smoothtune.study.plan import Plan
 from smoothtune.study.records import Cell, Records, digest
@@ -50,44 +49,6 @@ def test_a_cell_is_what_decides_its_result(write, inputs: Path, tmp_path: Path) 
     rows = (tmp_path / "data" / "train.csv").read_text().replace("plot", "film", 1)
     (tmp_path / "data" / "train.csv").write_text(rows)
     assert not set(ids(moved).values()) & set(first.values())
-
-
-def record_of_an_earlier_version(cell: Cell, folder: Path) -> tuple[str, dict, Path]:
-    """Its id, its content, and its file."""
-    former = json.loads(json.dumps(cell.identity))
-    fields = former["config"]["methods"]["smart"]
-    for old, new in {"eta": "step_size", "scale": "units", "on": "batches"}.items():
-        fields[old] = fields.pop(new)
-    del fields["inner_criterion"]  # which came later
-    old_id = digest(former)[:16]
-    record = {"id": old_id, "identity": former, "status": "nan"}
-    (folder / "cells").mkdir()
-    path = folder / "cells" / f"{old_id}.json"
-    path.write_text(json.dumps(record | {"sha256": digest(record)}))
-    return old_id, record, path
-
-
-def test_records_with_former_names_of_fields_are_read(write, tmp_path: Path) -> None:
-    [cell] = [c for c in cells(write("methods: [smart]\nseeds: [0]\n")) if c.label == "smart"]
-    old_id, record, path = record_of_an_earlier_version(cell, tmp_path)
-    for asked in (cell.id, old_id):
-        found = Records(tmp_path).read(asked)
-        assert found is not None
-        assert found["id"] == old_id != cell.id
-    path.write_text(json.dumps(record | {"status": "done", "sha256": digest(record)}))
-    assert Records(tmp_path).read(cell.id) is None  # it does not verify
-
-
-def test_a_study_names_records_as_their_files(write, tmp_path: Path) -> None:
-    """A version after this one could not derive a former name from the present one."""
-    study = load_study(write("methods: [smart]\nmore_epochs: null\nseeds: [0, 1]\n"))
-    found = Plan(study, None).final({})
-    [first, second] = [cell for cell in found if cell.label == "smart"]
-    old_id, *_ = record_of_an_earlier_version(first, tmp_path)
-    write_description(study, [first, second], {}, (), [first], Records(tmp_path))
-    described = json.loads((tmp_path / "study.json").read_text())
-    assert [cell["id"] for cell in described["cells"]] == [old_id, second.id]
-    assert described["choosing"] == [old_id]
 
 
 def test_weights_and_method_versions_are_part_of_it(write, monkeypatch) -> None:
@@ -132,6 +93,20 @@ def test_records_verify(write, tmp_path: Path) -> None:
     foreign = {"identity": {}, "id": digest({})[:16], "status": "done"}
     path.write_text(json.dumps(foreign | {"sha256": digest(foreign)}))
     assert records.read(cell.id) is None
+
+
+def test_a_record_that_changes_has_another_row(write, tmp_path: Path) -> None:
+    cell = cells(write(TWO))[0]
+    records = Records(tmp_path)
+    assert records.row(cell.id) is None
+    for score in (0.6, 0.7):
+        Records(tmp_path).write(cell, finished(score))  # as another process does
+        assert records.row(cell.id)["score"] == score
+    path = tmp_path / "cells" / f"{cell.id}.json"
+    path.write_text(path.read_text()[:-20])
+    assert records.row(cell.id) is None
+    path.unlink()
+    assert records.row(cell.id) is None
 
 
 def test_parts_are_the_rows_that_are_trained_on(inputs: Path, write, tmp_path: Path) -> None:
@@ -257,7 +232,6 @@ def test_damaged_files_of_a_study_are_left_out(text: str, tmp_path: Path) -> Non
     (tmp_path / "log.jsonl").write_text(text + '\n3\n{"event": "start", "cell": "x"}\n\xff')
     records = Records(tmp_path)
     assert records.read("0" * 16) is records.failure("0" * 16) is None
-    assert records.former == {}
     assert [line["cell"] for line in records.log()] == ["x"]
 
 

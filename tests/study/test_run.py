@@ -17,7 +17,6 @@ from smoothtune.config.run import RunConfig
 from smoothtune.device import SLOW_BFLOAT16
 from smoothtune.errors import OutputError, Stopped
 from smoothtune.files import owned
-from smoothtune.methods.r3f import R3F
 from smoothtune.run.train import train
 from smoothtune.study.config import load_study
 from smoothtune.study.records import Records
@@ -298,17 +297,3 @@ def test_foreign_folders_are_left_alone(write, tmp_path: Path, output: Output) -
         run_study(study, tmp_path / "out", console=output.console)
     with pytest.raises(OutputError, match="is a file"):
         run_study(study, tmp_path / "study.yaml", console=output.console)
-
-
-def test_a_report_lists_the_runs_of_an_earlier_version_that_it_shows(
-    write, tmp_path: Path, output: Output, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    study = load_study(write("methods: [plain, r3f]\nmore_epochs: null\nseeds: [0]\n"))
-    folder = tmp_path / "out"
-    run_study(study, folder, jobs=1, console=output.console)
-    before = json.loads((folder / "study.json").read_text())["cells"]
-    monkeypatch.setattr(R3F, "version", R3F.version + 1)
-    content = report_so_far(study, folder, output.console)
-    assert content["earlier"] == {"r3f": 1}
-    listed = json.loads((folder / "study.json").read_text())["cells"]
-    assert [cell["id"] for cell in listed] == [cell["id"] for cell in before]

@@ -38,11 +38,6 @@ def write_description(
     Raises:
         OutputError: it cannot be written.
     """
-
-    def recorded(cell: Cell) -> str:  # of an earlier version, whose names a later one cannot derive
-        row = records.row(cell.id)
-        return row["cell"] if row else cell.id
-
     content = {
         "name": study.name,
         "command": [portable(part) for part in command],
@@ -65,10 +60,10 @@ def write_description(
             for choice in choices.values()
         ],
         "cells": [
-            {"id": recorded(cell), "title": cell.title, "label": cell.label} | cell.described
+            {"id": cell.id, "title": cell.title, "label": cell.label} | cell.described
             for cell in {cell.id: cell for cell in cells}.values()
         ],
-        "choosing": [recorded(cell) for cell in trials],
+        "choosing": [cell.id for cell in trials],
         "fingerprints": _all_fingerprints(records.folder, prints or {}),
         "versions": versions(),
     }

@@ -51,14 +51,11 @@ def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: 
     except (DataError, ModelError) as error:
         say(console, f"  what is done cannot be told: {error}")
         return
-    records.asked |= {cell.id for cell in cells}
     done = dict[str, Row]()
     with tracked(cells if folder else [], "reading records", console) as shown:
         for cell in shown:
             if row := records.row(cell.id):
                 done[cell.id] = row
-    if records.verified:
-        records.save((cell.id, cell.described) for cell in cells)
     for cell in cells:
         say(console, f"  {'done' if cell.id in done else 'to do'}: {cell.id} {cell.title}")
     say(console, f"  {len(done)} of {len(cells)} known runs are done; {at_once} at once")

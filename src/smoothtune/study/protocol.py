@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from smoothtune.catalog import former_names, is_of_others, known_methods
+from smoothtune.catalog import is_of_others, known_methods
 from smoothtune.config.draft import Draft
 from smoothtune.config.fields import Fields
 from smoothtune.errors import Location, unknown
@@ -281,7 +281,7 @@ def _of_method(study: Study, name: str, key: str) -> Iterator[Any]:
         entry = study.entries[e]
         if entry.label == name:
             method = name if name in run.methods else next(iter(run.methods))
-            yield run.methods[method].get(former_names(method).get(key, key))
+            yield run.methods[method].get(key)
         elif name in run.methods:
             yield run.methods[name].get(key)
 

@@ -6,9 +6,8 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,15 +18,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import LATER_DEFAULTS
 from smoothtune.errors import OutputError
 from smoothtune.files import make_folder, not_written, open_log, read_json, write_json
-from smoothtune.study.table import (
-    DESCRIBED,
-    Row,
-    content_of,
-    open_row,
-    read_table,
-    row_of,
-    write_table,
-)
+from smoothtune.study.table import Row, row_of
 
 STUDY, CELLS, FAILURES, LOG = "study.json", "cells", "failures", "log.jsonl"
 
@@ -144,7 +135,7 @@ class Cell:
 
     @property
     def described(self) -> dict[str, Any]:
-        """What the study says of it, as in the table of cells."""
+        """What the study says of it."""
         return {
             "task": self.task,
             "model": self.model,
@@ -167,112 +158,41 @@ class Records:
 
     Args:
         folder: the study's.
-        asked: ids of the cells that are asked for; their files are not searched for other cells.
     """
 
-    def __init__(self, folder: Path, asked: Collection[str] = ()) -> None:
-        self.folder, self.asked = folder, set(asked)
-        self.verified = 0
-        """Records that had to be verified because the table did not have them."""
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._rows: dict[str, tuple[str, Row]] = {}
+        """Rows of verified records, with the sha256 of the files that they are of."""
 
     def write(self, cell: Cell, content: dict[str, Any]) -> None:
         """Write a finished cell, and forget how it failed before."""
         record = {"id": cell.id, "identity": cell.identity, **content}
         make_folder(self.folder / CELLS)
-        path = self.folder / CELLS / f"{cell.id}.json"
-        write_json(path, record | {"sha256": digest(record)})
+        write_json(self._path(cell.id), record | {"sha256": digest(record)})
         (self.folder / FAILURES / f"{cell.id}.json").unlink(missing_ok=True)
 
     def read(self, cell_id: str) -> dict[str, Any] | None:
         """The record of a finished cell; None if there is none, or it does not verify."""
-        content = content_of(path := self.folder / CELLS / f"{cell_id}.json")
-        if content is None:
-            former = self.former.get(cell_id)
-            return self.read(former) if former else None
-        if self._known(cell_id, content) and (known := _parsed(path)):
-            return known
-        record = _verified(path)
-        self.rows.pop(cell_id, None)
-        if record is not None:
-            self.rows[cell_id] = row_of(record, content)
-            self.verified += 1
-        return record
+        return _verified(self._path(cell_id))
 
     def row(self, cell_id: str) -> Row | None:
-        """What the table of cells holds of a finished cell; None as `read`."""
-        content = content_of(self.folder / CELLS / f"{cell_id}.json")
-        if content and (row := self._known(cell_id, content)):
-            return row
-        record = self.read(cell_id)
-        return self.rows[record["id"]] if record else None
+        """What a report needs of a finished cell; None as `read`."""
+        try:
+            content = hashlib.sha256(self._path(cell_id).read_bytes()).hexdigest()
+        except OSError:
+            return None
+        known, row = self._rows.get(cell_id, ("", None))
+        if known != content:
+            record = self.read(cell_id)
+            if record is None:
+                return None
+            row = row_of(record)
+            self._rows[cell_id] = content, row
+        return row
 
-    @cached_property
-    def rows(self) -> dict[str, Row]:
-        """The table's rows by cell; those of records that have changed since are not used."""
-        return read_table(self.folder)
-
-    def _known(self, cell_id: str, content: str) -> Row | None:
-        row = self.rows.get(cell_id)
-        return row if row and row["sha256"] == content else None
-
-    def save(self, cells: Iterable[tuple[str, Mapping[str, Any]]]) -> None:
-        """Write the table, with the finished cells that are not asked for at its end.
-
-        Args:
-            cells: ids of those that are asked for, with `Cell.described` as far as it is known.
-        """
-        found = dict[str, Row]()
-        for cell_id, described in cells:
-            row = self.row(cell_id) or open_row(cell_id, self.failure(cell_id))
-            known = {name: described[name] for name in DESCRIBED if name in described}
-            found.setdefault(row["cell"], row | known | {"asked": True})
-        others = {path.stem for path in (self.folder / CELLS).glob("*.json")} - found.keys()
-        for stem in sorted(others):
-            if other := self.row(stem):
-                found[stem] = other | {"asked": False}
-        if list(found.values()) != list(read_table(self.folder).values()):
-            write_table(self.folder, found.values())
-        self.rows.update(found)
-
-    @cached_property
-    def former(self) -> dict[str, str]:
-        """Ids under which cells were written when fields of methods had other names, by the new."""
-        ids = {stem: digest(identity)[:16] for stem, identity in self._identities.items()}
-        return {new: stem for stem, new in ids.items() if new != stem}
-
-    @cached_property
-    def _identities(self) -> dict[str, dict[str, Any]]:
-        """What determined each record's result, under the present names, by the file's name."""
-        paths = [p for p in (self.folder / CELLS).glob("*.json") if p.stem not in self.asked]
-        if not paths:
-            return {}
-        from smoothtune.config.checks import with_present_names  # imports torch
-
-        found = {}
-        for path in paths:
-            known = (_read(path) or {}).get("identity")
-            config = known.get("config") if isinstance(known, dict) else None
-            recorded = config.get("methods") if isinstance(config, dict) else None
-            if known is None or not isinstance(config, dict) or not isinstance(recorded, dict):
-                continue
-            if all(isinstance(fields, dict) for fields in recorded.values()):
-                methods = with_present_names(recorded)
-                found[path.stem] = dict(known) | {"config": dict(config) | {"methods": methods}}
-        return found
-
-    def as_recorded(self, cell: Cell) -> Cell:
-        """The cell, or the same run by an earlier version of its methods where only that is there.
-
-        Reports show such runs and say so; `smoothtune study` makes them anew.
-        """
-        if self.row(cell.id) or self.failure(cell.id):
-            return cell
-        earlier = self._of_any_version.get(_without_versions(cell.identity))
-        return replace(cell, id=earlier) if earlier and self.row(earlier) else cell
-
-    @cached_property
-    def _of_any_version(self) -> dict[str, str]:
-        return {_without_versions(known): stem for stem, known in self._identities.items()}
+    def _path(self, cell_id: str) -> Path:
+        return self.folder / CELLS / f"{cell_id}.json"
 
     def end(self, cell: Cell, status: Status, found: Any) -> None:
         """Write how a cell ended: the content of its record, or the message of an error."""
@@ -320,10 +240,6 @@ class Records:
             if isinstance(event, dict) and {"event", "cell"} <= event.keys():
                 lines.append(event)
         return lines
-
-
-def _without_versions(identity: dict[str, Any]) -> str:
-    return digest({name: value for name, value in identity.items() if name != "method_versions"})
 
 
 class _Plain(BaseModel):
@@ -395,15 +311,6 @@ def _verified(path: Path) -> dict[str, Any] | None:
     except (ValidationError, ValueError, RecursionError):
         return None
     return record if whole and own else None
-
-
-def _parsed(path: Path) -> dict[str, Any] | None:
-    """A record that was verified before."""
-    try:
-        found: dict[str, Any] = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-    return found
 
 
 def _read(path: Path) -> dict[str, Any] | None:

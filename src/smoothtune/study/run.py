@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from smoothtune.study.room import default_jobs
 from smoothtune.study.worker import WORK
 
 ATTEMPTS = 2
-SECONDS_BETWEEN_TABLES = 60.0
 TRIED_AGAIN = ("killed", "out of memory")
 """May be the machine's fault; any other failure would be repeated."""
 
@@ -77,24 +75,21 @@ def run_study(
         try:
             for stage in ("selection", "final"):
                 trials = plan.selection_cells()
-                records.asked |= {cell.id for cell in trials}
                 choices = plan.choices(records) if stage == "final" else {}
                 cells = plan.final(choices) if stage == "final" else trials
                 cells = list({cell.id: cell for cell in cells}.values())
-                records.asked |= {cell.id for cell in cells}
                 with tracked(cells, "reading records", console) as shown:
                     missing = [cell for cell in shown if records.row(cell.id) is None]
                 write_description(study, cells, choices, command, trials, records, plan.prints)
                 if stage == "final":
                     _tell_ignored(console, records, plan, cells)
-                listed = [*trials, *cells] if stage == "final" else cells
                 if not ray and any(cell.config.bf16 for cell in missing) and slow_at_bfloat16():
                     say(console, SLOW_BFLOAT16)
                 if missing:
                     keep = study.config.keep_models
                     pool = pool or make_pool(folder, where, plan.weight_bytes, keep)
-                    with Live(console, cells, records) as live, _saving(records, listed) as save:
-                        execute(missing, pool, live, signals, save)
+                    with Live(console, cells, records) as live:
+                        execute(missing, pool, live, signals, lambda: check_owned(folder))
         finally:
             if pool is not None:
                 pool.stop()
@@ -150,31 +145,12 @@ def make_pool(
     return LocalPool(folder, where.jobs or default_jobs(weight_bytes()), checkpoints, keep_models)
 
 
-@contextmanager
-def _saving(records: Records, cells: Sequence[Cell]) -> Iterator[Callable[[], None]]:
-    """Write the table of cells before and after, and when it is called, at most once a minute."""
-    saved = 0.0
-
-    def save(wait: float = SECONDS_BETWEEN_TABLES) -> None:
-        nonlocal saved
-        check_owned(records.folder)
-        if time.monotonic() - saved >= wait:
-            records.save((cell.id, cell.described) for cell in cells)
-            saved = time.monotonic()
-
-    save(0)
-    try:
-        yield save
-    finally:
-        save(0)
-
-
 def execute(
     missing: Sequence[Cell],
     pool: Pool,
     shown: Shown,
     signals: Signals,
-    save: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
     """Run cells until all have ended.
 
@@ -183,7 +159,7 @@ def execute(
         pool: runs them.
         shown: is told of each.
         signals: end it.
-        save: is called after cells have ended.
+        check: is called after cells have ended.
 
     Raises:
         Stopped: a signal came; unfinished cells have written nothing.
@@ -208,14 +184,13 @@ def execute(
             if again:
                 waiting.append(ended.cell)
         if found:
-            save()
+            check()
         shown.refresh()
 
 
 def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Cell]) -> None:
     """Say how many finished cells the study no longer asks for."""
     asked = {cell.id for cell in cells} | {cell.id for cell in plan.selection_cells()}
-    asked |= {former for new, former in records.former.items() if new in asked}
     others = [path for path in records.folder.glob(f"{CELLS}/*.json") if path.stem not in asked]
     if others:
         are = "is" if len(others) == 1 else "are"

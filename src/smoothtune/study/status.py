@@ -19,8 +19,6 @@ CELL_ID = re.compile(r"[0-9a-f]{16}")
 def show_status(folder: Path, console: Console) -> dict[str, int]:
     """Say how far the study in a folder is, without importing torch.
 
-    The table of cells is written anew where it does not hold all finished ones.
-
     Returns:
         Number of cells that are done, running, failed and open; running ones only if a study is
         at work on the folder now.
@@ -34,9 +32,7 @@ def show_status(folder: Path, console: Console) -> dict[str, int]:
     cells = study.get("cells")
     if not isinstance(cells, list) or not all(_is_named(cell) for cell in cells):
         raise OutputError(f"{folder / STUDY} lists no runs: run the study's command again")
-    listed = study.get("choosing")
-    trials = [i for i in listed if CELL_ID.fullmatch(str(i))] if isinstance(listed, list) else []
-    records = Records(folder, [*trials, *(cell["id"] for cell in cells)])
+    records = Records(folder)
     last = {line["cell"]: line["event"] for line in records.log()}
     states: dict[str, list[str]] = {"done": [], "running": [], "failed": [], "open": []}
     at_work = is_owned(folder)
@@ -51,10 +47,6 @@ def show_status(folder: Path, console: Console) -> dict[str, int]:
                 states["failed"].append(f"{cell['title']}: {how}")
             else:
                 states["open"].append(cell["title"])
-    if records.verified:
-        described = [(str(cell_id), {"selection": True}) for cell_id in trials]
-        described += [(cell["id"], {"method": cell.get("label")} | cell) for cell in cells]
-        records.save(described)
     counts = {name: len(titles) for name, titles in states.items()}
     total = len(cells)
     say(console, f"{study.get('name')}: {counts['done']} of {total} runs done")

@@ -78,7 +78,6 @@ def content(found: list[dict], **changes) -> dict:
         "aggregates": aggregates(runs),
         "training": [],
         "method_fields": [],
-        "earlier": {},
         "over_tasks_secondary": {name: over_tasks(runs, name) for name in SECONDARY},
         "effect": [],
         "effect_findings": [],

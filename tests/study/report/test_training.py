@@ -76,16 +76,3 @@ def test_fields_of_methods_are_those_that_ran(records: Records) -> None:
     assert found.rows[1][0] == "smooth"
     assert found.rows[1][3] == "learning_rate 0.001"
     assert len(found.rows) == 2
-
-
-def test_a_run_by_an_earlier_version_stands_in_and_a_present_one_wins(records: Records) -> None:
-    now = cell("lnsr", "one", "lnsr")
-    identity = now.identity | {"method_versions": {"lnsr": 0}}
-    before = replace(now, identity=identity, id=digest(identity)[:16])
-    assert records.as_recorded(now) is now
-    records.write(before, done(before))
-    fresh = Records(records.folder)
-    assert fresh.as_recorded(now).id == before.id
-    assert fresh.read(fresh.as_recorded(now).id)
-    records.write(now, done(now))
-    assert Records(records.folder).as_recorded(now) is now

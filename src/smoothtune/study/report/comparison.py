@@ -55,7 +55,7 @@ def run_of(cell: Cell, records: Records) -> dict[str, Any]:
     if row is None:
         status = (records.failure(cell.id) or {"status": "missing"})["status"]
         row = {"status": status, "cell": cell.id}
-    return row | cell.described  # the row's cell is its file, which may have a former id
+    return row | cell.described
 
 
 def devices(runs: pd.DataFrame) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,13 +47,10 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         console: gets progress bars.
     """
     choices = plan.choices(records)
-    asked = plan.final(choices)
+    cells = plan.final(choices)
     trials = plan.selection_cells()
-    records.asked |= {cell.id for cell in (*trials, *asked)}
-    with tracked(asked, "reading records", console) as shown:
-        cells = [records.as_recorded(cell) for cell in shown]
-    records.save((cell.id, cell.described) for cell in (*trials, *cells))
-    runs = table_of_runs(run_of(cell, records) for cell in cells)
+    with tracked(cells, "reading records", console) as shown:
+        runs = table_of_runs(run_of(cell, records) for cell in shown)
     extended = [cell for cell in cells if is_compared(cell.extras)]
     with tracked(extended, "reading effects", console) as shown:
         read = ((cell.label, records.read(cell.id)) for cell in shown)
@@ -82,7 +78,6 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         "failures": _failures([*trials, *cells], records),
         "versions": _versions(cells, records),
         "devices": devices(runs),
-        "earlier": _earlier(asked, cells),
         "rows": runs.to_dict("records"),
     }
 
@@ -97,12 +92,6 @@ def _with_fields(methods: list[dict[str, Any]], cells: Sequence[Cell]) -> list[d
         for c in cells
     }
     return [method | fields[method["method"], *condition_of(method)] for method in methods]
-
-
-def _earlier(asked: Sequence[Cell], cells: Sequence[Cell]) -> dict[str, int]:
-    """Number of runs by earlier versions of their methods, by label."""
-    pairs = zip(asked, cells, strict=True)
-    return dict(Counter(cell.label for wanted, cell in pairs if wanted.id != cell.id))
 
 
 def _choice(choice: Choice) -> dict[str, Any]:

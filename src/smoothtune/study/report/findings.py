@@ -75,9 +75,6 @@ def _completeness(content: Mapping[str, Any]) -> Iterator[Sentence]:
     failed = sum(sum(item["failed"].values()) for item in content["methods"])
     text = f"{done} of {asked} runs are done, {failed} failed."
     text += " Failed runs are in no mean." * (failed > 0)
-    earlier = content["earlier"]
-    if earlier:
-        text += f" {sum(earlier.values())} are by earlier versions of {', '.join(earlier)}."
     if few := (most := max(seeds, default=0)) < ENOUGH_SEEDS:
         count = "1 seed is" if most == 1 else f"{most} seeds are"
         text += f" {count} few: nothing here is established."
@@ -89,7 +86,7 @@ def _completeness(content: Mapping[str, Any]) -> Iterator[Sentence]:
             " They ran on several kinds of device, and times are compared only on one and the "
             f"same: {'; '.join(content['devices'])}."
         )
-    yield Sentence("note" if done == asked and not (few or mixed or earlier) else "fragile", text)
+    yield Sentence("note" if done == asked and not (few or mixed) else "fragile", text)
 
 
 def _chance(group: Sequence[Mapping[str, Any]]) -> Iterator[Sentence]:

@@ -133,8 +133,7 @@ def report_so_far(
     choices = plan.choices(records)
     if all(choice.complete for choice in choices.values()) and not is_owned(folder):
         trials = plan.selection_cells()
-        cells = [records.as_recorded(cell) for cell in plan.final(choices)]  # what is reported
-        write_description(study, cells, choices, command, trials, records)
+        write_description(study, plan.final(choices), choices, command, trials, records)
     return content
 
 
