@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from smoothtune import __version__, quiet_imports  # noqa: F401
+from smoothtune import __version__
 from smoothtune.cli.signals import end_on_signals
 
 COMMANDS = {

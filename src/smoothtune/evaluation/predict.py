@@ -17,6 +17,7 @@ from scipy.special import expit, softmax
 from smoothtune.config.prediction import Prediction
 from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, quiet, say
+from smoothtune.data.missing import Needed, told_left_out
 from smoothtune.data.sources import load_rows
 from smoothtune.errors import ConfigError, DataError, ModelError, OutputError, Problem
 from smoothtune.evaluation.predictor import Predictor, load_predictor
@@ -50,9 +51,11 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
     console = console or Console()
     to = _target(settings)
     settings = resolve_prediction(settings, training_record(settings.model))
-    raw = load_rows(settings.data, sep=settings.sep, encoding=settings.encoding)
+    task = configured_task(settings)
+    needed = Needed(task.unlabeled_columns) if settings.drop_missing else None
+    raw = load_rows(settings.data, needed=needed, sep=settings.sep, encoding=settings.encoding)
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
-    task = configured_task(settings).with_model_labels(base.config, raw, settings.data)
+    task = task.with_model_labels(base.config, raw, settings.data)
     names = column_names(task, every_class=settings.probabilities)
     if taken := [name for name in names if name in raw.column_names]:
         raise DataError(f"{settings.data}: has a column {taken[0]!r} already; rename it")
@@ -68,6 +71,8 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
         )
     labels = ", ".join(task.known_label_names) or "none"
     say(console, f"task {task.name} ({task.task_type}), labels {labels}; {len(raw)} rows")
+    if told := told_left_out(raw):
+        say(console, told)
     if longer := len(np.unique(np.asarray(rows["example_id"][:])[rows["cut"][:]])):
         say(console, f"{longer} rows are longer than {length} tokens: {task.when_too_long}")
     with Bar(console) as bar:
