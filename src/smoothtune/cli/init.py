@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from smoothtune.tasks.base import Task
 
 RUN_FILE = """\
-# Written by smoothtune init from {name}. All fields: smoothtune train --help
+# Written by smoothtune init from {name}. All fields: smoothtune train --help-all
 task: {task}  # a name of your own, for results and reports
 {data}
 model: {model}  # or a model folder, or a hub id such as bert-base-uncased

@@ -22,8 +22,9 @@ from smoothtune.data.sources import load_rows
 from smoothtune.errors import ConfigError, DataError, ModelError, OutputError, Problem
 from smoothtune.evaluation.predictor import Predictor, load_predictor
 from smoothtune.evaluation.settings import resolve_prediction, training_record
+from smoothtune.evaluation.temperature import kept_temperature
 from smoothtune.files import replacing, write_atomic
-from smoothtune.models.load import load_base
+from smoothtune.models.load import Base, load_base, weights_fingerprint
 from smoothtune.report.curves import csv_text
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.multi_label import MultiLabelClassification
@@ -57,6 +58,7 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
     task = task.with_model_labels(base.config, raw, settings.data)
     names = column_names(task, every_class=settings.probabilities)
+    temperature = _temperature(settings, base, task)
     if taken := [name for name in names if name in raw.column_names]:
         raise DataError(f"{settings.data}: has a column {taken[0]!r} already; rename it")
     length = settings.max_seq_length or task.default_max_seq_length
@@ -82,6 +84,9 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
         bar.start("rows", predictor.num_batches(rows))
         with quiet():
             predictions = predictor.predict(rows)
+    if temperature is not None:
+        say(console, f"probabilities with a temperature of {temperature:.3f}")
+        predictions = predictions / temperature
     columns = [task.answers(predictions, rows), *_probabilities(task, predictions)]
     write_rows(to, raw, dict(zip(names, columns, strict=False)))
     return len(raw)
@@ -118,6 +123,22 @@ def _check_weights(predictor: Predictor, model: str) -> None:
     for name, weight in predictor.model.named_parameters():
         if not weight.isfinite().all():
             raise ModelError(f"{model}: weight {name} is not finite everywhere; train it again")
+
+
+def _temperature(settings: Prediction, base: Base, task: Task) -> float | None:
+    """What logits are to be divided by; None: nothing.
+
+    Raises:
+        ConfigError: the task has no probabilities.
+        ModelError: no temperature is kept for these weights.
+    """
+    if not settings.calibrated:
+        return None
+    if not isinstance(task, MultiLabelClassification) and (
+        task.regression or not task.predicts_logits
+    ):
+        raise ConfigError([Problem("", "--calibrated", "needs a task with probabilities")])
+    return kept_temperature(settings.model, weights_fingerprint(base.source)).temperature
 
 
 def column_names(task: Task, *, every_class: bool) -> list[str]:

@@ -39,6 +39,7 @@ from smoothtune.evaluation.settings import (
     training_record,
     where_recorded,
 )
+from smoothtune.evaluation.temperature import keep_temperature
 from smoothtune.evaluation.transfer import labeled_rows
 from smoothtune.files import owned, versions, write_json
 from smoothtune.models.load import load_base, weights_fingerprint
@@ -99,6 +100,8 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
             write_json(folder / EVALUATION, content)
             done = f"left out: {result.skipped}" if result.skipped else f"done in {seconds:.1f} s"
             say(console, f"{name}: {done}")
+    if told := keep_temperature(content, settings.model):
+        say(console, told)
     return content
 
 

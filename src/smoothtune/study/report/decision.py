@@ -58,8 +58,13 @@ def decision(content: Mapping[str, Any]) -> Sentence:
 
 
 def _undecided(content: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]) -> Sentence:
-    """No method is shown to be better."""
+    """No method is shown to be better with enough seeds and after the correction."""
+    if ahead := [item for item in compared if (low := _low(item)) is not None and low > 0]:
+        return _ahead(content, max(ahead, key=_gap))
     above = [item for item in compared if _gap(item) >= WORTH]
+    if all((high := _high(item)) is not None and high < 0 for item in compared):
+        worse = ", ".join(f"{item['method']} ({_shown(item)})" for item in compared)
+        return Sentence("note", f"Use plain: worse{_where(content)}: {worse}.")
     if not above:
         return Sentence(
             "note",
@@ -89,6 +94,31 @@ def _undecided(content: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
         f"if {shown} is as good as it looks, {needed} seeds in all would show it with a chance of "
         f"{100 * POWER:.0f} %.",
     )
+
+
+def _ahead(content: Mapping[str, Any], best: Mapping[str, Any]) -> Sentence:
+    """A method whose interval is above 0, which does not decide yet."""
+    seeds, p = len(best["seeds"]), best["p_holm"]
+    shown = f"{best['method']} is ahead of plain{_where(content)} by {_shown(best)}"
+    if seeds < ENOUGH_SEEDS:
+        more = ENOUGH_SEEDS - seeds
+        few = f"{seeds} seeds are few"
+        return Sentence("note", f"Run {more} more seed{'s' * (more > 1)}: {shown}, but {few}.")
+    corrected = "" if p is None else f", p = {p:.2g} after Holm's correction"
+    return Sentence(
+        "note", f"Run more seeds of it alone: {shown}, one of several comparisons{corrected}."
+    )
+
+
+def _low(item: Mapping[str, Any]) -> float | None:
+    """The lower end of the interval of a difference; None where there is none."""
+    interval = item["difference"]["interval"]
+    return None if interval is None else float(interval[0])
+
+
+def _high(item: Mapping[str, Any]) -> float | None:
+    interval = item["difference"]["interval"]
+    return None if interval is None else float(interval[1])
 
 
 def _needed(item: Mapping[str, Any], num_methods: int) -> int:
