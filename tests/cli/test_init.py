@@ -60,7 +60,7 @@ def test_new_files_are_read_as_those_of_the_training(tmp_path: Path) -> None:
         "predict", tmp_path / "out", "--data", tmp_path / "new.csv", "--to", tmp_path / "p.csv"
     )
     assert found.exit_code == 0, found.output
-    assert (tmp_path / "p.csv").read_text("utf-8").splitlines()[0].startswith("text,nr,prediction")
+    assert (tmp_path / "p.csv").read_text("cp1252").splitlines()[0].startswith("text;nr;prediction")
     (tmp_path / "utf8.csv").write_text("text,nr\nbad café,1\n", "utf-8")
     arguments = ("predict", tmp_path / "out", "--data", tmp_path / "utf8.csv")
     refused = call(*arguments, "--to", tmp_path / "q.csv")
@@ -74,7 +74,7 @@ def test_blank_labels_are_told(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("text,label\n" + "a b,yes\nb c,no\n" * 4 + "c d,\n")
     found = call("init", file, "--to", tmp_path / "run.yaml")
-    assert "1 row has no label" in found.stdout
+    assert "1 row without a text or a label left out: line 10" in found.stdout
 
 
 def test_scores_are_a_regression(tmp_path: Path) -> None:

@@ -64,7 +64,9 @@ def _list_methods(*, as_json: bool) -> None:
     """Print the methods, by what they do."""
     if as_json:
         about = {name: {"group": group, "cost": cost} for name, group, cost in listed_methods()}
-        print_json({"methods": [described(name).as_dict() | about[name] for name in about]})
+        print_json(
+            {"methods": [described(name).as_dict() | about[name] for name in known_methods()]}
+        )
         return
     for group in GROUPS:
         echo(f"{group.title}:")

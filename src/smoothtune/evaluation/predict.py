@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
 from typing import Any
@@ -88,8 +90,46 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
         say(console, f"probabilities with a temperature of {temperature:.3f}")
         predictions = predictions / temperature
     columns = [task.answers(predictions, rows), *_probabilities(task, predictions)]
-    write_rows(to, raw, dict(zip(names, columns, strict=False)))
+    form = CsvForm.of(settings, to)
+    write_rows(to, raw, dict(zip(names, columns, strict=False)), form)
+    if told := form.told():
+        say(console, f"{to} is {told}, as {settings.data} is")
     return len(raw)
+
+
+@dataclass(frozen=True)
+class CsvForm:
+    """How CSV is written: as the data, where these are CSV."""
+
+    sep: str = ","
+    encoding: str = "utf-8"
+
+    @classmethod
+    def of(cls, settings: Prediction, to: Path) -> CsvForm:
+        """The form of the predictions of a file."""
+        if to.suffix != ".csv" or Path(settings.data).suffix.lower() != ".csv":
+            return cls()
+        return cls(settings.sep or ",", settings.encoding or "utf-8")
+
+    def told(self) -> str:
+        """What is unusual about it; "" if nothing is."""
+        sep = "" if self.sep == "," else f"separated by {self.sep!r}"
+        encoding = "" if codecs.lookup(self.encoding).name == "utf-8" else f"in {self.encoding}"
+        return " and ".join(filter(None, (sep, encoding)))
+
+    def encoded(self, text: str, to: Path) -> bytes:
+        """A text as it is written.
+
+        Raises:
+            OutputError: it holds a character that the encoding lacks.
+        """
+        try:
+            return text.encode(self.encoding)
+        except UnicodeEncodeError as error:
+            raise OutputError(
+                f"{to}: {text[error.start]!r} cannot be written in {self.encoding}; "
+                "choose a .jsonl or .parquet file"
+            ) from error
 
 
 def _target(settings: Prediction) -> Path:
@@ -173,10 +213,13 @@ def _probabilities(task: Task, predictions: np.ndarray) -> list[list[float]]:
     return [shares.max(axis=1).tolist(), *shares.T.tolist()]
 
 
-def write_rows(to: Path, raw: Dataset, columns: Mapping[str, list[Any]]) -> None:
+def write_rows(
+    to: Path, raw: Dataset, columns: Mapping[str, list[Any]], form: CsvForm | None = None
+) -> None:
     """Write rows with further columns, atomically; the ending of the file is its format.
 
-    In CSV lists are JSON, and texts that a spreadsheet would run begin with an apostrophe.
+    In CSV, of the given form, lists are JSON, and texts that a spreadsheet would run begin with an
+    apostrophe.
 
     Raises:
         OutputError: it cannot be written, or a value has no form in this format.
@@ -194,7 +237,9 @@ def write_rows(to: Path, raw: Dataset, columns: Mapping[str, list[Any]]) -> None
             [_cell(value, f"{to}: row {i}, column {name!r}") for name, value in row.items()]
             for i, row in _rows(raw, columns)
         )
-        write_atomic(to, csv_text([*raw.column_names, *columns], cells))
+        form = form or CsvForm()
+        text = csv_text([*raw.column_names, *columns], cells, sep=form.sep)
+        write_atomic(to, form.encoded(text, to))
 
 
 def _rows(raw: Dataset, columns: Mapping[str, list[Any]]) -> Iterator[tuple[int, dict[str, Any]]]:

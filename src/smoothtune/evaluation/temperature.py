@@ -73,7 +73,8 @@ def _section(found: Temperature) -> str:
         f"`{CALIBRATION}` holds a temperature of {found.temperature:.3f}, fitted on "
         f"{found.fitted_on} rows: divide the logits by it before the softmax (the sigmoid, for "
         f"several labels). The NLL of {found.judged_on} other rows goes from "
-        f"{found.nll_before:.3f} to {found.nll_after:.3f}. `smoothtune predict --calibrated` applies it.\n"
+        f"{found.nll_before:.3f} to {found.nll_after:.3f}. `smoothtune predict "
+        "--calibrated` applies it.\n"
         "<!-- end of calibration -->\n"
     )
 

@@ -91,3 +91,12 @@ def test_without_runs_of_plain() -> None:
     found = content({"good": [BETTER]})
     found["methods"] = [item for item in found["methods"] if item["method"] != "plain"]
     assert "plain fine-tuning has no finished run" in decision(found).text
+
+
+def test_a_sentence_follows_from_its_interval() -> None:
+    few = decision(content({"some": [[0.25, 0.26, 0.255]]})).text
+    assert few.startswith("Run 2 more seeds: some is ahead of plain by +25.5 points [+24")
+    assert "3 seeds are few" in few
+    worse = decision(content({"some": [[-x for x in BETTER]]})).text
+    assert worse.startswith("Use plain: worse: some (-3.0 points [")
+    assert "not shown" not in few + worse
