@@ -170,12 +170,23 @@ def test_the_first_message_about_a_foreign_model_is_a_command_that_works(
     assert "--data rows.csv --text-column text --label-column label" in without.stderr
 
 
+def labeled_by(model: Path, folder: Path) -> Path:
+    """Rows with the labels that a model gives them, every fourth one turned round."""
+    words = ("good", "bad", "film", "plot")
+    texts = [f"{a} {b} {c}" for a in words for b in words for c in words]
+    (folder / "texts.csv").write_text("\n".join(["text", *texts, ""]))
+    arguments = ("--data", folder / "texts.csv", "--text-column", "text")
+    assert call("predict", model, *arguments, "--to", folder / "texts.jsonl").exit_code == 0
+    lines = (folder / "texts.jsonl").read_text().splitlines()
+    other, labels = {"neg": "pos", "pos": "neg"}, [json.loads(x)["prediction"] for x in lines]
+    labels = [label if row % 4 else other[label] for row, label in enumerate(labels)]
+    rows = "".join(f"{text},{label}\n" for text, label in zip(texts, labels, strict=True))
+    (folder / "e.csv").write_text(f"text,label\n{rows}")
+    return folder / "e.csv"
+
+
 def test_a_fitted_temperature_can_be_applied(foreign: Path, tmp_path: Path) -> None:
-    data = tmp_path / "e.csv"
-    rows = [
-        f"{a} film {b},{c}" for a in ("good", "bad") for b in ("", "plot") for c in ("pos", "neg")
-    ]
-    data.write_text("text,label\n" + "\n".join(rows * 3) + "\n")
+    data = labeled_by(foreign, tmp_path)
     (foreign / "README.md").write_text("# A model\n")
     described = ("--data", data, "--text-column", "text")
     arguments = ("predict", foreign, *described, "--to", tmp_path / "p.jsonl", "--probabilities")

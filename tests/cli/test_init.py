@@ -87,7 +87,8 @@ def test_scores_are_a_regression(tmp_path: Path) -> None:
 @pytest.mark.parametrize("label", ["yes", "1"])
 def test_a_file_without_header_is_told(tmp_path: Path, label: str) -> None:
     model, file, to = tiny_bert(tmp_path / "model"), tmp_path / "rows.csv", tmp_path / "run.yaml"
-    rows = "".join(f"good film {i},{label}\nbad film {i},0\n" for i in range(6))
+    other = "no" if label == "yes" else "0"
+    rows = "".join(f"good film {i},{label}\nbad film {i},{other}\n" for i in range(6))
     file.write_text(rows)
     told = f"{file} seems to have no header line: the column '{label}' is named like one of its own"
     assert told in call("init", file, "--to", to).stdout
