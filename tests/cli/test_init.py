@@ -192,9 +192,10 @@ def test_a_run_file_of_several_labels_is_one_that_validates(tmp_path: Path) -> N
 )
 def test_numbers_that_may_name_classes(tmp_path: Path, labels: list[str], field: str) -> None:
     file, to = tmp_path / "rows.csv", tmp_path / "run.yaml"
-    file.write_text("text,label\n" + "".join(f"a film,{label}\n" for label in labels * 6))
+    rows = "".join(f"a film {i},{label}\n" for i, label in enumerate(labels * 6))
+    file.write_text(f"text,label\n{rows}")
     found = call("init", file, "--to", to)
-    assert f"guessed {field}, for the data, column 'label': " in found.stdout
+    assert f"guessed {field}, for {file}, split 'train', column 'label': " in found.stdout
     assert "if they are scores, write label_type: float" in found.stdout
     assert field in to.read_text().splitlines()
     run = load_config(to)

@@ -74,6 +74,9 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
     with owned(Path(settings.output_dir)) as folder, Bar(console) as bar:
         kept = kept_evaluation(folder, settings)
         subject, fingerprints = load_subject(settings, training, bar)
+        for split in subject.prepared.report.splits.values():
+            if split.left_out:
+                say(console, split.left_out)
         if not len(subject.prepared.train):
             count = subject.num_examples(subject.prepared.validation)
             say(console, f"{count} rows to evaluate on, no training rows: no generalization gap")

@@ -164,8 +164,20 @@ class Task(ABC):
         labels = [name for name in self.columns if name not in self.unlabeled_columns]
         return Needed(self.unlabeled_columns, labels)
 
-    def load_splits(self, source: str | Path, *, need_train: bool = True) -> dict[str, Dataset]:
-        """Read every split of a source, see `smoothtune.data.sources.load_splits`."""
+    def load_splits(
+        self, source: str | Path, *, need_train: bool = True, labeled: bool = True
+    ) -> dict[str, Dataset]:
+        """Read every split of a source, see `smoothtune.data.sources.load_splits`.
+
+        Args:
+            source: file, folder or hub id.
+            need_train: raise an error without a train split.
+            labeled: whether labels will be read, so that `drop_missing` leaves rows without out.
+
+        Raises:
+            DataError: the source cannot be read.
+        """
+        needed = self.needed if labeled else replace(self.needed, labels=())
         return load_splits(
             source,
             name=self.name,
@@ -174,7 +186,7 @@ class Task(ABC):
             hub_config=self.hub_config,
             need_train=need_train,
             label_type=self.stored_label_type,
-            needed=self.needed if self.drop_missing else None,
+            needed=needed if self.drop_missing else None,
             sep=self.sep,
             encoding=self.encoding,
         )
