@@ -141,12 +141,12 @@ def test_catalog_is_plain_json() -> None:
     assert set(content["methods"]) == set(METHODS)
 
 
-def test_commands_do_not_repeat_the_advice_of_bitsandbytes() -> None:
+def test_nobody_sees_the_advice_of_bitsandbytes() -> None:
     """What it logs on import on CPUs with bfloat16 arithmetic, here on any."""
     advice = "import logging; logging.getLogger('bitsandbytes.backends.cpu.ops').warning('advice')"
-    for module, told in (("smoothtune", "advice"), ("smoothtune.cli", "")):
+    for module in ("smoothtune", "smoothtune.cli"):
         command = [sys.executable, "-c", f"import {module}; {advice}"]
-        assert subprocess.run(command, capture_output=True, text=True).stderr.strip() == told
+        assert subprocess.run(command, capture_output=True, text=True).stderr == ""
 
 
 def test_commands_are_completed_by_shells() -> None:
@@ -160,17 +160,3 @@ def test_commands_are_completed_by_shells() -> None:
         timeout=60,
     )
     assert found.stdout.split() == ["train"]
-
-
-def test_scripts_do_not_see_the_advice_of_bitsandbytes() -> None:
-    script = """
-import logging
-logging.basicConfig()
-import smoothtune
-logging.getLogger("bitsandbytes.backends.cpu.ops").warning("install another package")
-"""
-    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")}
-    found = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=60
-    )
-    assert (found.returncode, found.stderr) == (0, "")

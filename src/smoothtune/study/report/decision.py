@@ -59,8 +59,9 @@ def decision(content: Mapping[str, Any]) -> Sentence:
 
 def _undecided(content: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]) -> Sentence:
     """No method is shown to be better with enough seeds and after the correction."""
-    if ahead := [item for item in compared if (low := _low(item)) is not None and low > 0]:
-        return _ahead(content, max(ahead, key=_gap))
+    ahead = [item for item in compared if (low := _low(item)) is not None and low > 0]
+    if ahead := [item for item in ahead if len(item["seeds"]) >= SEEDS_FOR_SPREAD]:
+        return _ahead(content, max(ahead, key=_gap), len(compared))
     above = [item for item in compared if _gap(item) >= WORTH]
     if all((high := _high(item)) is not None and high < 0 for item in compared):
         worse = ", ".join(f"{item['method']} ({_shown(item)})" for item in compared)
@@ -96,17 +97,17 @@ def _undecided(content: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
     )
 
 
-def _ahead(content: Mapping[str, Any], best: Mapping[str, Any]) -> Sentence:
+def _ahead(content: Mapping[str, Any], best: Mapping[str, Any], compared: int) -> Sentence:
     """A method whose interval is above 0, which does not decide yet."""
-    seeds, p = len(best["seeds"]), best["p_holm"]
-    shown = f"{best['method']} is ahead of plain{_where(content)} by {_shown(best)}"
-    if seeds < ENOUGH_SEEDS:
-        more = ENOUGH_SEEDS - seeds
-        few = f"{seeds} seeds are few"
-        return Sentence("note", f"Run {more} more seed{'s' * (more > 1)}: {shown}, but {few}.")
-    corrected = "" if p is None else f", p = {p:.2g} after Holm's correction"
+    seeds, needed = len(best["seeds"]), _needed(best, compared)
+    more = max(1, needed - seeds)
+    why = f"{seeds} seeds are few"
+    if seeds >= ENOUGH_SEEDS:
+        why = f"it is one of {compared} comparisons (p = {best['p_holm']:.2g} after Holm's)"
     return Sentence(
-        "note", f"Run more seeds of it alone: {shown}, one of several comparisons{corrected}."
+        "note",
+        f"Run {more} more seed{'s' * (more > 1)}: {best['method']} is ahead of plain"
+        f"{_where(content)} by {_shown(best)}, but {why}.",
     )
 
 
