@@ -113,7 +113,7 @@ def test_unknown_extension(tmp_path: Path) -> None:
     file.touch()
     with pytest.raises(DataError, match=r"'.xls'; known are .parquet, .csv.*save the table as CSV"):
         load_splits(file)
-    with pytest.raises(DataError, match=r"holds no data file .* it holds train.xlsx"):
+    with pytest.raises(DataError, match=r"holds no data file .* it holds train.xls"):
         load_splits(tmp_path)
 
 

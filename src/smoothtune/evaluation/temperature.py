@@ -42,13 +42,16 @@ def keep_temperature(content: dict[str, Any], model: str) -> str:
         model: the evaluated model.
 
     Returns:
-        What to tell; empty where none was fitted, or the model is no local folder.
+        What to tell; empty where none was looked for, or the model is no local folder.
     """
     folder = Path(os.path.expanduser(model))
     numbers = content["parts"].get("calibration", {}).get("numbers", {})
     temperature = numbers.get("temperature")
-    if temperature is None or not 1 / HOTTEST < temperature < HOTTEST or not folder.is_dir():
+    if temperature is None or not folder.is_dir():
         return ""
+    if not 1 / HOTTEST < temperature < HOTTEST:
+        rows = numbers["temperature_fitted_on"]
+        return f"no temperature is kept: none from {1 / HOTTEST:g} to {HOTTEST:g} fits {rows} rows"
     found = Temperature(
         temperature=temperature,
         fitted_on=numbers["temperature_fitted_on"],

@@ -107,7 +107,8 @@ def _ahead(content: Mapping[str, Any], best: Mapping[str, Any], compared: int) -
     return Sentence(
         "note",
         f"Run {more} more seed{'s' * (more > 1)}: {best['method']} is ahead of plain"
-        f"{_where(content)} by {_shown(best)}, but {why}.",
+        f"{_where(content)} by {_shown(best)}, but {why}. If it is as good as it looks, {needed} "
+        f"seeds in all would show it with a chance of {100 * POWER:.0f} %.",
     )
 
 
