@@ -93,14 +93,18 @@ def sweep_tables() -> str:
     left_out = Counter(
         row["left out"].split(":")[0] for row in content["classes"] if "left out" in row
     )
-    every = sum(_methods_of(row) >= set(METHODS) for row in content["classes"])
+    new = sorted(set(METHODS).difference(*map(_methods_of, content["classes"])))
+    tried = set(METHODS) - set(new)
+    every = sum(_methods_of(row) >= tried for row in content["classes"])
+    but = f"; {', '.join(new)}: on none yet, run benchmarks/sweep.py" if new else ""
     reasons = ", ".join(f"{reason} {count}" for reason, count in left_out.most_common())
     return (
         table(
             ["head", *titles],
             [[name, *(str(count[title]) for title in titles)] for name, count in rows],
         )
-        + f"\nLeft out: {reasons}. All {len(METHODS)} methods were tried on {every} classes.\n\n"
+        + f"\nLeft out: {reasons}. All {len(tried)} methods were tried on {every} "
+        f"classes{but}.\n\n"
         + table(["refused because", "methods", "model types"], list(_refusals(content)))
     )
 

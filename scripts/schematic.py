@@ -124,9 +124,20 @@ STYLE = """
 """  # noqa: E501
 
 
+def facts_of(name: str) -> Facts:
+    """What a method's drawing shows.
+
+    Raises:
+        LookupError: nobody has written it down.
+    """
+    if name not in FACTS:
+        raise LookupError(f"{name} has no drawing: add it to FACTS in scripts/schematic.py")
+    return FACTS[name]
+
+
 def described(name: str) -> str:
     """The picture in words."""
-    facts = FACTS[name]
+    facts = facts_of(name)
     said = [
         f"{each.name}: {each.what} at {_where(each.enters)}" for each in facts.passes if each.enters
     ]
@@ -148,7 +159,7 @@ def _where(place: Place) -> str:
 
 def draw(name: str) -> str:
     """The picture as an SVG document."""
-    facts = FACTS[name]
+    facts = facts_of(name)
     top = 62 if facts.derives else 26
     top += 18 * bool(facts.weights and facts.compares)
     gap = 104

@@ -17,7 +17,7 @@ def test_every_method_has_a_picture():
 
 @pytest.mark.parametrize("name", METHODS)
 def test_facts_are_those_that_the_method_declares(name):
-    facts, cls = schematic.FACTS[name], METHODS[name]
+    facts, cls = schematic.facts_of(name), METHODS[name]
     method = cls()
     entered = {POINTS[each.enters] for each in facts.passes if each.enters in POINTS}
     assert entered | ({"word"} if facts.derives else set()) == set(method.points())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from smoothtune import quiet_imports  # noqa: F401
+
 if TYPE_CHECKING:
     from smoothtune.core.compiled import compile_blocks
     from smoothtune.core.forward import ForwardPass

@@ -1,7 +1,7 @@
-"""Imported by the commands, and by the server of their processes, before heavy libraries.
+"""Imported with the package, before heavy libraries.
 
 On CPUs with bfloat16 arithmetic bitsandbytes, which peft imports wherever it is installed, advises
-in every process to install another package; no command needs that.
+in every process to install another package, even where nothing is stored in 4 bits.
 """
 
 import logging

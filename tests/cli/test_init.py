@@ -60,7 +60,7 @@ def test_new_files_are_read_as_those_of_the_training(tmp_path: Path) -> None:
         "predict", tmp_path / "out", "--data", tmp_path / "new.csv", "--to", tmp_path / "p.csv"
     )
     assert found.exit_code == 0, found.output
-    assert (tmp_path / "p.csv").read_text("utf-8").splitlines()[0].startswith("text,nr,prediction")
+    assert (tmp_path / "p.csv").read_text("cp1252").splitlines()[0].startswith("text;nr;prediction")
     (tmp_path / "utf8.csv").write_text("text,nr\nbad café,1\n", "utf-8")
     arguments = ("predict", tmp_path / "out", "--data", tmp_path / "utf8.csv")
     refused = call(*arguments, "--to", tmp_path / "q.csv")
@@ -74,7 +74,7 @@ def test_blank_labels_are_told(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     file.write_text("text,label\n" + "a b,yes\nb c,no\n" * 4 + "c d,\n")
     found = call("init", file, "--to", tmp_path / "run.yaml")
-    assert "1 row has no label" in found.stdout
+    assert "1 row without a text or a label left out: line 10" in found.stdout
 
 
 def test_scores_are_a_regression(tmp_path: Path) -> None:
@@ -192,9 +192,10 @@ def test_a_run_file_of_several_labels_is_one_that_validates(tmp_path: Path) -> N
 )
 def test_numbers_that_may_name_classes(tmp_path: Path, labels: list[str], field: str) -> None:
     file, to = tmp_path / "rows.csv", tmp_path / "run.yaml"
-    file.write_text("text,label\n" + "".join(f"a film,{label}\n" for label in labels * 6))
+    rows = "".join(f"a film {i},{label}\n" for i, label in enumerate(labels * 6))
+    file.write_text(f"text,label\n{rows}")
     found = call("init", file, "--to", to)
-    assert f"guessed {field}, for the data, column 'label': " in found.stdout
+    assert f"guessed {field}, for {file}, split 'train', column 'label': " in found.stdout
     assert "if they are scores, write label_type: float" in found.stdout
     assert field in to.read_text().splitlines()
     run = load_config(to)

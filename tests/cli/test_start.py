@@ -37,7 +37,7 @@ def start(*arguments: object) -> tuple[int, str, str]:
 
 def test_lists_and_help_import_nothing_heavy() -> None:
     code, out, _ = start("methods")
-    assert (code, [line.split("\t")[0] for line in out.splitlines()]) == (0, list(METHODS))
+    assert (code, {line.split()[0] for line in out.splitlines()} >= set(METHODS)) == (0, True)
     code, out, _ = start("methods", "lnsr")
     assert code == 0
     assert "noise_ratio" in out
@@ -141,9 +141,22 @@ def test_catalog_is_plain_json() -> None:
     assert set(content["methods"]) == set(METHODS)
 
 
-def test_commands_do_not_repeat_the_advice_of_bitsandbytes() -> None:
+def test_nobody_sees_the_advice_of_bitsandbytes() -> None:
     """What it logs on import on CPUs with bfloat16 arithmetic, here on any."""
     advice = "import logging; logging.getLogger('bitsandbytes.backends.cpu.ops').warning('advice')"
-    for module, told in (("smoothtune", "advice"), ("smoothtune.cli", "")):
+    for module in ("smoothtune", "smoothtune.cli"):
         command = [sys.executable, "-c", f"import {module}; {advice}"]
-        assert subprocess.run(command, capture_output=True, text=True).stderr.strip() == told
+        assert subprocess.run(command, capture_output=True, text=True).stderr == ""
+
+
+def test_commands_are_completed_by_shells() -> None:
+    words = {"COMP_WORDS": "smoothtune tr", "COMP_CWORD": "1"}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "src")} | words
+    found = subprocess.run(
+        [sys.executable, "-m", "smoothtune"],
+        env=environment | {"_SMOOTHTUNE_COMPLETE": "complete_bash"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert found.stdout.split() == ["train"]

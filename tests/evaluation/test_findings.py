@@ -25,6 +25,7 @@ def run(accuracy: dict = GOOD, *, gap: float = 0.0, temperature: float = 1.5, **
     calibration = {
         **{"all_rows": NLL, "mean_confidence": 0.8, "temperature": temperature},
         **{"judged_rows_before": NLL, "judged_rows_after": {"nll": 0.4}},
+        **{"judged_on": 50, "nll_change": {"value": -0.1, "low": -0.15, "high": -0.05}},
         "ece_by_chance": {"mean": 0.05, "high": 0.1},
     }
     parts = {
@@ -53,7 +54,7 @@ def run(accuracy: dict = GOOD, *, gap: float = 0.0, temperature: float = 1.5, **
 def test_advice_names_what_to_do() -> None:
     said = sentences(run(gap=0.2, loss=0.3))[0]
     assert said.verdict == "fragile"
-    for wanted in ("20 points better", "divide its logits by 1.50", "Gaussian noise"):
+    for wanted in ("20 points better", "divides logits by 1.50", "Gaussian noise"):
         assert wanted in said.text
     assert said.text.count("Choosing a method") == 1
 
@@ -139,7 +140,8 @@ def test_a_gap_is_judged_by_the_interval_of_the_score() -> None:
 @pytest.mark.parametrize(
     ("accuracy", "wanted"),
     [
-        ({"value": 0.52, "low": 0.45, "high": 0.6}, "Do not use it yet"),
+        ({"value": 0.49, "low": 0.45, "high": 0.6}, "Do not use it yet"),
+        ({"value": 0.55, "low": 0.45, "high": 0.65}, "on about 400 rows: accuracy 0.550 looks"),
         ({"value": 0.2, "low": 0.1, "high": 0.3}, "labels of model and data mean the same"),
         ({"value": 1.0, "low": None, "high": None}, "more rows"),
     ],
@@ -195,3 +197,15 @@ def test_cost_of_the_training(cost: dict, wanted: str) -> None:
     found = run()
     found.content["training"] = {"cost": cost}
     assert sentences(found)[-1].text.endswith(wanted)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "told"), [(-0.03, 0.01, "is not shown to lower"), (0.01, 0.02, "raises")]
+)
+def test_a_temperature_is_advised_where_its_interval_says_so(low, high, told) -> None:
+    found = run()
+    change = {"value": (low + high) / 2, "low": low, "high": high}
+    found.content["parts"]["calibration"]["numbers"]["nll_change"] = change
+    said = [sentence.text for sentence in sentences(found)]
+    assert "predict --calibrated" not in said[0]
+    assert any(f"{told} the NLL of the 50 rows" in text for text in said)

@@ -301,3 +301,11 @@ def test_collator_multiple_scores_and_no_labels(source: Path) -> None:
     assert batch["labels"].dtype == torch.float32
     unlabeled = Collator(tokenizer)([{"input_ids": [2, 3]}, {"input_ids": [2, 5, 3]}])
     assert "labels" not in unlabeled
+
+
+def test_unlabeled_rows_need_no_label(tmp_path: Path) -> None:
+    """With drop_missing a blank label column leaves no unlabeled row out."""
+    (tmp_path / "texts.csv").write_text("text,label\ngood film,\nbad film,\n,\n")
+    task = describe_task(text_columns="text", drop_missing=True)
+    assert len(task.load_splits(tmp_path / "texts.csv", labeled=False)["train"]) == 2
+    assert len(task.load_splits(tmp_path / "texts.csv")["train"]) == 0

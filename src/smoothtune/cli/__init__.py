@@ -14,13 +14,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 from typer.main import get_command
 
-from smoothtune import __version__, quiet_imports  # noqa: F401
+from smoothtune import __version__
 from smoothtune.cli.signals import end_on_signals
 
 COMMANDS = {
     "demo": (
         "tools",
-        "Compare plain fine-tuning with LNSR on generated sentences, offline, in a minute or two.",
+        "Compare plain fine-tuning with SMART on generated sentences, offline, in a minute or two.",
     ),
     "init": (
         "init",
@@ -86,7 +86,7 @@ class Commands(TyperGroup):
             return None
         module, text = COMMANDS[cmd_name]
         function = getattr(import_module(f"smoothtune.cli.{module}"), cmd_name)
-        single = typer.Typer(**PLAIN)
+        single = typer.Typer(add_completion=False, **PLAIN)
         single.command(cmd_name, cls=PanelCommand, help=text)(function)
         return get_command(single)
 
@@ -96,17 +96,50 @@ class Commands(TyperGroup):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
+NEEDED = {
+    "train": (
+        *("file", "data", "text_columns", "label_column", "model", "method", "compare"),
+        *("num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed"),
+        *("output_dir", "dry_run", "resume_from_checkpoint"),
+    ),
+    "evaluate": (
+        *("model", "data", "text_columns", "label_column", "ood", "all", "calibration"),
+        *("robustness", "max_eval_samples", "output_dir", "overwrite_output_dir", "as_json"),
+    ),
+    "study": (
+        *("file", "output_dir", "data", "scale", "seeds", "methods", "jobs", "dry_run"),
+        *("report", "status", "list_"),
+    ),
+}
+"""What the help of a command with many options shows; the rest is in that of --help-all."""
+HELP_ALL = "--help-all"
+_ALL = "smoothtune.help_all"
+
+
 class PanelCommand(TyperCommand):
     """A command whose help lists options by panel."""
 
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read ``--help-all`` as a longer ``--help``."""
+        if HELP_ALL in args and self.name in NEEDED:
+            ctx.meta[_ALL] = True
+            args = ["--help"]
+        return super().parse_args(ctx, args)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options of every panel as a list; typer's boxes truncate their names."""
+        needed = None if ctx.meta.get(_ALL) else NEEDED.get(self.name or "")
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for parameter in self.get_params(ctx):
+            if needed is not None and parameter.name not in (*needed, "help"):
+                continue
             default = "Arguments" if parameter.param_type_name == "argument" else "Options"
             if record := parameter.get_help_record(ctx):
                 title = getattr(parameter, "rich_help_panel", None) or default
                 panels.setdefault(title, []).append(record)
+        if needed is not None:
+            more = len(self.get_params(ctx)) - len(needed) - 1
+            panels.setdefault("Options", []).append((HELP_ALL, f"Show {more} more options."))
         for title, records in panels.items():
             if records:
                 with formatter.section(title):
@@ -114,7 +147,6 @@ class PanelCommand(TyperCommand):
 
 
 PLAIN: dict[str, Any] = {
-    "add_completion": False,
     "rich_markup_mode": None,
     "pretty_exceptions_enable": False,
 }

@@ -7,13 +7,14 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from smoothtune.cli.options import options_from, repeatable
+from smoothtune.cli.options import as_arguments, options_from, repeatable
 from smoothtune.cli.output import (
     JSON,
     echo,
     errors_as_exit_codes,
     output_console,
     print_json,
+    refuse_foreign,
     show_rows,
 )
 from smoothtune.config.evaluation import PartName, Settings, load_settings
@@ -66,12 +67,19 @@ def evaluate(
     as_json: JSON = False,
 ) -> None:
     """Evaluate, print the scores, and write a page."""
+    typed = ["evaluate", model, *as_arguments(options)]
+    given = {"--ood": ood, "--ood-set": ood_set, "--set": set_}
+    typed += [part for flag, values in given.items() for x in values or () for part in (flag, x)]
     every = options.pop("all", False)
     flags = {name: options.pop(name, every) for name in get_args(PartName)}
     parts = tuple(name for name, asked in flags.items() if asked)
     with errors_as_exit_codes():
         options |= {"model": model, "parts": parts}
         settings = load_settings(set_ or (), options, ood or (), ood_set or ())
+        from smoothtune.evaluation.foreign import missing_options
+
+        if missing := missing_options(settings):
+            refuse_foreign(model, typed, missing)
         from smoothtune.evaluation.run import evaluate as run_evaluation
 
         content = run_evaluation(settings, console=output_console(as_json=as_json))

@@ -5,25 +5,28 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable
-from functools import reduce
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from smoothtune.cli.options import options_from
 from smoothtune.cli.output import JSON, USAGE, echo, errors_as_exit_codes, fail, print_json
-from smoothtune.errors import counted
+from smoothtune.config.run_fields import RunFields
+from smoothtune.errors import ConfigError, DataError, Problem, counted, unknown
 from smoothtune.files import write_atomic
 
 if TYPE_CHECKING:
     from smoothtune.data.guess import Guess
+    from smoothtune.tasks.base import Task
 
 RUN_FILE = """\
-# Written by smoothtune init from {name}. All fields: smoothtune train --help
+# Written by smoothtune init from {name}. All fields: smoothtune train --help-all
 task: {task}  # a name of your own, for results and reports
 {data}
-model: minilm  # or a model folder, or a hub id such as bert-base-uncased
+model: {model}  # or a model folder, or a hub id such as bert-base-uncased
 methods: [plain]  # ordinary fine-tuning; smoothtune methods lists the others
 # methods:
 #   lnsr: {{share: 0.3}}
@@ -33,10 +36,18 @@ per_device_train_batch_size: 16
 seed: 42
 output_dir: {output_dir}
 """
+GIVEN = ("text_columns", "label_column", "task_type", "label_type", "label_separator", "sep")
+GIVEN += ("encoding", "merge_labels", "drop_missing", "model")
+"""Fields that may be given in place of a guess."""
+SHOWN = 4
+"""Values of a column that are shown."""
 
 
+@options_from(RunFields, *GIVEN)
 def init(
-    data: Annotated[str, typer.Argument(help="CSV, TSV, JSONL or Parquet file, or a folder.")],
+    options: dict[str, Any],
+    *,
+    data: Annotated[str, typer.Argument(help="CSV, TSV, Excel, JSONL or Parquet file, or folder.")],
     to: Annotated[Path, typer.Option(help="The run file to write.")] = Path("run.yaml"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file.")] = False,
     as_json: JSON = False,
@@ -45,10 +56,15 @@ def init(
     with errors_as_exit_codes():
         if os.path.lexists(to) and not overwrite:
             fail(f"{to} exists; choose another name with --to, or replace it: --overwrite", USAGE)
-        fields, notes = _fields_of(data)
-        text = _run_file(data, fields)
+        notes = list[str]()
+        try:
+            fields = _fields_of(data, options, notes)
+        except (ConfigError, DataError):
+            for note in notes:
+                echo(note, err=True)
+            raise
         to.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(to, text)
+        write_atomic(to, _run_file(data, fields))
     for note in notes:
         echo(note, err=as_json)
     echo(f"{to} is written; check it, then: smoothtune validate {to}", err=as_json)
@@ -57,129 +73,193 @@ def init(
         print_json({"file": str(to), "fields": fields, "notes": notes})
 
 
-def _fields_of(data: str) -> tuple[dict[str, Any], list[str]]:
-    """Fields of the run that describe the data, and what to tell about the guess."""
-    from smoothtune.data.csv_format import first_csv, fitting_encoding, fitting_separator, no_header
-    from smoothtune.data.files import check_readable
-    from smoothtune.data.guess import guess
-    from smoothtune.data.label_types import LabelType, typed_by_cells
-    from smoothtune.data.sources import load_splits
+def _fields_of(data: str, options: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Fields of a run that trains on the data; `notes` gets what to tell about the guess.
 
-    fields: dict[str, Any] = {"data": data}
-    notes = []
-    first = first_csv(Path(data).expanduser())
-    if first is not None:
-        check_readable(first)
-        encoding = fitting_encoding(first.read_bytes())
-        if encoding not in (None, "utf-8"):
-            fields["encoding"] = encoding
-        sep = fitting_separator(first, encoding)
-        if sep is not None and sep != ("\t" if first.suffix.lower() == ".tsv" else ","):
-            fields["sep"] = sep
-    form = {name: fields[name] for name in ("sep", "encoding") if name in fields}
+    Raises:
+        ConfigError: options are wrong, or a column must be named.
+        DataError: the data cannot be read, or must be mended.
+    """
+    from smoothtune.data.csv_format import no_header
+    from smoothtune.data.guess import guess, with_types
+    from smoothtune.data.sources import has_types, load_splits
+
+    form, typed = _form(data, options), not has_types(data)
     splits = load_splits(data, **form)
     rows = splits["train"]
-    found = guess(reduce(typed_by_cells, rows.column_names, rows) if first is not None else rows)
+    _check_columns(options, rows.column_names)
     columns = ", ".join(rows.column_names)
     notes += [f"{data}: {counted(len(rows), 'row')} to train on, columns {columns}"]
-    values = {name: set(map(str, rows[name])) for name in rows.column_names if first is not None}
+    values = {name: set(map(str, rows[name])) for name in rows.column_names if typed}
     if told := no_header(data, values):
         notes.append(told)
-    notes += [f"guessed {name}: {value!r}" for name, value in form.items()]
-    notes.append(f"guessed task type: {found.task_type}")
-    if found.task_type != "text-classification":
-        fields["task_type"] = found.task_type
-    if found.text_columns:
-        fields["text_columns"] = found.text_columns
-        notes.append(f"guessed text: {', '.join(found.text_columns)}")
-    if found.label_column is not None:
-        fields["label_column"] = found.label_column
-        notes.append(f"guessed label: {found.label_column}")
-    if found.task_type == "multi-label-classification":
-        labels, said = _about_sets(found)
-        fields |= labels
-        notes += said
-    if found.task_type == "text-classification":
-
-        def read(label_type: LabelType | None = None) -> Any:
-            return load_splits(data, label_type=label_type, **form, **_label(found))["train"]
-
-        labels, said = _about_labels(read, found)
-        fields |= labels
-        notes += said
-    if found.others:
-        notes.append(f"not read: {', '.join(found.others)}")
+    notes += [f"guessed {name}: {form[name]!r}" for name in form if name not in options]
+    found = guess(
+        with_types(rows) if typed else rows,
+        text_columns=options.get("text_columns", ()),
+        label_column=options.get("label_column"),
+    )
+    fields = {"data": data, **form, **_guessed(found, options, notes), **options}
+    _refuse_unknown(fields, rows.column_names)
+    fields |= _changes(fields, notes)
+    notes += [f"not read: {', '.join(found.others)}"] * bool(found.others)
     if set(splits) == {"train"}:
         notes.append("no validation file: a tenth of the rows is held out")
-    return fields, notes
+    return fields
 
 
-def _about_sets(found: Guess) -> tuple[dict[str, Any], list[str]]:
-    """Fields that several labels of a row call for, and what to tell about them."""
-    one = "if rows have one label each, leave task_type out, and give label_column its column"
-    if found.label_columns:
-        told = f"guessed label_columns: {', '.join(found.label_columns)}, 0 or 1 each"
-        return {"label_columns": found.label_columns}, [told, one]
-    if found.label_separator is None:
-        return {}, []
-    told = f"guessed label_separator: {found.label_separator!r}"
-    separator = {"label_separator": found.label_separator}
-    return separator, [told, f"{one}, and label_separator out"]
+def _form(data: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Separator and encoding of CSV files, as given or as they fit."""
+    from smoothtune.data.sources import fitting_form
+
+    given = {name: options[name] for name in ("sep", "encoding") if name in options}
+    return fitting_form(data, **given) | given
 
 
-def _label(found: Guess) -> dict[str, Any]:
-    return {} if found.label_column is None else {"label_column": found.label_column}
+def _check_columns(options: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse columns that are not there.
 
-
-def _about_labels(read: Callable[..., Any], found: Guess) -> tuple[dict[str, Any], list[str]]:
-    """Fields that the labels call for, and what they look like.
-
-    Args:
-        read: gives the rows, with the label column as it looks, or of a type.
-        found: the guess.
+    Raises:
+        ConfigError: names the option and the columns.
     """
-    from smoothtune.data.label_names import class_names
-    from smoothtune.errors import DataError
+    given = {"--text-column": options.get("text_columns", ())}
+    given["--label-column"] = [options["label_column"]] if "label_column" in options else []
+    problems = [
+        Problem(option, "", unknown("column", name, names, ""))
+        for option, columns in given.items()
+        for name in columns
+        if name not in names
+    ]
+    if problems:
+        raise ConfigError(problems)
 
-    if found.label_column is None or not found.text_columns:
-        missing = "label_column" if found.text_columns else "text_columns"
-        return {}, [f"no likely column for {missing}: write its name into the file"]
-    column, rows, notes = found.label_column, read(), list[str]()
+
+def _guessed(found: Guess, options: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Fields of a guess, those that were given left out."""
+    task_type = options.get("task_type", found.task_type)
+    guessed: dict[str, Any] = {} if task_type == "text-classification" else {"task_type": task_type}
+    guessed |= {"text_columns": found.text_columns} if found.text_columns else {}
+    guessed |= {"label_column": found.label_column} if found.label_column is not None else {}
+    several = task_type == "multi-label-classification"
+    if several and found.label_columns:
+        guessed["label_columns"] = found.label_columns
+    if several and found.label_separator is not None:
+        guessed["label_separator"] = found.label_separator
+    if "task_type" not in options:
+        notes.append(f"guessed task type: {task_type}")
+    titles = {"text_columns": "text", "label_column": "label"}
+    for name, value in guessed.items():
+        if name in options or name == "task_type":
+            continue
+        shown = repr(value) if name == "label_separator" else ", ".join(_listed(value))
+        zero_or_one = ", 0 or 1 each" if name == "label_columns" else ""
+        notes.append(f"guessed {titles.get(name, name)}: {shown}{zero_or_one}")
+    if several and "task_type" not in options:
+        notes.append("if rows have one label each: --task-type text-classification")
+    if found.rivals:
+        rivals = ", ".join(f"{name} ({_few(values)})" for name, values in found.rivals.items())
+        notes.append(f"may be the label as well: {rivals}; choose with --label-column")
+    return {name: value for name, value in guessed.items() if name not in options}
+
+
+def _listed(value: Any) -> list[str]:
+    return value if isinstance(value, list) else [value]
+
+
+def _few(values: Sequence[str]) -> str:
+    """The number of values, and the first of them."""
+    shown = ", ".join(values[:SHOWN]) + ", ..." * (len(values) > SHOWN)
+    return f"{counted(len(values), 'value')}: {shown}"
+
+
+def _refuse_unknown(fields: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Refuse data in which no column is likely to hold what a run needs.
+
+    Raises:
+        ConfigError: names the option that says the column, and the columns.
+    """
+    if fields.get("task_type") == "question-answering":
+        return
+    wanted = [("text_columns", "--text-column")] * (not fields.get("text_columns"))
+    if fields.get("label_column") is None and not fields.get("label_columns"):
+        wanted.append(("label_column", "--label-column"))
+    listed = ", ".join(names)
+    problems = [
+        Problem("", field, f"no column looks like it: name one with {option}, of {listed}")
+        for field, option in wanted
+    ]
+    if problems:
+        raise ConfigError(problems)
+
+
+def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """What else a run needs to train on the data: the first of a few changes with which it does.
+
+    Raises:
+        ConfigError: the fields do not go together.
+        DataError: none of the changes helps; with what is wrong without them.
+        ModelError: minilm is to be trained, and is not installed.
+    """
+    from smoothtune.config.run import load_config
+    from smoothtune.config.task import configured_task
+    from smoothtune.data.missing import told_left_out
+    from smoothtune.models.load import minilm_folder
+    from smoothtune.tasks.prepare import checked_splits
+
+    needed = {"task": "custom", "output_dir": "out"} | dict(fields)
+    if load_config(options=needed).model == "minilm":
+        minilm_folder()
+    drop, numbers = _about_rows(configured_task(load_config(options=needed)), fields["data"])
     changes: list[dict[str, Any]] = [{}, {"merge_labels": True}]
-    if rows.features[column].dtype != "string":  # numbers that may name classes
+    if numbers:  # they may name classes
         changes += [{"label_type": "integer"}, {"label_type": "text"}]
     problems = list[str]()
-    for fields in changes:
-        label_type, merge = fields.get("label_type"), fields.get("merge_labels")
+    for change in changes:
+        if change.keys() & fields.keys():
+            continue
         try:
-            names = class_names(
-                read(label_type), column, "the data", merge=merge, label_type=label_type
-            )
+            run = load_config(options=needed | drop | change)
+            splits, task = checked_splits(fields["data"], configured_task(run))
             break
-        except DataError as error:
+        except (ConfigError, DataError) as error:
             problems.append(str(error))
     else:
-        return {}, [f"to be mended in the data: {problems[0]}"]
+        raise DataError(problems[0])
+    if drop:
+        told = [told_left_out(rows) for rows in splits.values()]
+        notes.append(f"guessed drop_missing: true, for {'; '.join(filter(None, told))}")
     why = re.split(r"\. Give|; if they|\. If they", problems[0])[0] if problems else ""
-    notes += [f"guessed {name}: {_yaml(value)}, for {why}" for name, value in fields.items()]
-    if "label_type" in fields:
+    notes += [f"guessed {name}: {_yaml(value)}, for {why}" for name, value in change.items()]
+    if "label_type" in change:
         notes.append("if they are scores, write label_type: float")
-    classes, scores = f"classes {', '.join(names[:20])}", "scores, so the task is a regression"
-    blank = sum(value is None or not str(value).strip() for value in rows[column][:])
-    if blank:
-        missing = "1 row has" if blank == 1 else f"{blank} rows have"
-        notes.append(f"{missing} no label: fill it in, or drop what has none; train refuses it")
-    return fields, [*notes, f"guessed labels: {classes if names else scores}"]
+    if task.task_type == "text-classification":
+        classes = f"classes {', '.join(task.known_label_names[:20])}"
+        scores = "scores, so the task is a regression"
+        notes.append(f"guessed labels: {scores if task.regression else classes}")
+    return drop | change
+
+
+def _about_rows(task: Task, source: str) -> tuple[dict[str, Any], bool]:
+    """The change that leaves rows without a label or a text out, and if labels are numbers."""
+    from smoothtune.data.places import left_out
+
+    splits = replace(task, drop_missing=True).load_splits(source)
+    drop = any(left_out(rows) for rows in splits.values()) and task.drop_missing is None
+    feature = splits["train"].features.get(task.label_column)
+    of_class = task.task_type == "text-classification" and getattr(feature, "dtype", "") != "string"
+    return {"drop_missing": True} if drop else {}, of_class
 
 
 def _run_file(data: str, fields: dict[str, Any]) -> str:
     name = Path(data).name or Path(data).resolve().name
     task = re.sub(r"\W+", "-", Path(name).stem).strip("-").lower() or "custom"
-    lines = [f"{key}: {_yaml(value)}" for key, value in fields.items()]
-    if "text_columns" not in fields and "task_type" not in fields:
-        lines.append("text_columns: []  # the column with the text; two for pairs of texts")
+    about = {key: value for key, value in fields.items() if key != "model"}
     return RUN_FILE.format(
-        name=_yaml(name), task=_yaml(task), data="\n".join(lines), output_dir=_yaml(f"out/{task}")
+        name=_yaml(name),
+        task=_yaml(task),
+        data="\n".join(f"{key}: {_yaml(value)}" for key, value in about.items()),
+        model=_yaml(fields.get("model", "minilm")),
+        output_dir=_yaml(f"out/{task}"),
     )
 
 

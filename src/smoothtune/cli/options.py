@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
@@ -48,6 +48,20 @@ def options_from(
         return call
 
     return decorate
+
+
+def as_arguments(options: Mapping[str, Any]) -> list[str]:
+    """Fields as they are typed: ``{"text_columns": ["a"]}`` as ``--text-column a``."""
+    typed = []
+    for name, value in options.items():
+        flag = "--" + name.replace("_", "-")
+        if isinstance(value, bool):
+            typed.append(flag if value else f"--no-{flag.removeprefix('--')}")
+        elif isinstance(value, list):
+            typed += [part for item in value for part in (flag.removesuffix("s"), str(item))]
+        else:
+            typed += [flag, str(value)]
+    return typed
 
 
 def repeatable(metavar: str, text: str, panel: Panel) -> Any:

@@ -72,6 +72,24 @@ def fail(message: str, code: int) -> NoReturn:
     raise typer.Exit(code)
 
 
+def refuse_foreign(model: str, command: list[str], missing: Mapping[str, Any]) -> NoReturn:
+    """End with the command that says of a model without a record what must be known.
+
+    Args:
+        model: its name.
+        command: what was typed.
+        missing: the options to add, by field.
+    """
+    from smoothtune.cli.options import as_arguments
+
+    put = "; put your file and its columns in their places" if "data" in missing else ""
+    fail(
+        f"{model} holds no record of a training by smoothtune, so say what its task is{put}:\n"
+        f"{shlex.join(['smoothtune', *command, *as_arguments(missing)])}",
+        USAGE,
+    )
+
+
 def echo(text: str, *, err: bool = False) -> None:
     """Print lines that hold names or texts of users."""
     typer.echo(printable(text), err=err)

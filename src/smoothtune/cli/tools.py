@@ -14,10 +14,12 @@ from smoothtune.catalog import (
     known_methods,
     offered_methods,
 )
+from smoothtune.cli.method_list import GROUPS, listed_methods
 from smoothtune.cli.options import options_from
 from smoothtune.cli.output import (
     JSON,
     USAGE,
+    echo,
     errors_as_exit_codes,
     fail,
     output_console,
@@ -47,18 +49,31 @@ def methods(
         found = [_described_by_class(name)]
     elif name is not None and name not in known_methods():
         fail(unknown("method", name, [*known_methods(), *offered_methods()]), USAGE)
+    elif name is not None:
+        found = [described(name)]
     else:
-        found = [described(each) for each in ([name] if name else known_methods())]
+        _list_methods(as_json=as_json)
+        return
     if as_json:
-        plain = [method.as_dict() for method in found]
-        print_json(plain[0] if name else {"methods": plain})
-    elif name:
-        show_method(found[0])
+        print_json(found[0].as_dict())
     else:
-        show_rows(
-            ["name", "title", "summary"],
-            [[method.name, method.title, method.summary] for method in found],
+        show_method(found[0])
+
+
+def _list_methods(*, as_json: bool) -> None:
+    """Print the methods, by what they do."""
+    if as_json:
+        about = {name: {"group": group, "cost": cost} for name, group, cost in listed_methods()}
+        print_json(
+            {"methods": [described(name).as_dict() | about[name] for name in known_methods()]}
         )
+        return
+    for group in GROUPS:
+        echo(f"{group.title}:")
+        for name, cost in group.costs.items():
+            echo(f"  {name:<16} {described(name).summary} ({cost})")
+    echo("cost of a step: a pass is a forward and a backward, a search one to the perturbation")
+    echo("equation, fields and departures of one: smoothtune methods NAME")
 
 
 def _described_by_class(name: str) -> MethodDescription:

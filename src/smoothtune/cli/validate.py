@@ -11,13 +11,15 @@ import typer
 
 from smoothtune import catalog
 from smoothtune.cli.output import DATA, JSON, USAGE, echo, fail, print_json
-from smoothtune.config.run import load_config, read_config
+from smoothtune.config.run import RunConfig, load_config, read_config
 from smoothtune.config.run_fields import RunFields
 from smoothtune.config.tuning import load_auto
 from smoothtune.config.yaml_file import read_yaml
 from smoothtune.errors import ConfigError, DataError, ModelError, OutputError, counted
 from smoothtune.study.config import Outline, Study, StudyConfig, load_study, read_study
 from smoothtune.study.files import scales_of
+
+ERRORS = (ConfigError, DataError, ModelError, OutputError)
 
 
 def validate(
@@ -27,6 +29,9 @@ def validate(
     config: Annotated[list[Path] | None, typer.Option(help="A YAML file.")] = None,
     fields_only: Annotated[
         bool, typer.Option("--fields-only", help="Read neither data nor model.")
+    ] = False,
+    drop_missing: Annotated[
+        bool, typer.Option("--drop-missing", help="Check runs as with drop_missing: true.")
     ] = False,
     as_json: JSON = False,
 ) -> None:
@@ -39,17 +44,19 @@ def validate(
         content: dict[str, Any] = {"file": str(file), "ok": True, "problems": []}
         try:
             content["runs"] = _checked_study(file, fields_only=fields_only)
+            if content["runs"] is not None and drop_missing:
+                fail(f"--drop-missing is for runs; write drop_missing: true into {file}", USAGE)
             if content["runs"] is None:
-                content["runs"] = _checked_run(file, fields_only=fields_only)
-        except ConfigError as error:
-            code = max(code, USAGE)
-            content |= {"ok": False, "problems": [each._asdict() for each in error.problems]}
-            echo(str(error), err=True)
-        except (DataError, ModelError, OutputError) as error:
+                options = {"drop_missing": True} if drop_missing else {}
+                content["runs"] = _checked_run(file, options, fields_only=fields_only)
+        except _Wrong as wrong:
+            for error in wrong.errors:
+                code = max(code, DATA if isinstance(error, DataError) else USAGE)
+                content["problems"] += _told_problems(file, error)
+        except ERRORS as error:
             code = max(code, DATA if isinstance(error, DataError) else USAGE)
-            problem = {"where": str(file), "field": "", "message": str(error)}
-            content |= {"ok": False, "problems": [problem]}
-            echo(f"{file}: {error}", err=True)
+            content["problems"] += _told_problems(file, error)
+        content["ok"] = not content["problems"]
         if content["ok"] and not as_json:
             echo(f"{file}: ok ({', '.join(content['runs'])})")
         found.append(content)
@@ -58,24 +65,57 @@ def validate(
     raise typer.Exit(code)
 
 
-def _checked_run(file: Path, *, fields_only: bool) -> list[str]:
+def _told_problems(file: Path, error: Exception) -> list[dict[str, str]]:
+    """Print an error; returns its problems as plain data."""
+    if isinstance(error, ConfigError):
+        echo(str(error), err=True)
+        return [each._asdict() for each in error.problems]
+    echo(f"{file}: {error}", err=True)
+    return [{"where": str(file), "field": "", "message": str(error)}]
+
+
+class _Wrong(Exception):
+    """A run with problems of several kinds."""
+
+    def __init__(self, errors: list[Exception]) -> None:
+        super().__init__()
+        self.errors = errors
+
+
+def _checked_run(file: Path, options: Mapping[str, Any], *, fields_only: bool) -> list[str]:
     """What the file holds, if it is a run that would start."""
-    search = load_auto(file)
+    search = load_auto(file, options=options)
     if fields_only and not search:
-        draft = read_config(file)
+        draft = read_config(file, options=options)
         methods = draft.values["methods"]
         if not _need_classes(methods):
             return [f"{draft.validated(RunFields).task}, {' + '.join(methods or ['plain'])}"]
-    run = search.run if search else load_config(file)
+    run = search.run if search else load_config(file, options=options)
     if not fields_only:
-        from smoothtune.run.inputs import without_header
-        from smoothtune.run.inspect import inspect
-
-        found = inspect(run, _silent())
-        if told := without_header(run, found.inputs.task):
-            echo(f"{file}: {told}", err=True)
+        _inspect(file, run)
     told = f"auto: {', '.join(search.methods)}" if search else " + ".join(run.methods)
     return [f"{run.task}, {told}"]
+
+
+def _inspect(file: Path, run: RunConfig) -> None:
+    """Check folder, model, data and methods of a run.
+
+    Raises:
+        _Wrong: with what is wrong with each of them.
+    """
+    from smoothtune.run.inputs import without_header
+    from smoothtune.run.inspect import inspect, other_problems
+
+    console = _silent()
+    try:
+        found = inspect(run, console)
+    except ERRORS as error:
+        raise _Wrong([error, *other_problems(run, error)]) from error
+    if told := without_header(run, found.inputs.task):
+        echo(f"{file}: {told}", err=True)
+    for split in found.inputs.prepared.report.splits.values():
+        if split.left_out:
+            echo(f"{file}: {split.left_out}", err=True)
 
 
 def _checked_study(file: Path, *, fields_only: bool) -> list[str] | None:

@@ -115,7 +115,7 @@ class Settings(SpanFields, DataFields):
         ignored = {"output_dir", "parts", "ood", "further_share", "overwrite_output_dir"}
         ignored |= {"num_examples"}
         later = ["sep", "encoding", "merge_labels"]  # than evaluations that are kept
-        later += ["label_separator", "label_columns", "label_type"]
+        later += ["label_separator", "label_columns", "label_type", "drop_missing"]
         ignored |= {name for name in later if getattr(self, name) is None}
         ignored |= set(SpanFields.model_fields)
         fields = self.model_dump(mode="json", exclude=ignored)

@@ -120,6 +120,9 @@ class DataFields(Fields):
     """What labels are, whatever they look like: text, so that 1 to 5 name classes; integer, classes
     that count 0, 1, ...; or float, scores of a regression. Unset: as they are stored; in CSV, which
     says no types, numbers if all are numbers, else text."""
+    drop_missing: Annotated[bool | None, DATA] = None
+    """Whether rows without a label or a text are left out, and counted; unset: they are an error.
+    nan, null, <NA> and #N/A are no labels then."""
     trust_remote_code: Annotated[bool, MODEL] = False
     """Run code that comes with a model of the hub. Only for authors you trust."""
 

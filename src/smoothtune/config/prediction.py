@@ -36,6 +36,9 @@ class Prediction(SpanFields, DataFields):
     """File for the rows with their predictions: .csv, .jsonl or .parquet."""
     probabilities: Annotated[bool, OUTPUT] = False
     """Also write the probability of every class, in columns probability_LABEL."""
+    calibrated: Annotated[bool, OUTPUT] = False
+    """Divide logits by the temperature that `smoothtune evaluate --calibration` has left in the
+    model's folder."""
     overwrite: Annotated[bool, OUTPUT] = False
     """Replace the file."""
 

@@ -29,6 +29,7 @@ LATER = (
     "encoding",
     "merge_labels",
     "label_type",
+    "drop_missing",
     "label_separator",
     "label_columns",
     "class_weights",

@@ -31,6 +31,7 @@ def configured_task(config: RunConfig | Settings | Prediction) -> Task:
             encoding=config.encoding,
             merge_labels=config.merge_labels,
             label_type=config.label_type,
+            drop_missing=config.drop_missing,
         )
     except ValueError as error:
         raise ConfigError([Problem("", "text_columns", str(error))]) from error

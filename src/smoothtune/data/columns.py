@@ -126,10 +126,11 @@ def text_problems(dataset: Dataset, columns: Iterable[str]) -> list[str]:
 
 def _text_problem(value: object) -> str:
     if value is None:
-        return "is a missing text; drop the row or fill it in"
+        return "is a missing text; drop the row (--drop-missing) or fill it in"
     if not isinstance(value, str):
         return f"is of type {type(value).__name__}, not text"
-    return "" if visible(value) else "is an empty text; drop the row or fill it in"
+    empty = "is an empty text; drop the row (--drop-missing) or fill it in"
+    return "" if visible(value) else empty
 
 
 def select_texts(

@@ -1,4 +1,4 @@
-"""Reading files of rows: Parquet, CSV, TSV and JSON Lines, checked before they are believed.
+"""Reading files of rows: Parquet, CSV, TSV, Excel and JSON Lines, checked before they are believed.
 
 Nothing that is read is kept: a file is read anew each time, so that its rows are those it holds.
 """
@@ -26,13 +26,18 @@ from smoothtune.console import progress_bars
 from smoothtune.data.cache import not_cached
 from smoothtune.data.csv_format import check_encoding
 from smoothtune.data.csv_rows import read_csv, refuse_repeated
+from smoothtune.data.excel_rows import read_excel
 from smoothtune.data.json_rows import check_json, lines_of_rows
 from smoothtune.data.label_types import typed_by_cells
+from smoothtune.data.missing import Needed, complete_rows
 from smoothtune.data.places import numbered, remember
 from smoothtune.errors import DataError, OutputError
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json"}
+READERS[".xlsx"] = "excel"
 """The kind of file by its suffix."""
+
+OTHER_TABLES = (".xls", ".xlsm", ".xlsb", ".ods", ".numbers")
 
 
 @dataclass(frozen=True)
@@ -45,6 +50,8 @@ class CsvFormat:
     """None: UTF-8."""
     label_column: str | None = None
     """The only column whose cells may be numbers, see `typed_by_cells`; None: all are texts."""
+    needed: Needed | None = None
+    """Rows without these are left out before the type of the label column is looked at."""
 
 
 def load_files(files: list[Path], form: CsvFormat) -> Dataset:
@@ -59,7 +66,9 @@ def load_files(files: list[Path], form: CsvFormat) -> Dataset:
     """
     suffix = files[0].suffix.lower()
     if suffix not in READERS:
-        raise DataError(f"{files[0]}: unknown file type {suffix!r}; known are {', '.join(READERS)}")
+        table = "; save the table as CSV" if suffix in OTHER_TABLES else ""
+        known = f"known are {', '.join(READERS)}{table}"
+        raise DataError(f"{files[0]}: unknown file type {suffix!r}; {known}")
     for file in files:
         check_readable(file)
     shown = ", ".join(map(str, files))
@@ -68,13 +77,22 @@ def load_files(files: list[Path], form: CsvFormat) -> Dataset:
             return _load_json(files, shown)
         if READERS[suffix] == "parquet":
             return checked(_in_memory([_parquet(file) for file in files]), shown)
-        for file in files:
-            check_encoding(file, form.encoding)
-        read = [read_csv(file, form.sep, form.encoding) for file in files]
+        if READERS[suffix] == "excel":
+            read = [read_excel(file) for file in files]
+        else:
+            for file in files:
+                check_encoding(file, form.encoding)
+            read = [read_csv(file, form.sep, form.encoding) for file in files]
         split = checked(_in_memory([rows.table for rows in read]), shown)
         lines = [rows.lines for rows in read]
         remember(split, partial(_places, files, lines))
-        return typed_by_cells(split, form.label_column)
+        return _typed(split, form)
+
+
+def _typed(texts: Dataset, form: CsvFormat) -> Dataset:
+    if form.needed is not None:
+        texts = complete_rows(texts, form.needed)
+    return typed_by_cells(texts, form.label_column)
 
 
 def check_readable(file: Path) -> None:

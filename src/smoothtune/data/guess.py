@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 from datasets import Dataset
 
 from smoothtune.data.guess_sets import answer_columns, list_column, separated_column
+from smoothtune.data.label_types import typed_by_cells
 
 LABEL_NAMES = ["label", "labels", "class", "category", "target", "sentiment", "score", "rating"]
 LABEL_NAMES += ["stars", "gold", "y", "klasse", "kategorie", "bewertung", "etikett"]
+LABEL_NAMES += ["topic", "intent"]
+UNLIKELY = {"priority", "prio", "lang", "language", "locale", "country", "split", "fold", "source"}
+UNLIKELY |= {"channel", "status", "gender", "year", "month", "day", "user", "author", "id"}
+"""Words in the names of columns of few values that are seldom the label."""
 TEXT_NAMES = ["text", "sentence", "review", "comment", "message", "content", "body", "tweet"]
 TEXT_NAMES += ["document", "kommentar", "satz", "texte", "texto", "title"]
 PAIRS = (
@@ -42,17 +49,51 @@ class Guess:
     """What separates several labels in a text."""
     label_columns: list[str] = field(default_factory=list)
     """Columns of 0 and 1, one for each of several labels."""
+    rivals: dict[str, list[str]] = field(default_factory=dict)
+    """Other columns that may be the label column, each with its values, the most frequent first."""
 
 
-def guess(rows: Dataset) -> Guess:
+def with_types(texts: Dataset) -> Dataset:
+    """Rows of CSV, which says no types: columns whose cells are all numbers become numbers."""
+    return reduce(typed_by_cells, texts.column_names, texts)
+
+
+def guess(
+    rows: Dataset, *, text_columns: Sequence[str] = (), label_column: str | None = None
+) -> Guess:
     """Guess which columns are texts and labels, and the type of the task.
 
     Args:
         rows: raw rows of a train split.
+        text_columns: the text columns, if they are known.
+        label_column: the label column, if it is known.
 
     Returns:
         The guess; without text columns or label column where none is likely.
     """
+    names = rows.column_names
+    if not text_columns and label_column is None and (found := _not_of_texts(rows)):
+        return found
+    values = {name: rows[name][:_SAMPLE] for name in names}
+    candidates = {name: column for name, column in values.items() if name not in text_columns}
+    few = _few_values(candidates)
+    label = label_column or _label_column(candidates, few)
+    texts = list(text_columns)
+    texts = texts or _text_columns({name: v for name, v in values.items() if name != label})
+    usual = label is not None and label.strip().lower() in LABEL_NAMES
+    alone = label if usual or label_column is not None else None
+    rest = {name: column for name, column in values.items() if name not in texts}
+    found = _several_labels(rest, texts, alone) if texts else None
+    found = found or Guess("text-classification", texts, label, _without(names, [*texts, label]))
+    if label_column is not None:
+        return found
+    used = {found.label_column, *found.label_columns, *texts}
+    rivals = {name: list(values) for name, values in few.items() if name not in used}
+    return replace(found, rivals=rivals)
+
+
+def _not_of_texts(rows: Dataset) -> Guess | None:
+    """A guess where the columns are those of question answering or token classification."""
     names = rows.column_names
     if {"question", "context", "answers"} <= set(names):
         used = ["question", "context", "answers"]
@@ -63,13 +104,7 @@ def guess(rows: Dataset) -> Guess:
         tags = "tags" if "tags" in lists else next(name for name in lists if name != "tokens")
         others = _without(names, ["tokens", tags])
         return Guess("token-classification", ["tokens"], tags, others)
-    label = _label_column(values)
-    texts = _text_columns({name: v for name, v in values.items() if name != label})
-    alone = label if label is not None and label.strip().lower() in LABEL_NAMES else None
-    rest = {name: column for name, column in values.items() if name not in texts}
-    if texts and (several := _several_labels(rest, texts, alone)):
-        return several
-    return Guess("text-classification", texts, label, _without(names, [*texts, label]))
+    return None
 
 
 def _several_labels(
@@ -95,14 +130,31 @@ def _several_labels(
     return None
 
 
-def _label_column(values: dict[str, list[Any]]) -> str | None:
-    """A usual name; else the last of the columns with the fewest values."""
-    counts = {name: len(_distinct(column)) for name, column in values.items()}
-    few = {name: n for name, n in counts.items() if n > 1 and _is_label(values[name], n)}
+def _few_values(values: Mapping[str, list[Any]]) -> dict[str, Counter[str]]:
+    """The columns that may hold labels, each with its values and their numbers of rows."""
+    counts = {name: _distinct(column) for name, column in values.items()}
+    return {
+        name: Counter(dict(found.most_common()))
+        for name, found in counts.items()
+        if len(found) > 1 and _is_label(values[name], len(found))
+    }
+
+
+def _label_column(values: Mapping[str, list[Any]], few: Mapping[str, Counter[str]]) -> str | None:
+    """A usual name, or one with a usual word; else the last of the columns with fewest values.
+
+    Columns with a name of `UNLIKELY` come after all others.
+    """
     for name in values:
-        if name.strip().lower() in LABEL_NAMES and (name in few or counts[name] <= MAX_CLASSES):
+        usual = name.strip().lower() in LABEL_NAMES
+        if usual and (name in few or len(_distinct(values[name])) <= MAX_CLASSES):
             return name
-    return min(reversed(few), key=lambda name: few[name]) if few else None
+    words = {name: set(re.split(r"[\W_]+", name.lower())) for name in few}
+    for name in few:
+        if words[name] & set(LABEL_NAMES):
+            return name
+    ranks = {name: (bool(words[name] & UNLIKELY), len(found)) for name, found in few.items()}
+    return min(reversed(few), key=lambda name: ranks[name]) if few else None
 
 
 def _is_label(column: list[Any], distinct: int) -> bool:

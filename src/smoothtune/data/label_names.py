@@ -16,7 +16,7 @@ from smoothtune.data.unseen import spelled_alike, visible
 from smoothtune.errors import DataError, counted
 
 ALL_IGNORED = f"every label is {IGNORE_INDEX}, the index that the loss ignores: nothing to learn"
-MISSING = "a missing label; fill it in, or drop the row"
+MISSING = "a missing label; fill it in, or drop the row (--drop-missing)"
 ALIKE = "blanks, case or characters that are not printed"
 MERGE = "merge_labels: true, or spell it so"
 MOST_WHOLE = 20
@@ -152,7 +152,7 @@ def _open_questions(counts: Mapping[str, int], label_type: LabelType | None) -> 
         odd = [x for x in others if counts[x] < few and not x.strip().isdecimal()]
     else:
         told = "seems to be a missing label; fill it in, or drop the row; give label_type: text "
-        odd = [x for x in others if x.strip().lower() in _MARKERS and counts[x] < few]
+        odd = [x for x in others if is_marked_missing(x) and counts[x] < few]
         return dict.fromkeys(odd, f"{told}if it names a class")
     beside = f", and {counted(rows, 'row')} hold one" if rows else ""
     return {text: f"is no number{beside}; {_mend(text)}" for text in odd}
@@ -193,3 +193,8 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
 def is_missing(value: Any) -> bool:
     """Whether a label is not there: null, not a number (NaN), or a text of blanks."""
     return value is None or value != value or (isinstance(value, str) and not visible(value))
+
+
+def is_marked_missing(value: Any) -> bool:
+    """Whether a label is what programs write for one that is not there: nan, null, <NA>, #N/A."""
+    return isinstance(value, str) and value.strip().lower() in _MARKERS

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from itertools import compress
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -12,6 +13,7 @@ from datasets import Dataset
 FIRST = 10
 """Rows of one kind of problem that a message names."""
 _LINES: WeakKeyDictionary[Dataset, Callable[[], list[str]]] = WeakKeyDictionary()
+_LEFT_OUT: WeakKeyDictionary[Dataset, list[str]] = WeakKeyDictionary()
 
 
 def remember(split: Dataset, lines: Callable[[], list[str]]) -> None:
@@ -24,11 +26,30 @@ def remember(split: Dataset, lines: Callable[[], list[str]]) -> None:
     _LINES[split] = lines
 
 
-def keep_places(split: Dataset, before: Dataset) -> Dataset:
-    """A split with the same rows as another one in the same order; its rows have their places."""
-    if before in _LINES:
+def keep_places(split: Dataset, before: Dataset, kept: np.ndarray | None = None) -> Dataset:
+    """A split with rows of another one in the same order; its rows have their places.
+
+    Args:
+        split: the rows.
+        before: the other split.
+        kept: (N,) which of its rows they are; None: all.
+    """
+    gone = left_out(before)
+    if kept is not None:
+        place = places(before)
+        gone = [*gone, *map(place, np.flatnonzero(~kept).tolist())]
+        lines = _LINES.get(before) or (lambda: [f"row {row}" for row in range(len(kept))])
+        _LINES[split] = lambda: list(compress(lines(), kept))
+    elif before in _LINES:
         _LINES[split] = _LINES[before]
+    if gone:
+        _LEFT_OUT[split] = gone
     return split
+
+
+def left_out(split: Dataset) -> list[str]:
+    """The places of the rows that were left out of a split."""
+    return list(_LEFT_OUT.get(split, ()))
 
 
 def places(split: Dataset) -> Callable[[int], str]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
 from smoothtune.data.cache import cache_is_whole
+from smoothtune.data.csv_format import first_csv, fitting_encoding, fitting_separator
 from smoothtune.data.files import (
     READERS,
     CsvFormat,
@@ -22,6 +23,7 @@ from smoothtune.data.files import (
     only_data_errors,
 )
 from smoothtune.data.label_types import LabelType, of_type
+from smoothtune.data.missing import Needed, complete_rows
 from smoothtune.errors import DataError
 
 _SPLITS = {
@@ -47,15 +49,16 @@ def load_splits(
     hub_config: str | None = None,
     need_train: bool = True,
     label_type: LabelType | None = None,
+    needed: Needed | None = None,
     sep: str | None = None,
     encoding: str | None = None,
 ) -> dict[str, Dataset]:
     """Read every split of a source.
 
     Args:
-        source: a folder saved by ``save_to_disk``; a folder of Parquet, CSV, TSV or JSON Lines
-            files, one split per file (or per set of numbered shards); one such file, which is the
-            train split; or, where no such path exists, the id of a data set on the hub.
+        source: a folder saved by ``save_to_disk``; a folder of files of `READERS`, one split per
+            file (or per set of numbered shards); one such file, which is the train split; or, where
+            no such path exists, the id of a data set on the hub.
         name: of the data set; where a folder holds no data, the error suggests a subfolder of
             this name.
         label_column: in CSV and TSV files, where all other cells are texts, this column is one of
@@ -66,6 +69,8 @@ def load_splits(
         need_train: raise an error without a train split.
         label_type: of the label column, whatever its cells look like: text, so that 1 names a
             class, integer or float; None: as it is stored, or looks like in CSV.
+        needed: rows without a value in these columns are left out, see
+            `smoothtune.data.places.left_out`; None: no row is.
         sep: what separates the columns of CSV and TSV files; None: a comma or a tab, by the suffix.
         encoding: of CSV and TSV files; None: UTF-8.
 
@@ -76,7 +81,7 @@ def load_splits(
         DataError: the source does not exist, cannot be read, or lacks a train split that is needed.
     """
     path = Path(os.path.expanduser(source))
-    form = CsvFormat(sep, encoding, label_column if label_type is None else None)
+    form = CsvFormat(sep, encoding, label_column if label_type is None else None, needed)
     if os.path.isdir(path):
         splits = _load_folder(path, name, form)
     elif os.path.lexists(path):
@@ -94,17 +99,58 @@ def load_splits(
             f"{source}: has no train split; it has {', '.join(map(repr, sorted(splits)))}. "
             "Name the file train.<extension>, or give the file itself as the source"
         )
+    if needed is not None:
+        splits = {split: complete_rows(rows, needed) for split, rows in splits.items()}
     if label_type is None:
         return splits
     return {split: of_type(rows, label_column, label_type) for split, rows in splits.items()}
 
 
-def load_rows(file: str | Path, *, sep: str | None = None, encoding: str | None = None) -> Dataset:
+def fitting_form(
+    source: str | Path, sep: str | None = None, encoding: str | None = None
+) -> dict[str, str]:
+    """The `sep` and `encoding` that CSV and TSV files of a source need; what is usual is left out.
+
+    Args:
+        source: file or folder, of which the first file is looked at; for others there are none.
+        sep: if it is known.
+        encoding: if it is known.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    first, form = first_csv(Path(source).expanduser()), dict[str, str]()
+    if first is None:
+        return form
+    check_readable(first)
+    encoding = encoding or fitting_encoding(first.read_bytes())
+    if encoding not in (None, "utf-8"):
+        form["encoding"] = encoding
+    sep = sep or fitting_separator(first, encoding)
+    if sep is not None and sep != ("\t" if first.suffix.lower() == ".tsv" else ","):
+        form["sep"] = sep
+    return form
+
+
+def has_types(source: str | Path) -> bool:
+    """Whether a source says the types of its columns; CSV, TSV and Excel do not."""
+    path = Path(source).expanduser()
+    return first_csv(path) is None and READERS.get(path.suffix.lower()) != "excel"
+
+
+def load_rows(
+    file: str | Path,
+    *,
+    needed: Needed | None = None,
+    sep: str | None = None,
+    encoding: str | None = None,
+) -> Dataset:
     """Read the rows of one file.
 
     Args:
-        file: Parquet, CSV, TSV or JSON Lines. Cells of CSV and TSV are the texts that stand there:
+        file: one of `READERS`. Cells of CSV, TSV and Excel are the texts that stand there:
             007 is not 7.
+        needed: as `load_splits`.
         sep: as `load_splits`.
         encoding: as `load_splits`.
 
@@ -114,7 +160,8 @@ def load_rows(file: str | Path, *, sep: str | None = None, encoding: str | None 
     path = Path(os.path.expanduser(file))
     if os.path.isdir(path) or not os.path.lexists(path):
         raise DataError(f"{file}: no such file; name one file of {', '.join(READERS)}")
-    return load_files([path], CsvFormat(sep, encoding))
+    rows = load_files([path], CsvFormat(sep, encoding))
+    return rows if needed is None else complete_rows(rows, needed)
 
 
 def split_of(file: Path) -> str:

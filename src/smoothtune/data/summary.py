@@ -28,6 +28,8 @@ class SplitReport:
     """Examples whose text was longer than `max_seq_length`."""
     note: str = ""
     """How the split was made, if it is not the source's own."""
+    left_out: str = ""
+    """How many rows were left out for want of a text or a label, and where they stand."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,7 @@ class Report:
         if split.rows < split.source_rows:
             rows += f" of {split.source_rows}"
         return {
-            "rows": [rows, split.note] if split.note else [rows],
+            "rows": [text for text in (rows, split.note, split.left_out) if text],
             "labels": [f"{name} {value:g}" for name, value in split.labels.items()],
             "tokens": [f"{name} {value}" for name, value in split.lengths.items()],
             "cut": [f"{split.truncated} at {self.max_seq_length} tokens"],

@@ -20,8 +20,8 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
-from scipy.special import expit, softmax
-from scipy.stats import binomtest
+from scipy.special import expit, log_softmax, softmax
+from scipy.stats import binomtest, sem, t
 from sklearn.model_selection import train_test_split
 
 from smoothtune.report.curves import Curve, CurvePoint
@@ -187,6 +187,8 @@ def calibration_report(
         with 95 % Wilson intervals; after scaling, of the rows the temperature was not fitted on.
         `ece_by_chance` is the ECE that a calibrated model with the same confidences has on so many
         rows: the mean over samples of labels, and the bound that 95 % of them do not exceed.
+        `nll_change` is what the temperature changes in the NLL of the rows it was not fitted on,
+        with a 95 % interval.
     """
     fit, judge = split_for_temperature(labels, seed=seed)
     temperature = fit_temperature(logits[fit], labels[fit])
@@ -200,6 +202,9 @@ def calibration_report(
         "judged_on": len(judge),
         "judged_rows_before": calibration_numbers(logits[judge], labels[judge]),
         "judged_rows_after": calibration_numbers(scaled[judge], labels[judge]),
+        "nll_change": _mean_change(
+            _row_nll(scaled[judge], labels[judge]) - _row_nll(logits[judge], labels[judge])
+        ),
         "bins": _bins(*_answers(logits, labels)),
     }
     series = {
@@ -207,6 +212,17 @@ def calibration_report(
         f"temperature {temperature:.2f}, other half": _answers(scaled[judge], labels[judge]),
     }
     return numbers, _diagram("reliability", "accuracy (share of the bin)", series)
+
+
+def _row_nll(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """(N,) NLL of every row, in nats."""
+    return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
+
+
+def _mean_change(changes: np.ndarray) -> dict[str, float]:
+    """The mean of changes (N,), two rows or more, with the ends of Student's 95 % interval."""
+    mean, half = changes.mean(), t.ppf(0.975, len(changes) - 1) * sem(changes)
+    return {"value": float(mean), "low": float(mean - half), "high": float(mean + half)}
 
 
 def calibration_numbers(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
@@ -275,7 +291,7 @@ def label_calibration(
     if len(logits) >= 4:
         fit, judge = split_for_temperature(np.zeros(len(logits)), seed=seed)
         temperature = _best_temperature(
-            lambda t: float(cross_entropy(logits[fit] / t, gold[fit]).mean())
+            lambda by: float(cross_entropy(logits[fit] / by, gold[fit]).mean())
         )
         scaled = logits[judge] / temperature
         numbers |= {
@@ -284,6 +300,10 @@ def label_calibration(
             "judged_on": len(judge),
             "judged_rows_before": _label_numbers(logits[judge], gold[judge]),
             "judged_rows_after": _label_numbers(scaled, gold[judge]),
+            "nll_change": _mean_change(
+                cross_entropy(scaled, gold[judge]).reshape(len(judge), -1).mean(1)
+                - cross_entropy(logits[judge], gold[judge]).reshape(len(judge), -1).mean(1)
+            ),
         }
         after = expit(scaled).ravel(), gold[judge].ravel()
         series[f"temperature {temperature:.2f}, other half"] = after

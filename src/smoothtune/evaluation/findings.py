@@ -9,13 +9,12 @@ from typing import Any
 from smoothtune.config.part_names import other_data_set
 from smoothtune.evaluation.compare import Difference, Run
 from smoothtune.evaluation.smoothness import RATIO
+from smoothtune.evaluation.temperature import HOTTEST
 from smoothtune.report.page import Sentence, Verdict
 
 TOLERATED_LOSS = 0.05  # of the main metric, from which a disturbance is called harmful
 NOISE_LEVEL, ATTACK_LEVEL, CORRUPTION_RATE = 0.3, 0.05, 0.1
 CALIBRATED = 0.05  # expected calibration error below which a model is called calibrated
-HOTTEST = 10.0
-"""Temperatures beyond it, or below 1 / 10: logits say nothing, or are never wrong."""
 GUIDE = "See Choosing a method in the documentation."
 JUDGED = ("calibration", "robustness", "corruption", "substitution")
 """What is to be known of a model before nothing speaks against it."""
@@ -24,8 +23,8 @@ JUDGED = ("calibration", "robustness", "corruption", "substitution")
 def sentences(run: Run) -> list[Sentence]:
     """What to do, then the findings about one run.
 
-    How a model that is not above the best constant answer bears disturbances, and what its
-    confidence is, says nothing, so it is left out.
+    Robustness and confidence of a model that is not above the best constant answer say nothing, so
+    they are left out.
     """
     parts = [_score, _gap]
     if beats_chance(run):
@@ -53,6 +52,15 @@ def verdict(run: Run) -> Sentence:
             f"Do not use it: {run.main_metric} is below that of the best constant answer. Check "
             "whether the labels of model and data mean the same classes, then train again.",
         )
+    if metric["value"] > baseline and not beats_chance(run):
+        more = _rows_needed(numbers, run.main_metric)
+        return Sentence(
+            "fragile",
+            f"Evaluate it on about {more} rows: {run.main_metric} "
+            f"{metric['value']:.3f} looks better than the {baseline:.3f} of the best constant "
+            f"answer, and {numbers['rows']} rows are too few to tell. Its robustness and "
+            "calibration are not judged.",
+        )
     if not beats_chance(run):
         return Sentence(
             "fragile",
@@ -70,10 +78,19 @@ def verdict(run: Run) -> Sentence:
     if unknown or clean is None or not _has_room(run, clean):
         return Sentence(
             "note",
-            "Better than a constant answer; what it bears is not all known: add --all, with enough "
+            "Better than a constant answer. Not all was measured: add --all, with enough "
             "--max-diagnostic-samples.",
         )
     return Sentence("good", "Use it: nothing that was measured speaks against it.")
+
+
+def _rows_needed(numbers: dict[str, Any], metric: str) -> int:
+    """Rows whose interval would leave the best constant answer out, in two digits."""
+    found = numbers["metrics"][metric]
+    ratio = (found["value"] - found["low"]) / (found["value"] - numbers["trivial_baseline"])
+    rows = math.ceil(numbers["rows"] * max(1.1, ratio**2))
+    digits = max(0, len(str(rows)) - 2)
+    return math.ceil(rows / 10**digits) * 10**digits
 
 
 def _about_gap(run: Run) -> Iterator[str]:
@@ -99,7 +116,8 @@ def _about_confidence(run: Run) -> Iterator[str]:
     if not numbers or _judged_error(numbers)[1] != "fragile":
         return
     if _helps(numbers):
-        yield f"divide its logits by {numbers['temperature']:.2f} before reading probabilities"
+        by = f"{numbers['temperature']:.2f}"
+        yield f"for probabilities use smoothtune predict --calibrated, which divides logits by {by}"
     else:
         yield "do not read its probabilities as chances, or train it for calibration"
 
@@ -116,14 +134,14 @@ def _judged_error(numbers: dict[str, Any]) -> tuple[float, Verdict]:
 def _about_robustness(run: Run) -> Iterator[str]:
     if harmful := [name for name, _, loss in _losses(run) if loss > TOLERATED_LOSS]:
         names = ", ".join(name.partition(",")[0] for name in harmful)
-        yield f"where inputs are like this, compare with a regularized run: {names}"
+        yield f"do not rely on it where inputs are like this: {names}"
 
 
 def _helps(numbers: dict[str, Any]) -> bool:
-    """Whether a temperature could be fitted, and lowers the NLL of other rows."""
+    """Whether a temperature could be fitted, and is shown to lower the NLL of other rows."""
     if not 1 / HOTTEST < numbers.get("temperature", 0.0) < HOTTEST:
         return False
-    return numbers["judged_rows_after"]["nll"] < numbers["judged_rows_before"]["nll"]
+    return bool(numbers["nll_change"]["high"] < 0)
 
 
 def comparison(first: Run, other: Run, gaps: list[Difference] | None) -> str:
@@ -207,10 +225,13 @@ def _calibration(run: Run) -> Iterator[Sentence]:
     elif temperature is not None:
         before = numbers["judged_rows_before"]["nll"]
         after = numbers["judged_rows_after"]["nll"]
-        helps = "lowers" if after < before else "does not lower"
+        change = numbers["nll_change"]
+        helps = "lowers" if _helps(numbers) else "is not shown to lower"
+        helps = "raises" if change["low"] > 0 else helps
         text += (
-            f" A temperature of {temperature:.2f} {helps} the NLL of the rows it was "
-            f"not fitted on ({before:.3f} to {after:.3f})."
+            f" A temperature of {temperature:.2f} {helps} the NLL of the {numbers['judged_on']} "
+            f"rows it was not fitted on ({before:.3f} to {after:.3f}; 95 % interval of the change "
+            f"{change['low']:+.3f} to {change['high']:+.3f})."
         )
     yield Sentence(judged, text)
 
@@ -254,7 +275,7 @@ def _disturbance(run: Run) -> Iterator[Sentence]:
         yield Sentence(
             "note",
             f"{run.main_metric} is {clean:.3f} on the rows drawn for the diagnostics, too near the "
-            "best constant answer to say what it bears: take more with --max-diagnostic-samples.",
+            "best constant answer to judge robustness: take more with --max-diagnostic-samples.",
         )
     losses = list(_losses(run))
     harmful = [shown for _, shown, loss in losses if loss > TOLERATED_LOSS]

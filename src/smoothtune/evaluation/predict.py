@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from datetime import date, time
 from pathlib import Path
 from typing import Any
@@ -17,12 +19,14 @@ from scipy.special import expit, softmax
 from smoothtune.config.prediction import Prediction
 from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, quiet, say
+from smoothtune.data.missing import Needed, told_left_out
 from smoothtune.data.sources import load_rows
 from smoothtune.errors import ConfigError, DataError, OutputError, Problem
 from smoothtune.evaluation.predictor import load_predictor
 from smoothtune.evaluation.settings import resolve_prediction, training_record
+from smoothtune.evaluation.temperature import kept_temperature
 from smoothtune.files import replacing, write_atomic
-from smoothtune.models.load import load_base
+from smoothtune.models.load import Base, load_base, weights_fingerprint
 from smoothtune.report.curves import csv_text
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.multi_label import MultiLabelClassification
@@ -50,10 +54,13 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
     console = console or Console()
     to = _target(settings)
     settings = resolve_prediction(settings, training_record(settings.model))
-    raw = load_rows(settings.data, sep=settings.sep, encoding=settings.encoding)
+    task = configured_task(settings)
+    needed = Needed(task.unlabeled_columns) if settings.drop_missing else None
+    raw = load_rows(settings.data, needed=needed, sep=settings.sep, encoding=settings.encoding)
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
-    task = configured_task(settings).with_model_labels(base.config, raw, settings.data)
+    task = task.with_model_labels(base.config, raw, settings.data)
     names = column_names(task, every_class=settings.probabilities)
+    temperature = _temperature(settings, base, task)
     if taken := [name for name in names if name in raw.column_names]:
         raise DataError(f"{settings.data}: has a column {taken[0]!r} already; rename it")
     length = settings.max_seq_length or task.default_max_seq_length
@@ -68,6 +75,8 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
         )
     labels = ", ".join(task.known_label_names) or "none"
     say(console, f"task {task.name} ({task.task_type}), labels {labels}; {len(raw)} rows")
+    if told := told_left_out(raw):
+        say(console, told)
     if longer := len(np.unique(np.asarray(rows["example_id"][:])[rows["cut"][:]])):
         say(console, f"{longer} rows are longer than {length} tokens: {task.when_too_long}")
     with Bar(console) as bar:
@@ -76,9 +85,50 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
         bar.start("rows", predictor.num_batches(rows))
         with quiet():
             predictions = predictor.predict(rows)
+    if temperature is not None:
+        say(console, f"probabilities with a temperature of {temperature:.3f}")
+        predictions = predictions / temperature
     columns = [task.answers(predictions, rows), *_probabilities(task, predictions)]
-    write_rows(to, raw, dict(zip(names, columns, strict=False)))
+    form = CsvForm.of(settings, to)
+    write_rows(to, raw, dict(zip(names, columns, strict=False)), form)
+    if told := form.told():
+        say(console, f"{to} is {told}, as {settings.data} is")
     return len(raw)
+
+
+@dataclass(frozen=True)
+class CsvForm:
+    """How CSV is written: as the data, where these are CSV."""
+
+    sep: str = ","
+    encoding: str = "utf-8"
+
+    @classmethod
+    def of(cls, settings: Prediction, to: Path) -> CsvForm:
+        """The form of the predictions of a file."""
+        if to.suffix != ".csv" or Path(settings.data).suffix.lower() != ".csv":
+            return cls()
+        return cls(settings.sep or ",", settings.encoding or "utf-8")
+
+    def told(self) -> str:
+        """What is unusual about it; "" if nothing is."""
+        sep = "" if self.sep == "," else f"separated by {self.sep!r}"
+        encoding = "" if codecs.lookup(self.encoding).name == "utf-8" else f"in {self.encoding}"
+        return " and ".join(filter(None, (sep, encoding)))
+
+    def encoded(self, text: str, to: Path) -> bytes:
+        """A text as it is written.
+
+        Raises:
+            OutputError: it holds a character that the encoding lacks.
+        """
+        try:
+            return text.encode(self.encoding)
+        except UnicodeEncodeError as error:
+            raise OutputError(
+                f"{to}: {text[error.start]!r} cannot be written in {self.encoding}; "
+                "choose a .jsonl or .parquet file"
+            ) from error
 
 
 def _target(settings: Prediction) -> Path:
@@ -101,6 +151,22 @@ def _target(settings: Prediction) -> Path:
     except OSError as error:
         raise OutputError(f"{to.parent} cannot be made: {error.strerror}") from error
     return to
+
+
+def _temperature(settings: Prediction, base: Base, task: Task) -> float | None:
+    """What logits are to be divided by; None: nothing.
+
+    Raises:
+        ConfigError: the task has no probabilities.
+        ModelError: no temperature is kept for these weights.
+    """
+    if not settings.calibrated:
+        return None
+    if not isinstance(task, MultiLabelClassification) and (
+        task.regression or not task.predicts_logits
+    ):
+        raise ConfigError([Problem("", "--calibrated", "needs a task with probabilities")])
+    return kept_temperature(settings.model, weights_fingerprint(base.source)).temperature
 
 
 def column_names(task: Task, *, every_class: bool) -> list[str]:
@@ -135,10 +201,13 @@ def _probabilities(task: Task, predictions: np.ndarray) -> list[list[float]]:
     return [shares.max(axis=1).tolist(), *shares.T.tolist()]
 
 
-def write_rows(to: Path, raw: Dataset, columns: Mapping[str, list[Any]]) -> None:
+def write_rows(
+    to: Path, raw: Dataset, columns: Mapping[str, list[Any]], form: CsvForm | None = None
+) -> None:
     """Write rows with further columns, atomically; the ending of the file is its format.
 
-    In CSV lists are JSON, and texts that a spreadsheet would run begin with an apostrophe.
+    In CSV, of the given form, lists are JSON, and texts that a spreadsheet would run begin with an
+    apostrophe.
 
     Raises:
         OutputError: it cannot be written, or a value has no form in this format.
@@ -156,7 +225,9 @@ def write_rows(to: Path, raw: Dataset, columns: Mapping[str, list[Any]]) -> None
             [_cell(value, f"{to}: row {i}, column {name!r}") for name, value in row.items()]
             for i, row in _rows(raw, columns)
         )
-        write_atomic(to, csv_text([*raw.column_names, *columns], cells))
+        form = form or CsvForm()
+        text = csv_text([*raw.column_names, *columns], cells, sep=form.sep)
+        write_atomic(to, form.encoded(text, to))
 
 
 def _rows(raw: Dataset, columns: Mapping[str, list[Any]]) -> Iterator[tuple[int, dict[str, Any]]]:

@@ -39,6 +39,7 @@ from smoothtune.evaluation.settings import (
     training_record,
     where_recorded,
 )
+from smoothtune.evaluation.temperature import keep_temperature
 from smoothtune.evaluation.transfer import labeled_rows
 from smoothtune.files import check_owned, owned, versions, write_json
 from smoothtune.models.load import check_unchanged, load_base, weights_fingerprint
@@ -73,6 +74,9 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
     with owned(Path(settings.output_dir)) as folder, Bar(console) as bar:
         kept = kept_evaluation(folder, settings)
         subject, fingerprints = load_subject(settings, training, bar)
+        for split in subject.prepared.report.splits.values():
+            if split.left_out:
+                say(console, split.left_out)
         if not len(subject.prepared.train):
             count = subject.num_examples(subject.prepared.validation)
             say(console, f"{count} rows to evaluate on, no training rows: no generalization gap")
@@ -100,6 +104,8 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
             write_json(folder / EVALUATION, content)
             done = f"left out: {result.skipped}" if result.skipped else f"done in {seconds:.1f} s"
             say(console, f"{name}: {done}")
+    if told := keep_temperature(content, settings.model):
+        say(console, told)
     return content
 
 

@@ -67,7 +67,7 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
         ConfigError: no known task, or a share of other data that is not named.
     """
     run = record["config"] if record else {}
-    filled = _from_training(settings, run, ("max_eval_samples",))
+    filled = _from_training(settings, run, ("max_eval_samples", "drop_missing"))
     if (most := settings.max_eval_samples) is not None:
         filled["ood"] = {
             name: replace(other, max_rows=min(most, other.max_rows or most))
@@ -118,7 +118,14 @@ def _from_training(
     """Fields of a training run that are not set; those about the task only if it is the same."""
     same_task = settings.task in (None, run.get("task"))
     taken = FROM_TRAINING + ABOUT_TASK * same_task + more
-    return {name: run.get(name) for name in taken if getattr(settings, name) is None}
+    filled = {name: run.get(name) for name in taken if getattr(settings, name) is None}
+    if (
+        "task" in filled
+        and filled["task"] is None
+        and (settings.text_columns or settings.task_type)
+    ):
+        filled["task"] = "custom"
+    return filled
 
 
 def _validated(settings: AnySettings, filled: dict[str, Any]) -> AnySettings:

@@ -87,10 +87,13 @@ def describe(cls: type[Regularizer] | str) -> MethodDescription:
     title, sections = _sections(text)
     schema = TypeAdapter(cls).json_schema()
     entries, definitions = schema.get("properties", {}), schema.get("$defs", {})
+    summary = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
+    if sum(each.__module__ == cls.__module__ for each in METHODS.values()) > 1:
+        title = summary.rstrip(".")  # the file's is that of all methods in it
     return MethodDescription(
         name=cls.name,
         title=title,
-        summary=" ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split()),
+        summary=summary,
         reference=sections.get("Reference", ""),
         equation=plain(sections.get("Equation", "")),
         latex=latex(sections.get("Equation", "")),

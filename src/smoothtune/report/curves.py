@@ -68,11 +68,11 @@ class Curve:
         return csv_text(["series", self.x_label, self.y_label, "low", "high"], rows)
 
 
-def csv_text(head: Iterable[object], rows: Iterable[Iterable[object]]) -> str:
-    """Rows under their head, as CSV; no text is a formula to a spreadsheet."""
+def csv_text(head: Iterable[object], rows: Iterable[Iterable[object]], *, sep: str = ",") -> str:
+    """Rows under their head, as CSV with a separator; no text is a formula to a spreadsheet."""
     text = io.StringIO()
     lines = ([csv_cell(value) for value in row] for row in [head, *rows])
-    csv.writer(text, lineterminator="\n").writerows(lines)
+    csv.writer(text, delimiter=sep, lineterminator="\n").writerows(lines)
     return text.getvalue()
 
 

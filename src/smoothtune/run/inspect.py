@@ -11,18 +11,25 @@ import torch
 from rich.console import Console
 
 from smoothtune.config.run import RunConfig
+from smoothtune.config.task import configured_task
 from smoothtune.console import quiet, say
 from smoothtune.core.objective import Objective
 from smoothtune.core.support import refuse
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
-from smoothtune.errors import counted
+from smoothtune.errors import ConfigError, DataError, ModelError, OutputError, counted
 from smoothtune.models.checks import only_model_errors
-from smoothtune.models.load import check_weights_exist, check_weights_fit, refuse_adapter
+from smoothtune.models.load import (
+    check_weights_exist,
+    check_weights_fit,
+    load_base,
+    refuse_adapter,
+)
 from smoothtune.models.lora import add_lora, stored_as, told_adapters
 from smoothtune.run.inputs import Inputs, check_rows, read_inputs
 from smoothtune.run.output import refuse_folder
 from smoothtune.run.trainer import as_config_error
 from smoothtune.run.training_arguments import training_arguments
+from smoothtune.tasks.prepare import checked_splits
 from smoothtune.trainer.compatibility import setting_problems, unlabeled_problems
 
 
@@ -60,6 +67,33 @@ def inspect(config: RunConfig, console: Console) -> Inspected:
     check_fit(config, inputs, model)
     adapters = told_adapters(model) if config.lora is not None else ""
     return Inspected(inputs, parameters, adapters, number_of_steps(config, inputs))
+
+
+def other_problems(config: RunConfig, first: Exception) -> list[Exception]:
+    """What is wrong with folder, model and data of a run beside what `inspect` has raised.
+
+    Args:
+        config: the run.
+        first: what was raised.
+
+    Returns:
+        At most one error of each; those that say the same as the first are left out.
+    """
+    task, found = configured_task(config), list[Exception]()
+    source = config.data or task.hub_id or ""
+    for check in (
+        lambda: refuse_folder(Path(config.output_dir), config),
+        lambda: check_weights_exist(
+            load_base(config.model, trust_remote_code=config.trust_remote_code).source
+        ),
+        lambda: checked_splits(source, task),
+    ):
+        try:
+            check()
+        except (ConfigError, DataError, ModelError, OutputError) as error:
+            if str(error) != str(first):
+                found.append(error)
+    return found
 
 
 def empty_model(config: RunConfig, inputs: Inputs) -> Any:

@@ -88,7 +88,7 @@ def data_fingerprint(source: str, run: RunConfig) -> str:
 def unlabeled_fingerprint(source: str, run: RunConfig) -> str:
     """Sha256, in hex, of the texts of an unlabeled source."""
     task, digest = configured_task(run), hashlib.sha256()
-    for name, split in sorted(task.load_splits(source).items()):
+    for name, split in sorted(task.load_splits(source, labeled=False).items()):
         for column in task.text_columns:
             digest.update(json.dumps([name, column, split[column][:]]).encode())
     return digest.hexdigest()

@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.columns import column_problem, text_problems
 from smoothtune.data.label_types import LabelType
+from smoothtune.data.missing import Needed, missing_labels
 from smoothtune.data.sources import load_splits
 from smoothtune.data.tokenizing import Encoder, encoded_rows
 from smoothtune.errors import DataError
@@ -92,6 +93,8 @@ class Task(ABC):
     label_type: LabelType | None = None
     """What labels are, whatever they look like: text, integer or float; None: as they are stored,
     or look like in CSV."""
+    drop_missing: bool | None = None
+    """Whether rows without a label or a text are left out; None: they are an error."""
 
     def __post_init__(self) -> None:
         if self.label_names is not None and not self.metrics:
@@ -155,8 +158,26 @@ class Task(ABC):
             ValueError: they do not describe a task of this type.
         """
 
-    def load_splits(self, source: str | Path, *, need_train: bool = True) -> dict[str, Dataset]:
-        """Read every split of a source, see `smoothtune.data.sources.load_splits`."""
+    @property
+    def needed(self) -> Needed:
+        """What a row must have; with `drop_missing` rows without it are left out."""
+        labels = [name for name in self.columns if name not in self.unlabeled_columns]
+        return Needed(self.unlabeled_columns, labels)
+
+    def load_splits(
+        self, source: str | Path, *, need_train: bool = True, labeled: bool = True
+    ) -> dict[str, Dataset]:
+        """Read every split of a source, see `smoothtune.data.sources.load_splits`.
+
+        Args:
+            source: file, folder or hub id.
+            need_train: raise an error without a train split.
+            labeled: whether labels will be read, so that `drop_missing` leaves rows without out.
+
+        Raises:
+            DataError: the source cannot be read.
+        """
+        needed = self.needed if labeled else replace(self.needed, labels=())
         return load_splits(
             source,
             name=self.name,
@@ -164,10 +185,16 @@ class Task(ABC):
             hub_id=self.hub_id,
             hub_config=self.hub_config,
             need_train=need_train,
-            label_type=self.label_type,
+            label_type=self.stored_label_type,
+            needed=needed if self.drop_missing else None,
             sep=self.sep,
             encoding=self.encoding,
         )
+
+    @property
+    def stored_label_type(self) -> LabelType | None:
+        """What the label column is read as."""
+        return self.label_type
 
     def with_labels(self, train: Dataset, source: str = "the data", split: str = "train") -> Self:
         """The task with the `label_names` of its raw train split; unchanged if they are known.
@@ -178,14 +205,30 @@ class Task(ABC):
             split: name of the split, for the error.
 
         Raises:
-            DataError: columns are missing, or the labels cannot be used.
+            DataError: columns are missing, or the labels cannot be used; texts and labels that are
+                missing are listed, too.
         """
         if self.label_names is not None:
             return self
         where = f"{source}, split {split!r}"
         if problem := column_problem(train, self.columns):
             raise DataError(f"{where}: {problem}")
-        return replace(self, label_names=self._find_label_names(train, where))
+        try:
+            return replace(self, label_names=self._find_label_names(train, where))
+        except DataError as error:
+            raise DataError("\n".join([str(error), *self.gaps(train, where)])) from error
+
+    def gaps(self, raw: Dataset, where: str) -> list[str]:
+        """The problems of a raw split that are seen before its labels are known.
+
+        Args:
+            raw: the split.
+            where: its source and name, which begin every problem.
+        """
+        if problem := column_problem(raw, self.columns):
+            return [f"{where}: {problem}"]
+        found = [*self._input_problems(raw), *missing_labels(raw, self.needed)]
+        return [f"{where}: {problem}" for problem in found]
 
     def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
         return ()

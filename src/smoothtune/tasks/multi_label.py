@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
@@ -15,7 +15,8 @@ from transformers import AutoModelForSequenceClassification, PreTrainedTokenizer
 
 from smoothtune.data.collator import Collator
 from smoothtune.data.columns import TEXTS, select_texts
-from smoothtune.data.sources import load_splits
+from smoothtune.data.label_types import LabelType
+from smoothtune.data.missing import Needed
 from smoothtune.data.tokenizing import Encoder, text_encoder
 from smoothtune.tasks.base import Collate, Task
 from smoothtune.tasks.label_sets import holds_sets_of, label_sets, set_names, yes_or_no
@@ -88,19 +89,15 @@ class MultiLabelClassification(Task):
                 "label_columns names columns of 0 and 1: leave label_separator and merge_labels out"
             )
 
-    def load_splits(self, source: Any, *, need_train: bool = True) -> dict[str, Dataset]:
-        """Read every split; cells of CSV with a separator are the texts that stand there."""
-        return load_splits(
-            source,
-            name=self.name,
-            label_column=self.label_column,
-            label_type=self.label_type if self.label_separator is None else "text",
-            hub_id=self.hub_id,
-            hub_config=self.hub_config,
-            need_train=need_train,
-            sep=self.sep,
-            encoding=self.encoding,
-        )
+    @property
+    def needed(self) -> Needed:
+        """A blank text is a row without labels, unless every label has a column."""
+        return replace(super().needed, blank_labels=not self.label_columns)
+
+    @property
+    def stored_label_type(self) -> LabelType | None:
+        """Cells of CSV with a separator are the texts that stand there."""
+        return self.label_type if self.label_separator is None else "text"
 
     def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
         column, separator = self.label_column, self.label_separator

@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.arrow import numbers
 from smoothtune.data.columns import column_problem, fingerprint
+from smoothtune.data.missing import told_left_out
 from smoothtune.data.summary import Report, SplitReport, lengths_of
 from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.data.when_read import few_are_read
@@ -89,8 +90,7 @@ def prepare(
             separator for the two texts of a pair.
     """
     _check_limits(max_train_samples, max_eval_samples, max_seq_length)
-    splits = task.load_splits(source)
-    task = task.with_labels(splits["train"], str(source))
+    splits, task = labeled_splits(source, task)
     chosen, note = choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
     return _prepared(
         splits,
@@ -106,6 +106,37 @@ def prepare(
     )
 
 
+def labeled_splits(source: str | Path, task: Task) -> tuple[dict[str, Dataset], Task]:
+    """The raw splits of a source, and the task with the labels of its train split.
+
+    Raises:
+        DataError: as `prepare`; with what is seen to be wrong in the validation split as well.
+    """
+    splits = task.load_splits(source)
+    try:
+        return splits, task.with_labels(splits["train"], str(source))
+    except DataError as error:
+        others = ({task.validation_split, "validation"} & set(splits)) - {"train"}
+        more = [
+            problem
+            for name in sorted(others)
+            for problem in task.gaps(splits[name], f"{source}, split {name!r}")
+        ]
+        raise DataError("\n".join([str(error), *more])) from error
+
+
+def checked_splits(source: str | Path, task: Task) -> tuple[dict[str, Dataset], Task]:
+    """`labeled_splits`, with the rows checked that a training would use.
+
+    Raises:
+        DataError: as `prepare`.
+    """
+    splits, task = labeled_splits(source, task)
+    chosen, _ = choose_rows(splits, task, source, None, None, 0)
+    task.check({split: splits[split] for split, _ in chosen.values()}, str(source))
+    return splits, task
+
+
 def rows_fingerprint(
     source: str | Path,
     task: Task,
@@ -115,8 +146,7 @@ def rows_fingerprint(
     seed: int = 0,
 ) -> str:
     """The fingerprint that `prepare` gives, without tokenizing; the same arguments and errors."""
-    splits = task.load_splits(source)
-    task = task.with_labels(splits["train"], str(source))
+    splits, task = labeled_splits(source, task)
     chosen, _ = choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
     labels = task.check({split: splits[split] for split, _ in chosen.values()}, str(source))
     digest = hashlib.sha256()
@@ -229,6 +259,7 @@ def _prepared(
             lengths=lengths_of(numbers(rows, "length")),
             truncated=len(np.unique(numbers(rows, "example_id")[numbers(rows, "cut")])),
             note="; ".join(notes),
+            left_out=told_left_out(raw[split]) if role == "train" or split != "train" else "",
         )
     validation = tokenized["validation"]
     train = tokenized.get("train", validation.select(range(0), keep_in_memory=True))

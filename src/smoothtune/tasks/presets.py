@@ -123,6 +123,7 @@ def describe_task(
     encoding: str | None = None,
     merge_labels: bool | None = None,
     label_type: LabelType | None = None,
+    drop_missing: bool | None = None,
 ) -> Task:
     """A task of `TASKS`, or a task on a data set with these columns.
 
@@ -149,6 +150,7 @@ def describe_task(
             printed are one class; None: they are an error.
         label_type: text, so that 1 names a class, integer for classes 0, 1, ..., or float for
             regression; None: as labels are stored, or look like in CSV.
+        drop_missing: whether rows without a label or a text are left out; None: they are an error.
 
     Returns:
         The task.
@@ -160,7 +162,7 @@ def describe_task(
     if preset is not None and not text_columns and task_type in (None, preset.task_type):
         changes = dict(spans or {}) if isinstance(preset, QuestionAnswering) else {}
         changes |= {"sep": sep, "encoding": encoding, "merge_labels": merge_labels}
-        changes |= {"label_type": label_type}
+        changes |= {"label_type": label_type, "drop_missing": drop_missing}
         changes = {name: value for name, value in changes.items() if value is not None}
         return replace(preset, **changes) if changes else preset
     cls = TASK_CLASSES[task_type or "text-classification"]
@@ -178,6 +180,7 @@ def describe_task(
         "encoding": encoding,
         "merge_labels": merge_labels,
         "label_type": label_type,
+        "drop_missing": drop_missing,
         **(spans or {}),
     }
     used = {field.name for field in fields(cls)}

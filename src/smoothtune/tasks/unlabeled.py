@@ -40,7 +40,7 @@ def prepare_unlabeled(
     Raises:
         DataError: the source cannot be read, lacks a text column, or has rows without text.
     """
-    raw = task.load_splits(source)["train"]
+    raw = task.load_splits(source, labeled=False)["train"]
     rows = sampled(np.arange(len(raw)), max_samples, seed)
     return unlabeled_rows(
         raw,

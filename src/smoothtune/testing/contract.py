@@ -48,9 +48,10 @@ def reaches_parameters(
         model = make_model(architecture, dropout=0.2)
         torch.manual_seed(3)
         gradients.append(_gradient(Objective(*regularizers), model, make_batch(), raw=True))
-        assert torch.isfinite(gradients[-1]).all()
-        assert gradients[-1].any()
-    assert not with_weight(make()).has_loss or not torch.equal(*gradients)
+        assert torch.isfinite(gradients[-1]).all(), "the gradient is not finite"
+        assert gradients[-1].any(), "the gradient is zero"
+    same = with_weight(make()).has_loss and torch.equal(*gradients)
+    assert not same, "the loss term changes no gradient; has_loss says that there is one"
 
 
 def off_at_weight_zero(
@@ -69,8 +70,8 @@ def off_at_weight_zero(
         torch.manual_seed(3)
         gradient = _gradient(Objective(*regularizers), model, make_batch())
         results.append((gradient, torch.rand(1)))
-    assert torch.equal(results[0][0], results[1][0])
-    assert torch.equal(results[0][1], results[1][1])
+    assert torch.equal(results[0][0], results[1][0]), "weight 0 changes the gradient"
+    assert torch.equal(results[0][1], results[1][1]), "weight 0 draws from torch's generator"
 
 
 def leaves_ambient_draws(
@@ -94,7 +95,7 @@ def leaves_ambient_draws(
         (objective if acts else Objective())(model, make_batch())
         after.append(torch.rand(1))
         objective.detach()
-    assert torch.equal(*after)
+    assert torch.equal(*after), "draws from torch's generator: use smoothtune.core.rng"
 
 
 def ignores_padding(
@@ -177,14 +178,15 @@ def is_unbiased_on_a_part(
                 objective, model = Objective(*regularizers), make_model(architecture)
                 given = state if regularizers else None
                 found = _gradient(objective, model, make_batch(), raw=True, state=given)
-            assert drawn.called == bool(rows)
+            assert drawn.called == bool(rows), "rows below 1 must draw the rows, and rows=1 none"
             return found
 
         plain, whole = gradient(), gradient(method)
         pairs = [gradient(halves, rows=rows) for rows in combinations(range(4), 2)]
     error = (torch.stack(pairs).mean(0) - whole).norm()
     allowed = 1e-6 if method.finite_differences else 1e-9
-    assert error < allowed * (whole - plain).norm() + 1e-14 * plain.norm()
+    bound = allowed * (whole - plain).norm() + 1e-14 * plain.norm()
+    assert error < bound, "the mean over parts of a batch is not the gradient of the whole"
 
 
 def _on_half(method: Regularizer) -> Regularizer | None:
@@ -247,10 +249,10 @@ def leaves_no_trace(
     with all_in_float64():
         predictions = _predict(model, make_batch())
     objective(model, make_batch())
-    assert _fingerprint(model) == attached
-    assert all(p.grad is None for p in model.parameters())
+    assert _fingerprint(model) == attached, "loss changes modules, hooks or modes"
+    assert all(p.grad is None for p in model.parameters()), "loss writes gradients"
     objective.detach()
-    assert _fingerprint(model) == before
+    assert _fingerprint(model) == before, "detach leaves something in the model"
     with all_in_float64():  # while attached, attention may be another implementation
         again = _predict(model, make_batch())
     torch.testing.assert_close(again, predictions, rtol=1e-9, atol=1e-12)

@@ -197,7 +197,7 @@ def alternating_loader(trainer: Trainer, unlabeled: Any, alternate: Alternate) -
     first = {"batch": 0, "step": 1, "epoch": sampler.updates}[alternate]  # without unlabeled rows
     if 0 < args.max_steps <= first:
         logger.warning(
-            "max_steps=%d ends before any unlabeled batch: the first comes in update %d "
+            "max_steps=%d ends before any unlabeled batch: the first is in update %d "
             '(alternate="%s")',
             args.max_steps,
             first + 1,

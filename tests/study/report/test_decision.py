@@ -50,11 +50,16 @@ def test_over_tasks_the_mean_decides() -> None:
 
 
 def test_more_seeds_where_they_would_show_it() -> None:
-    gaps = [0.03, 0.01, 0.025, 0.0, 0.02]
-    said = decision(content({"some": [gaps], "none": [NOISE]})).text
-    needed = seeds_needed(np.mean(gaps), np.std(gaps, ddof=1), 2)
-    assert said.startswith(f"Run {needed - 5} more seeds, or use plain: no method is shown")
-    assert f"{needed} seeds in all would show it with a chance of 80 %" in said
+    for first, told in (
+        ("0.01", "some is ahead of plain by +1.7"),
+        ("-0.01", "no method is shown"),
+    ):
+        gaps = [0.03, float(first), 0.025, 0.0, 0.02]
+        said = decision(content({"some": [gaps], "none": [NOISE]})).text
+        needed = seeds_needed(np.mean(gaps), np.std(gaps, ddof=1), 2)
+        assert said.startswith(f"Run {needed - 5} more seeds")
+        assert told in said
+        assert f"{needed} seeds in all would show it with a chance of 80 %" in said
 
 
 def test_plain_where_nothing_is_near() -> None:
@@ -72,7 +77,7 @@ def test_one_seed_says_nothing_nor_do_two() -> None:
 def test_four_seeds_are_not_enough_to_use_a_method() -> None:
     said = decision(content({"good": [BETTER[:4]]}))
     assert said.verdict == "note"
-    assert said.text.startswith("Run 1 more seed, or use plain: no method is shown to be better")
+    assert said.text.startswith("Run 1 more seed: good is ahead of plain by +3.0 points [")
     assert "5 seeds in all would show it" in said.text
 
 
@@ -91,3 +96,12 @@ def test_without_runs_of_plain() -> None:
     found = content({"good": [BETTER]})
     found["methods"] = [item for item in found["methods"] if item["method"] != "plain"]
     assert "plain fine-tuning has no finished run" in decision(found).text
+
+
+def test_a_sentence_follows_from_its_interval() -> None:
+    few = decision(content({"some": [[0.25, 0.26, 0.255]]})).text
+    assert few.startswith("Run 2 more seeds: some is ahead of plain by +25.5 points [+24")
+    assert "3 seeds are few" in few
+    worse = decision(content({"some": [[-x for x in BETTER]]})).text
+    assert worse.startswith("Use plain: worse: some (-3.0 points [")
+    assert "not shown" not in few + worse

@@ -231,7 +231,7 @@ def test_robustness_is_compared_without_the_part_effect() -> None:
         "less robust than plain after Holm's correction: lnsr (noise that costs 10 points: -52.0 ["
     )
     (said,) = robustness_sentences([item for item in compared if item["method"] == "reinit"])
-    assert said.text == "None of the methods is shown to bear more or less than plain."
+    assert said.text == "No method is shown to be more or less robust than plain."
     assert is_compared(Extras(noise_curve=True))
     assert is_compared(Extras(evaluate=("corruption",)))
     assert not is_compared(Extras(evaluate=("calibration", "drift")))

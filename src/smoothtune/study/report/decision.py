@@ -58,8 +58,14 @@ def decision(content: Mapping[str, Any]) -> Sentence:
 
 
 def _undecided(content: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]) -> Sentence:
-    """No method is shown to be better."""
+    """No method is shown to be better with enough seeds and after the correction."""
+    ahead = [item for item in compared if (low := _low(item)) is not None and low > 0]
+    if ahead := [item for item in ahead if len(item["seeds"]) >= SEEDS_FOR_SPREAD]:
+        return _ahead(content, max(ahead, key=_gap), len(compared))
     above = [item for item in compared if _gap(item) >= WORTH]
+    if all((high := _high(item)) is not None and high < 0 for item in compared):
+        worse = ", ".join(f"{item['method']} ({_shown(item)})" for item in compared)
+        return Sentence("note", f"Use plain: worse{_where(content)}: {worse}.")
     if not above:
         return Sentence(
             "note",
@@ -89,6 +95,32 @@ def _undecided(content: Mapping[str, Any], compared: Sequence[Mapping[str, Any]]
         f"if {shown} is as good as it looks, {needed} seeds in all would show it with a chance of "
         f"{100 * POWER:.0f} %.",
     )
+
+
+def _ahead(content: Mapping[str, Any], best: Mapping[str, Any], compared: int) -> Sentence:
+    """A method whose interval is above 0, which does not decide yet."""
+    seeds, needed = len(best["seeds"]), _needed(best, compared)
+    more = max(1, needed - seeds)
+    why = f"{seeds} seeds are few"
+    if seeds >= ENOUGH_SEEDS:
+        why = f"it is one of {compared} comparisons (p = {best['p_holm']:.2g} after Holm's)"
+    return Sentence(
+        "note",
+        f"Run {more} more seed{'s' * (more > 1)}: {best['method']} is ahead of plain"
+        f"{_where(content)} by {_shown(best)}, but {why}. If it is as good as it looks, {needed} "
+        f"seeds in all would show it with a chance of {100 * POWER:.0f} %.",
+    )
+
+
+def _low(item: Mapping[str, Any]) -> float | None:
+    """The lower end of the interval of a difference; None where there is none."""
+    interval = item["difference"]["interval"]
+    return None if interval is None else float(interval[0])
+
+
+def _high(item: Mapping[str, Any]) -> float | None:
+    interval = item["difference"]["interval"]
+    return None if interval is None else float(interval[1])
 
 
 def _needed(item: Mapping[str, Any], num_methods: int) -> int:

@@ -144,7 +144,7 @@ def beside_sentences(compared: Sequence[Mapping[str, Any]]) -> list[Sentence]:
 
 
 def robustness_sentences(compared: Sequence[Mapping[str, Any]]) -> list[Sentence]:
-    """Which methods bear more than plain, and which less.
+    """Which methods are more robust than plain, and which less.
 
     Args:
         compared: of `compare_robustness`.
@@ -161,5 +161,5 @@ def robustness_sentences(compared: Sequence[Mapping[str, Any]]) -> list[Sentence
             text = f"{verdict} than plain after Holm's correction: {', '.join(here)}."
             found.append(Sentence("good" if good else "fragile", text))
     if shown and not found:
-        found = [Sentence("note", "None of the methods is shown to bear more or less than plain.")]
+        found = [Sentence("note", "No method is shown to be more or less robust than plain.")]
     return found

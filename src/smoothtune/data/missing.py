@@ -1,0 +1,82 @@
+"""Rows without a text or a label, which are left out where the user says so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from datasets import Dataset
+
+from smoothtune.console import progress_bars
+from smoothtune.data.arrow import distinct, stored_column
+from smoothtune.data.columns import rows_with_problems
+from smoothtune.data.label_names import MISSING, is_marked_missing, is_missing
+from smoothtune.data.places import FIRST, keep_places, left_out
+from smoothtune.errors import counted
+
+
+@dataclass(frozen=True)
+class Needed:
+    """The columns of which a row must have a value."""
+
+    inputs: Sequence[str]
+    """Texts, or lists of words."""
+    labels: Sequence[str] = ()
+    markers: bool = True
+    """Whether `nan`, `null` and the like are no labels."""
+    blank_labels: bool = False
+    """Whether a blank text is a label: that of a row with none of several labels."""
+
+    def rows(self, split: Dataset) -> np.ndarray:
+        """(N,) whether a row has all its values; columns that a split lacks are not looked at."""
+        complete = np.ones(len(split), bool)
+        for column in (*self.inputs, *self.labels):
+            if column in split.column_names:
+                complete &= ~self.missing(split, column)
+        return complete
+
+    def missing(self, split: Dataset, column: str) -> np.ndarray:
+        """(N,) whether a row has no value in a column."""
+        values, codes = distinct(stored_column(split, column))
+        return np.array([self._is_missing(x, column in self.labels) for x in values], bool)[codes]
+
+    def _is_missing(self, value: Any, label: bool) -> bool:
+        if not label:
+            return is_missing(value) or (isinstance(value, Sequence) and not value)
+        if self.blank_labels:
+            return value is None
+        return is_missing(value) or (self.markers and is_marked_missing(value))
+
+
+def complete_rows(split: Dataset, needed: Needed) -> Dataset:
+    """The rows of a split that have all values that are needed; messages still name their lines."""
+    complete = needed.rows(split)
+    if complete.all():
+        return split
+    with progress_bars(shown=False):
+        kept = split.select(np.flatnonzero(complete), keep_in_memory=True)
+        kept = kept.flatten_indices(keep_in_memory=True)
+    return keep_places(kept, split, complete)
+
+
+def told_left_out(split: Dataset) -> str:
+    """How many rows were left out of a split, and where the first of them stand; "" if none."""
+    if not (found := left_out(split)):
+        return ""
+    more = f" and {len(found) - FIRST} more" if len(found) > FIRST else ""
+    return (
+        f"{counted(len(found), 'row')} without a text or a label left out: "
+        f"{', '.join(found[:FIRST])}{more}"
+    )
+
+
+def missing_labels(split: Dataset, needed: Needed) -> list[str]:
+    """The first rows without a label, by column, as messages; markers such as nan left out."""
+    found, needed = list[str](), replace(needed, markers=False)
+    for column in needed.labels:
+        values = split[column][:]
+        problems = ["is " + MISSING if gone else "" for gone in needed.missing(split, column)]
+        found += rows_with_problems(split, column, values, problems)
+    return found

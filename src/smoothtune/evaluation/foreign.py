@@ -1,0 +1,146 @@
+"""What must be said of a model that another program trained: the options that its data need."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from smoothtune.config.evaluation import Settings
+from smoothtune.config.prediction import Prediction
+from smoothtune.config.task import configured_task
+from smoothtune.data.guess import Guess, guess, with_types
+from smoothtune.data.sources import fitting_form, has_types, load_rows, load_splits
+from smoothtune.errors import ConfigError, DataError, ModelError
+from smoothtune.evaluation.settings import training_record
+from smoothtune.models.load import Base, load_base
+from smoothtune.tasks.prepare import prepare_evaluation
+from smoothtune.tasks.presets import TASKS
+
+HEADS = {
+    "ForTokenClassification": "token-classification",
+    "ForQuestionAnswering": "question-answering",
+    "ForMultipleChoice": "multiple-choice",
+}
+"""Type of the task by the end of the name of a model's class; others classify texts."""
+FILE = "rows.csv"
+"""Stands for the data where they are not named."""
+Options = dict[str, Any]
+
+
+def missing_options(settings: Settings | Prediction) -> Options:
+    """The options, by field, without which a model without a record cannot be used.
+
+    Args:
+        settings: as they were given.
+
+    Returns:
+        None where the folder has a record or the options say enough. With `data` they are those
+        that fit the rows and the outputs of the model, if any do.
+
+    Raises:
+        ModelError: there is no such model.
+        DataError: the data cannot be read.
+        OutputError: the record of the model is damaged.
+    """
+    preset = settings.task in TASKS and settings.text_columns is None
+    described = settings.text_columns is not None or settings.task_type not in (
+        *(None, "text-classification", "multi-label-classification", "multiple-choice"),
+    )
+    if preset or (described and settings.data is not None) or training_record(settings.model):
+        return {}
+    base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
+    task_type = settings.task_type or type_of_task(base.config)
+    if settings.data is None:
+        return _without_given({"data": FILE} | _usual(task_type), settings)
+    return _without_given(_fitting(settings, base, task_type), settings)
+
+
+def type_of_task(config: Any) -> str:
+    """The type of the task that a model was trained for, from its configuration."""
+    for name in config.architectures or ():
+        for head, task_type in HEADS.items():
+            if name.endswith(head):
+                return task_type
+    several = config.problem_type == "multi_label_classification"
+    return "multi-label-classification" if several else "text-classification"
+
+
+def _usual(task_type: str) -> Options:
+    """Options with the usual names of columns."""
+    of_type = {} if task_type == "text-classification" else {"task_type": task_type}
+    columns: dict[str, Options] = {
+        "text-classification": {"text_columns": ["text"], "label_column": "label"},
+        "multi-label-classification": {"text_columns": ["text"], "label_column": "labels"},
+        "token-classification": {"text_columns": ["tokens"], "label_column": "tags"},
+        "multiple-choice": {"text_columns": ["question"], "choice_columns": ["choice1", "choice2"]},
+    }
+    return of_type | columns.get(task_type, {})
+
+
+def _without_given(options: Options, settings: Settings | Prediction) -> Options:
+    if isinstance(settings, Prediction):
+        options = {name: value for name, value in options.items() if name != "label_column"}
+    return {name: value for name, value in options.items() if getattr(settings, name) is None}
+
+
+def _fitting(settings: Settings | Prediction, base: Base, task_type: str) -> Options:
+    """Options that fit the data, the first of those that are likely."""
+    assert settings.data is not None
+    form = fitting_form(settings.data, settings.sep, settings.encoding)
+    if isinstance(settings, Prediction):
+        rows = load_rows(settings.data, **form)
+    else:
+        splits = load_splits(settings.data, need_train=False, **form)
+        rows = splits.get("validation", splits.get("test", next(iter(splits.values()))))
+    found = guess(
+        rows if has_types(settings.data) else with_types(rows),
+        text_columns=settings.text_columns or (),
+        label_column=settings.label_column,
+    )
+    options = list(_candidates(found, form, task_type))
+    if isinstance(settings, Prediction):
+        return options[0]
+    return next((each for each in options if _fits(settings, base, each)), options[0])
+
+
+def _candidates(found: Guess, form: Options, task_type: str) -> Iterator[Options]:
+    """Options for every column that may be the label, and every way to read it."""
+    usual = form | _usual(task_type)
+    texts = {"text_columns": found.text_columns} if found.text_columns else {}
+    if task_type not in ("text-classification", "multi-label-classification"):
+        yield usual | (texts if task_type == found.task_type else {})
+        return
+    labels: list[Options] = [{"label_column": found.label_column}] if found.label_column else []
+    if found.label_separator and task_type == "multi-label-classification":
+        labels[0] |= {"label_separator": found.label_separator}
+    if found.label_columns and task_type == "multi-label-classification":
+        usual.pop("label_column")
+        labels = [{"label_columns": found.label_columns}]
+    labels += [{"label_column": rival} for rival in found.rivals]
+    ways: tuple[Options, ...] = ({}, {"drop_missing": True}, {"merge_labels": True})
+    if task_type == "text-classification":
+        ways += tuple({"label_type": x} | way for x in ("text", "integer") for way in ways[:2])
+    for label in labels or [{}]:
+        for way in ways:
+            yield usual | texts | label | way
+
+
+def _fits(settings: Settings, base: Base, options: Options) -> bool:
+    """Whether the data can be evaluated on with these options."""
+    tried = settings.model_copy(update={"task": "custom"} | options)
+    names = [str(name) for name in (base.config.id2label or {}).values()]
+    try:
+        task = configured_task(tried)
+        found = prepare_evaluation(
+            tried.data or "",
+            task,
+            base.tokenizer,
+            model_labels=names,
+            max_train_samples=1,
+            max_eval_samples=1,
+            max_seq_length=tried.max_seq_length or task.default_max_seq_length,
+        )
+        found.task.fit_outputs(base.config)
+    except (ConfigError, DataError, ModelError, ValueError):
+        return False
+    return True
