@@ -91,7 +91,7 @@ def test_stored_columns_are_in_the_order_of_the_rows_and_not_formatted() -> None
 def test_texts_without_ascii_may_be_blank() -> None:
     dataset = Dataset.from_dict({"text": ["日本", "a", "\u2003\x1c", "😀", None, "é", " "]})
     assert text_problems(dataset, ["text"]) == [
-        "row 2, column 'text': '\\u2003\\x1c' is an empty text; drop the row or fill it in "
-        "(likewise row 6: ' ')",
-        "row 4, column 'text': None is a missing text; drop the row or fill it in",
+        "row 2, column 'text': '\\u2003\\x1c' is an empty text; drop the row (--drop-missing) or "
+        "fill it in (likewise row 6: ' ')",
+        "row 4, column 'text': None is a missing text; drop the row (--drop-missing) or fill it in",
     ]

@@ -46,7 +46,13 @@ def missing_options(settings: Settings | Prediction) -> Options:
     described = settings.text_columns is not None or settings.task_type not in (
         *(None, "text-classification", "multi-label-classification", "multiple-choice"),
     )
-    if preset or (described and settings.data is not None) or training_record(settings.model):
+    misnamed = settings.task is not None and not preset and not described  # which is said elsewhere
+    if (
+        preset
+        or misnamed
+        or (described and settings.data is not None)
+        or training_record(settings.model)
+    ):
         return {}
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
     task_type = settings.task_type or type_of_task(base.config)

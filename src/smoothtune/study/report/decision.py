@@ -103,7 +103,9 @@ def _ahead(content: Mapping[str, Any], best: Mapping[str, Any], compared: int) -
     more = max(1, needed - seeds)
     why = f"{seeds} seeds are few"
     if seeds >= ENOUGH_SEEDS:
-        why = f"it is one of {compared} comparisons (p = {best['p_holm']:.2g} after Holm's)"
+        known = best["p_holm"] is not None  # none where every run differs by the same
+        chance = f" (p = {best['p_holm']:.2g} after Holm's)" if known else ""
+        why = f"it is one of {compared} comparisons{chance}"
     return Sentence(
         "note",
         f"Run {more} more seed{'s' * (more > 1)}: {best['method']} is ahead of plain"
