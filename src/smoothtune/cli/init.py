@@ -36,8 +36,10 @@ per_device_train_batch_size: 16
 seed: 42
 output_dir: {output_dir}
 """
-GIVEN = ("text_columns", "label_column", "task_type", "label_type", "label_separator", "sep")
-GIVEN += ("encoding", "merge_labels", "drop_missing", "model")
+GIVEN = (
+    *("text_columns", "label_column", "task_type", "label_type", "label_separator", "sep"),
+    *("encoding", "merge_labels", "drop_missing", "model"),
+)
 """Fields that may be given in place of a guess."""
 SHOWN = 4
 """Values of a column that are shown."""

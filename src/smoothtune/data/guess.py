@@ -154,7 +154,7 @@ def _label_column(values: Mapping[str, list[Any]], few: Mapping[str, Counter[str
         if words[name] & set(LABEL_NAMES):
             return name
     ranks = {name: (bool(words[name] & UNLIKELY), len(found)) for name, found in few.items()}
-    return min(reversed(few), key=lambda name: ranks[name]) if few else None
+    return min(reversed(list(few)), key=lambda name: ranks[name]) if few else None
 
 
 def _is_label(column: list[Any], distinct: int) -> bool:

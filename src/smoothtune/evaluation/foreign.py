@@ -92,7 +92,7 @@ def _without_given(options: Options, settings: Settings | Prediction) -> Options
 def _fitting(settings: Settings | Prediction, base: Base, task_type: str) -> Options:
     """Options that fit the data, the first of those that are likely."""
     assert settings.data is not None
-    form = fitting_form(settings.data, settings.sep, settings.encoding)
+    form: Options = {**fitting_form(settings.data, settings.sep, settings.encoding)}
     if isinstance(settings, Prediction):
         rows = load_rows(settings.data, **form)
     else:
