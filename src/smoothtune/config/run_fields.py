@@ -179,7 +179,7 @@ class RunFields(SpanFields, DataFields):
 
     load_best_model_at_end: Annotated[bool, PROGRESS] = False
     """Keep the weights of the best evaluation in place of the last ones; checkpoints are written
-    at every evaluation. Evaluations before the term of a method has come in do not count."""
+    at every evaluation. Evaluations before the term of a method has acted do not count."""
     metric_for_best_model: Annotated[Name | None, PROGRESS] = None
     """Score that says which is best: a metric of the task, brier, nll or loss; unset: the task's
     main metric."""

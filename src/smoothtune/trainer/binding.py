@@ -370,7 +370,7 @@ class Binding(TrainerCallback):
                 logger.warning(remark)
 
     def determine_best(self, *args: Any, **kwargs: Any) -> bool:
-        """Whether an evaluation is the best; one from before a term came in is none."""
+        """Whether an evaluation is the best; one from before a term has acted is none."""
         methods = self.objective.regularizers.values()
         if not begun(methods, self.trainer.state.global_step):
             return False
