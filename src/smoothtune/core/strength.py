@@ -4,8 +4,9 @@ A fixed weight is right for one model, one reduction and one data set. With a *s
 
     share * exp(mean log(||grad task|| / ||grad term||))
 
-over the updates so far: a mean of logarithms, since the norms of these terms are heavy-tailed and a
-mean of squares would be that of one update. What is applied never exceeds the *bound*:
+over the last updates: a mean of logarithms, since the norms of these terms are heavy-tailed and a
+mean of squares would be that of one update; of the last `MEMORY` updates or so, since the ratio
+moves while a model learns. What is applied never exceeds the *bound*:
 
     sum of ||weight grad term|| <= max_share * ||grad task||      in every update
 
@@ -33,6 +34,7 @@ from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.sharded_gradients import put_away, shards
 from smoothtune.core.stored_gradient import with_gradient
 
+MEMORY = 20  # updates that a mean of logarithms remembers
 LOOKS = (2, 50)  # updates with a term of fixed weight, in which it is compared with the task
 NEXT_TO_NOTHING = 0.01
 MOSTLY = 0.9  # of the updates, in which a term was held by the bound
@@ -70,7 +72,10 @@ class Held(NamedTuple):
 
 
 class _MeanLog(NamedTuple):
-    """A mean of logarithms, and of how many values; both ()."""
+    """A mean of logarithms, and of how many values; both ().
+
+    An ordinary mean of the first `MEMORY` values, then an exponential one with as much memory.
+    """
 
     mean: Tensor
     values: Tensor
@@ -83,7 +88,8 @@ class _MeanLog(NamedTuple):
         """With one more, unless it is 0, infinite or none."""
         mean, count = self.mean.to(x), self.values.to(x)
         counts = (x > 0) & x.isfinite()
-        new = mean + (x.clamp(min=torch.finfo(x.dtype).tiny).log() - mean) / (count + 1)
+        log = x.clamp(min=torch.finfo(x.dtype).tiny).log()
+        new = mean + (log - mean) / (count + 1).clamp(max=MEMORY)
         return _MeanLog(torch.where(counts, new, mean), count + counts)
 
 
