@@ -81,9 +81,9 @@ def operations(model, method, batch):
 def gradients(model, method, batch, seed):
     """Flat gradients of the task loss and of the term in the encoder, from the same passes."""
     from smoothtune import ForwardPass
-    from smoothtune.core import rng
-    from smoothtune.core.dropout import SharedMasks
     from smoothtune.core.part import part_of
+    from smoothtune.nn import rng
+    from smoothtune.nn.dropout import SharedMasks
 
     torch.manual_seed(seed)
     clean = ForwardPass(
@@ -119,7 +119,7 @@ def mean_and_spread(x):
 
 def vary(model, name, batches):
     """(Noise of the term, noise of the whole gradient), by part of the batch and for every=4."""
-    from smoothtune.core.higher_order import HigherDerivatives
+    from smoothtune.nn.higher_order import HigherDerivatives
 
     weight, found = None, {}
     for rows in METHODS[name]:

@@ -11,9 +11,9 @@ from sweep_models import FIRST_WORD, make_model
 
 import smoothtune
 from smoothtune import METHODS, ForwardPass, Objective
-from smoothtune.core.architecture import unwrap
-from smoothtune.core.declarations import is_causal, is_causal_lm
-from smoothtune.core.hooks import width_at
+from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.hooks import width_at
+from smoothtune.nn.model_facts import is_causal, is_causal_lm
 from smoothtune.testing import (
     all_in_float64,
     fixed_draws,

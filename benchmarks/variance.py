@@ -49,7 +49,7 @@ def rte_batches(base, data, count, size, length):
 def draw(model, batch, fields, draws):
     """(relative sd of the penalty, of its gradient, seconds of one draw)."""
     from smoothtune import ForwardPass, JacHess
-    from smoothtune.core.higher_order import HigherDerivatives
+    from smoothtune.nn.higher_order import HigherDerivatives
 
     layers = model.config.num_hidden_layers
     method = JacHess(c=1.0, smoothness=[1.0] * layers, **fields)

@@ -6,8 +6,8 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune import ForwardPass, Objective, Regularizer
-from smoothtune.core import rng
-from smoothtune.core.hooks import Point
+from smoothtune.nn import rng
+from smoothtune.nn.hooks import Point
 from smoothtune.core.regularizer import STRICT, Positive
 from smoothtune.testing import CLAUSES, tiny_batch, tiny_model
 

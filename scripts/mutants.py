@@ -43,11 +43,11 @@ LONGEST = 40.0  # seconds of tests a mutant is given, at most
 
 # Beside tests/FOLDER/test_MODULE.py; of a file with [x*y] the tests whose name has x, then y.
 MORE_TESTS: dict[str, list[str]] = {
-    "core/forward": ["core/test_dropout.py", "core/test_shared_masks.py"],
-    "core/dropout": ["core/test_shared_masks.py"],
-    "core/hooks": ["core/test_forward.py"],
-    "core/next_token": ["core/test_causal_lm.py", "core/test_seq2seq.py"],
-    "core/decoder_inputs": ["core/test_seq2seq.py"],
+    "core/forward": ["nn/test_dropout.py", "core/test_shared_masks.py"],
+    "nn/dropout": ["core/test_shared_masks.py"],
+    "nn/hooks": ["core/test_forward.py"],
+    "nn/causal_lm": ["core/test_seq2seq.py"],
+    "nn/encoder_decoder": ["core/test_seq2seq.py"],
     "core/regularizer": ["core/test_objective.py", "core/test_support.py"],
     "functional/divergences": ["methods/test_r3f.py"],
     "functional/noise": ["methods/test_lnsr.py"],

@@ -5,7 +5,7 @@ import sweep_checks
 import transformers
 from sweep_models import classes
 
-from smoothtune.core import hooks, objective
+from smoothtune.nn import hooks, objective
 
 FAST = [
     "BertForSequenceClassification",

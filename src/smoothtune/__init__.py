@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 from smoothtune import quiet_imports  # noqa: F401
 
 if TYPE_CHECKING:
-    from smoothtune.core.compiled import compile_blocks
     from smoothtune.core.forward import ForwardPass
     from smoothtune.core.objective import Objective
     from smoothtune.core.regularizer import Regularizer
     from smoothtune.errors import NonFiniteLoss
     from smoothtune.methods import *
+    from smoothtune.nn.compile import compile_blocks
     from smoothtune.trainer.trainer import SmoothTrainer, regularize
 
 __all__ = [
@@ -61,7 +61,7 @@ __version__ = "0.1.0"
 _PLACES = {  # the others are methods
     "NonFiniteLoss": "smoothtune.errors",
     "Objective": "smoothtune.core.objective",
-    "compile_blocks": "smoothtune.core.compiled",
+    "compile_blocks": "smoothtune.nn.compile",
     "ForwardPass": "smoothtune.core.forward",
     "Regularizer": "smoothtune.core.regularizer",
     "SmoothTrainer": "smoothtune.trainer.trainer",

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import LongformerConfig, LongformerForSequenceClassification
 
 from smoothtune import SMART, ForwardPass, HyPe, Noise, Objective
-from smoothtune.core.architecture import blocks
+from smoothtune.nn.architecture import blocks
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
 
 

@@ -4,10 +4,10 @@ import pytest
 import torch
 
 from smoothtune import CWGNC, L2SP, LNSR, R3F, JacHess, Mixout, Noise, NonFiniteLoss, Objective
-from smoothtune.core import rng
-from smoothtune.core.declarations import PROBLEM_TYPES
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.functional.parametrizations import trained_weight
+from smoothtune.nn import rng
+from smoothtune.nn.model_facts import PROBLEM_TYPES
 from smoothtune.testing import tiny_batch, tiny_model
 
 

@@ -22,8 +22,9 @@ from smoothtune import (
     Objective,
     Regularizer,
 )
-from smoothtune.core import part, rng
+from smoothtune.core import part
 from smoothtune.core.part import draw_rows
+from smoothtune.nn import rng
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
 from smoothtune.testing.tiny import COMMON_CONFIG, random_model
 

@@ -59,7 +59,7 @@ def test_r3f_equals_its_equation(architecture, monkeypatch):
     model, batch = model_and_batch(architecture)
     without_dropout(model)
     z = 0.1 * torch.randn(16, 8, 16, dtype=torch.float64)
-    monkeypatch.setattr("smoothtune.core.rng.normal_like", lambda x: z / 0.1)
+    monkeypatch.setattr("smoothtune.nn.rng.normal_like", lambda x: z / 0.1)
     total = Objective(with_weight(METHODS["r3f"](noise="normal", sigma=0.1))).attach(model)(
         model, batch
     )

@@ -16,11 +16,11 @@ from helpers.seq2seq import (
     tiny_seq2seq_classifier,
 )
 from smoothtune import FGM, L2SP, LLRD, LNSR, METHODS, R3F, FreeLB, HyPe, Objective, ReInit
-from smoothtune.core import rng
-from smoothtune.core.architecture import blocks
-from smoothtune.core.declarations import is_seq2seq_lm
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.next_token import next_token_loss
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import blocks
+from smoothtune.nn.causal_lm import next_token_loss
+from smoothtune.nn.model_facts import is_seq2seq_lm
 from smoothtune.testing import (
     CLAUSES,
     all_in_float64,

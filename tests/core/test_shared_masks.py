@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from smoothtune import LNSR, Mixout, Objective
-from smoothtune.core.dropout import SharedMasks
+from smoothtune.nn.dropout import SharedMasks
 from smoothtune.testing import tiny_model
 
 

@@ -18,7 +18,7 @@ from helpers.training import (  # noqa: E402
     leave,
 )
 from smoothtune import METHODS, Objective
-from smoothtune.core.architecture import blocks  # noqa: E402
+from smoothtune.nn.architecture import blocks  # noqa: E402
 from smoothtune.testing import fixed_draws, with_weight  # noqa: E402
 
 torch.set_num_threads(1)

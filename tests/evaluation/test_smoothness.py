@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from helpers.linear_network import WIDTH, rotation
-from smoothtune.core import rng
 from smoothtune.evaluation import derivative_norms, noise_attenuation, noise_spectrum
+from smoothtune.nn import rng
 from smoothtune.testing import fixed_draws
 
 

@@ -9,7 +9,6 @@ from torch.autograd.functional import hessian, jacobian
 from torch.func import functional_call
 
 from helpers.conformance import fed
-from smoothtune.core.higher_order import CompositeLayerNorm
 from smoothtune.functional.derivative_norms import (
     _indices,
     directional,
@@ -20,6 +19,7 @@ from smoothtune.functional.derivative_norms import (
     probe_like,
     projected,
 )
+from smoothtune.nn.higher_order import CompositeLayerNorm
 
 DOUBLE = torch.float64
 WEIGHTS = torch.tensor([0.7, 1.9], dtype=DOUBLE)

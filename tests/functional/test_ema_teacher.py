@@ -3,8 +3,8 @@
 import torch
 
 from smoothtune import ForwardPass
-from smoothtune.core.dropout import SharedMasks
 from smoothtune.functional.ema_teacher import Teacher
+from smoothtune.nn.dropout import SharedMasks
 from smoothtune.testing import tiny_batch, tiny_model
 
 

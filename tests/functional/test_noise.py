@@ -5,8 +5,8 @@ import torch
 
 from helpers.conformance import fed
 from smoothtune import ForwardPass
-from smoothtune.core.architecture import embedding_table
 from smoothtune.functional.noise import EmbeddingNoise, gaussian, relative_norm, rescale
+from smoothtune.nn.architecture import embedding_table
 from smoothtune.testing import PAD, VOCABULARY, tiny_batch, tiny_model
 
 MASK = torch.tensor([[True, True, False], [True, False, False]])

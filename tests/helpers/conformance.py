@@ -15,7 +15,7 @@ from torch import nn
 from transformers import BertConfig, BertForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from smoothtune.core import rng
+from smoothtune.nn import rng
 
 RECORDED = json.loads((Path(__file__).parent / "conformance.json").read_text())
 CASES = RECORDED["cases"]

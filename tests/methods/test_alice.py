@@ -8,7 +8,7 @@ from helpers.conformance import Tiny, assert_conforms, batch, draws, fed
 from helpers.heads import multi_label, question_answering, regression, token_classification
 from helpers.literal import MODELS, cross_entropy, kl, probabilities, squared_error
 from smoothtune import ALICE, METHODS, SMART, ForwardPass, Objective
-from smoothtune.core import rng
+from smoothtune.nn import rng
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
 

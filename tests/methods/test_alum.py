@@ -6,7 +6,7 @@ import torch
 from helpers.adversary import compare, embeddings, predict, rms, rows, setting, slope
 from helpers.literal import MODELS, cross_entropy, kl, probabilities, squared_error
 from smoothtune import ALUM, SMART, Objective
-from smoothtune.core import rng
+from smoothtune.nn import rng
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
 

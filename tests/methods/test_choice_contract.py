@@ -5,8 +5,8 @@ import torch
 from transformers import BertForMultipleChoice
 
 from smoothtune import LNSR, METHODS, R3F, ForwardPass, Objective
-from smoothtune.core import rng
 from smoothtune.functional.divergences import symmetric_kl
+from smoothtune.nn import rng
 from smoothtune.testing import ARCHITECTURES, PAD, VOCABULARY, contract, fixed
 from smoothtune.testing.tiny import random_model
 

@@ -7,7 +7,7 @@ from helpers.adversary import compare, embeddings, into_l2, length, predict, rms
 from helpers.conformance import Tiny, assert_conforms, batch, draws, fed, recorded_bert
 from helpers.literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
 from smoothtune import METHODS, ForwardPass, FreeLB, Objective
-from smoothtune.core import rng
+from smoothtune.nn import rng
 from smoothtune.testing import tiny_batch, tiny_model, with_weight
 
 

@@ -7,7 +7,7 @@ from transformers import Adafactor, BertForQuestionAnswering, BertForSequenceCla
 
 from helpers.conformance import assert_conforms, batch, draws, fed, recorded_bert
 from smoothtune import JacHess, Objective
-from smoothtune.core.higher_order import CompositeLayerNorm
+from smoothtune.nn.higher_order import CompositeLayerNorm
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
 
 MODELS = ["bert", "deberta", "opt", "llama"]

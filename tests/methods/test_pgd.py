@@ -16,7 +16,7 @@ from helpers.adversary import (
 )
 from helpers.literal import MODELS, cross_entropy, span_batch, squared_error, tiny_span_model
 from smoothtune import PGD, Objective
-from smoothtune.core import rng
+from smoothtune.nn import rng
 from smoothtune.testing import tiny_batch
 
 

@@ -47,7 +47,7 @@ def test_is_the_symmetric_kl_of_the_paper(architecture):
         term = R3F(noise="normal", sigma=0.1, weight=1.0).loss(run)
         z = run.at(None).zeros()
         with fixed_draws():
-            from smoothtune.core import rng
+            from smoothtune.nn import rng
 
             z = 0.1 * rng.normal_like(z) * inputs["attention_mask"][..., None]
     handle = model.get_input_embeddings().register_forward_hook(lambda m, a, out: out + z)

@@ -17,7 +17,7 @@ from helpers.literal import (
     tiny_span_model,
 )
 from smoothtune import Objective, RDrop
-from smoothtune.core import rng
+from smoothtune.nn import rng
 from smoothtune.testing import tiny_batch, tiny_model
 
 

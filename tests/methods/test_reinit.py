@@ -7,8 +7,8 @@ from torch.nn.utils import parametrizations, prune, spectral_norm, weight_norm
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from smoothtune import L2SP, Mixout, Objective, ReInit
-from smoothtune.core.architecture import blocks
 from smoothtune.functional.parametrizations import trained_weight
+from smoothtune.nn.architecture import blocks
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
 
 

@@ -15,8 +15,8 @@ from helpers.literal import (
     tiny_span_model,
 )
 from smoothtune import ForwardPass, Objective, SiFT
-from smoothtune.core import rng
-from smoothtune.core.architecture import embedding_norm
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import embedding_norm
 from smoothtune.testing import ARCHITECTURES, fixed_draws, tiny_batch, tiny_model
 
 PLACES = {

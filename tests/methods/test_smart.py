@@ -18,10 +18,10 @@ from helpers.literal import (
     tiny_span_model,
 )
 from smoothtune import SMART, ForwardPass, Objective
-from smoothtune.core import rng
 from smoothtune.functional.divergences import kl as library_kl
 from smoothtune.functional.divergences import symmetric_kl_detached
 from smoothtune.methods.smart import mt_dnn_js, stable_kl
+from smoothtune.nn import rng
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
 

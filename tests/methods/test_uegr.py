@@ -19,9 +19,9 @@ from helpers.literal import (
     tiny_span_model,
 )
 from smoothtune import UEGR, ForwardPass, Objective
-from smoothtune.core import rng
-from smoothtune.core.dropout import sites
 from smoothtune.methods.uegr import even_rates, jensen_shannon, squared_deviation
+from smoothtune.nn import rng
+from smoothtune.nn.dropout import sites
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from helpers.literal import (
     tiny_span_model,
 )
 from smoothtune import VAT, ForwardPass, Objective
-from smoothtune.core import rng
+from smoothtune.nn import rng
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
 
 

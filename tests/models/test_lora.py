@@ -18,11 +18,11 @@ from smoothtune import CWGNC, L2SP, LNSR, UEGR, Jacobian, Mixout, Objective
 from smoothtune.cli.cost import _configured, _measured
 from smoothtune.config.run import RunConfig, load_config
 from smoothtune.config.task import configured_task
-from smoothtune.core.precision import in_float32
 from smoothtune.errors import ConfigError, LoraError, ModelError
 from smoothtune.evaluation import Settings, evaluate
 from smoothtune.models.load import load_base, load_classifier
 from smoothtune.models.lora import LoraSettings, add_lora, stored_as
+from smoothtune.nn.autocast import in_float32
 from smoothtune.run.train import fit, train
 from smoothtune.testing import tiny_batch, tiny_model
 

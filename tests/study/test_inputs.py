@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from helpers.study_files import COMMON
 from helpers.study_files import finished as ended
 from smoothtune.errors import DataError, OutputError
+from smoothtune.reproduce.page import write_reproduction
 from smoothtune.run.train import fit
 from smoothtune.study import plan as plan_module
 from smoothtune.study import worker
@@ -23,7 +24,6 @@ from smoothtune.study.plan import Plan
 from smoothtune.study.records import Cell, Records
 from smoothtune.study.report.effect_page import write_effects
 from smoothtune.study.report.page import report_so_far
-from smoothtune.study.reproduce.page import write_reproduction
 
 SILENT = Console(file=io.StringIO())
 LAYOUT = """

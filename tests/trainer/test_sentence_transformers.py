@@ -143,7 +143,7 @@ def test_divergence_is_the_squared_distance_of_the_embeddings(folder, tmp_path):
 
 
 def fixed(texts):
-    from smoothtune.core import rng
+    from smoothtune.nn import rng
 
     return rng.normal_like(torch.zeros(*texts["input_ids"].shape, 16, dtype=torch.float64))
 

@@ -105,7 +105,7 @@ def reproduce(
             for line in departures(study):
                 console.print(f"  departs: {line}", markup=False, highlight=False)
             return
-        from smoothtune.study.reproduce.run import reproduce as run
+        from smoothtune.reproduce.run import reproduce as run
         from smoothtune.study.run import failed_runs
 
         results, content = run(

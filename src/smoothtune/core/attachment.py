@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from smoothtune.core.architecture import unwrap
-from smoothtune.core.higher_order import HigherDerivatives
 from smoothtune.core.regularizer import Regularizer
+from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.higher_order import HigherDerivatives
 
 _TAKEN: weakref.WeakSet[nn.Module] = weakref.WeakSet()  # models with methods attached
 _LATEST: weakref.WeakValueDictionary[int, Attachment] = weakref.WeakValueDictionary()

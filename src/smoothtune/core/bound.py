@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoothtune.core.gradients import Gradients, norms, plus
+from smoothtune.nn.gradients import Gradients, norms, plus
 
 Coefficients = Callable[[Tensor, dict[str, Tensor], Tensor], dict[str, Tensor]]
 """(norm of the task's gradient, those of the terms', sum of scales), all (), -> () by term"""

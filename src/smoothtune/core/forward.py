@@ -15,13 +15,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import Side, sides_of, trained_weights, unwrap
 from smoothtune.core.compute_loss import ComputeLoss, loss_and_outputs, model_loss
-from smoothtune.core.declarations import SPANS, has_labels, is_causal, is_encoder_decoder
-from smoothtune.core.decoder_inputs import joined, tokens_and_mask, with_decoder_inputs
-from smoothtune.core.dropout import Rate, SharedMasks, dropout_rates, unchanged_weights
-from smoothtune.core.hooks import INSTEAD, WEIGHT_SIDE, Point, PointReached, depth, tapped, width_at
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import Side, sides_of, trained_weights, unwrap
+from smoothtune.nn.dropout import Rate, SharedMasks, dropout_rates, evaluating, unchanged_weights
+from smoothtune.nn.encoder_decoder import joined, tokens_and_mask, with_decoder_inputs
+from smoothtune.nn.hooks import INSTEAD, WEIGHT_SIDE, Point, PointReached, depth, tapped, width_at
+from smoothtune.nn.model_facts import SPANS, has_labels, is_causal, is_encoder_decoder
 
 Batch = Mapping[str, Any]
 Dropout = Literal["independent", "shared", "off"]
@@ -60,7 +60,7 @@ class ForwardPass:
             `input_ids` (B, T), or (B, choices, T), whose sequences then count as B * choices
             examples wherever a shape says B, but in outputs.
         compute_loss: (model, batch) -> scalar loss or None, and outputs; see `ComputeLoss`.
-        points: where perturbations may enter; see `smoothtune.core.hooks`.
+        points: where perturbations may enter; see `smoothtune.nn.hooks`.
         deltas: (B, T, D) perturbation by point; missing points are not perturbed.
         differentiable: give every point a zero leaf, so that gradients with respect to it exist.
         hidden_states: record the hidden states.
@@ -240,7 +240,7 @@ class ForwardPass:
             point: where it enters, if it is one.
             dropout: "independent" masks, the ones "shared" with this pass, or "off".
             rate: dropout rates in [0, 1), one for all or by kind; None: the model's own. See
-                `smoothtune.core.dropout`.
+                `smoothtune.nn.dropout`.
             detach: no gradient reaches the layers below the point.
             relative: delta is in units of each token's root mean square at its point.
             model: another model of the same architecture, such as a teacher.
@@ -436,16 +436,3 @@ class ForwardPass:
                 f"tokens: {INSTEAD}"
             )
         return tuple(states)
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode for the time of a pass; every module's own mode is restored."""
-    training = [module for module in model.modules() if module.training]
-    for module in training:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True

@@ -12,23 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import unwrap
 from smoothtune.core.attachment import Attachment
 from smoothtune.core.compute_loss import ComputeLoss, model_loss
-from smoothtune.core.declarations import (
-    PROBLEM_TYPES,
-    declaring,
-    has_labels,
-    predicts_tokens,
-    problem_type,
-    undeclared_labels,
-)
-from smoothtune.core.dropout import SharedMasks
 from smoothtune.core.forward import Batch, ForwardPass, device_of
-from smoothtune.core.gradients import reduces_now
-from smoothtune.core.higher_order import differentiable_attention
-from smoothtune.core.next_token import check_next_token_loss, next_token_loss
 from smoothtune.core.non_finite import non_finite_loss
 from smoothtune.core.optimizer_hooks import (
     OptimizerHooks,
@@ -37,8 +23,6 @@ from smoothtune.core.optimizer_hooks import (
 )
 from smoothtune.core.packed_rows import one_document_a_row
 from smoothtune.core.plain_loss import plain_problems
-from smoothtune.core.precision import autocast_dtype, in_float32
-from smoothtune.core.reach import FullReach
 from smoothtune.core.regularizer import Regularizer, entries_under
 from smoothtune.core.strength import TASK, Strengths
 from smoothtune.core.support import (
@@ -50,7 +34,23 @@ from smoothtune.core.support import (
     refuse,
 )
 from smoothtune.core.terms import Terms
-from smoothtune.core.wide_weights import keep_unpacked
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.autocast import autocast_dtype, in_float32
+from smoothtune.nn.causal_lm import check_next_token_loss, next_token_loss
+from smoothtune.nn.ddp_unused import FullReach
+from smoothtune.nn.dropout import SharedMasks
+from smoothtune.nn.gradients import reduces_now
+from smoothtune.nn.higher_order import differentiable_attention
+from smoothtune.nn.low_bit import keep_unpacked
+from smoothtune.nn.model_facts import (
+    PROBLEM_TYPES,
+    declaring,
+    has_labels,
+    predicts_tokens,
+    problem_type,
+    undeclared_labels,
+)
 
 
 class Objective:

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from smoothtune.core.declarations import IGNORED, predicts_tokens
 from smoothtune.core.regularizer import Regularizer
+from smoothtune.nn.model_facts import IGNORED, predicts_tokens
 
 # inputs that describe a packed row, and not the documents in it
 PACKING = (

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import unwrap
-from smoothtune.core.declarations import predicts_tokens
-from smoothtune.core.dropout import SharedMasks
 from smoothtune.core.forward import ForwardPass, Result
-from smoothtune.core.next_token import num_items, target_mask
 from smoothtune.core.regularizer import Regularizer
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.causal_lm import num_items, target_mask
+from smoothtune.nn.dropout import SharedMasks
+from smoothtune.nn.model_facts import predicts_tokens
 
 PREDICTIONS = ("logits", "start_logits", "end_logits", "sentence_embedding")
 

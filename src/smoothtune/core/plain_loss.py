@@ -11,8 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from smoothtune.core.declarations import added_loss
 from smoothtune.core.regularizer import Regularizer
+from smoothtune.nn.model_facts import added_loss
 
 _REMEDY = "computes the plain task loss from logits and labels: leave it out, or train with the "
 

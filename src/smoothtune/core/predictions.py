@@ -8,17 +8,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from smoothtune.core.architecture import unwrap
-from smoothtune.core.declarations import (
+from smoothtune.core.forward import ForwardPass
+from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.causal_lm import label_logits, num_items
+from smoothtune.nn.encoder_decoder import with_decoder_inputs
+from smoothtune.nn.model_facts import (
     IGNORED,
     is_causal,
     is_encoder_decoder,
     labels_at_the_token,
     predicts_tokens,
 )
-from smoothtune.core.decoder_inputs import with_decoder_inputs
-from smoothtune.core.forward import ForwardPass
-from smoothtune.core.next_token import label_logits, num_items
 
 
 class Head(NamedTuple):

@@ -12,11 +12,11 @@ from pydantic.dataclasses import dataclass
 from pydantic_core import ArgsKwargs
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import Side
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.hooks import Point
 from smoothtune.core.quantities import Quantity
 from smoothtune.errors import former_name
+from smoothtune.nn.architecture import Side
+from smoothtune.nn.hooks import Point
 
 STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True, arbitrary_types_allowed=True)
 
@@ -308,7 +308,7 @@ class Regularizer:
         return False
 
     def points(self) -> tuple[Point, ...]:
-        """Where the method perturbs or reads activations; see `smoothtune.core.hooks`."""
+        """Where the method perturbs or reads activations; see `smoothtune.nn.hooks`."""
         return ()
 
     def refuses(self, model: nn.Module) -> str | None:

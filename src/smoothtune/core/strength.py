@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
-from smoothtune.core.architecture import trained_weights
 from smoothtune.core.bound import UpdateGradients
-from smoothtune.core.gradients import Gradients, gradients_of, norms, plus
 from smoothtune.core.regularizer import Regularizer
-from smoothtune.core.sharded_gradients import put_away, shards
-from smoothtune.core.stored_gradient import with_gradient
+from smoothtune.nn.architecture import trained_weights
+from smoothtune.nn.fsdp import put_away, shards
+from smoothtune.nn.gradients import Gradients, gradients_of, norms, plus
+from smoothtune.nn.stored_gradient import with_gradient
 
 MEMORY = 20  # updates that a mean of logarithms remembers
 LOOKS = (2, 50)  # updates with a term of fixed weight, in which it is compared with the task

@@ -14,9 +14,19 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
-from smoothtune.core.architecture import is_embedding_model, transformer, unwrap
-from smoothtune.core.compiled import is_compiled_block
-from smoothtune.core.declarations import (
+from smoothtune.core.plain_loss import plain_problems
+from smoothtune.core.regularizer import Regularizer
+from smoothtune.nn.architecture import is_embedding_model, transformer, unwrap
+from smoothtune.nn.autocast import autocast_dtype
+from smoothtune.nn.compile import is_compiled_block
+from smoothtune.nn.fsdp import casts, shards
+from smoothtune.nn.low_bit import (
+    HALF,
+    INSTEAD_OF_QUANTIZED,
+    is_quantized,
+    why_unreadable,
+)
+from smoothtune.nn.model_facts import (
     ENCODER_DECODERS,
     adds_tokens,
     declaring,
@@ -24,16 +34,6 @@ from smoothtune.core.declarations import (
     is_seq2seq_lm,
     predicts_tokens,
     reads_text,
-)
-from smoothtune.core.plain_loss import plain_problems
-from smoothtune.core.precision import autocast_dtype
-from smoothtune.core.regularizer import Regularizer
-from smoothtune.core.sharded_gradients import casts, shards
-from smoothtune.core.wide_weights import (
-    HALF,
-    INSTEAD_OF_QUANTIZED,
-    is_quantized,
-    why_unreadable,
 )
 
 Kind = Literal[

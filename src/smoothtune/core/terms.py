@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from smoothtune.core import rng
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.part import part_of
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.strength import Strengths
+from smoothtune.nn import rng
 
 
 class Terms:

@@ -15,9 +15,9 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import blocks, word_embeddings
-from smoothtune.core.forward import evaluating
 from smoothtune.evaluation.predictor import Predictor
+from smoothtune.nn.architecture import blocks, word_embeddings
+from smoothtune.nn.dropout import evaluating
 from smoothtune.report.curves import Curve, CurvePoint
 
 LAYER = "layer (0: embeddings, then the blocks)"

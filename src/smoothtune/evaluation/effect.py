@@ -22,9 +22,7 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import base_model
-from smoothtune.core.dropout import sites
-from smoothtune.core.forward import Batch, ForwardPass, evaluating
+from smoothtune.core.forward import Batch, ForwardPass
 from smoothtune.core.predictions import heads
 from smoothtune.core.quantities import Quantity
 from smoothtune.evaluation.predictor import Predictor
@@ -33,6 +31,8 @@ from smoothtune.evaluation.weight_gradients import gradient_spread, weight_side
 from smoothtune.functional.adversarial import Ascent, gradient_at, task_loss
 from smoothtune.functional.divergences import divergence
 from smoothtune.functional.noise import gaussian
+from smoothtune.nn.architecture import base_model
+from smoothtune.nn.dropout import evaluating, sites
 from smoothtune.report.curves import Curve, CurvePoint
 
 EPSILON, NUM_STEPS = 0.05, 5

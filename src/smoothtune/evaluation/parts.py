@@ -10,7 +10,6 @@ import numpy as np
 from datasets import Dataset
 
 from smoothtune.config.evaluation import OtherData, Settings
-from smoothtune.core.architecture import embedding_table
 from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import ModelError
 from smoothtune.evaluation.calibration import (
@@ -39,6 +38,7 @@ from smoothtune.evaluation.transfer import (
 )
 from smoothtune.models.load import load_base, load_classifier
 from smoothtune.models.lora import merged_copy
+from smoothtune.nn.architecture import embedding_table
 from smoothtune.report.curves import Curve
 from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.prepare import Prepared

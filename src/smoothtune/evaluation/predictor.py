@@ -14,14 +14,15 @@ from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
 from smoothtune.console import quiet
-from smoothtune.core import rng
-from smoothtune.core.forward import Batch, ForwardPass, evaluating
-from smoothtune.core.hooks import Point
+from smoothtune.core.forward import Batch, ForwardPass
 from smoothtune.errors import ModelError
 from smoothtune.models.checks import only_model_errors
 from smoothtune.models.load import Base
 from smoothtune.models.lora import is_adapter, load_merged
 from smoothtune.models.positions import check_lengths
+from smoothtune.nn import rng
+from smoothtune.nn.dropout import evaluating
+from smoothtune.nn.hooks import Point
 from smoothtune.tasks.base import Task
 
 

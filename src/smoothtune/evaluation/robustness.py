@@ -17,11 +17,12 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from smoothtune.core.forward import ForwardPass, evaluating
+from smoothtune.core.forward import ForwardPass
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.adversarial import Ascent, normalize, task_loss, unit
 from smoothtune.functional.adversarial import gradient_at as loss_gradient
 from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian, number_of_neighbors
+from smoothtune.nn.dropout import evaluating
 from smoothtune.report.curves import LOST, ROUNDING, Curve, CurvePoint, mean_and_range, metric_curve
 
 NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)

@@ -15,13 +15,14 @@ import torch
 from datasets import Dataset
 from torch import Tensor
 
-from smoothtune.core.architecture import blocks
-from smoothtune.core.forward import ForwardPass, evaluating
+from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import masked_mean
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.derivative_norms import finite_difference_per_layer
 from smoothtune.functional.input_derivatives import InputDerivatives
 from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian, number_of_neighbors
+from smoothtune.nn.architecture import blocks
+from smoothtune.nn.dropout import evaluating
 from smoothtune.report.curves import Curve, CurvePoint
 
 STEP = 0.01

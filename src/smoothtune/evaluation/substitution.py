@@ -21,9 +21,9 @@ from datasets import Dataset
 from scipy.special import log_softmax
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.core.architecture import embedding_table
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.neighbors import nearest
+from smoothtune.nn.architecture import embedding_table
 from smoothtune.report.curves import Curve, CurvePoint, metric_curve
 from smoothtune.tasks.multi_label_metrics import cross_entropy
 

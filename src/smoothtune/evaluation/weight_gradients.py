@@ -13,12 +13,12 @@ import torch
 from datasets import Dataset
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import blocks
-from smoothtune.core.forward import evaluating
 from smoothtune.evaluation.drift import weights_by_layer
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.adversarial import task_loss
 from smoothtune.methods.sam import moved
+from smoothtune.nn.architecture import blocks
+from smoothtune.nn.dropout import evaluating
 from smoothtune.report.curves import Curve, CurvePoint
 
 RHO = 0.05

@@ -19,10 +19,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from smoothtune.core import rng
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Point
 from smoothtune.functional.noise import relative_norm
+from smoothtune.nn import rng
+from smoothtune.nn.hooks import Point
 
 Norm = Literal["l2", "linf"]
 Per = Literal["token", "example"]

@@ -9,7 +9,7 @@ influence one another, so that a gradient of a sum over the batch holds every ex
 
 Probes u, v have independent entries of mean 0 and variance 1, so E[v v^T] = I; signs (Rademacher)
 have the least variance. `exact`, `per_layer`, `projected` and `directional` differentiate, and H
-needs a LayerNorm that is right at third order (`smoothtune.core.higher_order`) when it is trained
+needs a LayerNorm that is right at third order (`smoothtune.nn.higher_order`) when it is trained
 through. `finite_difference` needs forward passes alone and is right in every environment.
 
 On one example of z = (x_1 x_2, x_1) at x = (1, 1), where ||J||^2 = 3 and ||H||^2 = 2, repeated so
@@ -33,7 +33,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from smoothtune.core import rng
+from smoothtune.nn import rng
 
 Outputs = Sequence[Tensor]
 Probe = Literal["rademacher", "gaussian", "sphere"]

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.next_token import in_chunks
 from smoothtune.core.predictions import head_mean, heads
+from smoothtune.nn.causal_lm import in_chunks
 
 Divergence = Callable[[Tensor, Tensor], Tensor]
 

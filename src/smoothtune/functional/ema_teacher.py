@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.wide_weights import WideWeights
+from smoothtune.nn.low_bit import WideWeights
 
 
 class Teacher:

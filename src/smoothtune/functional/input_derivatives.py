@@ -10,14 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from smoothtune.core.architecture import embedding_table, unwrap, word_embeddings
-from smoothtune.core.declarations import predicts_tokens
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.hooks import WEIGHT_SIDE
-from smoothtune.core.next_token import by_example, label_logits
 from smoothtune.core.predictions import heads
 from smoothtune.functional import derivative_norms
 from smoothtune.functional.derivative_norms import Estimate, Probe
+from smoothtune.nn.architecture import embedding_table, unwrap, word_embeddings
+from smoothtune.nn.causal_lm import by_example, label_logits
+from smoothtune.nn.hooks import WEIGHT_SIDE
+from smoothtune.nn.model_facts import predicts_tokens
 
 EstimatorName = Literal["exact", "per_layer", "projected", "directional", "finite_difference"]
 DifferenceScheme = Literal["symmetric", "forward"]

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from smoothtune.core import rng
 from smoothtune.files import cache_folder, replacing
+from smoothtune.nn import rng
 
 UNKNOWN = -1
 ROWS = 1000

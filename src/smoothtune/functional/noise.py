@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import embedding_table, transformer, unwrap
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.hooks import Layer
 from smoothtune.functional.neighbors import Metric, Neighbors, audit, in_manifold
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import embedding_table, transformer, unwrap
+from smoothtune.nn.hooks import Layer
 
 NoiseKind = Literal["standard", "in_manifold"]
 RescaleOver = Literal["token", "sequence", "none"]

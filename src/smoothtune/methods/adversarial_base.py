@@ -9,9 +9,7 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.core import rng
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional.adversarial import (
     Ascent,
@@ -24,6 +22,8 @@ from smoothtune.functional.adversarial import (
     given,
     unit,
 )
+from smoothtune.nn import rng
+from smoothtune.nn.hooks import Layer, Point
 
 Sizes = tuple[float, float, float]
 """sigma, step_size, epsilon"""

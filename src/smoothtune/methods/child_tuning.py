@@ -33,10 +33,10 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import blocks, sides_of, trainable
 from smoothtune.core.regularizer import STRICT, Between, Fraction, Regularizer, entries_under
 from smoothtune.functional.update_masks import PartialUpdate, over, top_fraction
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import blocks, sides_of, trainable
 
 
 def clipped_square(gradient: Tensor) -> Tensor:

@@ -36,8 +36,6 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import is_embedding_model
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, heads
 from smoothtune.core.quantities import Quantity
@@ -47,6 +45,8 @@ from smoothtune.functional.adversarial import Units
 from smoothtune.functional.derivative_norms import Estimate, gradient, squared_norm
 from smoothtune.functional.input_derivatives import InputDerivatives
 from smoothtune.methods.derivative_base import DerivativePenalty
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import is_embedding_model
 
 
 def centered_scores(run: ForwardPass) -> Tensor:

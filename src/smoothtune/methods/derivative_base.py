@@ -10,8 +10,6 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import is_multiple_choice_model
-from smoothtune.core.hooks import Point
 from smoothtune.core.regularizer import (
     STRICT,
     NonNegative,
@@ -26,6 +24,8 @@ from smoothtune.functional.input_derivatives import (
     EstimatorName,
     InputDerivatives,
 )
+from smoothtune.nn.architecture import is_multiple_choice_model
+from smoothtune.nn.hooks import Point
 
 CLIP = "clip."
 

@@ -21,15 +21,15 @@ from typing import ClassVar
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import is_multiple_choice_model
-from smoothtune.core.declarations import predicts_tokens
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.hooks import Point
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.core.support import ONE_SEQUENCE
 from smoothtune.functional.derivative_norms import gradient, squared_norm
 from smoothtune.methods.derivative_base import ClippedPenalty
+from smoothtune.nn.architecture import is_multiple_choice_model
+from smoothtune.nn.hooks import Point
+from smoothtune.nn.model_facts import predicts_tokens
 
 
 @dataclass(config=STRICT, kw_only=True)

@@ -30,11 +30,9 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.core import rng
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Between, NonNegative, Positive
-from smoothtune.core.stored_gradient import AccumulatedLoss
 from smoothtune.functional.adversarial import (
     Norm,
     given,
@@ -44,6 +42,8 @@ from smoothtune.functional.adversarial import (
     uniform_start,
 )
 from smoothtune.methods.adversarial_base import Adversarial
+from smoothtune.nn import rng
+from smoothtune.nn.stored_gradient import AccumulatedLoss
 
 # step_size, init_size, epsilon
 DEFAULTS = {"relative": (0.005, 0.005, 0.01), "absolute": (0.06, 0.16, 0.14)}

@@ -26,14 +26,14 @@ from typing import ClassVar, Literal
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import blocks, sides_of, unwrap
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.hooks import Point, token_rms
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
 from smoothtune.functional.adversarial import Units
 from smoothtune.functional.noise import relative_norm
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import blocks, sides_of, unwrap
+from smoothtune.nn.hooks import Point, token_rms
 
 DEFAULTS = {"relative": 0.03, "absolute": 1e-5}
 

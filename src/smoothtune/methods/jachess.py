@@ -47,9 +47,6 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import blocks, unwrap
-from smoothtune.core.declarations import is_encoder_decoder, predicts_tokens
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive
@@ -63,6 +60,9 @@ from smoothtune.functional.input_derivatives import (
     scores,
 )
 from smoothtune.methods.derivative_base import DerivativePenalty
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import blocks, unwrap
+from smoothtune.nn.model_facts import is_encoder_decoder, predicts_tokens
 
 Factors = Literal["normalized", "softmax", "uniform", "inverse", "logits"]
 

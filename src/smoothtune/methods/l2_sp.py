@@ -24,10 +24,10 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import trainable, unwrap
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Between, NonNegative, Regularizer
+from smoothtune.nn.architecture import trainable, unwrap
 
 
 class HalfSquaredDistance(torch.autograd.Function):

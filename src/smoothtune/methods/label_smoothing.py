@@ -28,20 +28,20 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import is_embedding_model, unwrap
 from smoothtune.core.compute_loss import factor_of
-from smoothtune.core.declarations import (
-    is_undeclared_regression,
-    predicts_tokens,
-    problem_type,
-)
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.next_token import model_is_rounded, num_items, targets
 from smoothtune.core.predictions import Head, heads
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, BelowOne, Between, Regularizer
 from smoothtune.core.support import CLASS_SCORES
 from smoothtune.functional.adversarial import task_loss
+from smoothtune.nn.architecture import is_embedding_model, unwrap
+from smoothtune.nn.causal_lm import model_is_rounded, num_items, targets
+from smoothtune.nn.model_facts import (
+    is_undeclared_regression,
+    predicts_tokens,
+    problem_type,
+)
 
 ENDS = ("start", "end")
 NO_CLASSES = "needs one class number, or a yes or no for each label: regression has none"

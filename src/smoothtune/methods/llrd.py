@@ -25,9 +25,9 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import base_model, blocks, sides_of, stack
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Between, Fraction, Regularizer
+from smoothtune.nn.architecture import base_model, blocks, sides_of, stack
 
 
 def depths(model: nn.Module) -> dict[nn.Parameter, int]:

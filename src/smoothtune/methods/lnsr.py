@@ -48,12 +48,12 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.architecture import blocks
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.predictions import masked_mean
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.methods.noise_base import NoisyEmbeddings
+from smoothtune.nn.architecture import blocks
 
 
 @dataclass(config=STRICT, kw_only=True)

@@ -31,17 +31,17 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import linear_layers
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Between, Probability, Regularizer
-from smoothtune.core.wide_weights import is_quantized
 from smoothtune.functional.parametrizations import (
     computed_weights,
     refuse_computed,
     restore,
     substitute,
 )
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import linear_layers
+from smoothtune.nn.low_bit import is_quantized
 
 
 class OfficialMix(torch.autograd.Function):

@@ -25,12 +25,12 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.core import rng
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.hooks import Point
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
 from smoothtune.functional.noise import relative_norm
+from smoothtune.nn import rng
+from smoothtune.nn.hooks import Point
 
 
 def neftune_scale(mask: Tensor, width: int, alpha: float, *, padded: bool = False) -> Tensor:

@@ -12,10 +12,10 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.regularizer import STRICT, Positive, Regularizer
 from smoothtune.functional.neighbors import Metric, countable, token_counts
 from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, RescaleOver, relative_norm
+from smoothtune.nn.hooks import Layer, Point
 
 warn_once = functools.cache(logging.getLogger(__name__).warning)
 

@@ -30,7 +30,6 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.core import rng
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Between, Positive
@@ -44,6 +43,7 @@ from smoothtune.functional.adversarial import (
     uniform_start,
 )
 from smoothtune.methods.adversarial_base import Adversarial
+from smoothtune.nn import rng
 
 # step_size, epsilon
 DEFAULTS = {"relative": (0.0025, 0.005), "absolute": (0.3, 1.0)}

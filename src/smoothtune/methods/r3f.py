@@ -30,11 +30,7 @@ import torch
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import embedding_table, head_modules
-from smoothtune.core.declarations import predicts_tokens
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Point
 from smoothtune.core.predictions import heads
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
@@ -46,6 +42,10 @@ from smoothtune.functional.parametrizations import (
     substitute,
     trained_weight,
 )
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import embedding_table, head_modules
+from smoothtune.nn.hooks import Point
+from smoothtune.nn.model_facts import predicts_tokens
 
 
 @dataclass(config=STRICT, kw_only=True)

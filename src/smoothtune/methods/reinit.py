@@ -27,10 +27,10 @@ from pydantic import NonNegativeInt
 from pydantic.dataclasses import dataclass
 from torch import nn
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import base_model, blocks, sides_of
 from smoothtune.core.regularizer import STRICT, Between, Regularizer
 from smoothtune.functional.parametrizations import refuse_computed
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import base_model, blocks, sides_of
 
 
 @torch.no_grad()

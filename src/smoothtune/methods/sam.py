@@ -31,9 +31,9 @@ from torch import Tensor
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
-from smoothtune.core.stored_gradient import AccumulatedLoss
 from smoothtune.functional import divergences
 from smoothtune.functional.adversarial import task_loss
+from smoothtune.nn.stored_gradient import AccumulatedLoss
 
 
 @dataclass(config=STRICT, kw_only=True)

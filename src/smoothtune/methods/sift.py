@@ -39,14 +39,14 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core import rng
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Point, token_std
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
 from smoothtune.core.support import no_compat
 from smoothtune.functional.adversarial import Ascent, Inner, Norm, Per, diagnostics, given
 from smoothtune.functional.divergences import check_released, divergence, symmetric_kl
+from smoothtune.nn import rng
+from smoothtune.nn.hooks import Point, token_std
 
 # sigma, step_size, epsilon
 DEFAULTS = {"paper": (0.01, 2.0, 0.02), "deberta": (0.01, 1e-4, float("inf"))}

@@ -44,11 +44,7 @@ from pydantic import NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import trainable
-from smoothtune.core.dropout import DropoutKind, Rate
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.hooks import Layer, Point
 from smoothtune.core.predictions import head_mean, heads
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import (
@@ -79,6 +75,10 @@ from smoothtune.functional.update_masks import (
     over,
     top_fraction,
 )
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import trainable
+from smoothtune.nn.dropout import DropoutKind, Rate
+from smoothtune.nn.hooks import Layer, Point
 
 Saliency = Literal["taylor", "grad", "fisher"]
 

@@ -30,13 +30,13 @@ from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune.core import rng
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import STRICT, NonNegative, Positive
 from smoothtune.functional.adversarial import ascend, normalize, unit
 from smoothtune.functional.divergences import divergence, kl
 from smoothtune.methods.adversarial_base import Adversarial
+from smoothtune.nn import rng
 
 DEFAULTS = {"relative": 0.02, "absolute": 8.0}
 

@@ -22,7 +22,6 @@ from transformers import (
 from transformers.utils import cached_file
 
 from smoothtune.console import quiet
-from smoothtune.core.wide_weights import keep_unpacked
 from smoothtune.errors import ModelError
 from smoothtune.files import sha256
 from smoothtune.models.checks import (
@@ -40,6 +39,7 @@ from smoothtune.models.lora import (
     stored_as,
 )
 from smoothtune.models.places import model_place
+from smoothtune.nn.low_bit import keep_unpacked
 from smoothtune.tasks.base import Task
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin", ADAPTER_WEIGHTS)

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from smoothtune.config.run import RunConfig
-from smoothtune.core.architecture import blocks, unwrap
 from smoothtune.errors import ConfigError, Problem
+from smoothtune.nn.architecture import blocks, unwrap
 
 
 def prepare_shards(trainer: Trainer, model: nn.Module, config: RunConfig) -> None:

@@ -95,7 +95,7 @@ def leaves_ambient_draws(
         (objective if acts else Objective())(model, make_batch())
         after.append(torch.rand(1))
         objective.detach()
-    assert torch.equal(*after), "draws from torch's generator: use smoothtune.core.rng"
+    assert torch.equal(*after), "draws from torch's generator: use smoothtune.nn.rng"
 
 
 def ignores_padding(

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
-from smoothtune.core import rng
 from smoothtune.core.forward import ForwardPass
 from smoothtune.functional import divergences
+from smoothtune.nn import rng
 
 _ATTENTION = F.scaled_dot_product_attention
 

@@ -16,15 +16,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import PretrainedConfig, Trainer, TrainerCallback
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import unwrap
 from smoothtune.core.attachment import holds
-from smoothtune.core.compiled import compile_blocks, is_compiled_block, uncompile_blocks
-from smoothtune.core.declarations import declaring
 from smoothtune.core.objective import Objective
 from smoothtune.core.optimizer_hooks import unwrapped_optimizer
 from smoothtune.core.regularizer import CALIBRATION_ROWS
 from smoothtune.errors import CheckpointError
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.compile import compile_blocks, is_compiled_block, uncompile_blocks
+from smoothtune.nn.model_facts import declaring
 from smoothtune.trainer.begun import begun
 from smoothtune.trainer.checkpoints import Checkpoints
 from smoothtune.trainer.compatibility import check_trainer

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from smoothtune.core.declarations import IGNORED
+from smoothtune.nn.model_facts import IGNORED
 
 
 class ClassWeightedLoss:

@@ -10,9 +10,6 @@ from accelerate.utils import DistributedType
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import Trainer, TrainingArguments
 
-from smoothtune.core.architecture import unwrap
-from smoothtune.core.compiled import BACKENDS
-from smoothtune.core.declarations import is_encoder_decoder
 from smoothtune.core.optimizer_hooks import edits_gradients, needs_updates
 from smoothtune.core.plain_loss import plain_problems
 from smoothtune.core.regularizer import Regularizer
@@ -23,6 +20,9 @@ from smoothtune.core.support import (
     problems,
     refuse,
 )
+from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.compile import BACKENDS
+from smoothtune.nn.model_facts import is_encoder_decoder
 from smoothtune.trainer.sentence_transformers import (
     is_embedding_trainer,
     sentence_transformers_problems,

@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Trainer
 
-from smoothtune.core.architecture import unwrap
 from smoothtune.core.regularizer import Regularizer
+from smoothtune.nn.architecture import unwrap
 from smoothtune.trainer.update_parts import refuse_parts
 
 TEXT = ("input_ids", "attention_mask", "token_type_ids")

@@ -12,15 +12,16 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer
 
-from smoothtune.core import rng
-from smoothtune.core.architecture import unwrap
 from smoothtune.core.compute_loss import ComputeLoss, Weighed, loss_and_outputs
-from smoothtune.core.declarations import IGNORED, added_loss, predicts_tokens
-from smoothtune.core.decoder_inputs import with_decoder_inputs
-from smoothtune.core.forward import device_of, evaluating
-from smoothtune.core.next_token import next_token_loss, target_mask
+from smoothtune.core.forward import device_of
 from smoothtune.core.packed_rows import unpacked
-from smoothtune.core.precision import autocast_dtype
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.autocast import autocast_dtype
+from smoothtune.nn.causal_lm import next_token_loss, target_mask
+from smoothtune.nn.dropout import evaluating
+from smoothtune.nn.encoder_decoder import with_decoder_inputs
+from smoothtune.nn.model_facts import IGNORED, added_loss, predicts_tokens
 from smoothtune.trainer.class_weights import ClassWeightedLoss, LabelWeightedLoss
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
 from smoothtune.trainer.trl import metrics_kept, trl_trainer

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from transformers import Trainer
 
-from smoothtune.core.declarations import IGNORED
+from smoothtune.nn.model_facts import IGNORED
 
 logger = logging.getLogger(__name__)
 

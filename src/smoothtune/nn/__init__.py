@@ -1,0 +1,1 @@
+"""Mechanics of models: PyTorch and Hugging Face, no method."""

@@ -1,0 +1,212 @@
+"""Finds the embeddings, the blocks, the pre-trained part and the head of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.optim import Optimizer
+from transformers.pytorch_utils import Conv1D
+
+from smoothtune.nn.model_facts import (
+    ENCODER_DECODERS,
+    declaring,
+    is_encoder_decoder,
+    reads_text,
+)
+
+Side = Literal["encoder", "decoder", "both"]
+
+_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel)
+
+
+def is_embedding_model(model: nn.Module) -> bool:
+    """Whether an unwrapped model is a SentenceTransformer, whose prediction is an embedding."""
+    return transformer(model) is not model
+
+
+def is_multiple_choice_model(model: nn.Module) -> bool:
+    """Whether an unwrapped model makes one prediction from several sequences."""
+    return type(model).__name__.endswith("ForMultipleChoice")
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The user's module inside DDP, FSDP or torch.compile wrappers.
+
+    Several times in a step: unlike accelerate's, it does not look at every submodule.
+    """
+    while True:
+        if hasattr(model, "_orig_mod"):  # what torch.compile wraps
+            model = model._orig_mod  # type: ignore[assignment]
+        elif isinstance(model, _PARALLEL):
+            model = model.module
+        else:
+            return model
+
+
+def trained_weights(model: nn.Module, optimizer: Optimizer | None = None) -> list[nn.Parameter]:
+    """The trained weights of a model, wrapped or not, and what its optimizer holds beside them.
+
+    A loss may have weights of its own: a head outside the model, or those of a loss of
+    sentence-transformers. An optimizer that holds none of the model's, as DeepSpeed's, adds none.
+    """
+    own = [weight for weight in unwrap(model).parameters() if weight.requires_grad]
+    groups = optimizer.param_groups if optimizer is not None else []
+    held = [weight for group in groups for weight in group["params"] if weight.requires_grad]
+    known = set(own)
+    outside = [weight for weight in held if weight not in known]
+    return own + outside if len(outside) < len(held) else own
+
+
+def transformer(model: nn.Module) -> nn.Module:
+    """The transformers model of an unwrapped model: itself, or what a SentenceTransformer holds."""
+    return getattr(model, "transformers_model", None) or model
+
+
+def stack(model: nn.Module, side: Side = "encoder") -> nn.Module:
+    """The stack of blocks on one side of an encoder-decoder; any other model is one by itself.
+
+    The two stacks of an encoder-decoder have a module of word embeddings each, or one together.
+    The module that the whole model names may be another, which never runs: that of T5 and BART,
+    and of T5's encoder alone.
+    """
+    inner = declaring(model)
+    kind = getattr(getattr(inner, "config", None), "model_type", "")
+    if is_encoder_decoder(inner) and reads_text(inner) and hasattr(inner, "get_decoder"):
+        return inner.get_decoder() if side == "decoder" else inner.get_encoder()  # type: ignore
+    return inner.get_encoder() if kind in ENCODER_DECODERS else model  # type: ignore
+
+
+def sides_of(model: nn.Module, side: Side = "both") -> list[Side]:
+    """The sides that an unwrapped model has of those named, in the order in which they run."""
+    if not is_encoder_decoder(model):
+        return ["encoder"]
+    both: list[Side] = ["encoder", "decoder"]
+    return both if side == "both" else [side]
+
+
+def word_embeddings(model: nn.Module, side: Side = "encoder") -> nn.Module:
+    """The word-embedding layer of an unwrapped model, or of one side of an encoder-decoder.
+
+    Raises:
+        ValueError: a model that is no transformers model has not exactly one `nn.Embedding`.
+    """
+    model = transformer(stack(model, side))
+    if callable(getattr(model, "get_input_embeddings", None)):
+        try:
+            words = model.get_input_embeddings()  # type: ignore[operator]
+        except NotImplementedError:
+            words = None
+        if not isinstance(getattr(words, "weight", None), Tensor):
+            raise ValueError(
+                f"{type(model).__name__} has no table of word embeddings: use a weight-side method "
+                "such as mixout or l2_sp"
+            )
+        return words
+    found = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    if len(found) != 1:
+        raise ValueError(
+            f"{type(model).__name__} has {len(found)} nn.Embedding layers, so which one holds "
+            "the words is not known. Give it a method `get_input_embeddings()` that returns it."
+        )
+    return found[0]
+
+
+def embedding_table(model: nn.Module) -> Tensor:
+    """(V, D) the word-embedding matrix of an unwrapped model."""
+    table = word_embeddings(model).weight
+    assert isinstance(table, Tensor)
+    return table
+
+
+def blocks(model: nn.Module, side: Side = "encoder") -> nn.ModuleList:
+    """The blocks of an unwrapped model, or of one side of an encoder-decoder, bottom first.
+
+    Raises:
+        ValueError: the model has no list of blocks as long as its configuration says.
+    """
+    model = stack(model, side)
+    config = getattr(transformer(model), "config", None)
+    num_layers = getattr(config, "num_hidden_layers", None)
+    if side == "decoder":  # BART's stacks have one configuration together
+        num_layers = getattr(config, "decoder_layers", num_layers)
+    for parent in model.modules():
+        lists = {
+            name: child
+            for name, child in parent.named_children()
+            if isinstance(child, nn.ModuleList) and len(child) == num_layers
+        }
+        if len(lists) == 1:
+            return next(iter(lists.values()))
+        if lists:
+            raise ValueError(
+                f"{type(model).__name__} keeps the parts of its {num_layers} blocks in separate "
+                f"lists, {', '.join(lists)}, so its hidden states cannot be reached: use a method "
+                "that perturbs the word embeddings and compares predictions, such as r3f"
+            )
+    raise ValueError(
+        f"{type(model).__name__} has no nn.ModuleList of config.num_hidden_layers={num_layers} "
+        "blocks, so its hidden states cannot be reached. Give a module of your own that list and "
+        "a `config` with num_hidden_layers and hidden_size, or use a method that perturbs the word "
+        "embeddings and compares predictions, such as r3f."
+    )
+
+
+def embedding_norm(model: nn.Module, side: Side = "encoder") -> nn.Module:
+    """The LayerNorm at the end of an unwrapped model's embeddings; block 0 if it has none."""
+    model = stack(model, side)
+    if isinstance(norm := getattr(model, "layernorm_embedding", None), nn.LayerNorm):
+        return norm  # BART's, which stands beside the blocks
+    word = word_embeddings(model)
+    embeddings = next(m for m in model.modules() if word in m.children())
+    norms = [m for m in embeddings.children() if isinstance(m, nn.LayerNorm)]
+    holds_blocks = any(isinstance(m, nn.ModuleList) for m in embeddings.modules())
+    return blocks(model)[0] if holds_blocks or len(norms) != 1 else norms[0]
+
+
+def base_model(model: nn.Module) -> nn.Module:
+    """The pre-trained part of a model: without its new head, or all of it if it has none.
+
+    A head over the vocabulary is no new one: it was pre-trained with the rest.
+    """
+    predictor = getattr(model, "get_output_embeddings", None)
+    if callable(predictor) and predictor() is not None:
+        return model
+    if hasattr(model, "peft_config"):  # whose own `model` is the whole of it, head included
+        model = model.get_base_model()  # type: ignore[operator]
+    inner = transformer(model)  # of a CrossEncoder, with its head
+    return getattr(inner, getattr(inner, "base_model_prefix", ""), model)
+
+
+def head_modules(model: nn.Module) -> list[nn.Module]:
+    """Modules outside the pre-trained part."""
+    inside = set(base_model(model).modules()) | {model}
+    return [module for module in model.modules() if module not in inside]
+
+
+def trainable(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, bool]]:
+    """(name, parameter, whether it belongs to the new head) of every trained parameter."""
+    inside = {id(parameter) for parameter in base_model(model).parameters()}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            yield name, parameter, id(parameter) not in inside
+
+
+def linear_layers(model: nn.Module, *, head: bool, frozen: bool = False) -> list[nn.Module]:
+    """Linear layers (nn.Linear, and GPT-2's Conv1D), those that are trained or all of them.
+
+    Args:
+        model: unwrapped.
+        head: with those of the head.
+        frozen: with those that are frozen.
+    """
+    new = set(head_modules(model))
+    return [
+        module
+        for module in model.modules()
+        if isinstance(module, nn.Linear | Conv1D)
+        and (frozen or module.weight.requires_grad)
+        and (head or module not in new)
+    ]

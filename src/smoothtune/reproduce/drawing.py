@@ -1,0 +1,132 @@
+"""Figures with several panels, drawn by matplotlib without a display."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import numpy as np
+
+from smoothtune.errors import printable
+from smoothtune.report.curves import CurvePoint
+from smoothtune.report.plots import COLORS, GRAY, Style, drawn, log_scale, styles
+from smoothtune.reproduce.figures import Figure, Panel
+
+WIDTH, HEIGHT, LEGEND_LINE = 3.6, 2.9, 0.2  # inches of a panel, and of a line of the legend
+WIDEST = 5.6  # inches of a single panel, as other plots
+MOST = 3  # panels in a row
+MANY = 30  # points from which markers would hide the line
+LETTERS = {"x": 34, "y": 30}  # on a line of a label of one of several panels
+FEW = 12  # places on the x axis that have a tick each
+
+
+def draw(figure: Figure) -> dict[str, bytes]:
+    """A figure as svg and pdf.
+
+    Raises:
+        PlotsMissing: matplotlib is not installed.
+    """
+    columns = min(MOST, len(figure.panels))
+    rows = -(-len(figure.panels) // columns)
+    looks = styles(name for panel in figure.panels for name in panel.lines)
+    in_a_row = 1 if columns == 1 else 2
+    alone = len(figure.panels) == 1
+    heights = [p.y for panel in figure.panels for line in panel.lines.values() for p in line]
+    legend = LEGEND_LINE * -(-len(looks) // in_a_row) * (len(looks) > 1)
+
+    def paint(canvas: Any) -> None:
+        grid = canvas.subplots(rows, columns, squeeze=False)
+        for axes, panel in zip(grid.flat, figure.panels, strict=False):
+            _paint(axes, panel, figure, looks)
+            if figure.log_y:
+                log_scale(axes, heights)
+            _label(axes, panel, figure, alone=alone)
+        for axes in list(grid.flat)[len(figure.panels) :]:
+            axes.set_axis_off()
+        if len(looks) > 1:
+            named: dict[str, Any] = {}
+            for axes in grid.flat:
+                for line, name in zip(*axes.get_legend_handles_labels(), strict=True):
+                    named.setdefault(name, line)
+            canvas.legend(
+                named.values(),
+                named.keys(),
+                loc="outside lower center",
+                ncols=in_a_row,
+                frameon=False,
+                fontsize="small",
+            )
+
+    width = WIDEST if columns == 1 else columns * WIDTH
+    return drawn(width, rows * HEIGHT + legend, paint, ("svg", "pdf"))
+
+
+def _paint(axes: Any, panel: Panel, figure: Figure, looks: dict[str, Style]) -> None:
+    if panel.boxes:
+        _paint_boxes(axes, panel)
+    for name, points in panel.lines.items():
+        _paint_line(axes, points, looks[name], printable(name))
+    if panel.diagonal:
+        axes.plot([0, 1], [0, 1], color=GRAY, linewidth=1)
+        axes.set_xlim(0, 1)
+        axes.set_ylim(0, 1)
+
+
+def _label(axes: Any, panel: Panel, figure: Figure, *, alone: bool) -> None:
+    """Titles and labels, on as many lines as they need, and ticks where the points are."""
+    factor = WIDEST / WIDTH if alone else 1.0
+    of_x = panel.y_label if panel.boxes else figure.x_label
+    axes.set_title(_lines(panel.title, factor * LETTERS["x"]), fontsize="medium")
+    axes.set_xlabel(_lines(of_x, factor * LETTERS["x"]))
+    axes.set_ylabel("" if panel.boxes else _lines(panel.y_label, LETTERS["y"]))
+    places = sorted({point.x for line in panel.lines.values() for point in line})
+    if figure.layout.kind in ("settings", "sizes") and len(places) <= FEW:
+        axes.set_xticks(places, [f"{place:g}" for place in places])
+    elif places and all(float(place).is_integer() for place in places):
+        from matplotlib.ticker import MaxNLocator
+
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+
+
+def _lines(text: str, letters: float) -> str:
+    return textwrap.fill(printable(text), int(letters))
+
+
+def _paint_line(axes: Any, points: list[CurvePoint], look: Style, name: str) -> None:
+    axes.plot(
+        [point.x for point in points],
+        [point.y for point in points],
+        color=look.color,
+        linestyle=look.dashes,
+        marker=look.marker if len(points) < MANY else None,
+        markersize=3.5,
+        linewidth=1.3,
+        label=name,
+    )
+    banded = [point for point in points if point.low is not None and point.high is not None]
+    if banded:
+        axes.fill_between(
+            [point.x for point in banded],
+            [point.low for point in banded],
+            [point.high for point in banded],
+            color=look.color,
+            alpha=0.15,
+            linewidth=0,
+        )
+    if len(points) == 1 and banded:  # no line to shade
+        axes.vlines(banded[0].x, banded[0].low, banded[0].high, color=look.color, alpha=0.4)
+
+
+def _paint_boxes(axes: Any, panel: Panel) -> None:
+    axes.boxplot(
+        list(panel.boxes.values()),
+        orientation="horizontal",
+        showfliers=False,
+        medianprops={"color": COLORS[1]},
+        tick_labels=[printable(name) for name in panel.boxes],
+    )
+    jitter = np.random.default_rng(0)
+    for number, values in enumerate(panel.boxes.values(), start=1):
+        heights = number + jitter.uniform(-0.15, 0.15, len(values))
+        axes.plot(values, heights, "o", color=COLORS[0], markersize=3, alpha=0.7)
+    axes.invert_yaxis()

@@ -1,0 +1,234 @@
+"""What a figure shows, gathered from the records: panels of lines, or of boxes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from scipy.stats import binomtest
+
+from smoothtune.report.curves import Curve, CurvePoint, csv_text
+from smoothtune.reproduce.runs import Run, Runs
+from smoothtune.reproduce.samples import Sample, samples_of
+from smoothtune.reproduce.verdict import interval, summary
+from smoothtune.study.layout import Dimension, FigureLayout
+
+BINS = 15
+"""Of a reliability diagram."""
+X_LABELS = {
+    "training": "update",
+    "settings": "setting",
+    "sizes": "training rows",
+    "reliability": "confidence",
+}
+"""By kind of figure, where neither the layout nor a curve says it."""
+Points = dict[float, list[CurvePoint]]
+"""Of all runs, by x."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes."""
+
+    title: str
+    lines: dict[str, list[CurvePoint]] = field(default_factory=dict)
+    boxes: dict[str, list[float]] = field(default_factory=dict)
+    y_label: str = ""
+    """What the lines, or the boxes, are of; a task has its own metric."""
+    diagonal: bool = False
+    """Draw the line y = x."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Panels with what they share."""
+
+    layout: FigureLayout
+    panels: list[Panel]
+    x_label: str
+    band: str
+    """What lines, points and shades are."""
+    log_y: bool = False
+
+    def to_csv(self) -> str:
+        """A row for every point: panel, what y is, line, x, y, low, high."""
+        rows: list[list[Any]] = []
+        for panel in self.panels:
+            about = [panel.title, panel.y_label]
+            rows += [[*about, name, *p] for name, line in panel.lines.items() for p in line]
+            rows += [
+                [*about, name, "", score, "", ""]
+                for name, scores in panel.boxes.items()
+                for score in scores
+            ]
+        return csv_text(
+            ["panel", "quantity", "line", self.x_label or "x", "value", "low", "high"], rows
+        )
+
+
+def draw_figure(layout: FigureLayout, runs: Runs) -> Figure | None:
+    """Gather what a figure shows; None if no run has it."""
+    chosen = [run for run in runs.done if _fits(run, layout, runs)]
+    samples = samples_of(layout, chosen)
+    if not samples:
+        return None
+    seeds = len({run.cell.seed for run in chosen})
+    if layout.kind == "box":
+        return Figure(layout, _boxes(layout, samples), "", _band(layout, seeds, None))
+    first = samples[0].curve
+    log_y = layout.log_y if layout.log_y is not None else bool(first and first.log_y)
+    x_label = layout.x_label or (first.x_label if first else X_LABELS[layout.kind])
+    panels = _panels(layout, samples)
+    return Figure(layout, panels, x_label, _band(layout, seeds, first), log_y)
+
+
+def why_missing(layout: FigureLayout, runs: Runs) -> str:
+    """Why there is nothing to draw."""
+    done = [run for run in runs.done if _fits(run, layout, runs)]
+    if not done:
+        return "no run of what it shows is done"
+    part, _, name = (layout.curve or "").partition("/")
+    known = (done[0].part(part) or {}).get("curves", {})
+    if known:
+        return f"the runs have no curve {name!r} of {part}; they have {', '.join(known)}"
+    return "the finished runs have not measured what it shows"
+
+
+def _fits(run: Run, layout: FigureLayout, runs: Runs) -> bool:
+    about, cell = layout.about, run.cell
+    model = None if about.model is None else runs.stand_ins.get(about.model, about.model)
+    return (
+        (layout.methods is None or cell.label in layout.methods)
+        and about.method in (None, cell.label)
+        and about.task in (None, cell.task)
+        and model in (None, cell.model)
+        and about.size in (None, cell.max_train_samples)
+    )
+
+
+def _band(layout: FigureLayout, seeds: int, curve: Curve | None) -> str:
+    if seeds == 1 and layout.kind == "reliability":
+        return "one seed; shaded: 95 % Wilson interval of a bin"
+    if seeds == 1:
+        return f"one seed; shaded: {curve.band}" if curve and curve.band else "one seed"
+    if layout.kind == "box":
+        return f"{seeds} seeds, a point each; line: median"
+    if layout.kind == "reliability":
+        return f"the rows of {seeds} seeds together; shaded: 95 % Wilson interval of a bin"
+    if layout.kind in ("settings", "sizes"):
+        return f"mean of {seeds} seeds; shaded: its 95 % interval, where there is one"
+    return f"mean of {seeds} seeds; shaded: their range"
+
+
+# --- from the lines of runs to panels ----------------------------------------------------------
+
+
+def _panels(layout: FigureLayout, samples: Sequence[Sample]) -> list[Panel]:
+    """Lines of different runs of the same kind are put together."""
+    several = _several(samples)
+    apart = [d for d in layout.panels if d in several]
+    inside = [d for d in several if d not in apart]
+    marks = _marks(layout, samples, apart)
+    grouped: dict[str, dict[str, list[Sample]]] = {}
+    for sample in samples:
+        title = marks[_title(layout, sample, apart)]
+        name = _title(layout, sample, inside) or _title(layout, sample, ["method"])
+        grouped.setdefault(title, {}).setdefault(name, []).append(sample)
+    return [
+        Panel(
+            title,
+            {name: _line(layout, found) for name, found in lines.items()},
+            y_label=_y_label([sample for found in lines.values() for sample in found]),
+            diagonal=layout.kind == "reliability",
+        )
+        for title, lines in grouped.items()
+    ]
+
+
+def _boxes(layout: FigureLayout, samples: Sequence[Sample]) -> list[Panel]:
+    """Scores of all seeds, by panel and method."""
+    apart = [d for d in _several(samples) if d != "method"]
+    grouped: dict[str, dict[str, list[Sample]]] = {}
+    for sample in samples:
+        boxes = grouped.setdefault(_title(layout, sample, apart), {})
+        boxes.setdefault(_title(layout, sample, ["method"]), []).append(sample)
+    return [
+        Panel(
+            title,
+            boxes={name: [s.points[0].y for s in found] for name, found in boxes.items()},
+            y_label=_y_label([sample for found in boxes.values() for sample in found]),
+        )
+        for title, boxes in grouped.items()
+    ]
+
+
+def _several(samples: Sequence[Sample]) -> list[Dimension]:
+    """In what samples differ."""
+    return [d for d in samples[0].about if len({s.about.get(d) for s in samples}) > 1]
+
+
+def _y_label(samples: Sequence[Sample]) -> str:
+    return " or ".join(dict.fromkeys(sample.y_label for sample in samples))
+
+
+def _marks(
+    layout: FigureLayout, samples: Sequence[Sample], apart: Sequence[Dimension]
+) -> dict[str, str]:
+    """The titles of panels, with the mean score where it is asked for."""
+    found: dict[str, list[str]] = {}
+    for sample in samples:
+        found.setdefault(_title(layout, sample, apart), []).append(sample.score)
+    if not layout.mark_score:
+        return {title: title for title in found}
+    marked = {}
+    for title, scores in found.items():
+        metric = scores[0].partition(" ")[0]
+        mean = np.mean([float(score.partition(" ")[2]) for score in scores])
+        marked[title] = ", ".join(filter(None, [title, f"{metric} {mean:.3f}"]))
+    return marked
+
+
+def _title(layout: FigureLayout, sample: Sample, dimensions: Sequence[Dimension]) -> str:
+    values = [sample.about.get(dimension, "") for dimension in dimensions]
+    return ", ".join(layout.names.get(value, value) for value in values if value)
+
+
+def _line(layout: FigureLayout, samples: Sequence[Sample]) -> list[CurvePoint]:
+    """One line of the samples of all runs."""
+    points: Points = {}
+    for point in (point for sample in samples for point in sample.points):
+        x = round(point.x, 9)
+        if layout.kind == "reliability":
+            x = float(min(int(point.x * BINS), BINS - 1))
+        points.setdefault(x, []).append(point)
+    if layout.kind == "curve":  # where some runs end, a mean would be over others than before
+        points = {x: found for x, found in points.items() if len(found) == len(samples)}
+    join = {"reliability": _pooled, "settings": _estimated, "sizes": _estimated}
+    make = join.get(layout.kind, _ranged)
+    return [make(x, found) for x, found in sorted(points.items())]
+
+
+def _ranged(x: float, found: Sequence[CurvePoint]) -> CurvePoint:
+    """Mean and range over runs; a single run keeps its own band."""
+    if len(found) == 1:
+        return found[0]
+    heights = [point.y for point in found]
+    return CurvePoint(x, float(np.mean(heights)), min(heights), max(heights))
+
+
+def _estimated(x: float, found: Sequence[CurvePoint]) -> CurvePoint:
+    """Mean over runs with its 95 % interval."""
+    mean = summary([point.y for point in found])
+    assert mean is not None
+    return CurvePoint(x, mean.mean, *(interval(mean) or (None, None)))
+
+
+def _pooled(_: float, found: Sequence[CurvePoint]) -> CurvePoint:
+    """One bin of all runs: means over their examples, as if each row of a seed were another."""
+    counts = [point.low or 0.0 for point in found]
+    x, y = (float(np.average([p[place] for p in found], weights=counts)) for place in (0, 1))
+    count = round(sum(counts))
+    band = binomtest(round(y * count), count).proportion_ci(method="wilson")
+    return CurvePoint(x, y, float(band.low), float(band.high))

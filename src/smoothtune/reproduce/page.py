@@ -1,0 +1,304 @@
+"""The page of a reproduction, and the files beside it: LaTeX and CSV of tables, SVG and PDF."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from rich.console import Console
+
+from smoothtune.console import say
+from smoothtune.errors import OutputError, PlotsMissing, counted
+from smoothtune.files import write_atomic, write_json
+from smoothtune.report.page import Plot, Sentence, Table, render
+from smoothtune.report.tables import latex_table
+from smoothtune.reproduce.drawing import draw
+from smoothtune.reproduce.figures import draw_figure, why_missing
+from smoothtune.reproduce.runs import Runs, finished_runs
+from smoothtune.reproduce.tables import (
+    DrawnTable,
+    as_csv,
+    comparison_rows,
+    draw_table,
+    heads,
+    label_here,
+    numbers_here,
+    numbers_printed,
+)
+from smoothtune.study.config import PLAIN, Study
+from smoothtune.study.layout import FigureLayout, Line, TableLayout
+from smoothtune.study.plan import Plan, read_fingerprints
+from smoothtune.study.protocol import departures
+from smoothtune.study.records import STUDY, Records
+from smoothtune.study.report.statistics import NAMES
+
+CONTENT = "reproduction.json"
+COMPARED = [
+    *("row", "column", "printed", "here, 95 % interval", "here minus printed", "verdict"),
+    *("printed gain", "gain, 95 % interval", "verdict on the gain"),
+]
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """What is known of one table or figure of the paper."""
+
+    name: str
+    """Of its files."""
+    title: str
+    note: str
+    table: DrawnTable | None = None
+    plot: Plot | None = None
+    panels: int = 0
+    """Of the figure."""
+    missing: str = ""
+    """Why there is no figure."""
+
+
+def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str, Any]:
+    """Draw a study's layout from its finished cells and write the page.
+
+    Args:
+        study: with a layout.
+        folder: the study's.
+        console: gets the summary.
+
+    Returns:
+        The content of ``reproduction.json``.
+
+    Raises:
+        OutputError: there is no study in the folder, or a file cannot be written.
+    """
+    if not (folder / STUDY).exists():
+        raise OutputError(f"{folder} holds no study")
+    plan = Plan(study, folder, read_fingerprints(folder))
+    runs = finished_runs(study, plan, Records(folder))
+    drawn = [_drawn(number, layout, runs, study) for number, layout in _numbered(study)]
+    for item in drawn:
+        _write_files(item, folder)
+    said = [*_sentences(study, runs, drawn)]
+    content = {
+        "name": study.name,
+        "title": study.config.title or study.name,
+        "notes": study.config.notes,
+        "protocol": study.config.protocol,
+        "departures": departures(study),
+        "stand_ins": dict(runs.stand_ins),
+        "runs": {"done": len(runs.done), "asked": len(runs.asked)},
+        "findings": [sentence._asdict() for sentence in said],
+        "tables": [
+            {
+                "table": item.title,
+                "cells": [asdict(cell) for cell in item.table.cells.values()],
+            }
+            for item in drawn
+            if item.table
+        ],
+        "figures": [
+            {"figure": item.title, "file": f"{item.name}.svg" if item.plot else None}
+            for item in drawn
+            if not item.table
+        ],
+    }
+    write_json(folder / CONTENT, content)
+    page = _page(study, drawn, said)
+    write_atomic(folder / "reproduce.md", render("reproduce.md.jinja", page))
+    write_atomic(folder / "reproduce.html", render("reproduce.html.jinja", page))
+    for sentence in said:
+        say(console, f"{sentence.verdict}: {sentence.text}")
+    say(console, f"{folder / 'reproduce.html'} is written")
+    return content
+
+
+def _numbered(study: Study) -> Iterator[tuple[int, TableLayout | FigureLayout]]:
+    yield from enumerate(study.config.layout, start=1)
+
+
+def _drawn(number: int, layout: TableLayout | FigureLayout, runs: Runs, study: Study) -> Drawn:
+    """One table or figure."""
+    if isinstance(layout, TableLayout):
+        table = draw_table(layout, runs, study.config.test)
+        return Drawn(_file_name(number, layout.table), layout.table, layout.note, table)
+    name = _file_name(number, layout.figure)
+    figure = draw_figure(layout, runs)
+    if figure is None:
+        missing = why_missing(layout, runs)
+        return Drawn(name, layout.figure, layout.note, missing=missing)
+    try:
+        files = draw(figure)
+    except PlotsMissing as error:
+        return Drawn(name, layout.figure, layout.note, missing=str(error))
+    caption = f"{figure.band[:1].upper()}{figure.band[1:]}."
+    svg = files.pop("svg").decode()
+    plot = Plot(name, layout.figure, caption, svg, figure.to_csv(), files=files)
+    return Drawn(name, layout.figure, layout.note, plot=plot, panels=len(figure.panels))
+
+
+def _file_name(number: int, title: str) -> str:
+    words = re.sub(r"[^a-z0-9]+", "-", title.lower()).strip("-")
+    return f"{number:02d}-{words[:60].rstrip('-')}"
+
+
+def _write_files(item: Drawn, folder: Path) -> None:
+    """LaTeX and CSV of a table; SVG, PDF and CSV of a figure."""
+    if item.table is not None:
+        text = latex_table(_flat(item.table), caption=item.title, label=f"tab:{item.name}")
+        write_atomic(folder / f"{item.name}.tex", text)
+        write_atomic(folder / f"{item.name}.csv", as_csv(item.table))
+    if item.plot is not None:
+        write_atomic(folder / f"{item.name}.svg", item.plot.svg)
+        write_atomic(folder / f"{item.name}.csv", item.plot.csv)
+        for ending, content in item.plot.files.items():
+            write_atomic(folder / f"{item.name}.{ending}", content)
+
+
+def _flat(table: DrawnTable) -> Table:
+    """One line of heads, ours above the printed numbers, without empty rows and columns."""
+    groups, names = heads(table)
+    of = [group for group, count in groups for _ in range(count)]
+    one = len(set(names)) == 1
+    titles = of if one else [f"{group} {name}" for group, name in zip(of, names, strict=True)]
+    rows = []
+    for line in table.layout.rows:
+        if table.is_empty(line):
+            continue
+        rows.append([line.name, label_here(table, line.name), *numbers_here(table, line.name)])
+        if line.name in table.layout.printed:
+            rows.append(["", "printed", *numbers_printed(table, line.name)])
+    return Table(["", "", *titles], rows)
+
+
+def _page(study: Study, drawn: Sequence[Drawn], said: Sequence[Sentence]) -> dict[str, Any]:
+    """What the templates show."""
+    protocol = study.protocol
+    return {
+        "title": study.config.title or study.name,
+        "notes": study.config.notes,
+        "findings": said,
+        "protocol": protocol and {"title": protocol.title, "source": protocol.source},
+        "protocol_name": study.config.protocol,
+        "reconstructed": protocol.reconstructed if protocol else [],
+        "departures": departures(study),
+        "judged": any(item.table for item in drawn),
+        "items": [
+            {
+                "name": item.name,
+                "title": item.title,
+                "note": item.note,
+                "missing": item.missing,
+                "table": _table(item.table, study.config.test) if item.table else None,
+                "plot": item.plot,
+                "several_panels": item.panels > 1,
+            }
+            for item in drawn
+        ],
+    }
+
+
+def _table(table: DrawnTable, test: str) -> dict[str, Any]:
+    """A table for the page: two lines of heads, and two lines for a row that is printed."""
+    groups, names = heads(table)
+    layout = table.layout
+    rows = [
+        {
+            "name": line.name,
+            "group": line.group,
+            "label": label_here(table, line.name),
+            "here": numbers_here(table, line.name),
+            "printed": numbers_printed(table, line.name) if line.name in layout.printed else None,
+            "verdicts": _verdicts(table, line),
+        }
+        for line in layout.rows
+        if not table.is_empty(line)
+    ]
+    return {
+        "groups": groups,
+        "names": names if len(set(names)) > 1 else None,
+        "rows": rows,
+        "empty": "; ".join(table.empty_rows()),
+        "empty_columns": ", ".join(table.empty_columns()),
+        "unit": _unit(layout, test),
+        "flat": _flat(table),
+        "compared": Table(COMPARED, comparison_rows(table)),
+    }
+
+
+def _verdicts(table: DrawnTable, row: Line) -> list[tuple[str, int]]:
+    """Verdicts of a row, each with the columns that it spans: all, where they are the same."""
+    groups, names = heads(table)
+    each: list[tuple[str, int]] = [
+        (table.cells[row.name, column].verdict, count) for column, count in groups
+    ]
+    return [(each[0][0], len(names))] if len({verdict for verdict, _ in each}) == 1 else each
+
+
+def _unit(layout: TableLayout, test: str) -> str:
+    """Of the table's numbers."""
+    values = {
+        layout.about.merged(row).merged(c).value for row in layout.rows for c in layout.columns
+    }
+    tested = f"p-values of the {NAMES[test]}"
+    others = "scores in percent" if layout.percent else "as measured"
+    if "p" not in values:
+        return others
+    return tested if values == {"p"} else f"{others}; {tested}"
+
+
+def _at_chance(runs: Runs) -> Iterator[Sentence]:
+    """Conditions in which plain fine-tuning has learned nothing."""
+    conditions: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for run in runs.done:
+        if run.cell.label == PLAIN and run.result["trivial_baseline"] is not None:
+            key = (run.cell.task, run.cell.model, run.cell.max_train_samples)
+            conditions.setdefault(key, []).append(run.result)
+    for (task, model, _), results in conditions.items():
+        score = mean(result["metrics"][result["headline"]] for result in results)
+        constant = mean(result["trivial_baseline"] for result in results)
+        if score <= constant:
+            yield Sentence(
+                "fragile",
+                f"{task}, {model}: plain fine-tuning scores {score:.3f}, and a constant answer "
+                f"{constant:.3f}: what is shown of it says little.",
+            )
+
+
+def _sentences(study: Study, runs: Runs, drawn: Sequence[Drawn]) -> Iterator[Sentence]:
+    """What can be said in a line."""
+    done, asked = len(runs.done), len(runs.asked)
+    yield Sentence("note" if done == asked else "fragile", f"{done} of {asked} runs are done.")
+    if runs.updates is not None:
+        updates = "one update" if runs.updates == 1 else f"{runs.updates} updates"
+        yield Sentence(
+            "fragile",
+            f"Runs end after {updates}, before their epochs do: this "
+            "shows that all works, and scores are not compared with what is printed.",
+        )
+    else:
+        yield from _at_chance(runs)
+    tables = [item.table for item in drawn if item.table]
+    printed = any(table.layout.printed for table in tables)
+    has_gains = printed and any(table.layout.baseline for table in tables)
+    for paper, own in runs.stand_ins.items():
+        if paper != own:
+            rest = f": it need not agree with what is printed of {paper}" if printed else ""
+            rest += ", and gains over the baseline are what to compare" if has_gains else ""
+            yield Sentence("fragile", f"{own} stands in for {paper}{rest}.")
+    for item in drawn:
+        if item.table is None:
+            state = f"not drawn, {item.missing}" if item.missing else "drawn"
+            yield Sentence("fragile" if item.missing else "note", f"{item.title}: {state}.")
+            continue
+        counts = ", ".join(f"{count} {name}" for name, count in item.table.counts().items())
+        gains = [cell.gain_verdict for cell in item.table.cells.values() if cell.gain]
+        text = f"{item.title}: of {counted(len(item.table.cells), 'cell')} {counts}."
+        judged = [verdict for verdict in gains if verdict in ("agrees", "differs")]
+        if judged:
+            agree = judged.count("agrees")
+            text += (
+                f" Of {len(judged)} printed gains over {item.table.layout.baseline} {agree} agree."
+            )
+        yield Sentence("note", text)

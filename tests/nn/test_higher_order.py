@@ -1,0 +1,76 @@
+"""Models made differentiable, and left as they were."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from smoothtune import JacHess, Objective
+from smoothtune.nn.higher_order import CompositeLayerNorm, HigherDerivatives, warn_once
+from smoothtune.testing import tiny_batch, tiny_model
+
+
+@pytest.mark.parametrize("affine", [True, False])
+def test_composite_equals_stock(affine):
+    stock = nn.LayerNorm((2, 3), elementwise_affine=affine, dtype=torch.float64)
+    if affine:
+        nn.init.normal_(stock.weight)
+        nn.init.normal_(stock.bias)
+    composite = copy.deepcopy(stock)
+    composite.__class__ = CompositeLayerNorm
+    x = torch.randn(5, 2, 3, dtype=torch.float64)
+    torch.testing.assert_close(composite(x), stock(x), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("order", "attention", "composite"), [(1, "sdpa", 0), (2, "eager", 0)])
+def test_changes_no_more_than_is_needed(order, attention, composite):
+    model = tiny_model("bert")
+    found = HigherDerivatives(model, order)
+    assert model.config._attn_implementation == attention
+    assert sum(isinstance(m, CompositeLayerNorm) for m in model.modules()) == composite
+    found.undo()
+
+
+def test_a_model_that_is_eager_already_is_left_alone():
+    model = tiny_model("bert")
+    model.set_attn_implementation("eager")
+    found = HigherDerivatives(model, 3)
+    assert found.attention is None
+    found.undo()
+    assert model.config._attn_implementation == "eager"
+
+
+def test_what_changes_is_said_once(caplog):
+    warn_once.cache_clear()
+    for order, said in ((1, []), (2, ["attention"]), (3, ["LayerNorm"]), (3, [])):
+        caplog.clear()
+        HigherDerivatives(tiny_model("bert"), order).undo()
+        assert len(caplog.messages) == len(said)
+        assert all(word in text for word, text in zip(said, caplog.messages, strict=True))
+    warn_once.cache_clear()
+    caplog.clear()
+    HigherDerivatives(torch.nn.Linear(2, 2), 3).undo()  # has neither
+    assert not caplog.messages
+
+
+def test_undo_restores_everything():
+    model = tiny_model("bert")
+    before = [type(module) for module in model.modules()]
+    changed = HigherDerivatives(model, 3)
+    assert model.config._attn_implementation == "eager"
+    assert any(isinstance(module, CompositeLayerNorm) for module in model.modules())
+    changed.undo()
+    assert model.config._attn_implementation == "sdpa"
+    assert [type(module) for module in model.modules()] == before
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_fused_attention_is_replaced_only_for_estimators_that_need_it(dropout):
+    model = tiny_model("bert", dropout=dropout)
+    for estimator, expected in [("projected", "eager"), ("finite_difference", "sdpa")]:
+        objective = Objective(JacHess(c=1.0, estimator=estimator, weight=1.0)).attach(model)
+        assert model.config._attn_implementation == expected
+        objective(model, tiny_batch()).backward()
+        objective.detach()
+        assert model.config._attn_implementation == "sdpa"
