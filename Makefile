@@ -52,9 +52,10 @@ examples: $(STAMP) ## Run every script in examples/
 docs: $(STAMP) ## Write the pages that are made from the code
 	$(BIN)/python scripts/docs.py
 
-site: $(STAMP) ## Build the documentation site in site/; broken links are errors
+site: $(STAMP) ## Build the documentation site in site/; broken links and long sentences are errors
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 	$(BIN)/python scripts/check_site.py site
+	$(BIN)/python scripts/readability.py
 
 site-serve: $(STAMP) ## Show the site at 127.0.0.1:8000 and build it anew at every change
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve

@@ -25,7 +25,9 @@ NO_PROSE = re.compile(
 CODE = re.compile(r"`[^`]*`|\$[^$\n]+\$")
 LINK = re.compile(r"!?\[(?P<text>[^\]]*)\]\([^)]*\)")
 # of a sentence, an item of a list, or a paragraph; "e.g." and "Fig. 2" do not end one
-END = re.compile(r"(?<!e\.g)(?<!i\.e)(?<!Fig)(?<!eq)(?<!vs)[.!?](?=\s|$)|\n\s*\n|\n\s*(?:[-*]|\d+\.)\s")
+END = re.compile(
+    r"(?<!e\.g)(?<!i\.e)(?<!Fig)(?<!eq)(?<!vs)[.!?](?=\s|$)|\n\s*\n|\n\s*(?:[-*]|\d+\.)\s"
+)
 NUMBER = re.compile(r"(?<![\w-])[-+−]?\d[\d.,]*(?:e-?\d+)?\s?%?")
 
 
@@ -43,8 +45,7 @@ class Prose(NamedTuple):
 
 def sentences(markdown: str) -> Iterator[list[str]]:
     """The words of every sentence; a piece of code is one word."""
-    text = re.sub(r"(?m)^(.*)$", r"\1", markdown)
-    text = NO_PROSE.sub(lambda match: "\n\n", text.replace("\r", ""))
+    text = NO_PROSE.sub("\n\n", markdown)
     text = LINK.sub(lambda match: match["text"], CODE.sub("code", text))
     for part in END.split(text):
         words = [w for w in re.sub(r"[*_>#()\[\]“”\"]", " ", part).split() if re.search(r"\w", w)]
@@ -54,14 +55,14 @@ def sentences(markdown: str) -> Iterator[list[str]]:
 
 def prose(name: str, markdown: str) -> Prose:
     """Figures of one page."""
-    found = list(sentences(markdown))
-    words = [word for sentence in found for word in sentence]
-    longest = max(found, key=len, default=[])
+    all_sentences = list(sentences(markdown))
+    words = [word for sentence in all_sentences for word in sentence]
+    longest = max(all_sentences, key=len, default=[])
     numbers = len(NUMBER.findall(" ".join(words)))
     return Prose(
         name,
         len(words),
-        len(words) / max(1, len(found)),
+        len(words) / max(1, len(all_sentences)),
         len(longest),
         100 * numbers / max(1, len(words)),
         " ".join(longest),
@@ -79,7 +80,9 @@ def problems(page: Prose, lines: int) -> list[str]:
         (page.numbers, README_NUMBERS, "numbers per 100 words"),
         (lines, README_LINES, "lines"),
     ]
-    return [f"{value:.4g} {what} (at most {limit:g})" for value, limit, what in limits if value > limit]
+    return [
+        f"{value:.4g} {what} (at most {limit:g})" for value, limit, what in limits if value > limit
+    ]
 
 
 def main() -> None:

