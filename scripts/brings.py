@@ -1,69 +1,64 @@
-"""Draw the README's picture, docs/brings.svg, from the committed study: python scripts/brings.py.
+"""Draw the README's picture, docs/brings.svg, from a committed study: python scripts/brings.py.
 
-Per method: its score and calibration error minus plain's, and the time of training.
+Score and Brier score of plain fine-tuning and of one method, a line for each seed.
 """
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
-import pandas as pd
-from scipy import stats
-
-from smoothtune.report.plots import GRAY, drawn, styles
+from smoothtune.report.plots import GRAY, drawn
 
 ROOT = Path(__file__).parent.parent
-RUNS = ROOT / "results" / "runs.parquet"
+CELLS = ROOT / "results" / "fit" / "cells"
 PICTURE = ROOT / "docs" / "brings.svg"
-NAMES = {"plain_more_epochs": "plain, twice the epochs", "lnsr in_manifold": "lnsr, in-manifold"}
+TASK, METHOD, TITLE = "sst2", "vat", "VAT"
+BLUE = "#2f6db5"
 
 
-def differences(rows: pd.DataFrame, column: str) -> pd.DataFrame:
-    """Mean over the tasks of the difference from plain, per method: mean, low, high (95 %, t).
+class Pair(NamedTuple):
+    """A run of plain and one of the method with the same seed."""
+
+    seed: int
+    plain: dict[str, float]
+    method: dict[str, float]
+
+
+def pairs(folder: Path, task: str, method: str) -> list[Pair]:
+    """The pairs of a study's folder of cells, by seed.
 
     Args:
-        rows: task, method, seed, and the column; rows without a value are left out.
-        column: what is compared.
+        folder: one JSON file for each run.
+        task: whose runs are taken.
+        method: beside plain.
     """
-    table = rows.dropna(subset=[column]).pivot(
-        index=["task", "seed"], columns="method", values=column
-    )
-    by_seed = table.sub(table["plain"], axis=0).groupby("seed").mean()
-    error = by_seed.sem() * stats.t.ppf(0.975, len(by_seed) - 1)
-    mean = by_seed.mean()
-    return pd.DataFrame({"mean": mean, "low": mean - error, "high": mean + error})
+    metrics: dict[tuple[str, int], dict[str, float]] = {}
+    for path in folder.glob("*.json"):
+        result = json.loads(path.read_text(encoding="utf-8")).get("result") or {}
+        if result.get("task") == task and len(result["methods"]) == 1:
+            metrics[next(iter(result["methods"])), result["seed"]] = result["metrics"]
+    seeds = sorted(seed for name, seed in metrics if name == method and ("plain", seed) in metrics)
+    return [Pair(seed, metrics["plain", seed], metrics[method, seed]) for seed in seeds]
 
 
 def main() -> None:
     """Draw it."""
-    rows = pd.read_parquet(RUNS, filters=[("study", "==", "few-sample")])
-    rows["points"] = 100 * rows["score"]
-    score, ece = differences(rows, "points"), differences(rows, "ece")
-    times = rows.groupby(["task", "method"])["train_seconds"].median().unstack()
-    time = times.div(times["plain"], axis=0).mean()
-    methods = [name for name in ece.sort_values("mean").index if name != "plain"]
-    looks = styles(methods)
+    found = pairs(CELLS, TASK, METHOD)
 
     def paint(figure: Any) -> None:
-        panels = figure.subplots(1, 3, sharey=True, width_ratios=[3, 3, 2])
-        found = zip(panels, (score, ece), strict=False)
-        labels = ("score minus plain's, points", "calibration error (ECE) minus plain's")
-        for (axes, values), label in zip(found, labels, strict=True):
-            for place, name in enumerate(methods):
-                look = looks[name]
-                axes.plot(values.loc[name, ["low", "high"]], [place] * 2, color=look.color, lw=2)
-                axes.plot(values.loc[name, "mean"], place, look.marker, color=look.color)
-            axes.axvline(0, color=GRAY)
-            axes.set_xlabel(label)
-        panels[2].set_axisbelow(True)
-        panels[2].barh(np.arange(len(methods)), time[methods], color=GRAY)
-        panels[2].set_xlabel("time of training / plain's")
-        panels[0].set_yticks(range(len(methods)), [NAMES.get(name, name) for name in methods])
-        panels[0].invert_yaxis()
+        panels = zip(figure.subplots(1, 2), ("accuracy", "brier"), strict=True)
+        titles = {"accuracy": "accuracy: more is better", "brier": "Brier score: less is better"}
+        for axes, measure in panels:
+            for pair in found:
+                values = [pair.plain[measure], pair.method[measure]]
+                axes.plot([0, 1], values, "o-", color=BLUE, lw=1.5)
+            axes.set_xticks([0, 1], ["plain", TITLE])
+            axes.set_xlim(-0.4, 1.4)
+            axes.set_title(titles[measure], color=GRAY, fontsize=11)
 
-    PICTURE.write_bytes(drawn(9.5, 4.4, paint)["svg"])
+    PICTURE.write_bytes(drawn(7.0, 3.2, paint)["svg"])
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ EFFECTS = {
     "effect": f"{MOVES} [All methods with their defaults]",
     "effect-fresh": f"{MOVES} [Ten fresh seeds]",
     "strength": f"{MOVES} [A study of shares]",
-    "robustness": "What do models bear? [Noise, random tokens, exchanged words]",
+    "robustness": "Robustness: [noise, random tokens, exchanged words]",
 }
 TEST = StudyConfig().test
 MEASURES = {"ece": "ECE", "brier": "Brier"}

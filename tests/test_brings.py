@@ -1,24 +1,26 @@
 """The README's picture."""
 
-import pandas as pd
+import json
+
 import pytest
 
 brings = pytest.importorskip("brings")
 
 
-def test_differences_are_paired_by_seed_and_averaged_over_tasks():
-    rows = [
-        {"task": task, "seed": seed, "method": method, "ece": value}
-        for task, seed, plain, other in (
-            ("a", 0, 0.10, 0.08),
-            ("b", 0, 0.20, 0.16),  # seed 0: (-0.02 - 0.04) / 2 = -0.03
-            ("a", 1, 0.30, 0.29),
-            ("b", 1, 0.10, 0.10),  # seed 1: -0.005
-            ("c", 1, 0.50, None),  # has none
-        )
-        for method, value in (("plain", plain), ("other", other))
+def test_pairs_have_the_same_seed(tmp_path):
+    runs = [
+        ("plain", "sst2", 1, 0.4),
+        ("vat", "sst2", 1, 0.3),
+        ("vat", "sst2", 2, 0.2),  # without a plain run
+        ("plain", "cola", 2, 0.9),
+        ("plain", "sst2", 3, 0.6),
+        ("vat", "sst2", 3, 0.5),
     ]
-    found = brings.differences(pd.DataFrame(rows), "ece").loc["other"]
-    assert found["mean"] == pytest.approx(-0.0175)
-    # 12.706 times the standard error 0.025 / sqrt(2) / sqrt(2) of two values
-    assert found["high"] - found["mean"] == pytest.approx(12.706 * 0.0125, rel=1e-4)
+    for number, (method, task, seed, brier) in enumerate(runs):
+        result = {"task": task, "seed": seed, "methods": {method: {}}, "metrics": {"brier": brier}}
+        (tmp_path / f"{number}.json").write_text(json.dumps({"result": result}))
+    (tmp_path / "failed.json").write_text(json.dumps({"result": None}))
+    assert brings.pairs(tmp_path, "sst2", "vat") == [
+        (1, {"brier": 0.4}, {"brier": 0.3}),
+        (3, {"brier": 0.6}, {"brier": 0.5}),
+    ]
