@@ -81,7 +81,7 @@ def operations(model, method, batch):
 def gradients(model, method, batch, seed):
     """Flat gradients of the task loss and of the term in the encoder, from the same passes."""
     from smoothtune import ForwardPass
-    from smoothtune.core.part import part_of
+    from smoothtune.core.row_subset import subset_pass
     from smoothtune.nn import rng
     from smoothtune.nn.dropout import SharedMasks
 
@@ -90,13 +90,13 @@ def gradients(model, method, batch, seed):
         model,
         batch,
         points=method.points(),
-        differentiable=method.differentiates,
-        hidden_states=method.uses_hidden_states,
+        differentiable=method.traits.differentiates,
+        hidden_states=method.traits.hidden_states,
         start=rng.get_state(torch.device("cpu")),
         shared_masks=SharedMasks(),
     )
     torch.manual_seed(seed + 1_000_000)
-    part = part_of(clean, method, runs=True) if method.rows < 1 else clean
+    part = subset_pass(clean, method, runs=True) if method.rows < 1 else clean
     term, task = method.loss(part), clean.run().loss
     weights = [p for n, p in model.named_parameters() if "encoder" in n]
     return [
@@ -125,7 +125,7 @@ def vary(model, name, batches):
     for rows in METHODS[name]:
         method = make(model, name, rows)
         method.attach(model)
-        higher = HigherDerivatives(model, method.derivative_order)
+        higher = HigherDerivatives(model, method.traits.derivative_order)
         pairs = [gradients(model, method, batch, number) for number, batch in enumerate(batches)]
         method.detach(model)
         higher.undo()

@@ -54,7 +54,7 @@ def draw(model, batch, fields, draws):
     layers = model.config.num_hidden_layers
     method = JacHess(c=1.0, smoothness=[1.0] * layers, **fields)
     method.attach(model)
-    higher = HigherDerivatives(model, method.derivative_order)
+    higher = HigherDerivatives(model, method.traits.derivative_order)
     weights = [p for n, p in model.named_parameters() if "encoder" in n]
     values, seconds, total, squares = [], [], None, 0.0
     for seed in range(draws):

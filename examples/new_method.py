@@ -1,29 +1,19 @@
 """A method of your own, held to the contract that all methods of the package keep."""
 
-from typing import ClassVar
-
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
-from smoothtune import ForwardPass, Objective, Regularizer
+from smoothtune import ForwardPass, Objective, Penalty, Traits, method
+from smoothtune.core.regularizer import Positive
 from smoothtune.nn import rng
-from smoothtune.nn.hooks import Point
-from smoothtune.core.regularizer import STRICT, Positive
 from smoothtune.testing import CLAUSES, tiny_batch, tiny_model
 
 
-@dataclass(config=STRICT, kw_only=True)
-class StableScores(Regularizer):
+@method("stable_scores", Traits(points=("word",)))  # where the perturbation enters
+class StableScores(Penalty):
     """Scores must move little when every feature of the embeddings does."""
-
-    name: ClassVar[str] = "stable_scores"
 
     sigma: Positive = 0.1
     """Largest relative change of a feature."""
-
-    def points(self) -> tuple[Point, ...]:
-        """The perturbation enters at the word embeddings."""
-        return ("word",)
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """E ||f(x + delta) - f(x)||^2, a mean over examples."""

@@ -14,9 +14,10 @@ import settings_page
 from tables import escaped, table
 
 from smoothtune.catalog import CATALOG
-from smoothtune.core.support import ENVIRONMENTS, KINDS, REFUSED
+from smoothtune.core.support import KINDS, REFUSED
 from smoothtune.methods import METHODS
 from smoothtune.methods.describe import catalog_of_methods
+from smoothtune.nn.environments import ENVIRONMENTS
 from smoothtune.tasks.presets import TASK_CLASSES, TASKS
 
 DOCS = Path(__file__).parent.parent / "docs"

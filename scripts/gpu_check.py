@@ -39,6 +39,7 @@ from tables import table
 from torch import nn
 
 from smoothtune import CWGNC, L2SP, LNSR, METHODS, R3F, Objective
+from smoothtune.core.regularizer import Penalty
 from smoothtune.core.support import problems
 from smoothtune.testing import all_in_float64, fixed_draws, tiny_batch, tiny_model, with_weight
 
@@ -137,8 +138,7 @@ def weights_after(name: str, device: torch.device) -> torch.Tensor:
 
 def has_term(name: str) -> bool:
     """Whether the method adds a term to the task loss."""
-    method = METHODS[name]()
-    return method.has_loss and not method.replaces_task_loss
+    return issubclass(METHODS[name], Penalty)
 
 
 def in_environments(names: list[str], device: torch.device) -> list[dict[str, Any]]:

@@ -10,10 +10,12 @@ from tables import escaped, table
 
 from smoothtune.catalog import FieldDescription, MethodDescription
 from smoothtune.core.quantities import QUANTITIES
-from smoothtune.core.support import ENVIRONMENTS, problems
+from smoothtune.core.regularizer import Penalty
+from smoothtune.core.support import problems
 from smoothtune.methods import METHODS
-from smoothtune.methods.describe import describe
+from smoothtune.methods.describe import describe, fields_of
 from smoothtune.methods.equation import MATH
+from smoothtune.nn.environments import ENVIRONMENTS
 
 FOLDER = Path(__file__).parent.parent / "docs" / "methods"
 CHOOSING = FOLDER.parent / "choosing.md"
@@ -31,11 +33,13 @@ x is the input, f(x) the prediction, L the task loss, y the label. RECONSTRUCTED
 and code leave open and we filled in.
 
 {overview}
-## Fields of every method
+## Fields of every penalty
+
+A penalty is a method that adds a term to the task loss:
 
 {shared}
-A method without a loss term takes 1 and 0 for `weight`, on and off. Where a method has a default of
-its own, the field is listed again.
+Of these, methods whose loss takes the place of the task loss have `side` alone, and others none.
+Where a method has a default of its own, the field is listed again.
 
 ## What methods are about
 
@@ -74,7 +78,7 @@ On the command line: `--method {name}`, with fields `--method {name}:FIELD=VALUE
 
 {fields}
 
-[Fields of every method](README.md#fields-of-every-method): {shared}.
+{shared}
 
 ## Cost
 
@@ -111,7 +115,7 @@ def index() -> str:
             ["name", "method", "in one sentence"],
             [[f"[`{m.name}`]({m.name}.md)", escaped(m.title), escaped(m.summary)] for m in methods],
         ),
-        shared=_fields(describe("plain").fields),
+        shared=_fields(fields_of(Penalty)),
         quantities=table(
             ["quantity", "what is measured", "methods"],
             [[name, escaped(text), _about(name)] for name, text in QUANTITIES.items()],
@@ -120,24 +124,28 @@ def index() -> str:
 
 
 def _about(quantity: str) -> str:
-    return ", ".join(f"`{name}`" for name, cls in METHODS.items() if quantity in cls.claims)
+    names = (name for name, cls in METHODS.items() if quantity in cls.declared.lowers)
+    return ", ".join(f"`{name}`" for name in names)
 
 
 def page(name: str) -> str:
     """The page of one method."""
-    method, shared = describe(name), describe("plain").fields
-    own = [field for field in method.fields if field not in shared]
+    method, of_penalties = describe(name), fields_of(Penalty)
+    own = [field for field in method.fields if field not in of_penalties]
+    shared = [f"`{field.name}`" for field in of_penalties if field.name in _field_names(method)]
+    link = "[Fields of every penalty](README.md#fields-of-every-penalty)"
+    clips = METHODS[name].declared.clips_gradients
     return PAGE.format(
         name=name,
         note=NOTE,
         cls=METHODS[name].__name__,
-        before="\nexisting_trainer.args.max_grad_norm = 0" if METHODS[name].clips_gradients else "",
+        before="\nexisting_trainer.args.max_grad_norm = 0" if clips else "",
         title=escaped(method.title),
         summary=escaped(method.summary),
         picture=schematic.described(name),
         equation=_equation(method),
         use="\n".join(f"- {line}" for line in _use(method)),
-        shared=", ".join(f"`{field.name}`" for field in shared),
+        shared=f"{link}: {', '.join(shared)}." if shared else "It has no field of a penalty.",
         fields=_fields(own).rstrip() if own else "None of its own.",
         cost=measured.cost(name),
         evidence=measured.evidence(name),
@@ -177,7 +185,7 @@ def _use(method: MethodDescription) -> Iterator[str]:
             fields = re.findall(r"`(\w+)`", row[3])
             own = [f"`{field}`" for field in fields if field in _field_names(method)]
             yield f"To search first: {', '.join(own)}."
-    about = [f"{claim} ({QUANTITIES[claim]})" for claim in method.claims]
+    about = [f"{claim} ({QUANTITIES[claim]})" for claim in method.lowers]
     yield escaped(f"Is to lower: {'; '.join(about) or 'nothing that is measured'}.")
     for item in re.findall(
         r"^- (.+?)(?=^- |^\n)", text.partition("## What goes with")[2], re.M | re.S

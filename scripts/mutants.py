@@ -51,13 +51,13 @@ MORE_TESTS: dict[str, list[str]] = {
     "core/regularizer": ["core/test_objective.py", "core/test_support.py"],
     "functional/divergences": ["methods/test_r3f.py"],
     "functional/noise": ["methods/test_lnsr.py"],
-    "functional/stored_gradient": ["methods/test_freelb.py"],
+    "nn/stored_gradient": ["methods/test_freelb.py"],
     "methods/__init__": ["methods/test_every_method.py[run_file]"],
     "methods/adversarial_base": [f"methods/test_{name}.py" for name in ("smart", "alum", "vat")],
     "methods/derivative_base": [
         f"methods/test_{name}.py" for name in ("clip", "jacobian", "jachess")
     ],
-    "methods/sam": ["core/test_support.py[climbs]", "methods/test_contract.py[-sam*-bert]"],
+    "methods/sam": ["core/test_support.py[ascends]", "methods/test_contract.py[-sam*-bert]"],
     "methods/uegr": [
         "methods/test_uegr_update.py",
         "methods/test_every_method.py[uegr]",

@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ET
 import pytest
 import schematic
 
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import Regularizer, TaskLoss
 from smoothtune.methods import METHODS
 
 POINTS = {"word": "word", "normalized": "normalized", "block 0": 0, "every block": 0}
@@ -21,16 +21,17 @@ def test_facts_are_those_that_the_method_declares(name):
     method = cls()
     entered = {POINTS[each.enters] for each in facts.passes if each.enters in POINTS}
     assert entered | ({"word"} if facts.derives else set()) == set(method.points())
-    assert ("hidden states" in (facts.compares, facts.derives)) == cls.uses_hidden_states
-    if cls.compares_passes:
+    assert ("hidden states" in (facts.compares, facts.derives)) == cls.declared.hidden_states
+    if cls.declared.small_difference:
         assert facts.compares
-    if cls.replaces_task_loss:  # the loss is not that of one clean pass
+    if issubclass(cls, TaskLoss):  # the loss is not that of one clean pass
         clean = facts.passes == (schematic.CLEAN,)
         assert not clean or facts.weights
-    on_weights = method.substitutes_weights or method.resets_weights or method.climbs_in_weights
+    traits = method.traits
+    on_weights = traits.reparametrizes or traits.resets_weights or traits.ascends_weights
     if on_weights or cls.before_step is not Regularizer.before_step:
         assert facts.weights
-    if method.derivative_order > 1 or method.finite_differences:
+    if traits.derivative_order > 1 or traits.finite_differences:
         assert facts.derives
 
 

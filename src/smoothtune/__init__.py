@@ -10,7 +10,8 @@ from smoothtune import quiet_imports  # noqa: F401
 if TYPE_CHECKING:
     from smoothtune.core.forward import ForwardPass
     from smoothtune.core.objective import Objective
-    from smoothtune.core.regularizer import Regularizer
+    from smoothtune.core.regularizer import Penalty, Regularizer, TaskLoss, method
+    from smoothtune.core.traits import Traits
     from smoothtune.errors import NonFiniteLoss
     from smoothtune.methods import *
     from smoothtune.nn.compile import compile_blocks
@@ -34,12 +35,14 @@ __all__ = [
     "LabelSmoothing",
     "LLRD",
     "LNSR",
+    "method",
     "METHODS",
     "Mixout",
     "NEFTune",
     "Noise",
     "NonFiniteLoss",
     "Objective",
+    "Penalty",
     "PGD",
     "Plain",
     "R3F",
@@ -52,6 +55,8 @@ __all__ = [
     "SiFT",
     "SMART",
     "SmoothTrainer",
+    "TaskLoss",
+    "Traits",
     "UEGR",
     "VAT",
 ]
@@ -63,7 +68,11 @@ _PLACES = {  # the others are methods
     "Objective": "smoothtune.core.objective",
     "compile_blocks": "smoothtune.nn.compile",
     "ForwardPass": "smoothtune.core.forward",
+    "Penalty": "smoothtune.core.regularizer",
     "Regularizer": "smoothtune.core.regularizer",
+    "TaskLoss": "smoothtune.core.regularizer",
+    "Traits": "smoothtune.core.traits",
+    "method": "smoothtune.core.regularizer",
     "SmoothTrainer": "smoothtune.trainer.trainer",
     "regularize": "smoothtune.trainer.trainer",
 }

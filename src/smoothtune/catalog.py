@@ -47,7 +47,7 @@ class MethodDescription:
     latex: str
     """The same as Markdown with LaTeX: `$...$` in the text, `$$...$$` on lines of its own."""
     departures: str
-    claims: list[str]
+    lowers: list[str]
     """Quantities it is about, see `smoothtune.core.quantities`."""
     fields: list[FieldDescription]
 
@@ -72,11 +72,6 @@ def described(name: str) -> MethodDescription:
     found = dict(_catalog()["methods"][name]["description"])
     fields = [FieldDescription(**field) for field in found.pop("fields")]
     return MethodDescription(fields=fields, **found)
-
-
-def former_names(method: str) -> dict[str, str]:
-    """Former names of a method's fields, with the present ones."""
-    return dict(_catalog()["methods"][method]["former_names"])
 
 
 def clips_gradients(method: str) -> bool:

@@ -147,11 +147,6 @@ def counted(count: int | str, noun: str) -> str:
     return f"{count} {noun}" if str(count) == "1" else f"{count} {noun}s"
 
 
-def former_name(old: str, new: str) -> str:
-    """Error message for a field's former name."""
-    return f"field {old!r} is called {new!r} now"
-
-
 def dotted(location: Location) -> str:
     """``("methods", "lnsr", "layers", 0)`` as ``methods.lnsr.layers[0]``."""
     text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)

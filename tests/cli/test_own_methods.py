@@ -18,16 +18,13 @@ from smoothtune.study import pool
 from smoothtune.study.config import load_study
 
 MODULE = '''
-from typing import ClassVar
-from pydantic.dataclasses import dataclass
-from smoothtune import Regularizer
-from smoothtune.core.regularizer import STRICT, Positive
+from smoothtune import Penalty, method
+from smoothtune.core.regularizer import Positive
 
-@dataclass(config=STRICT, kw_only=True)
-class SmallLogits(Regularizer):
+@method("small_logits")
+class SmallLogits(Penalty):
     """Logits must be small."""
 
-    name: ClassVar[str] = "small_logits"
     scale: Positive = 1.0
     """Factor."""
 

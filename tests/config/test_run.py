@@ -138,32 +138,22 @@ max_steps: 1.5
 
 
 @pytest.mark.parametrize(
-    ("name", "former", "present"),
+    ("name", "field"),
     [
-        ("freelb", "adv_lr", "step_size"),
-        ("smart", "eta", "step_size"),
-        ("pgd", "scale", "units"),
-        ("lnsr", "reduce", "reduction"),
-        ("noise", "scale", "rescale_over"),
-        ("uegr", "attack_point", "layer"),
-        ("jacobian", "n", "num_probes"),
-        ("jachess", "step", "difference_step"),
-        ("child_tuning", "p", "keep"),
-        ("l2_sp", "on", "batches"),
+        ("reinit", "ramp_start"),
+        ("mixout", "weight"),
+        ("llrd", "every"),
+        ("freelb", "share"),
+        ("r_drop", "rows"),
     ],
 )
-def test_a_former_name_of_a_field_names_the_present_one(tmp_path, name, former, present) -> None:
-    message = f"field '{former}' is called '{present}' now"
-    text = MINIMAL + f"methods:\n  {name}:\n    weight: -1\n    {former}: 1\n"
-    line = text.splitlines().index(f"    {former}: 1") + 1
-    found = problems(write(tmp_path, text))
-    assert f"run.yaml:{line}: methods.{name}.{former}: {message}" in found
-    assert any(f"methods.{name}.weight" in problem for problem in found)
-    with pytest.raises(ConfigError, match=message):
-        load_config(write(tmp_path, MINIMAL), methods=[f"{name}:{former}=1"])
-    with pytest.raises(ValueError, match=message):
-        METHODS[name](**{former: 1})
-    assert present in METHODS[name]().settings()
+def test_a_field_of_a_penalty_is_none_of_another_method(tmp_path, name, field) -> None:
+    text = MINIMAL + f"methods:\n  {name}:\n    {field}: 1\n"
+    line = text.splitlines().index(f"    {field}: 1") + 1
+    (problem,) = problems(write(tmp_path, text))
+    assert problem.startswith(f"run.yaml:{line}: methods.{name}.{field}: unknown field '{field}'")
+    with pytest.raises(ValueError, match=field):
+        METHODS[name](**{field: 1})
 
 
 def test_missing_fields(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from smoothtune import CWGNC, L2SP, LNSR, R3F, JacHess, Mixout, Noise, NonFiniteLoss, Objective
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import Penalty, method
 from smoothtune.functional.parametrizations import trained_weight
 from smoothtune.nn import rng
 from smoothtune.nn.model_facts import PROBLEM_TYPES
@@ -113,9 +113,8 @@ def test_attaching_twice_and_acting_unattached_are_errors():
         objective.attach(model)
 
 
-class Broken(Regularizer):
-    name = "broken"
-
+@method("broken")
+class Broken(Penalty):
     def loss(self, clean):
         return clean.run().logits.sum() * torch.inf
 
@@ -132,10 +131,9 @@ def test_a_term_that_is_not_finite_is_named_with_its_examples(part):
         objective(model, batch)
 
 
-class Recorder(Regularizer):
+@method("recorder")
+class Recorder(Penalty):
     """Notes what it is called with, and draws wherever it may."""
-
-    name = "recorder"
 
     def attach(self, model):
         self.seen = []
@@ -260,9 +258,8 @@ def test_every_seed_of_torch_comes_back(seed):
 
 
 def test_diagnostics_are_those_of_the_last_batch():
+    @method("diagnosed")
     class Diagnosed(Recorder):
-        name = "diagnosed"
-
         def loss(self, clean):
             self.diagnostics["size"] = clean.run().logits.abs().sum()
             return

@@ -25,7 +25,7 @@ from smoothtune import (
     Objective,
     ReInit,
 )
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import Regularizer, method
 from smoothtune.testing import tiny_batch, tiny_model
 
 FUSED = {
@@ -42,10 +42,9 @@ def movement(model, before):
     return {name: (p - before[name]).norm().item() for name, p in model.named_parameters()}
 
 
+@method("recorder")
 class Recorder(Regularizer):
     """Notes the gradient that it is given."""
-
-    name = "recorder"
 
     def attach(self, model):
         self.norms, self.updates = [], 0
@@ -398,9 +397,8 @@ def test_an_attached_model_is_not_kept_alive():
     assert seen() is None
 
 
+@method("zz_failing")
 class Failing(Regularizer):
-    name = "zz_failing"
-
     def attach(self, model):
         raise ValueError("not this model")
 

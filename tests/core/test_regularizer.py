@@ -1,44 +1,75 @@
-"""The base of all methods: fields, their limits, and what is said about them."""
+"""The bases of all methods: fields, their limits, and what they declare."""
 
-from typing import ClassVar
+from dataclasses import replace
 
 import pytest
 from pydantic import ValidationError
-from pydantic.dataclasses import dataclass
 
-from smoothtune.core.regularizer import STRICT, Regularizer
+from smoothtune import Objective
+from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer, TaskLoss, method
+from smoothtune.core.traits import Between, Traits
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method("edits")
 class Edits(Regularizer):
-    name: ClassVar[str] = "edits"
-    renamed: ClassVar[dict[str, str]] = {"amount": "size"}
-
     size: float = 2.0
 
 
-@dataclass(config=STRICT, kw_only=True)
-class Term(Edits):
-    name: ClassVar[str] = "term"
-    renamed: ClassVar[dict[str, str]] = {"k": "count"}
-
+@method("term", Traits(points=(1,), small_difference=True))
+class Term(Penalty):
     count: int = 3
 
     def loss(self, clean):
         return None
 
 
+@method("curved", Traits(searched={"count": Between(1, 3)}))
 class Curved(Term):
-    derivative_order = 2
+    twice: bool = True
+
+    @property
+    def traits(self):
+        return replace(super().traits, derivative_order=2 if self.twice else 1)
 
 
-@pytest.mark.parametrize("fields", [{"weight": 0.5}, {"weight": 2}, {"every": 2}])
-def test_without_a_loss_term_a_method_is_on_or_off(fields):
-    with pytest.raises(ValidationError, match="edits has no loss term"):
-        Edits(**fields)
-    method = Term(**fields)
-    assert method.settings() == method.settings() | fields
-    assert [Edits(weight=weight).weight for weight in (0, 1)] == [0, 1]
+@method("instead", Traits(needs_labels=True))
+class Instead(TaskLoss):
+    def loss(self, clean):
+        return None
+
+
+@pytest.mark.parametrize("cls", [Edits, Instead])
+@pytest.mark.parametrize("field", ["weight", "share", "max_share", "every", "rows", "batches"])
+def test_fields_of_a_penalty_belong_to_penalties_alone(cls, field):
+    with pytest.raises(ValidationError, match=field):
+        cls(**{field: 1})
+    with pytest.raises(ValidationError, match="ramp_start"):
+        cls(ramp_start=1)
+
+
+def test_a_side_belongs_to_methods_with_a_loss():
+    assert Instead(side="decoder").side == Term(side="decoder").side == "decoder"
+    with pytest.raises(ValidationError, match="side"):
+        Edits(side="decoder")
+
+
+def test_a_loss_says_what_it_is_for():
+    with pytest.raises(TypeError, match="make it a Penalty or a TaskLoss"):
+
+        @method("unclear")
+        class Unclear(Regularizer):
+            def loss(self, clean):
+                return None
+
+
+@method("empty")
+class Empty(Penalty):
+    pass
+
+
+def test_a_penalty_has_a_loss():
+    with pytest.raises(TypeError, match="abstract method '?loss"):
+        Empty()
 
 
 @pytest.mark.parametrize("fields", [{"weight": -1}, {"every": 0}, {"batches": "none"}, {"sise": 1}])
@@ -48,24 +79,21 @@ def test_values_out_of_range_are_refused(fields):
 
 
 def test_settings_are_all_fields():
-    of_every_method = {"weight": 1.0, "every": 1, "rows": 1.0, "batches": "both"}
-    of_every_method |= {"side": "encoder", "max_share": None}
-    expected = of_every_method | {"ramp_start": 0, "ramp_steps": 0, "size": 2.0, "count": 3}
-    assert Term().settings() == expected
-    assert Term(size=5.0).settings() == expected | {"size": 5.0}
+    assert Edits().settings() == {"size": 2.0}
+    of_every_penalty = {"weight": 1.0, "every": 1, "rows": 1.0, "batches": "both"}
+    of_every_penalty |= {"side": "encoder", "max_share": None, "ramp_start": 0, "ramp_steps": 0}
+    assert Term().settings() == of_every_penalty | {"count": 3}
+    assert Term(count=5).settings() == of_every_penalty | {"count": 5}
 
 
-def test_what_a_method_does_by_default():
-    assert not Edits().has_loss
-    assert Term().has_loss
-    assert (Term().derivative_order, Term().second_order) == (1, False)
-    assert Curved().second_order
-    assert Term().points() == ()
-    assert (Term().needs_float32, Term().needs_whole_weights, Term().changes_dropout) == (
-        False,
-        False,
-        False,
-    )
+def test_what_a_method_declares():
+    assert (Edits.name, Edits.declared, Edits().points()) == ("edits", Traits(), ())
+    assert (Term().points(), Term().traits.needs_float32) == ((1,), True)
+    assert Curved().traits.derivative_order == 2
+    assert Curved().traits.needs_float32
+    assert not Curved(twice=False).traits.needs_float32
+    assert (Curved.search_space(), Edits.search_space()) == ({"count": Between(1, 3)}, {})
+    assert list(Term.search_space()) == ["share"]
     assert Term().state_dict() == {}
     assert Term().refuses(None) is None
     first, second = Term(), Term()
@@ -73,8 +101,18 @@ def test_what_a_method_does_by_default():
     assert second.diagnostics == {}
 
 
-def test_former_names_of_a_class_and_its_bases():
-    assert Term.former_names() == {"k": "count", "amount": "size", "on": "batches"}
-    assert Edits.former_names() == {"amount": "size", "on": "batches"}
-    with pytest.raises(ValidationError, match="field 'k' is called 'count' now; field 'amount' is"):
-        Term(amount=1, k=2)
+def test_when_a_loss_acts():
+    assert Instead().acts(0, labeled=True)
+    assert not Instead().acts(0, labeled=False)
+    assert not Instead().acts_without_labels
+    seldom = Term(every=3, batches="unlabeled", ramp_start=3)
+    assert [step for step in range(8) if seldom.acts(step, labeled=False)] == [3, 6]
+    assert not any(seldom.acts(step, labeled=True) for step in range(8))
+    assert issubclass(Penalty, LossTerm)
+
+
+def test_only_what_is_on_is_a_part_of_an_objective():
+    objective = Objective(Term(weight=0.0), Edits(), Instead())
+    assert list(objective.regularizers) == ["edits", "instead"]
+    with pytest.raises(ValueError, match="instead and instead each replace the task loss"):
+        Objective(Instead(), Instead())

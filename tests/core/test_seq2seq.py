@@ -123,8 +123,8 @@ def clean_pass(model, batch, method):
         batch,
         compute_loss=next_token_loss,
         points=method.points(),
-        differentiable=method.differentiates,
-        hidden_states=method.uses_hidden_states,
+        differentiable=method.traits.differentiates,
+        hidden_states=method.traits.hidden_states,
         side=method.side,
     )
 
@@ -353,7 +353,7 @@ def on_both_sides():
     names = [n for n in PERTURBING if n not in REFUSED]
     clauses = [has_right_gradient, ignores_padding, is_mean_over_examples, leaves_no_trace]
     for (i, name), side, clause in product(enumerate(names), SIDES[1:], clauses):
-        if METHODS[name].uses_hidden_states and side == "both":
+        if METHODS[name].declared.hidden_states and side == "both":
             continue
         fast = name == "sift" and clause is not leaves_no_trace and side == "both"
         marks = () if fast else pytest.mark.slow

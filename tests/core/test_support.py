@@ -26,7 +26,8 @@ from smoothtune import (
     Objective,
     compile_blocks,
 )
-from smoothtune.core.support import ENVIRONMENTS, KINDS, NARROW, REFUSED, environments, kinds
+from smoothtune.core.support import KINDS, REFUSED, kinds
+from smoothtune.nn.environments import ENVIRONMENTS, LOW_BIT, environments
 from smoothtune.testing import (
     all_in_float64,
     fixed_draws,
@@ -44,7 +45,7 @@ REPRESENTATIVES = {
     "needs whole weights": [lambda: L2SP(beta=1.0)],
     "edits updates": [lambda: CWGNC(max_norm=0.05)],
     "changes dropout": [lambda: UEGR(keep=1.0)],
-    "climbs in weights": [lambda: SAM(rho=0.5)],
+    "ascends in weights": [lambda: SAM(rho=0.5)],
     "has a bound": [lambda: L2SP(share=0.5, beta=1.0)],
 }
 SMALL, STEPS = "round small perturbations away", "round small steps away"
@@ -85,7 +86,7 @@ REFUSES = {  # what each message says; every cell that is not here is run
         "compiled blocks": "every dropout rate would be compiled anew",
         "FSDP2": WHOLE,
     },
-    "climbs in weights": {
+    "ascends in weights": {
         "16-bit weights": STEPS,
         "reentrant checkpointing": REENTRANT,
         "DDP": FULL,
@@ -179,7 +180,7 @@ KINDS_OF = {  # of every method as it is by default
     "freelb": {"perturbs", "needs whole weights"},
     "fgm": {"perturbs"},
     "pgd": {"perturbs"},
-    "sam": {"climbs in weights"},
+    "sam": {"ascends in weights"},
 }
 
 
@@ -378,7 +379,7 @@ def test_lora(kind, make):
 
 
 def test_nothing_else_is_refused():
-    assert set(ENVIRONMENTS) == {*EXACT, *ROUNDED, *NARROW, "DDP", "FSDP2", "LoRA"}
+    assert set(ENVIRONMENTS) == {*EXACT, *ROUNDED, *LOW_BIT, "DDP", "FSDP2", "LoRA"}
     assert {kind: set(row) for kind, row in REFUSED.items()} == {
         kind: set(row) for kind, row in REFUSES.items()
     }

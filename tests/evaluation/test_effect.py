@@ -246,9 +246,9 @@ def test_a_model_with_half_the_logits_has_half_the_jacobian_and_the_same_relativ
 
 
 def test_methods_are_about_what_is_measured():
-    claimed = {claim for method in METHODS.values() for claim in method.claims}
+    claimed = {claim for method in METHODS.values() for claim in method.declared.lowers}
     assert claimed == set(QUANTITIES)
-    assert {name for name, method in METHODS.items() if not method.claims} == {
+    assert {name for name, method in METHODS.items() if not method.declared.lowers} == {
         "plain",
         "reinit",
         "child_tuning",

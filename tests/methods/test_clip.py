@@ -70,7 +70,7 @@ def test_the_gradient_is_that_of_the_clipped_examples(make, fields, pieces):
             if update == 0:
                 assert not gradient(model).abs().max() > 1e-12
             optimizer.step()
-    exact = method.derivative_order > 1  # second differences round to 1e-8
+    exact = method.traits.derivative_order > 1  # second differences round to 1e-8
     assert (gradient(model) - expected).norm() < (1e-10 if exact else 1e-6) * expected.norm()
 
 

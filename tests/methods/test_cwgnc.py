@@ -1,6 +1,5 @@
 """CWGNC."""
 
-import pytest
 import torch
 
 from smoothtune import CWGNC, Objective
@@ -37,11 +36,6 @@ def test_every_component_is_clipped_for_itself():
 def test_a_high_limit_changes_nothing():
     plain, clipped = step(), step(CWGNC(max_norm=1e9))
     assert all(torch.equal(plain[name], clipped[name]) for name in plain)
-
-
-def test_has_no_loss_so_its_weight_is_a_switch():
-    with pytest.raises(ValueError, match="on"):
-        CWGNC(weight=0.5)
 
 
 def test_without_gradients_nothing_is_clipped():

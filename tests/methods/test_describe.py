@@ -22,11 +22,22 @@ def test_parts_of_a_docstring():
     assert found.departures.splitlines()[0].startswith("* The mask is drawn once per input neuron")
     assert found.departures.splitlines()[1].startswith("  paper's figure;")  # of the same item
     assert describe("plain").departures == "none."
-    assert found.as_dict()["fields"][9]["name"] == "p"
+    assert found.as_dict()["fields"][0]["name"] == "p"
 
 
 def test_fields():
     fields = {field.name: field for field in describe("mixout").fields}
+    assert {name: field.default for name, field in fields.items()} == {
+        "p": 0.3,
+        "mask": "input",
+        "head": False,
+        "compat": None,
+    }
+    assert fields["mask"].description == "One draw per input neuron (released code) or per weight."
+
+
+def test_fields_of_every_penalty_come_first():
+    fields = {field.name: field for field in describe("l2_sp").fields}
     assert list(fields) == [
         "weight",
         "share",
@@ -34,30 +45,13 @@ def test_fields():
         "every",
         "rows",
         "batches",
-        "side",
         "ramp_start",
         "ramp_steps",
-        "p",
-        "mask",
-        "head",
-        "compat",
+        "side",
+        "alpha",
+        "beta",
     ]
-    assert [field.default for field in fields.values()] == [
-        1.0,
-        None,
-        None,
-        1,
-        1.0,
-        "both",
-        "encoder",
-        0.0,
-        0.0,
-        0.3,
-        "input",
-        False,
-        None,
-    ]
-    assert fields["mask"].description == "One draw per input neuron (released code) or per weight."
+    assert [field.default for field in fields.values()][:6] == [1.0, None, None, 1, 1.0, "both"]
     assert fields["weight"].description == (
         "Factor of the loss term, in place of share; 0 turns the method off."
     )
@@ -69,7 +63,7 @@ def test_fields():
         ("mixout", "p", "number >= 0, <= 1"),
         ("mixout", "head", "boolean"),
         ("mixout", "compat", "'official' | null"),
-        ("plain", "every", "integer > 0"),
+        ("l2_sp", "every", "integer > 0"),
         ("child_tuning", "keep", "number > 0, <= 1"),
         ("label_smoothing", "smoothing", "number >= 0, < 1"),
         ("lnsr", "layer", "'word' | integer >= 0 | null"),

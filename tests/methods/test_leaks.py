@@ -16,7 +16,7 @@ from helpers.leaks import (
     left_by_faults,
 )
 from smoothtune import METHODS
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import Penalty, method
 
 FEW = ["r3f", "mixout", "child_tuning"]  # more passes, other weights, edited gradients
 
@@ -72,10 +72,9 @@ def test_nothing_is_left_of_any_method(name):
     check(name, 50, 300, points=12)
 
 
-class Leaking(Regularizer):
+@method("leaking")
+class Leaking(Penalty):
     """Keeps a tensor of every step, and a hook and a changed setting on the model."""
-
-    name = "leaking"
 
     def attach(self, model):
         self.kept = []

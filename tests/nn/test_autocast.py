@@ -46,9 +46,9 @@ def term_gradient(make, dtype=None, prepared=False):
     losses = {}
     original = objective._record
 
-    def record(total, found):
-        losses.update(found)
-        original(total, found)
+    def record(summed):
+        losses.update(summed.weighed)
+        original(summed)
 
     objective._record = record
     torch.manual_seed(3)

@@ -119,7 +119,7 @@ def test_equals_the_mean_over_label_tokens(name, architecture, bounded, perturba
                 batch,
                 compute_loss=next_token_loss,
                 points=method.points(),
-                differentiable=method.differentiates,
+                differentiable=method.traits.differentiates,
             )
         )
         found = gradient(term, [model])

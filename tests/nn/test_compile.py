@@ -23,10 +23,11 @@ from smoothtune import (
     compile_blocks,
 )
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.support import REFUSED, environments, kinds
+from smoothtune.core.support import REFUSED, kinds
 from smoothtune.nn.architecture import blocks
 from smoothtune.nn.compile import uncompile_blocks
 from smoothtune.nn.dropout import evaluating
+from smoothtune.nn.environments import environments
 from smoothtune.testing import tiny_batch, tiny_model, with_weight
 from smoothtune.testing.tiny import COMMON_CONFIG, random_model
 

@@ -21,6 +21,8 @@ from transformers import (
 from helpers.causal import language_batch, tiny_language_model
 from smoothtune import LNSR, METHODS, R3F, VAT, JacHess, Objective
 from smoothtune.core import support
+from smoothtune.core.regularizer import LossTerm
+from smoothtune.core.support import runs_model
 from smoothtune.nn.low_bit import WideWeight, WideWeights, is_quantized
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model, with_weight
 
@@ -93,7 +95,7 @@ def outcome(model, method, autocast=True):
 
 
 def computes_in_float32(method):
-    return method.has_loss and (method.needs_float32 or method.runs_model)
+    return isinstance(method, LossTerm) and (method.traits.needs_float32 or runs_model(method))
 
 
 def agrees(models, make):

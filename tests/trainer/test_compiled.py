@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 
 from helpers.training import COMPILED, Rows, arguments, weights_after
 from smoothtune import LNSR, SmoothTrainer
-from smoothtune.core.support import environments
+from smoothtune.nn.environments import environments
 from smoothtune.testing import tiny_model
 
 pytestmark = [

@@ -13,6 +13,7 @@ from transformers import (
 
 from helpers.tiny_folder import tiny_tokenizer
 from smoothtune import L2SP, LNSR, METHODS, R3F, UEGR, LabelSmoothing, regularize
+from smoothtune.core.regularizer import LossTerm, TaskLoss
 from smoothtune.testing import all_in_float64, fixed_draws, with_weight
 from smoothtune.trainer.trl import trl_problems
 
@@ -97,8 +98,8 @@ def test_every_method_logs_its_terms(name, tmp_path):
     terms = {key for key in logs if key.startswith("loss/")}
     assert logs["loss"] == pytest.approx(sum(logs[key] for key in terms), rel=1e-4)
     method = METHODS[name]
-    assert (f"loss/{name}" in terms) == method().has_loss
-    assert ("loss/task" in terms) != method.replaces_task_loss
+    assert (f"loss/{name}" in terms) == issubclass(method, LossTerm)
+    assert ("loss/task" in terms) != issubclass(method, TaskLoss)
 
 
 def first_terms(tmp_path, **settings):
@@ -301,7 +302,7 @@ def test_rewards_have_no_labels_to_smooth(tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(set(METHODS) - {"label_smoothing"}))
 def test_every_method_trains_a_reward_model(name, tmp_path):
-    changes = {"max_grad_norm": 0} if METHODS[name].clips_gradients else {}
+    changes = {"max_grad_norm": 0} if METHODS[name].declared.clips_gradients else {}
     trainer = regularize(reward_trainer(tmp_path, **changes), METHODS[name]())
     before = trainer.model.score.weight.detach().clone()
     trainer.train()

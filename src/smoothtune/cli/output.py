@@ -110,7 +110,7 @@ def show_method(method: Any) -> None:
     typer.echo(f"{method.name}: {method.title}\n{method.summary}")
     for title in ("reference", "equation", "departures"):
         typer.echo(f"\n{title.capitalize()}:\n{_indented(getattr(method, title))}")
-    typer.echo(f"\nIs to lower: {', '.join(method.claims) or 'nothing that is measured'}")
+    typer.echo(f"\nIs to lower: {', '.join(method.lowers) or 'nothing that is measured'}")
     typer.echo("\nFields:")
     for field in method.fields:
         typer.echo(f"  {field.name}: {field.type}, default {field.default!r}")

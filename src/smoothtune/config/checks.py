@@ -1,4 +1,4 @@
-"""Checks of methods by their own classes, and recorded methods under present names.
+"""Checks of methods by their own classes.
 
 This module imports torch (through methods), so settings import it only when they are complete.
 """
@@ -12,7 +12,6 @@ from pydantic import TypeAdapter, ValidationError
 
 from smoothtune.config.draft import Draft, message_of
 from smoothtune.config.names import check_names
-from smoothtune.methods import METHODS
 from smoothtune.methods.find import find_method
 
 
@@ -33,22 +32,6 @@ def check_methods(draft: Draft) -> None:
         except ValueError as error:
             draft.report(("methods", name), str(error))
     draft.values["methods"] = complete or {"plain": {}}
-
-
-def with_present_names(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The fields of recorded methods, former names replaced by present ones.
-
-    Fields that a method has got since have their defaults, which leave results as they were.
-    """
-    found = {}
-    for name, fields in methods.items():
-        former = METHODS[name].former_names() if name in METHODS else {}
-        later = plain_data(METHODS[name]().settings()) if name in METHODS else {}
-        for one, other in (("weight", "share"), ("share", "weight")):
-            if one in fields:
-                later.pop(other, None)
-        found[name] = later | {former.get(field, field): value for field, value in fields.items()}
-    return found
 
 
 def plain_data(value: Any) -> Any:

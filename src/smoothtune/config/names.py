@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from smoothtune import catalog
 from smoothtune.config.draft import Draft, message_of
 from smoothtune.config.fields import SpanFields
-from smoothtune.errors import Location, former_name, unknown
+from smoothtune.errors import Location, unknown
 
 BEST = ("load_best_model_at_end", "early_stopping_patience")
 AUTO = "auto"
@@ -67,11 +67,9 @@ def check_names(draft: Draft) -> None:
             known = [*catalog.known_methods(), *catalog.offered_methods()]
             draft.report(("methods", name), unknown("method", name, known))
             continue
-        former, model = catalog.former_names(name), catalog.fields_model(name)
-        for field in former.keys() & fields.keys():
-            draft.report(("methods", name, field), former_name(field, former[field]))
+        model = catalog.fields_model(name)
         try:
-            model(**{former.get(field, field): value for field, value in fields.items()})
+            model(**fields)
         except ValidationError as error:
             for detail in error.errors():
                 listed = f"the list of `smoothtune methods {name}`"

@@ -41,13 +41,14 @@ class Attachment:
                 "or call detach() of the other first, or load the model anew"
             )
         self.model, self.regularizers = model, list[Regularizer]()
-        resetting = [r for r in regularizers if r.resets_weights and not again]
+        resetting = [r for r in regularizers if r.traits.resets_weights and not again]
         weights = [(p, p.detach().clone()) for p in model.parameters()] if resetting else []
         try:
-            for regularizer in [*resetting, *(r for r in regularizers if not r.resets_weights)]:
+            others = [r for r in regularizers if not r.traits.resets_weights]
+            for regularizer in [*resetting, *others]:
                 regularizer.attach(model)
                 self.regularizers.append(regularizer)
-            order = max((r.derivative_order for r in regularizers), default=1)
+            order = max((r.traits.derivative_order for r in regularizers), default=1)
             self.derivatives = HigherDerivatives(model, order)
         except BaseException:
             for regularizer in reversed(self.regularizers):
@@ -59,7 +60,7 @@ class Attachment:
         _LATEST.update({id(regularizer): self for regularizer in self.regularizers})
         self.shapes = {name: weight.shape for name, weight in model.named_parameters()}
         self._lost: weakref.finalize | None = None
-        if not any(r.substitutes_weights for r in regularizers):  # these stay on the model
+        if not any(r.traits.reparametrizes for r in regularizers):  # these stay on the model
             self._lost = weakref.finalize(self, _TAKEN.discard, model)
 
     def check(self, model: nn.Module) -> None:
@@ -84,7 +85,7 @@ class Attachment:
                     f"another objective has attached this {regularizer.name} to its model since, "
                     "and a method remembers one model at a time: make one for each objective"
                 )
-        if not all(regularizer.does_nothing for regularizer in self.regularizers):
+        if not all(regularizer.traits.does_nothing for regularizer in self.regularizers):
             self._check_shapes()
 
     def _check_shapes(self) -> None:

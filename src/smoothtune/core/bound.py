@@ -8,33 +8,14 @@ by how their coefficients have changed. What the loop clips is what it applies.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from smoothtune.nn.gradients import Gradients, norms, plus
+from smoothtune.nn.stored_gradient import with_deferred_gradient
 
 Coefficients = Callable[[Tensor, dict[str, Tensor], Tensor], dict[str, Tensor]]
 """(norm of the task's gradient, those of the terms', sum of scales), all (), -> () by term"""
-
-
-class _Deferred(torch.autograd.Function):
-    """A value whose gradient is made when it is back-propagated, of the scale it gets then."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, make: Callable[[Tensor], list[Tensor | None]], *weights: Tensor
-    ) -> Tensor:
-        ctx.make = make
-        return value.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *upstream: Tensor) -> Any:
-        make, ctx.make = ctx.make, None
-        if make is None:
-            raise RuntimeError("the gradient is used up: back-propagate this loss once")
-        return (None, None, *make(upstream[0]))
 
 
 class UpdateGradients:
@@ -45,7 +26,7 @@ class UpdateGradients:
 
     Attributes:
         keeps: whether more batches may come before the update; if not, nothing is kept.
-        found: norms of the sums so far, task's first, and their scale, for who counts updates.
+        measured: norms of the sums so far, task's first, and their scale, for who counts updates.
     """
 
     def __init__(self, coefficients: Coefficients):
@@ -58,8 +39,8 @@ class UpdateGradients:
         self.weights: Sequence[nn.Parameter] = ()
         self.task: Gradients = []
         self.terms: dict[str, Gradients] = {}
-        self.given: dict[str, Tensor] = {}  # coefficients that `.grad` has been made with
-        self.found: tuple[Tensor, dict[str, Tensor], Tensor] | None = None
+        self.measured: tuple[Tensor, dict[str, Tensor], Tensor] | None = None
+        self._applied: dict[str, Tensor] = {}  # coefficients that `.grad` has been made with
         self._scale: Tensor | None = None
 
     def loss(
@@ -86,14 +67,14 @@ class UpdateGradients:
         """
         if self._begins(skips):
             self.clear()
-        known = [task, *terms.values(), *self.terms.values()]
-        reached = [i for i in range(len(weights)) if any(part[i] is not None for part in known)]
+        parts = [task, *terms.values(), *self.terms.values()]
+        reached = [i for i in range(len(weights)) if any(part[i] is not None for part in parts)]
 
         def make(scale: Tensor) -> list[Tensor | None]:
             gradient = self._add(scale, weights, task, terms, None if mean else sizes)
             return [gradient[i] for i in reached]
 
-        return _Deferred.apply(value, make, *(weights[i] for i in reached))
+        return with_deferred_gradient(value, make, [weights[i] for i in reached])
 
     def _begins(self, skips: bool) -> bool:
         """Whether the loop has put gradients to zero since the last batch."""
@@ -115,6 +96,7 @@ class UpdateGradients:
         first = self._scale is None
         total = scale if self._scale is None else self._scale + scale
         gradient = _times(task, scale)
+        # norms of the update so far
         if first and sizes is not None:
             measured, sums = sizes * scale.abs(), {}
         else:
@@ -123,18 +105,18 @@ class UpdateGradients:
             for name, part in self.terms.items():
                 sums[name] = plus(part, sums[name]) if name in sums else part
             measured = norms([of_task, *sums.values()], weights, mean=sizes is None)
-        names = list(sums or terms)
-        by_name = dict(zip(names, measured[1:], strict=True))
-        given = self.coefficients(measured[0], by_name, total.abs())
+        by_name = dict(zip(sums or terms, measured[1:], strict=True))
+        coefficients = self.coefficients(measured[0], by_name, total.abs())
+        # this batch, and the correction of those before it
         result = gradient
         for name, part in terms.items():
-            result = plus(result, part, given[name] * scale)
+            result = plus(result, part, coefficients[name] * scale)
         for name, part in self.terms.items():
-            result = plus(result, part, given[name] - self.given[name])
-        self.found = measured[0], by_name, total.abs()
+            result = plus(result, part, coefficients[name] - self._applied[name])
+        self.measured = measured[0], by_name, total.abs()
         if self.keeps:
             self._keep(weights, gradient, sums or terms, scale if not sums else None, first)
-            self.given, self._scale = given, total
+            self._applied, self._scale = coefficients, total
         return result
 
     def _keep(

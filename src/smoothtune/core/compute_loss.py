@@ -8,6 +8,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from smoothtune.nn.hooks import WEIGHT_SIDE
+
+NO_OUTPUTS = (
+    "compute_loss gave a loss without outputs, and this method compares them: return (loss, "
+    "outputs), in a Trainer where return_outputs is True, or use a method that needs none, such "
+    "as mixout or l2_sp"
+)
 ComputeLoss = Callable[[nn.Module, dict[str, Any]], Any]
 """(model, batch) -> () mean loss over the batch or None, alone or with the outputs after it."""
 
@@ -36,11 +43,11 @@ def factor_of(compute_loss: ComputeLoss) -> float:
     return compute_loss.factor if isinstance(compute_loss, Weighed) else 1.0
 
 
-def loss_and_outputs(found: Any) -> tuple[Tensor | None, Any]:
+def loss_and_outputs(returned: Any) -> tuple[Tensor | None, Any]:
     """Take apart what a loss function has returned.
 
     Args:
-        found: a loss of one number, whatever its shape, or None; alone or with the outputs.
+        returned: a loss of one number, whatever its shape, or None; alone or with the outputs.
 
     Returns:
         The loss (), and the outputs, which are empty if there are none.
@@ -48,8 +55,8 @@ def loss_and_outputs(found: Any) -> tuple[Tensor | None, Any]:
     Raises:
         ValueError: it is something else.
     """
-    pair = isinstance(found, tuple | list) and len(found) == 2
-    loss, outputs = found if pair else (found, None)
+    pair = isinstance(returned, tuple | list) and len(returned) == 2
+    loss, outputs = returned if pair else (returned, None)
     outputs = {} if outputs is None else outputs
     if loss is None:
         return None, outputs
@@ -60,3 +67,25 @@ def loss_and_outputs(found: Any) -> tuple[Tensor | None, Any]:
             "one number, or (loss, outputs)"
         )
     return loss.reshape(()), outputs
+
+
+def logits_of(model: nn.Module, outputs: Any) -> Tensor:
+    """The logits among the outputs of an unwrapped model.
+
+    Raises:
+        ValueError: there are none, or several under other names.
+    """
+    if isinstance(outputs, tuple | list | Tensor):
+        raise ValueError(
+            f"{type(model).__name__} gives a {type(outputs).__name__}, and which part holds the "
+            "logits is not known: set model.config.return_dict = True, or return a mapping, such "
+            'as {"loss": loss, "logits": logits}'
+        )
+    if not outputs:
+        raise ValueError(NO_OUTPUTS)
+    if "logits" not in outputs:
+        raise ValueError(
+            f"{type(model).__name__} gives {', '.join(outputs)}, and no `logits` to compare: "
+            f"{WEIGHT_SIDE}"
+        )
+    return outputs["logits"]

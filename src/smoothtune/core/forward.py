@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, Literal, NamedTuple, Self
+from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -16,20 +16,16 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
 from smoothtune.core.compute_loss import ComputeLoss, loss_and_outputs, model_loss
+from smoothtune.core.pass_results import PassResults, Result
 from smoothtune.nn import rng
-from smoothtune.nn.architecture import Side, sides_of, trained_weights, unwrap
+from smoothtune.nn.architecture import Side, pooled_positions, trained_weights, unwrap
 from smoothtune.nn.dropout import Rate, SharedMasks, dropout_rates, evaluating, unchanged_weights
-from smoothtune.nn.encoder_decoder import joined, tokens_and_mask, with_decoder_inputs
+from smoothtune.nn.encoder_decoder import tokens_and_mask, with_decoder_inputs
 from smoothtune.nn.hooks import INSTEAD, WEIGHT_SIDE, Point, PointReached, depth, tapped, width_at
-from smoothtune.nn.model_facts import SPANS, has_labels, is_causal, is_encoder_decoder
+from smoothtune.nn.model_facts import SPANS, has_labels
 
 Batch = Mapping[str, Any]
 Dropout = Literal["independent", "shared", "off"]
-NO_OUTPUTS = (
-    "compute_loss gave a loss without outputs, and this method compares them: return (loss, "
-    "outputs), in a Trainer where return_outputs is True, or use a method that needs none, such "
-    "as mixout or l2_sp"
-)
 
 
 def device_of(batch: Batch) -> torch.device:
@@ -37,16 +33,7 @@ def device_of(batch: Batch) -> torch.device:
     return next(value.device for value in batch.values() if isinstance(value, Tensor))
 
 
-class Result(NamedTuple):
-    """What a forward computed."""
-
-    loss: Tensor | None
-    outputs: Any
-    hidden_states: list[Tensor] | None
-    values: dict[Point, Tensor]  # (B, T, D) at every point before the perturbation, with graph
-
-
-class ForwardPass:
+class ForwardPass(PassResults):
     """One evaluation of the model at E(x) + delta.
 
     `run()` computes it, once; `loss`, `outputs`, `logits` and `hidden_states` are there from then
@@ -102,20 +89,19 @@ class ForwardPass:
         self.end: rng.State | None = None  # and in which it ended
         self.labeled = has_labels(unwrap(model), batch) if labeled is None else labeled
         self._differentiable, self._records_states = differentiable, hidden_states
-        self._result: Result | None = None
         self._values: dict[Point, Tensor] = {}  # at points, without graph
         # set by `at`
         self._rate: Rate | None = None
         self._detach = self._relative = False
         self._clean: ForwardPass | None = None  # the pass that this one perturbs
-        # set by `smoothtune.core.part`
-        self._whole: ForwardPass | None = None  # the pass over all rows
-        self._must_end: rng.State | None = None  # where passes that share its masks end
+        # set by `smoothtune.core.row_subset`
+        self._full: ForwardPass | None = None  # the pass over all rows
+        self._rng_end: rng.State | None = None  # where passes that share its masks end
 
     @property
-    def whole(self) -> ForwardPass:
+    def full(self) -> ForwardPass:
         """The pass over all rows of the batch; itself, unless the term is taken on some of them."""
-        return self._whole or self
+        return self._full or self
 
     @property
     def weights(self) -> list[nn.Parameter]:
@@ -131,31 +117,19 @@ class ForwardPass:
         Raises:
             ValueError: the batch has no `input_ids`, or not what the decoder reads.
         """
-        return joined([ids for ids, _ in self._sequences()])
+        return tokens_and_mask(unwrap(self.model), self.batch, self.side)[0]
 
     @property
     def mask(self) -> Tensor:
         """(B, T) True on real tokens, False on padding."""
-        return joined([mask for _, mask in self._sequences()])
-
-    def _sequences(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """(B, T) tokens and mask of every side."""
-        for side in sides_of(unwrap(self.model), self.side):
-            yield self._of_encoder() if side == "encoder" else tokens_and_mask(self.batch)
-
-    def _of_encoder(self) -> tuple[Tensor, Tensor]:
-        if "input_ids" not in self.batch:
-            raise ValueError(
-                f"a perturbation needs `input_ids`, and the batch has {', '.join(self.batch)}: use "
-                "a weight-side method such as mixout or l2_sp"
-            )
-        ids, mask = self.batch["input_ids"].flatten(0, -2), self.batch.get("attention_mask")
-        return ids, torch.ones_like(ids).bool() if mask is None else mask.flatten(0, -2).bool()
+        return tokens_and_mask(unwrap(self.model), self.batch, self.side)[1]
 
     def delta(self, point: Point = "word") -> Tensor:
         """(B, T, D) the perturbation leaf at a point, zero in the clean pass."""
         if point not in self.deltas:
-            raise RuntimeError(f"no perturbation at point {point!r}: differentiates is False")
+            raise RuntimeError(
+                f"no perturbation at point {point!r}: the trait differentiates is False"
+            )
         return self.deltas[point]
 
     def zeros(self, point: Point = "word") -> Tensor:
@@ -173,17 +147,8 @@ class ForwardPass:
         Raises:
             ValueError: the head of an encoder-decoder reads none of the encoder's tokens.
         """
-        if is_encoder_decoder(unwrap(self.model)):
-            raise ValueError(
-                "the head of an encoder-decoder reads the decoder's tokens, so no token of a stack "
-                "is pooled: compare all tokens (tokens of lnsr), or a random one (token of jachess)"
-            )
-        positions = torch.arange(hidden.shape[1], device=hidden.device)
-        if is_causal(unwrap(self.model)):
-            chosen = (positions * self.mask).argmax(1)
-        else:
-            chosen = self.mask.int().argmax(1)
-        return hidden[torch.arange(len(hidden), device=hidden.device), chosen]
+        positions = pooled_positions(unwrap(self.model), self.mask)
+        return hidden[torch.arange(len(hidden), device=hidden.device), positions]
 
     # --- running -----------------------------------------------------------------------------
 
@@ -214,8 +179,8 @@ class ForwardPass:
             self._fixed_start()
             # a copy for each pass: some models clamp the positions of answers in place
             spans = {name: self.batch[name].clone() for name in SPANS if name in self.batch}
-            found = self.compute_loss(self.model, {**self.batch, **spans})
-            loss, outputs = loss_and_outputs(found)
+            returned = self.compute_loss(self.model, {**self.batch, **spans})
+            loss, outputs = loss_and_outputs(returned)
             self.end = rng.get_state(self.device)
         values = {point: tap.value for point, tap in taps.items() if tap.value is not None}
         self._result = Result(loss, outputs, states, values)
@@ -271,7 +236,7 @@ class ForwardPass:
         other.run()
         if shares:  # this pass, should it never run, would have ended there
             self.end = self.end or other.end
-            if self._must_end and not rng.same(self._must_end, other.end):
+            if self._rng_end and not rng.same(self._rng_end, other.end):
                 raise RuntimeError(
                     f"{type(unwrap(self.model)).__name__} draws other random numbers than dropout "
                     "for every row, so a pass over some rows cannot share them: leave rows at 1, "
@@ -281,12 +246,12 @@ class ForwardPass:
 
     def constant(self) -> ForwardPass:
         """This pass, which has run, as a constant; passes `at` a perturbation share no graph."""
-        result, found = self._finished, copy.copy(self)
+        result, constant = self._finished, copy.copy(self)
         loss, outputs, states = tree_map_only(
             Tensor, Tensor.detach, (result.loss, result.outputs, result.hidden_states)
         )
-        found._result = Result(loss, outputs, states, {})
-        return found
+        constant._result = Result(loss, outputs, states, {})
+        return constant
 
     def embeddings(self, point: Point = "word") -> Tensor:
         """(B, T, D) values at a point before the perturbation, without graph.
@@ -306,17 +271,17 @@ class ForwardPass:
                 tapped(bare, [point], {}, side=self.side, stop=True) as taps,
             ):
                 self.compute_loss(bare, dict(self.batch))
-            value = taps[point].value
-            assert value is not None
-            self._values[point] = value
-        found, tokens = self._values[point], self.input_ids.shape
-        if found.shape[:-1] != tokens:
+            reached = taps[point].value
+            assert reached is not None
+            self._values[point] = reached
+        value, tokens = self._values[point], self.input_ids.shape
+        if value.shape[:-1] != tokens:
             instead = WEIGHT_SIDE if point == "word" else INSTEAD
             raise RuntimeError(
-                f"the activation at point {point!r} has shape {tuple(found.shape)}, which does not "
+                f"the activation at point {point!r} has shape {tuple(value.shape)}, which does not "
                 f"fit a batch of {tuple(tokens)} tokens: {instead}"
             )
-        return found
+        return value
 
     def _fixed_start(self) -> rng.State:
         """Generator state in which the forward begins; if not set, the current one from now on."""
@@ -355,21 +320,6 @@ class ForwardPass:
             return {lowest: values[lowest]}
         return {}
 
-    # --- results -----------------------------------------------------------------------------
-
-    @property
-    def has_run(self) -> bool:
-        """Whether the forward has been computed."""
-        return self._result is not None
-
-    @property
-    def _finished(self) -> Result:
-        if self._result is None:
-            raise RuntimeError(
-                "this pass has not run: call `run()` before its loss, outputs or hidden states"
-            )
-        return self._result
-
     @property
     def loss(self) -> Tensor | None:
         """() task loss, a mean over the batch; None without labels.
@@ -379,7 +329,7 @@ class ForwardPass:
             ValueError: a batch that counts as labeled has given no loss.
         """
         loss = self._finished.loss
-        if self._whole or (self._clean and self._clean._whole):
+        if self._full or (self._clean and self._clean._full):
             raise RuntimeError(
                 "with rows below 1 a term cannot hold the task loss, which may be no mean over "
                 "examples: leave rows at 1, or give the method every=k"
@@ -390,49 +340,3 @@ class ForwardPass:
                 'under the name it declares, or set batch["unlabeled"] = True'
             )
         return loss if self.labeled else None
-
-    @property
-    def outputs(self) -> Any:
-        """What the model returned."""
-        return self._finished.outputs
-
-    @property
-    def logits(self) -> Tensor:
-        """(B, C) logits or scores; (B, T, C) for token tasks.
-
-        Raises:
-            ValueError: the model gives none, or several under other names.
-        """
-        outputs = self._finished.outputs
-        if isinstance(outputs, tuple | list | Tensor):
-            raise ValueError(
-                f"{type(unwrap(self.model)).__name__} gives a {type(outputs).__name__}, and which "
-                "part holds the logits is not known: set model.config.return_dict = True, or "
-                'return a mapping, such as {"loss": loss, "logits": logits}'
-            )
-        if not outputs:
-            raise ValueError(NO_OUTPUTS)
-        if "logits" not in outputs:
-            raise ValueError(
-                f"{type(unwrap(self.model)).__name__} gives {', '.join(outputs)}, and no `logits` "
-                f"to compare: {WEIGHT_SIDE}"
-            )
-        return outputs["logits"]
-
-    @property
-    def hidden_states(self) -> tuple[Tensor, ...]:
-        """L+1 tensors (B, T, D): the input of block 0, then the output of every block.
-
-        Raises:
-            RuntimeError: they were not recorded, or are no states of the batch's tokens.
-        """
-        states = self._finished.hidden_states
-        if states is None:
-            raise RuntimeError("hidden states were not recorded: uses_hidden_states is False")
-        tokens = self.input_ids.shape
-        if other := [tuple(s.shape) for s in states if s.shape[:-1] != tokens]:
-            raise RuntimeError(
-                f"a hidden state of shape {other[0]} does not fit a batch of {tuple(tokens)} "
-                f"tokens: {INSTEAD}"
-            )
-        return tuple(states)

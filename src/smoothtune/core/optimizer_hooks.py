@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import Penalty, Regularizer
 
 
 def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
@@ -28,11 +28,6 @@ def unwrapped_optimizer(optimizer: Optimizer) -> Optimizer:
             "that it wraps"
         )
     return optimizer
-
-
-def edits_gradients(regularizer: Regularizer) -> bool:
-    """Whether a method reads or edits gradients just before an update."""
-    return type(regularizer).before_step is not Regularizer.before_step
 
 
 class OptimizerHooks:
@@ -56,7 +51,7 @@ class OptimizerHooks:
         after: Callable[[], None],
     ):
         self.optimizer, self.before, self.after = optimizer, before, after
-        editing = [r for r in regularizers if edits_gradients(r)]
+        editing = [r for r in regularizers if r.acts_before]
         self.edits, self.stepping = bool(editing), False
         self.once = [r.name for r in editing if r.acts_after]  # a second call would mislead them
         self.handles = [
@@ -193,15 +188,18 @@ def _reporting_to(watch: weakref.ref[UpdateWatch]) -> Callable[..., None]:
     return report
 
 
-def _needs_attaching(regularizer: Regularizer) -> bool:
-    prepares = regularizer.substitutes_weights or regularizer.resets_weights
-    return prepares or regularizer.derivative_order > 1 or needs_updates(regularizer)
+def _needs_attaching(method: Regularizer) -> bool:
+    traits = method.traits
+    prepares = traits.reparametrizes or traits.resets_weights or traits.derivative_order > 1
+    return prepares or needs_updates(method)
 
 
-def needs_updates(regularizer: Regularizer) -> bool:
+def needs_updates(method: Regularizer) -> bool:
     """Whether a method acts on updates or depends on their number."""
-    binds = type(regularizer).bind_optimizer is not Regularizer.bind_optimizer
-    acts = edits_gradients(regularizer) or regularizer.acts_after
-    counts = regularizer.every > 1 or regularizer.max_share is not None
-    ramps = bool(regularizer.ramp_start or regularizer.ramp_steps)
-    return binds or acts or counts or ramps
+    binds = type(method).bind_optimizer is not Regularizer.bind_optimizer
+    counts = isinstance(method, Penalty) and (
+        method.every > 1
+        or method.max_share is not None
+        or bool(method.ramp_start or method.ramp_steps)
+    )
+    return binds or method.acts_before or method.acts_after or counts

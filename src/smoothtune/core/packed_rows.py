@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import LossTerm, Regularizer
 from smoothtune.nn.model_facts import IGNORED, predicts_tokens
 
 # inputs that describe a packed row, and not the documents in it
@@ -71,6 +71,11 @@ def unpacked(batch: Mapping[str, Any]) -> dict[str, Any]:
     return padded | kept
 
 
+def uses_passes(method: Regularizer) -> bool:
+    """Whether a method has a loss on what the model computes, and not on its weights alone."""
+    return isinstance(method, LossTerm) and not method.traits.weights_only
+
+
 def one_document_a_row(
     batch: dict[str, Any], model: nn.Module, methods: Mapping[str, Regularizer], *, own_loss: bool
 ) -> dict[str, Any]:
@@ -85,7 +90,7 @@ def one_document_a_row(
     Raises:
         ValueError: a method would act over several documents, and the batch cannot be taken apart.
     """
-    acting = [name for name, each in methods.items() if each.uses_passes]
+    acting = [name for name, each in methods.items() if uses_passes(each)]
     if not acting or len(documents(batch) or []) <= len(batch.get("position_ids", [])):
         return batch
     if own_loss or not predicts_tokens(model) or "input_ids" not in batch:

@@ -37,4 +37,6 @@ def plain_problems(
         return []
     what = "your loss is another" if added is None else f"{type(model).__name__} adds {added}"
     loss = "model's own" if added is None else "model's without it"
-    return [f"{each.name}: {what}, and it {_REMEDY}{loss}" for each in methods if each.plain_loss]
+    return [
+        f"{each.name}: {what}, and it {_REMEDY}{loss}" for each in methods if each.traits.plain_loss
+    ]

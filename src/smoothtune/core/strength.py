@@ -19,20 +19,14 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.optim import Optimizer
+from torch import Tensor
 
 from smoothtune.core.bound import UpdateGradients
-from smoothtune.core.regularizer import Regularizer
-from smoothtune.nn.architecture import trained_weights
-from smoothtune.nn.fsdp import put_away, shards
-from smoothtune.nn.gradients import Gradients, gradients_of, norms, plus
-from smoothtune.nn.stored_gradient import with_gradient
+from smoothtune.core.regularizer import Penalty, Regularizer
 
 MEMORY = 20  # updates that a mean of logarithms remembers
 LOOKS = (2, 50)  # updates with a term of fixed weight, in which it is compared with the task
@@ -54,21 +48,6 @@ class Applied(NamedTuple):
     """The largest of them."""
     bounded: float
     """Part of the updates in which the bound held it."""
-
-
-class Held(NamedTuple):
-    """A batch with bounded terms."""
-
-    loss: Tensor
-    """() whose backward, once, gives the gradient."""
-    weighed: dict[str, Tensor]
-    """() losses, times what they are multiplied with."""
-    weights: dict[str, Tensor]
-    """() by what the terms are multiplied, if this batch is alone in its update."""
-    shares: dict[str, Tensor]
-    """() ||weight grad term|| / ||grad task|| of these terms."""
-    bounded: Tensor
-    """() whether the bound held them."""
 
 
 class _MeanLog(NamedTuple):
@@ -93,7 +72,7 @@ class _MeanLog(NamedTuple):
         return _MeanLog(torch.where(counts, new, mean), count + counts)
 
 
-class _Solution(NamedTuple):
+class Solution(NamedTuple):
     """What one update applies."""
 
     task: Tensor
@@ -102,9 +81,11 @@ class _Solution(NamedTuple):
     held: Tensor
 
     def coefficients(self) -> dict[str, Tensor]:
+        """() by what the terms are multiplied."""
         return {name: self.held * weight for name, weight in self.weights.items()}
 
     def shares(self) -> dict[str, Tensor]:
+        """() norms of what is applied, over the task's."""
         applied = {name: c * self.terms[name] for name, c in self.coefficients().items()}
         return {n: torch.where(self.task > 0, a / self.task, 0.0) for n, a in applied.items()}
 
@@ -113,7 +94,7 @@ class Strengths:
     """Weights of all terms, and the gradients of the update at hand.
 
     Args:
-        regularizers: methods by name; those with a loss beside the task's are looked at.
+        regularizers: methods by name; the penalties are looked at.
 
     Attributes:
         step: number of updates seen.
@@ -121,14 +102,14 @@ class Strengths:
     """
 
     def __init__(self, regularizers: dict[str, Regularizer]):
-        self.regularizers = regularizers
-        terms = {n: r for n, r in regularizers.items() if r.has_loss and not r.replaces_task_loss}
+        terms = {n: r for n, r in regularizers.items() if isinstance(r, Penalty)}
+        self.penalties = terms
         self.bounded = {n: r for n, r in terms.items() if r.max_share is not None}
         self.fixed = {n: r for n, r in terms.items() if r.max_share is None}
         self.bound = max((r.max_share or 0.0 for r in self.bounded.values()), default=math.inf)
         self.step = 0
         self.update = UpdateGradients(self.coefficients)
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._reset()
 
     def _reset(self) -> None:
@@ -141,17 +122,13 @@ class Strengths:
 
     # --- weights -----------------------------------------------------------------------------
 
-    def ramp(self, method: Regularizer) -> float:
-        """Part of a term's weight or share that holds in this update."""
-        return method.ramp(self.step)
-
     def factor(self, name: str) -> float:
-        """By what a loss without a bound is multiplied; 1 for the task's."""
-        if name == TASK:
+        """By what a loss without a bound is multiplied; 1 for the task's, or one in its place."""
+        if name not in self.penalties:
             return 1.0
-        method = self.regularizers[name]
+        method = self.penalties[name]
         assert method.weight is not None  # a share has a bound
-        return self.ramp(method) * method.weight * method.every
+        return method.ramp(self.step) * method.weight * method.every
 
     def usual(self, name: str) -> float | Tensor:
         """By what a loss is multiplied where no bound acts; 0 before a share was measured."""
@@ -160,7 +137,7 @@ class Strengths:
         method = self.bounded[name]
         if name not in self.logs:
             return 0.0
-        share = self.ramp(method) * method.every * (method.share or 0.0)
+        share = method.ramp(self.step) * method.every * (method.share or 0.0)
         return share * self.logs[name].mean.exp()
 
     def coefficients(
@@ -173,9 +150,10 @@ class Strengths:
             terms: () norms by name.
             scale: () the number of batches, as the loop weighs them.
         """
-        return self._solve(task, terms, scale).coefficients()
+        return self.solve(task, terms, scale).coefficients()
 
-    def _solve(self, task: Tensor, terms: Mapping[str, Tensor], scale: Tensor) -> _Solution:
+    def solve(self, task: Tensor, terms: Mapping[str, Tensor], scale: Tensor) -> Solution:
+        """What an update applies; arguments as of `coefficients`."""
         if TASK in self.logs:  # an update without labels is held to the task's usual norm
             task = torch.where(task > 0, task, self.logs[TASK].mean.exp().to(task) * scale)
         weights = {name: self._weight(name, task, norm) for name, norm in terms.items()}
@@ -183,11 +161,11 @@ class Strengths:
         total = torch.stack([*applied, torch.zeros_like(task)]).sum()
         # 0 / 0, of terms that have no gradient, holds nothing
         held = torch.where(total > 0, (self.bound * task / total).clamp(max=1.0), 1.0)
-        return _Solution(task, dict(terms), weights, held)
+        return Solution(task, dict(terms), weights, held)
 
     def _weight(self, name: str, task: Tensor, norm: Tensor) -> Tensor:
         method = self.bounded[name]
-        factor = self.ramp(method) * method.every
+        factor = method.ramp(self.step) * method.every
         if method.share is None:
             return norm.new_tensor(factor * (method.weight or 0.0))
         mean = self._ratio_with(name, task, norm).mean
@@ -202,9 +180,9 @@ class Strengths:
     def holds(self) -> bool:
         """Whether a term with a bound may act on a batch of this update."""
         methods = self.bounded.values()
-        return any(self.step % r.every == 0 and self.ramp(r) > 0 for r in methods)
+        return any(r.has_turn(self.step) and r.ramp(self.step) > 0 for r in methods)
 
-    def looked_at(self, losses: Iterable[str]) -> set[str]:
+    def to_compare(self, losses: Iterable[str]) -> set[str]:
         """The terms of fixed weight that are compared with the task in this update."""
         for name in losses:
             if name in self.fixed and name not in self._counted:
@@ -212,114 +190,17 @@ class Strengths:
                 self.seen[name] = self.seen.get(name, 0) + 1
         return {name for name in losses if self.seen.get(name, 0) - 1 in LOOKS}
 
-    def hold(
-        self,
-        model: nn.Module,
-        losses: Mapping[str, Tensor],
-        optimizer: Optimizer | None,
-        *,
-        mean: bool,
-        skips: bool,
-    ) -> Held:
-        """Differentiate the losses of a batch, the bounded terms' apart from the rest.
-
-        Args:
-            model: unwrapped.
-            losses: () without factors, by name of the method or "task"; their graphs are used up.
-            optimizer: may hold weights of a loss beside the model's.
-            mean: norms are those of the mean over processes.
-            skips: an update may be left out without a word, as gradient scalers do.
-        """
-        units = shards(model)
-        put_away(units)
-        weights = trained_weights(model, optimizer)
-        apart = [name for name in losses if name in self.bounded]
-        rest = {name: loss for name, loss in losses.items() if name not in self.bounded}
-        terms: dict[str, Gradients] = {}
-        for left, name in enumerate(apart, 1 - len(apart)):
-            shared = not self.bounded[name].has_own_graph and bool(left or rest)
-            terms[name] = gradients_of(losses[name], weights, units, keep_graph=shared)
-        task = self._gradient_of_rest(rest, weights, units)
-        sizes = norms([task, *terms.values()], weights, mean=False)
-        alone = self._solve(sizes[0], dict(zip(apart, sizes[1:], strict=True)), sizes.new_ones(()))
-        given = alone.coefficients()
-        weighed = {name: self.factor(name) * loss.detach() for name, loss in rest.items()}
-        weighed |= {name: given[name] * losses[name].detach() for name in apart}
-        value = torch.stack([weighed[name] for name in sorted(weighed)]).sum()
-        loss = self.update.loss(value, weights, task, terms, sizes, mean=mean, skips=skips)
-        return Held(loss, weighed, given, alone.shares(), alone.held < 1)
-
-    def _gradient_of_rest(
-        self, losses: Mapping[str, Tensor], weights: Sequence[nn.Parameter], units: list[FSDPModule]
-    ) -> Gradients:
-        """The gradient of the task's loss and of terms with a fixed weight."""
-        if not losses:
-            return [None] * len(weights)
-        looked = self.looked_at(losses)
-        if looked < set(losses):
-            return self._compared(losses, weights, units, looked)
-        total = torch.stack([self.factor(name) * loss for name, loss in losses.items()]).sum()
-        return gradients_of(total, weights, units, keep_graph=False)
-
-    def compare(
-        self,
-        model: nn.Module,
-        total: Tensor,
-        losses: Mapping[str, Tensor],
-        looked: set[str],
-        optimizer: Optimizer | None,
-    ) -> Tensor:
-        """() the total of a batch without bounded terms, some of which are compared with the task.
-
-        Its backward, once, gives the gradient.
-
-        Args:
-            model: unwrapped.
-            total: () the sum of all losses times their factors.
-            losses: () without factors; their graphs are used up.
-            looked: names of the terms that are compared.
-            optimizer: may hold weights of a loss beside the model's.
-        """
-        units = shards(model)
-        put_away(units)
-        weights = trained_weights(model, optimizer)
-        return with_gradient(
-            total.detach(), self._compared(losses, weights, units, looked), weights
-        )
-
-    def _compared(
-        self,
-        losses: Mapping[str, Tensor],
-        weights: Sequence[nn.Parameter],
-        units: list[FSDPModule],
-        looked: set[str],
-    ) -> Gradients:
-        """The gradient of the sum; warns of terms that are next to nothing beside the task."""
-        apart = [name for name in losses if name in looked or name not in self.fixed]
-        parts = [(name, losses[name], self.factor(name)) for name in apart]
-        if others := [self.factor(n) * loss for n, loss in losses.items() if n not in apart]:
-            parts.append(("", torch.stack(others).sum(), 1.0))
-        gradient: Gradients = [None] * len(weights)
-        sizes: dict[str, float] = {}
-        for left, (name, loss, factor) in enumerate(parts, 1 - len(parts)):
-            found = gradients_of(loss, weights, units, keep_graph=left < 0)
-            gradient = plus(gradient, found, factor)
-            sizes[name if name in looked else TASK] = norms([found], weights, mean=False).item()
-        for name in sorted(looked):
-            self._warn_of_little(name, sizes[name], sizes.get(TASK, 0.0))
-        return gradient
-
     # --- an update ---------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Before an update: take up what was applied in it."""
+        """Before an update: record what was applied in it."""
         self._counted.clear()
-        found = self.update.found
+        measured = self.update.measured
         self.update.clear()
-        if found is None:
+        if measured is None:
             return
-        task, terms, scale = found
-        applied = self._solve(task, terms, scale)
+        task, terms, scale = measured
+        applied = self.solve(task, terms, scale)
         none = _MeanLog.none(task)
         self.logs[TASK] = self.logs.get(TASK, none).with_value(task / scale)
         for name, share in applied.shares().items():
@@ -334,44 +215,45 @@ class Strengths:
 
     def applied(self) -> dict[str, Applied]:
         """What was applied of every bounded term in the updates so far."""
-        found = {}
+        applied = {}
         for name, sums in self.sums.items():
             updates, total, largest, bounded = sums.tolist()
             count = max(updates, 1.0)
-            found[name] = Applied(round(updates), total / count, largest, bounded / count)
-        return found
+            applied[name] = Applied(round(updates), total / count, largest, bounded / count)
+        return applied
 
     def remarks(self) -> list[str]:
         """A sentence on every term that was bounded nearly always, or next to nothing."""
-        found = []
+        sentences = []
         for name, of in self.applied().items():
             if of.updates and of.share < NEXT_TO_NOTHING:
-                found.append(
+                sentences.append(
                     f"{name} was {100 * of.share:.2g} % of the task's gradient: it changed almost "
                     "nothing. Give it a larger share or weight."
                 )
             elif of.updates and of.bounded > MOSTLY:
-                found.append(
+                sentences.append(
                     f"{name} was held by its bound in {100 * of.bounded:.0f} % of the updates: it "
                     f"was {of.share:.2g} times the task's gradient. A smaller share, or a larger "
                     "max_share, gives it room."
                 )
-        return found
+        return sentences
 
     def _warn_of_nothing(self, name: str) -> None:
         self.seen[name] = self.seen.get(name, 0) + 1
         if self.seen[name] == ENOUGH and not self.sums[name][0]:
             logger.warning(_NO_GRADIENT, name, ENOUGH)
 
-    def _warn_of_little(self, name: str, term: float, task: float) -> None:
-        if name in self._told:
+    def warn_of_little(self, name: str, term: float, task: float) -> None:
+        """Say once that a term of fixed weight is next to nothing, by norms of both gradients."""
+        if name in self._warned:
             return
-        weight = (self.regularizers[name].weight or 0.0) * self.regularizers[name].every
+        weight = (self.penalties[name].weight or 0.0) * self.penalties[name].every
         if not term:
-            self._told.add(name)
+            self._warned.add(name)
             logger.warning(_NO_GRADIENT, name, self.seen[name])
         elif task and weight * term < NEXT_TO_NOTHING * task:
-            self._told.add(name)
+            self._warned.add(name)
             logger.warning(
                 "%s is %.2g %% of the task gradient: it changes almost nothing. share=0.3 makes "
                 "it 30 %%",

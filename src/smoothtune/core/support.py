@@ -6,26 +6,18 @@ pair of kind and environment with a single float32 process; every other pair is 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import chain
 from typing import Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from smoothtune.core.plain_loss import plain_problems
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
 from smoothtune.nn.architecture import is_embedding_model, transformer, unwrap
-from smoothtune.nn.autocast import autocast_dtype
-from smoothtune.nn.compile import is_compiled_block
+from smoothtune.nn.environments import ENVIRONMENTS, LOW_BIT, Environment, environments, unreadable
 from smoothtune.nn.fsdp import casts, shards
-from smoothtune.nn.low_bit import (
-    HALF,
-    INSTEAD_OF_QUANTIZED,
-    is_quantized,
-    why_unreadable,
-)
+from smoothtune.nn.low_bit import HALF
 from smoothtune.nn.model_facts import (
     ENCODER_DECODERS,
     adds_tokens,
@@ -44,25 +36,10 @@ Kind = Literal[
     "needs whole weights",
     "edits updates",
     "changes dropout",
-    "climbs in weights",
+    "ascends in weights",
     "has a bound",
 ]
-Environment = Literal[
-    "bf16 autocast",
-    "fp16 and scaler",
-    "16-bit weights",
-    "16-bit base weights",
-    "quantized base weights",
-    "activation checkpointing",
-    "reentrant checkpointing",
-    "torch.compile",
-    "compiled blocks",
-    "DDP",
-    "FSDP2",
-    "LoRA",
-]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-ENVIRONMENTS: tuple[Environment, ...] = get_args(Environment)
 
 _FLOAT32 = (
     "load the model with dtype=torch.float32 and train with bf16=True, or freeze what has 16 bits "
@@ -129,7 +106,7 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "16-bit weights": f"16-bit weights round small perturbations away: {_FLOAT32}",
         "FSDP2": _NO_FSDP,
     },
-    "climbs in weights": {
+    "ascends in weights": {
         "16-bit weights": f"16-bit weights round small steps away: {_FLOAT32}",
         "reentrant checkpointing": _NON_REENTRANT,
         "DDP": FULL_BATCH,
@@ -145,16 +122,14 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
 NO_NORMS: set[Environment] = set(REFUSED["has a bound"])
 """Where the gradients of losses cannot be told apart."""
 
-_WIDE = "load the base model with dtype=torch.float32"
-NARROW: tuple[Environment, ...] = ("16-bit base weights", "quantized base weights")
-"""Frozen weights in fewer than 32 bits, which are read as float32 where a method needs it."""
-NOT_NARROW: tuple[Environment, ...] = (
+_FLOAT32_BASE = "load the base model with dtype=torch.float32"
+NOT_FLOAT32: tuple[Environment, ...] = (
     "reentrant checkpointing",
     "torch.compile",
     "compiled blocks",
     "FSDP2",
 )
-"""Where weights are not read as float32."""
+"""Where frozen weights in few bits are not read as float32."""
 
 ONE_PREDICTION = "needs exactly one prediction per example, and a language model has many"
 CLASS_SCORES = "compares class scores, and an embedding model has none"
@@ -177,73 +152,26 @@ def no_compat(model: nn.Module, compat: str | None) -> str | None:
     return reason and f"{reason}: leave compat out"
 
 
-def kinds(regularizer: Regularizer) -> set[Kind]:
+def kinds(method: Regularizer) -> set[Kind]:
     """What a method does, as far as it decides where it works."""
-    cls = type(regularizer)
-    told: dict[Kind, bool] = {
-        "perturbs": bool(regularizer.points()),
-        "finite differences": regularizer.finite_differences,
-        "differentiates twice": regularizer.second_order,
-        "substitutes weights": regularizer.substitutes_weights,
-        "needs whole weights": regularizer.needs_whole_weights,
-        "edits updates": cls.before_step is not Regularizer.before_step,
-        "changes dropout": regularizer.changes_dropout,
-        "climbs in weights": regularizer.climbs_in_weights,
-        "has a bound": regularizer.max_share is not None,
+    traits = method.traits
+    does: dict[Kind, bool] = {
+        "perturbs": bool(method.points()),
+        "finite differences": traits.finite_differences,
+        "differentiates twice": traits.derivative_order > 1,
+        "substitutes weights": traits.reparametrizes,
+        "needs whole weights": traits.whole_weights,
+        "edits updates": method.acts_before,
+        "changes dropout": traits.changes_dropout,
+        "ascends in weights": traits.ascends_weights,
+        "has a bound": isinstance(method, Penalty) and method.max_share is not None,
     }
-    return {kind for kind, applies in told.items() if applies}
+    return {kind for kind, applies in does.items() if applies}
 
 
-def computes_wide(where: set[Environment]) -> bool:
-    """Whether frozen weights in few bits can be read as float32; not beside trained ones."""
-    return bool(where & set(NARROW)) and "16-bit weights" not in where
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether a part of the model is compiled, or all of it."""
-    return bool(environments(model) & {"torch.compile", "compiled blocks"})
-
-
-def _is_wrapped(model: nn.Module) -> bool:
-    """Whether `torch.compile` or `model.compile()` acts on a part of the model."""
-    return any(
-        getattr(module, "_compiled_call_impl", None) or hasattr(module, "_orig_mod")
-        for module in (model, *unwrap(model).modules())
-    )
-
-
-def environments(model: nn.Module, device: torch.device | None = None) -> set[Environment]:
-    """The environments of a model as it is now.
-
-    Args:
-        model: as the loop holds it.
-        device: look at autocast on this device too.
-    """
-    found: set[Environment] = set()
-    modules = list(unwrap(model).modules())
-    half = {p.requires_grad for p in model.parameters() if p.dtype in HALF and not is_quantized(p)}
-    if True in half:
-        found.add("16-bit weights")
-    if False in half:
-        found.add("16-bit base weights")
-    if has_quantized(unwrap(model)):
-        found.add("quantized base weights")
-    if any(getattr(module, "gradient_checkpointing", False) for module in modules):
-        found.add("reentrant checkpointing" if _reentrant(modules) else "activation checkpointing")
-    if _is_wrapped(model):
-        found.add("torch.compile")
-    if any(map(is_compiled_block, modules)):
-        found.add("compiled blocks")
-    if isinstance(model, nn.parallel.DistributedDataParallel):
-        found.add("DDP")
-    if shards(model):
-        found.add("FSDP2")
-    if hasattr(unwrap(model), "peft_config"):
-        found.add("LoRA")
-    dtype = None if device is None else autocast_dtype(model, device)
-    if dtype is not None:
-        found.add("fp16 and scaler" if dtype == torch.float16 else "bf16 autocast")
-    return found
+def runs_model(method: Regularizer) -> bool:
+    """Whether its loss comes from passes of its own, or from derivatives of the clean one."""
+    return bool(method.points()) or method.traits.changes_dropout or method.traits.ascends_weights
 
 
 def problems(name: str, regularizer: Regularizer, where: set[Environment]) -> list[str]:
@@ -268,48 +196,31 @@ def refuse(found: list[str]) -> None:
 
 
 def check(
-    regularizers: dict[str, Regularizer], model: nn.Module, device: torch.device | None = None
-) -> None:
+    methods: dict[str, Regularizer], model: nn.Module, device: torch.device | None = None
+) -> set[Environment]:
     """Refuse methods that do not support this model as it is.
+
+    Returns:
+        The environments of the model.
 
     Raises:
         ValueError: names every problem, and what to change.
     """
     refuse(_wrapper_problems(model))
-    where = environments(model, device)
-    found = [p for name, r in regularizers.items() for p in problems(name, r, where)]
+    where, bare = environments(model, device), unwrap(model)
+    found = [p for name, r in methods.items() for p in problems(name, r, where)]
+    acting = [name for name, r in methods.items() if not r.traits.does_nothing]
     if any(map(casts, shards(model))):
-        found += [f"{name} with {_CASTS}" for name, r in regularizers.items() if not r.does_nothing]
-    perturbing = [name for name, r in regularizers.items() if r.points()]
-    bare = unwrap(model)
-    reasons = {name: r.refuses(bare) for name, r in regularizers.items()}
+        found += [f"{name} with {_CASTS}" for name in acting]
+    reasons = {name: r.refuses(bare) for name, r in methods.items()}
     found += [f"{name} {reason}" for name, reason in reasons.items() if reason]
-    if reason := _unreadable(bare):
-        found += [f"{name} with {reason}" for name, r in regularizers.items() if not r.does_nothing]
-    found += [
-        f"{name} with {narrow} and {environment}: its passes would not be float32: {_WIDE}"
-        for name, r in regularizers.items()
-        for narrow in NARROW
-        for environment in NOT_NARROW
-        if {narrow, environment} <= where and (r.needs_float32 or r.runs_model)
-    ]
-    config = getattr(transformer(bare), "config", None)
-    if perturbing and not reads_text(bare):
-        read = getattr(transformer(bare), "main_input_name", "")
-        found.append(
-            f"{', '.join(perturbing)} with a model that reads {read}: perturbations are verified "
-            "at word embeddings only: use a weight-side method such as mixout or l2_sp"
-        )
-    if perturbing and getattr(config, "model_type", "") == "xlnet":
-        found.append(
-            f"{', '.join(perturbing)} with XLNet: its embeddings are (T, B, D), not (B, T, D): use "
-            "a weight-side method such as mixout or l2_sp"
-        )
-    found += side_problems(regularizers, bare, where)
-    if adds_tokens(bare):
-        found += [f"{name} {_TOKENS}" for name, r in regularizers.items() if _by_position(r, bare)]
-    found += plain_problems(regularizers.values(), bare, {})
-    if found and "16-bit weights" in where and where & set(NARROW):
+    if reason := unreadable(bare):
+        found += [f"{name} with {reason}" for name in acting]
+    found += _low_bit_problems(methods, where)
+    found += _input_problems(methods, bare)
+    found += side_problems(methods, bare, where)
+    found += plain_problems(methods.values(), bare, {})
+    if found and "16-bit weights" in where and where & set(LOW_BIT):
         names = [n for n, p in bare.named_parameters() if p.requires_grad and p.dtype in HALF]
         found.append(
             f"trained in 16 bits: {', '.join(names)}: make what is trained float32, after the "
@@ -317,11 +228,43 @@ def check(
             "model.parameters(): if w.requires_grad: w.data = w.data.float()"
         )
     refuse(found)
+    return where
 
 
-def _by_position(regularizer: Regularizer, model: nn.Module) -> bool:
+def _low_bit_problems(methods: dict[str, Regularizer], where: set[Environment]) -> list[str]:
+    """Which methods need float32 where frozen weights in few bits are not read so."""
+    return [
+        f"{name} with {low_bit} and {environment}: its passes would not be float32: {_FLOAT32_BASE}"
+        for name, r in methods.items()
+        for low_bit in LOW_BIT
+        for environment in NOT_FLOAT32
+        if {low_bit, environment} <= where and (r.traits.needs_float32 or runs_model(r))
+    ]
+
+
+def _input_problems(methods: dict[str, Regularizer], model: nn.Module) -> list[str]:
+    """Why methods cannot perturb, or compare, what an unwrapped model reads."""
+    found, names = [], ", ".join(name for name, r in methods.items() if r.points())
+    if names and not reads_text(model):
+        read = getattr(transformer(model), "main_input_name", "")
+        found.append(
+            f"{names} with a model that reads {read}: perturbations are verified at word "
+            "embeddings only: use a weight-side method such as mixout or l2_sp"
+        )
+    config = getattr(transformer(model), "config", None)
+    if names and getattr(config, "model_type", "") == "xlnet":
+        found.append(
+            f"{names} with XLNet: its embeddings are (T, B, D), not (B, T, D): use a weight-side "
+            "method such as mixout or l2_sp"
+        )
+    if adds_tokens(model):
+        found += [f"{name} {_TOKENS}" for name, r in methods.items() if _by_position(r, model)]
+    return found
+
+
+def _by_position(method: Regularizer, model: nn.Module) -> bool:
     """Whether a method, or the loss beside it, needs a position of the model for every token."""
-    inside = regularizer.uses_hidden_states or {*regularizer.points()} - {"word"}
+    inside = method.traits.hidden_states or {*method.points()} - {"word"}
     return predicts_tokens(model) or bool(inside)
 
 
@@ -337,10 +280,11 @@ def _wrapper_problems(model: nn.Module) -> list[str]:
 
 
 def side_problems(
-    regularizers: dict[str, Regularizer], model: nn.Module, where: set[Environment]
+    methods: dict[str, Regularizer], model: nn.Module, where: set[Environment]
 ) -> list[str]:
     """Why methods cannot perturb a side of an unwrapped model, and what to change."""
-    perturbing = {name: r for name, r in regularizers.items() if r.points()}
+    with_side = {name: r for name, r in methods.items() if isinstance(r, LossTerm)}
+    perturbing = {name: r for name, r in with_side.items() if r.points()}
     names, found = ", ".join(perturbing), list[str]()
     kind = getattr(getattr(declaring(model), "config", None), "model_type", "")
     if perturbing and is_encoder_decoder(model):
@@ -354,49 +298,24 @@ def side_problems(
             f"{names} with an encoder-decoder model and {environment} is not verified: use "
             "DDP, and load the model with dtype=torch.float32"
             for environment in ENVIRONMENTS
-            if environment in where and environment in ("FSDP2", *NARROW)
+            if environment in where and environment in ("FSDP2", *LOW_BIT)
         ]
     sides = {r.side for r in perturbing.values()}
     if len(sides) > 1:
         found.append(f"{names} have side={' and '.join(sorted(sides))}: give them one side")
-    for name, regularizer in regularizers.items():
-        if regularizer.side == "encoder":
+    for name, method in with_side.items():
+        if method.side == "encoder":
             continue
         if name not in perturbing:
             found.append(f"{name} perturbs no tokens: leave side out")
         elif not is_seq2seq_lm(model):
             found.append(
-                f'{name} with side="{regularizer.side}": {type(model).__name__} is no encoder-'
+                f'{name} with side="{method.side}": {type(model).__name__} is no encoder-'
                 "decoder language model, whose decoder reads its labels: leave side out"
             )
-        elif regularizer.uses_hidden_states and regularizer.side == "both":
+        elif method.traits.hidden_states and method.side == "both":
             found.append(
                 f'{name} with side="both": it looks at the hidden states of one stack: give '
                 'side="encoder" or "decoder"'
             )
     return found
-
-
-def has_quantized(model: nn.Module) -> bool:
-    """Whether a layer holds its weights in few bits: bitsandbytes, torchao, or as it declares."""
-    if getattr(model, "is_quantized", False) or getattr(model, "hf_quantizer", None) is not None:
-        return True
-    parts: Iterator[nn.Module | Tensor] = chain(model.modules(), model.parameters())
-    return any(map(is_quantized, parts))
-
-
-def _unreadable(model: nn.Module) -> str | None:
-    """Which quantized weights cannot be read as float32, and what to use; None if all can."""
-    if not has_quantized(model):
-        return None
-    reasons = (why_unreadable(module) for module in model.modules())
-    if reason := next(filter(None, reasons), None):
-        return reason
-    if any(map(is_quantized, model.parameters())):
-        return None
-    return f"quantized weights of an unknown kind: {INSTEAD_OF_QUANTIZED}"
-
-
-def _reentrant(modules: list[nn.Module]) -> bool:
-    functions = (getattr(module, "_gradient_checkpointing_func", None) for module in modules)
-    return any((getattr(f, "keywords", None) or {}).get("use_reentrant") for f in functions)

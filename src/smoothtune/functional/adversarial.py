@@ -215,6 +215,8 @@ def diagnostics(delta: Tensor, gradient: Tensor, x: Tensor, mask: Tensor) -> dic
     }
 
 
-def given(values: tuple[float | None, ...], defaults: tuple[float, ...]) -> tuple[float, ...]:
+def with_defaults(
+    values: tuple[float | None, ...], defaults: tuple[float, ...]
+) -> tuple[float, ...]:
     """The values, and the defaults for those that are None."""
     return tuple(d if v is None else v for v, d in zip(values, defaults, strict=True))

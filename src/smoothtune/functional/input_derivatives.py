@@ -66,7 +66,7 @@ class InputDerivatives:
         self.rms: float | None = None
 
     @property
-    def order(self) -> int:
+    def order(self) -> Literal[1, 2, 3]:
         """Order of the derivatives that training takes."""
         if self.name == "finite_difference":
             return 1

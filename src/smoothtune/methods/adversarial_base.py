@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.core.regularizer import STRICT, LossTerm, Penalty, Positive
 from smoothtune.functional.adversarial import (
     Ascent,
     Inner,
@@ -19,8 +16,8 @@ from smoothtune.functional.adversarial import (
     Units,
     Update,
     diagnostics,
-    given,
     unit,
+    with_defaults,
 )
 from smoothtune.nn import rng
 from smoothtune.nn.hooks import Layer, Point
@@ -32,10 +29,8 @@ SIZES: dict[Units, Sizes] = {"relative": (0.01, 2.0, 0.02), "absolute": (1e-5, 1
 
 
 @dataclass(config=STRICT, kw_only=True)
-class Adversarial(Regularizer):
+class Adversarial(LossTerm):
     """Base of the methods that perturb the embeddings along a gradient."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"scale": "units"}
 
     units: Units = "relative"
     """Whether sizes are multiples of the embedding's norm (rms for linf). Papers: absolute."""
@@ -64,14 +59,12 @@ class Adversarial(Regularizer):
 
 
 @dataclass(config=STRICT, kw_only=True)
-class AdversarialSearch(Adversarial):
+class AdversarialSearch(Adversarial, Penalty):
     """Base of SMART and its successors: ascent from noise inside a ball.
 
     delta <- Project(delta + step_size g / ||g||) from delta_0 ~ N(0, sigma^2 I), ||delta|| <=
     epsilon.
     """
-
-    renamed: ClassVar[Mapping[str, str]] = {"eta": "step_size"}
 
     epsilon: Positive | None = None
     """epsilon, radius of the ball; default 0.02 (relative), 1e-5 (absolute; SMART's paper)."""
@@ -92,7 +85,9 @@ class AdversarialSearch(Adversarial):
 
     def ascent(self, defaults: Sizes) -> Ascent:
         """The search that the fields describe, with defaults for sizes that are not given."""
-        sigma, step_size, epsilon = given((self.sigma, self.step_size, self.epsilon), defaults)
+        sigma, step_size, epsilon = with_defaults(
+            (self.sigma, self.step_size, self.epsilon), defaults
+        )
         return Ascent(
             point=self.layer,
             norm=self.norm,

@@ -23,17 +23,17 @@ Departures:
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative
+from smoothtune.core.regularizer import NonNegative, method
 from smoothtune.core.support import no_compat
+from smoothtune.core.traits import Traits
 from smoothtune.functional.adversarial import Inner, task_loss
 from smoothtune.functional.divergences import check_released, divergence, kl
 from smoothtune.methods.adversarial_base import AdversarialSearch
@@ -41,15 +41,12 @@ from smoothtune.methods.adversarial_base import AdversarialSearch
 VAT_PYTORCH = (1e-5, 1e-3, 1e-6)  # sigma, step_size, guard of the division
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method(
+    "alice",
+    Traits(lowers=("worst divergence",), version=2, holds_task_loss=True, small_difference=True),
+)
 class ALICE(AdversarialSearch):
     """The worst small perturbation must change neither the loss nor the prediction."""
-
-    name: ClassVar[str] = "alice"
-    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
-    needs_all_rows: ClassVar[str | None] = "holds the task loss, which may be a mean over tokens"
-    version: ClassVar[int] = 2
-    compares_passes: ClassVar[bool] = True
 
     alpha: NonNegative = 1.0
     """alpha, strength of the virtual term. Public code: 1."""
@@ -62,9 +59,9 @@ class ALICE(AdversarialSearch):
             self._ascent = self.ascent(VAT_PYTORCH)
 
     @property
-    def plain_loss(self) -> bool:
+    def traits(self) -> Traits:
         """The public code's gold term is a divergence from the label."""
-        return self.compat is not None
+        return replace(super().traits, plain_loss=self.compat is not None)
 
     def refuses(self, model: nn.Module) -> str | None:
         """The public code compares the class scores of one prediction."""
@@ -76,6 +73,7 @@ class ALICE(AdversarialSearch):
         Raises:
             ValueError: `compat` on a task that the public code does not know.
         """
+        clean = self.clean_target(clean)
         if self.compat:
             check_released(self.name, self.compat, clean.run(), regression=False)
         terms = []

@@ -25,26 +25,18 @@ Departures:
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive
+from smoothtune.core.regularizer import NonNegative, Positive, method
+from smoothtune.core.traits import Traits
 from smoothtune.functional.divergences import divergence, symmetric_kl, symmetric_kl_detached
 from smoothtune.methods.adversarial_base import AdversarialSearch
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method("alum", Traits(lowers=("worst divergence",), version=2, small_difference=True))
 class ALUM(AdversarialSearch):
     """Predictions must not change under the worst small perturbation, after a plain start."""
-
-    name: ClassVar[str] = "alum"
-    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
-    version: ClassVar[int] = 2
-    compares_passes: ClassVar[bool] = True
 
     weight: NonNegative | None = None
     """alpha, in place of share. Paper: 1."""

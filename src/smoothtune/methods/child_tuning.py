@@ -25,15 +25,15 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Iterator
+from typing import Literal
 
 import torch
 from pydantic import PositiveInt
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.regularizer import STRICT, Between, Fraction, Regularizer, entries_under
+from smoothtune.core.regularizer import Fraction, Regularizer, entries_under, method
+from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.update_masks import PartialUpdate, over, top_fraction
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import blocks, sides_of, trainable
@@ -44,13 +44,9 @@ def clipped_square(gradient: Tensor) -> Tensor:
     return (gradient * (1.0 / gradient.norm().clamp(min=1.0))).square()
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method("child_tuning", Traits(searched={"keep": Between(0.2, 0.95)}))
 class ChildTuning(Regularizer):
     """Every update changes a part of the weights only."""
-
-    name: ClassVar[str] = "child_tuning"
-    renamed: ClassVar[Mapping[str, str]] = {"p": "keep"}
-    searched: ClassVar[Mapping[str, Between] | None] = {"keep": Between(0.2, 0.95)}
 
     mode: Literal["F", "D"] = "F"
     """F: a new random part in every update; D: the part with the largest Fisher information."""

@@ -28,19 +28,18 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import Literal
 
 import torch
 from pydantic import PositiveInt
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, heads
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive
+from smoothtune.core.regularizer import NonNegative, Positive, method
 from smoothtune.core.support import no_class_scores
+from smoothtune.core.traits import Traits
 from smoothtune.functional.adversarial import Units
 from smoothtune.functional.derivative_norms import Estimate, gradient, squared_norm
 from smoothtune.functional.input_derivatives import InputDerivatives
@@ -90,13 +89,12 @@ def _unit(v: Tensor) -> Tensor:
     return v / norm.view(-1, *[1] * (v.ndim - 1))
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method(
+    "cross_holder",
+    Traits(lowers=("logit Jacobian", "logit Hessian"), points=("word",), differentiates=True),
+)
 class CrossHolder(DerivativePenalty):
     """Small first and second derivatives of the differences between class scores."""
-
-    name: ClassVar[str] = "cross_holder"
-    claims: ClassVar[tuple[Quantity, ...]] = ("logit Jacobian", "logit Hessian")
-    renamed: ClassVar[Mapping[str, str]] = {"scale": "units"}
 
     weight: NonNegative | None = None
     """Factor of Omega, in place of share. Paper: not stated."""
@@ -121,14 +119,11 @@ class CrossHolder(DerivativePenalty):
         )
 
     @property
-    def derivative_order(self) -> int:
+    def traits(self) -> Traits:
         """As the estimator says; the power iteration needs third derivatives."""
-        return 3 if self.norm == "op" else super().derivative_order
-
-    @property
-    def finite_differences(self) -> bool:
-        """Only of norm="fro"."""
-        return self.norm == "fro" and super().finite_differences
+        if self.norm == "fro":
+            return super().traits
+        return replace(super().traits, derivative_order=3, finite_differences=False)
 
     def refuses(self, model: nn.Module) -> str | None:
         """It compares the class scores of one prediction."""
@@ -187,10 +182,10 @@ class CrossHolder(DerivativePenalty):
 
 
 def _single_head(run: ForwardPass) -> Head:
-    found = heads(run)
-    if len(found) > 1 or found[0].logits.shape[1] > 1:
+    predictions = heads(run)
+    if len(predictions) > 1 or predictions[0].logits.shape[1] > 1:
         raise ValueError(
             'cross_holder with norm="op" or pairs="sampled" compares the classes of one prediction '
             'per example, and this model makes several: use norm="fro" and pairs="all"'
         )
-    return found[0]
+    return predictions[0]

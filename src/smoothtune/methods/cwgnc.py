@@ -18,15 +18,11 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
+from smoothtune.core.regularizer import Positive, Regularizer, method
+from smoothtune.core.traits import Between, Traits
 
 
 @torch.no_grad()
@@ -45,19 +41,21 @@ def clip_each(gradients: list[Tensor], max_norm: float) -> Tensor:
     return (norms > max_norm).float().mean()
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method(
+    "cwgnc",
+    Traits(
+        lowers=("gradient spread",),
+        searched={"max_norm": Between(0.01, 5.0, log=True)},
+        clips_gradients=True,
+    ),
+)
 class CWGNC(Regularizer):
     """Every weight tensor has its gradient norm clipped for itself."""
-
-    name: ClassVar[str] = "cwgnc"
-    claims: ClassVar[tuple[Quantity, ...]] = ("gradient spread",)
-    clips_gradients: ClassVar[bool] = True
-    searched: ClassVar[Mapping[str, Between] | None] = {"max_norm": Between(0.01, 5.0, log=True)}
 
     max_norm: Positive = 1.0
     """c, the largest gradient norm of a component. Paper: grid 0.01, 0.05, 0.1, 0.5, 1, 5."""
 
     def before_step(self, model: nn.Module) -> None:
         """Clip every component."""
-        found = [weight.grad for weight in model.parameters() if weight.grad is not None]
-        self.diagnostics["clipped"] = clip_each(found, self.max_norm)
+        gradients = [weight.grad for weight in model.parameters() if weight.grad is not None]
+        self.diagnostics["clipped"] = clip_each(gradients, self.max_norm)

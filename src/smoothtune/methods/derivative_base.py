@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from typing import ClassVar
+from dataclasses import replace
 
 from pydantic import PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.regularizer import (
-    STRICT,
-    NonNegative,
-    Positive,
-    Regularizer,
-    entries_under,
-)
+from smoothtune.core.regularizer import STRICT, NonNegative, Penalty, Positive, entries_under
 from smoothtune.core.support import ONE_SEQUENCE
+from smoothtune.core.traits import Traits
 from smoothtune.functional.derivative_norms import Probe
 from smoothtune.functional.example_clip import ExampleClip
 from smoothtune.functional.input_derivatives import (
@@ -25,20 +19,17 @@ from smoothtune.functional.input_derivatives import (
     InputDerivatives,
 )
 from smoothtune.nn.architecture import is_multiple_choice_model
-from smoothtune.nn.hooks import Point
 
 CLIP = "clip."
 
 
 @dataclass(config=STRICT, kw_only=True)
-class ClippedPenalty(Regularizer, ABC):
+class ClippedPenalty(Penalty, ABC):
     """Base of the methods whose term is a mean of squared derivatives, one value of each example.
 
     With a clip, an example's value and gradient are scaled down to a multiple of the running mean,
     and the term begins in its second update.
     """
-
-    differentiates: ClassVar[bool] = True
 
     clip: NonNegative = 0.0
     """Largest value of an example, in running means: one sentence cannot rule an update. 0: none,
@@ -70,7 +61,7 @@ class ClippedPenalty(Regularizer, ABC):
         self._clip = self._new_clip()
 
     def after_step(self, model: nn.Module) -> None:
-        """Take up the values of an update."""
+        """Record the values of an update."""
         if self._clip is not None:
             self._clip.finish(next(model.parameters()).device)
 
@@ -88,8 +79,6 @@ class ClippedPenalty(Regularizer, ABC):
 @dataclass(config=STRICT, kw_only=True)
 class DerivativePenalty(ClippedPenalty, ABC):
     """Base of the methods that estimate derivatives in the word embeddings."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"probes": "num_probes", "step": "difference_step"}
 
     num_probes: PositiveInt = 1
     """Random probes."""
@@ -109,18 +98,11 @@ class DerivativePenalty(ClippedPenalty, ABC):
         """The estimator that the fields describe."""
 
     @property
-    def derivative_order(self) -> int:
-        """As the estimator says."""
-        return self._derivatives.order
-
-    @property
-    def finite_differences(self) -> bool:
-        """As the estimator says."""
-        return self._derivatives.name == "finite_difference"
-
-    def points(self) -> tuple[Point, ...]:
-        """Derivatives are taken at the word embeddings."""
-        return ("word",)
+    def traits(self) -> Traits:
+        """Derivatives as the estimator takes them."""
+        differences = self._derivatives.name == "finite_difference"
+        order = self._derivatives.order
+        return replace(super().traits, derivative_order=order, finite_differences=differences)
 
     def refuses(self, model: nn.Module) -> str | None:
         """Several sequences have no common word embeddings."""

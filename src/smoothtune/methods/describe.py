@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from smoothtune.catalog import FieldDescription, MethodDescription
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
 from smoothtune.methods import METHODS
 from smoothtune.methods.equation import latex, plain
 
@@ -25,8 +25,7 @@ def catalog_of_methods() -> dict[str, Any]:
         name: {
             "description": describe(cls).as_dict(),
             "schema": _types_alone(TypeAdapter(cls).json_schema()),
-            "former_names": cls.former_names(),
-            "clips_gradients": cls.clips_gradients,
+            "clips_gradients": cls.declared.clips_gradients,
             "independent": independent_fields(cls),
         }
         for name, cls in METHODS.items()
@@ -51,13 +50,11 @@ def independent_fields(cls: type[Regularizer]) -> list[str]:
     watched.__dict__.update(default.__dict__)
     watched.__post_init__()
     own = [name for name in _in_order(cls) if name in cls.__pydantic_fields__]  # type: ignore[attr-defined]
-    common = set(Regularizer.__pydantic_fields__)  # type: ignore[attr-defined]
-    if default.has_loss and not default.replaces_task_loss:
-        if cls.needs_all_rows:
-            common -= {"rows"}
-            seen.add("rows")
-        return [name for name in own if name in common or name not in seen]
-    return [name for name in own if name not in common | seen]
+    common = set(Penalty.__pydantic_fields__) if issubclass(cls, Penalty) else set()  # type: ignore[attr-defined]
+    if issubclass(cls, Penalty) and cls.why_all_rows():
+        common -= {"rows"}
+        seen.add("rows")
+    return [name for name in own if name in common or name not in seen]
 
 
 def _types_alone(schema: Any) -> Any:
@@ -85,8 +82,6 @@ def describe(cls: type[Regularizer] | str) -> MethodDescription:
     cls = METHODS[cls] if isinstance(cls, str) else cls
     text = inspect.cleandoc(sys.modules[cls.__module__].__doc__ or "")
     title, sections = _sections(text)
-    schema = TypeAdapter(cls).json_schema()
-    entries, definitions = schema.get("properties", {}), schema.get("$defs", {})
     summary = " ".join(inspect.cleandoc(cls.__doc__ or "").split("\n\n")[0].split())
     if sum(each.__module__ == cls.__module__ for each in METHODS.values()) > 1:
         title = summary.rstrip(".")  # the file's is that of all methods in it
@@ -98,32 +93,40 @@ def describe(cls: type[Regularizer] | str) -> MethodDescription:
         equation=plain(sections.get("Equation", "")),
         latex=latex(sections.get("Equation", "")),
         departures=sections.get("Departures", ""),
-        claims=list(cls.claims),
-        fields=[
-            FieldDescription(
-                field,
-                values_of(entries[field], definitions),
-                entries[field].get("default"),
-                _description(cls, field),
-            )
-            for field in _in_order(cls)
-            if field in entries
-        ],
+        lowers=list(cls.declared.lowers),
+        fields=fields_of(cls),
     )
+
+
+def fields_of(cls: type[Regularizer]) -> list[FieldDescription]:
+    """Describe the fields of a class, those of every penalty first."""
+    schema = TypeAdapter(cls).json_schema()
+    entries, definitions = schema.get("properties", {}), schema.get("$defs", {})
+    return [
+        FieldDescription(
+            field,
+            values_of(entries[field], definitions),
+            entries[field].get("default"),
+            _description(cls, field),
+        )
+        for field in _in_order(cls)
+        if field in entries
+    ]
 
 
 def _in_order(cls: type) -> dict[str, None]:
     """Names of fields: what every method has, then those in the method's file, then its base's."""
-    classes = (Regularizer, *cls.__mro__)
+    common = [base for base in (Penalty, LossTerm) if issubclass(cls, base)]
+    classes = (*common, *cls.__mro__)
     return dict.fromkeys(name for each in classes for name in inspect.get_annotations(each))
 
 
 def _description(cls: type, field: str) -> str:
     """The docstring under a field, in the class or the base that declares it."""
     for base in cls.__mro__:
-        found = getattr(base, "__pydantic_fields__", {}).get(field)
-        if found is not None and found.description:
-            return " ".join(found.description.split())
+        info = getattr(base, "__pydantic_fields__", {}).get(field)
+        if info is not None and info.description:
+            return " ".join(info.description.split())
     return ""
 
 

@@ -16,44 +16,37 @@ Departures:
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive
+from smoothtune.core.regularizer import NonNegative, Positive, method
 from smoothtune.core.support import ONE_SEQUENCE
+from smoothtune.core.traits import Traits
+from smoothtune.functional.adversarial import task_loss
 from smoothtune.functional.derivative_norms import gradient, squared_norm
 from smoothtune.methods.derivative_base import ClippedPenalty
 from smoothtune.nn.architecture import is_multiple_choice_model
-from smoothtune.nn.hooks import Point
 from smoothtune.nn.model_facts import predicts_tokens
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method(
+    "double_backprop",
+    Traits(
+        lowers=("loss gradient",),
+        points=("word",),
+        differentiates=True,
+        needs_labels=True,
+        holds_task_loss=True,
+        derivative_order=2,
+    ),
+)
 class DoubleBackprop(ClippedPenalty):
     """Small derivatives of the task loss in the word embeddings."""
-
-    name: ClassVar[str] = "double_backprop"
-    claims: ClassVar[tuple[Quantity, ...]] = ("loss gradient",)
-    needs_labels: ClassVar[bool] = True
-    needs_all_rows: ClassVar[str | None] = "holds the task loss, which may be a mean over tokens"
 
     weight: NonNegative | None = None
     """Factor of the term, in place of share. Not stated for language models."""
     share: Positive | None = 0.3
     """The term's gradient, as a share of the task's."""
-
-    @property
-    def derivative_order(self) -> int:
-        """The loss holds a gradient."""
-        return 2
-
-    def points(self) -> tuple[Point, ...]:
-        """Derivatives are taken at the word embeddings."""
-        return ("word",)
 
     def refuses(self, model: nn.Module) -> str | None:
         """Only the gradient of a mean over examples holds each example's."""
@@ -61,10 +54,7 @@ class DoubleBackprop(ClippedPenalty):
             return "needs each example's gradient, and the loss is a mean over tokens: use jacobian"
         return ONE_SEQUENCE if is_multiple_choice_model(model) else None
 
-    def loss(self, clean: ForwardPass) -> Tensor | None:
-        """1/2 ||dL/dx||^2, a mean over examples; None without labels."""
-        loss = clean.run().loss
-        if loss is None:
-            return None
-        row = gradient(loss, clean.delta()) * len(clean.mask)
+    def loss(self, clean: ForwardPass) -> Tensor:
+        """1/2 ||dL/dx||^2, a mean over examples."""
+        row = gradient(task_loss(clean.run()), clean.delta()) * len(clean.mask)
         return self.clipped(0.5 * squared_norm(row)).mean()

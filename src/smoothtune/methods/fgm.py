@@ -20,32 +20,30 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Between, Positive
+from smoothtune.core.regularizer import Penalty, Positive, method
+from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.adversarial import gradient_at, normalize, task_loss
 from smoothtune.methods.adversarial_base import Adversarial
 
 DEFAULTS = {"relative": 0.01, "absolute": 1.0}
 
 
-@dataclass(config=STRICT, kw_only=True)
-class FGM(Adversarial):
+@method(
+    "fgm",
+    Traits(
+        lowers=("worst divergence",),
+        searched={"epsilon": Between(0.001, 0.1, log=True)},
+        version=2,
+        differentiates=True,
+        needs_labels=True,
+        holds_task_loss=True,
+    ),
+)
+class FGM(Adversarial, Penalty):
     """The task loss is added once more, one step up its gradient."""
-
-    name: ClassVar[str] = "fgm"
-    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
-    needs_labels: ClassVar[bool] = True
-    needs_all_rows: ClassVar[str | None] = "holds the task loss, which may be a mean over tokens"
-    version: ClassVar[int] = 2
-    differentiates: ClassVar[bool] = True
-    searched: ClassVar[Mapping[str, Between] | None] = {"epsilon": Between(0.001, 0.1, log=True)}
 
     epsilon: Positive | None = None
     """epsilon, l2 norm of r. Paper: 5, normalized embeddings; default 0.01 (relative), 1
@@ -56,9 +54,7 @@ class FGM(Adversarial):
         self._epsilon = self.epsilon if self.epsilon is not None else DEFAULTS[self.units]
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
-        """Task loss at x + r; None without labels."""
-        if not clean.labeled:
-            return None
+        """Task loss at x + r."""
         gradient = gradient_at(clean, task_loss(clean.run()), self.layer, keep_graph=True)
         r = self._epsilon * self.unit(clean) * normalize(gradient, "l2", "example")
         return self.attacked(clean, r, gradient).loss

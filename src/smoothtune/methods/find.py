@@ -39,5 +39,5 @@ def find_method(name: str) -> type[Regularizer]:
     if not (isinstance(found, type) and issubclass(found, Regularizer)):
         raise ValueError(f"is {found!r}, not a class of methods, a subclass of Regularizer")
     if not hasattr(found, "name") or "__pydantic_fields__" not in vars(found):
-        raise ValueError("needs a name, and @dataclass(config=STRICT, kw_only=True) above it")
+        raise ValueError('needs @method("its_name") above it')
     return found

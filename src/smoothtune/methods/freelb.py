@@ -23,23 +23,21 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from dataclasses import replace
 
 from pydantic import PositiveInt
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Between, NonNegative, Positive
+from smoothtune.core.regularizer import NonNegative, Positive, TaskLoss, method
+from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.adversarial import (
     Norm,
-    given,
     normalize,
     project,
     task_loss,
     uniform_start,
+    with_defaults,
 )
 from smoothtune.methods.adversarial_base import Adversarial
 from smoothtune.nn import rng
@@ -49,23 +47,17 @@ from smoothtune.nn.stored_gradient import AccumulatedLoss
 DEFAULTS = {"relative": (0.005, 0.005, 0.01), "absolute": (0.06, 0.16, 0.14)}
 
 
-@dataclass(config=STRICT, kw_only=True)
-class FreeLB(Adversarial):
+@method(
+    "freelb",
+    Traits(
+        lowers=("worst divergence",),
+        searched={"epsilon": Between(0.002, 0.1, log=True)},
+        version=2,
+        needs_labels=True,
+    ),
+)
+class FreeLB(Adversarial, TaskLoss):
     """The task loss is averaged over the steps of an ascent."""
-
-    name: ClassVar[str] = "freelb"
-    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
-    version: ClassVar[int] = 2
-    replaces_task_loss: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = True
-    searched: ClassVar[Mapping[str, Between] | None] = {"epsilon": Between(0.002, 0.1, log=True)}
-
-    renamed: ClassVar[Mapping[str, str]] = {
-        "adv_lr": "step_size",
-        "adv_steps": "num_steps",
-        "adv_init_mag": "init_size",
-        "adv_max_norm": "epsilon",
-    }
 
     step_size: Positive | None = None
     """adv_lr, step size. Paper: 0.025-0.1; default 0.005 (relative), 0.06 (absolute)."""
@@ -83,17 +75,15 @@ class FreeLB(Adversarial):
     def __post_init__(self):
         super().__post_init__()
         sizes = (self.step_size, self.init_size, self.epsilon)
-        self._sizes = given(sizes, DEFAULTS[self.units])
+        self._sizes = with_defaults(sizes, DEFAULTS[self.units])
 
     @property
-    def needs_whole_weights(self) -> bool:
-        """Every step but the last differentiates at them."""
-        return self.num_steps > 1
+    def traits(self) -> Traits:
+        """Every step but the last differentiates at the weights."""
+        return replace(super().traits, whole_weights=self.num_steps > 1)
 
-    def loss(self, clean: ForwardPass) -> Tensor | None:
-        """Mean task loss of K steps; no clean forward is run. None without labels."""
-        if not clean.labeled:
-            return None
+    def loss(self, clean: ForwardPass) -> Tensor:
+        """Mean task loss of K steps; no clean forward is run."""
         step_size, init_size, radius = self._sizes
         u = self.unit(clean, self.norm)
         draws = rng.uniform_like(clean.zeros(self.layer))

@@ -20,15 +20,13 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
+from smoothtune.core.regularizer import Positive, TaskLoss, method
+from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.adversarial import Units
 from smoothtune.functional.noise import relative_norm
 from smoothtune.nn import rng
@@ -38,16 +36,18 @@ from smoothtune.nn.hooks import Point, token_rms
 DEFAULTS = {"relative": 0.03, "absolute": 1e-5}
 
 
-@dataclass(config=STRICT, kw_only=True)
-class HyPe(Regularizer):
+@method(
+    "hype",
+    Traits(
+        lowers=("noise divergence",),
+        searched={"sigma": Between(0.01, 1.0, log=True)},
+        version=2,
+        points=(0,),  # of the blocks, which all get noise, the first is looked at
+        needs_labels=True,
+    ),
+)
+class HyPe(TaskLoss):
     """HyPe: the task loss with noise on every hidden state."""
-
-    name: ClassVar[str] = "hype"
-    claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence",)
-    replaces_task_loss: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = True
-    version: ClassVar[int] = 2
-    searched: ClassVar[Mapping[str, Between] | None] = {"sigma": Between(0.01, 1.0, log=True)}
 
     noise: Literal["normal", "uniform"] = "normal"
     """Distribution of z. Paper: both."""
@@ -64,10 +64,6 @@ class HyPe(Regularizer):
         super().__post_init__()
         self._sigma = self.sigma if self.sigma is not None else DEFAULTS[self.units]
 
-    def points(self) -> tuple[Point, ...]:
-        """Of the blocks, which all get noise, the first is looked at."""
-        return (0,)
-
     def draw(self, like: Tensor) -> Tensor:
         """(B, T, D) noise."""
         if self.noise == "normal":
@@ -83,8 +79,6 @@ class HyPe(Regularizer):
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss of the noisy forward; the clean one runs only up to the first block."""
-        if not clean.labeled:
-            return None
         (first, *_) = sides_of(unwrap(clean.model), self.side)
         count, keep = len(blocks(unwrap(clean.model), first)), clean.mask[..., None]
         noise: dict[Point, Tensor] = {b: self.draw(clean.zeros(b)) * keep for b in range(count)}

@@ -39,18 +39,17 @@ Departures:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from pydantic import PositiveInt
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive
+from smoothtune.core.regularizer import NonNegative, Positive, method
 from smoothtune.core.support import ONE_PREDICTION
+from smoothtune.core.traits import Traits
 from smoothtune.functional.derivative_norms import Probe
 from smoothtune.functional.input_derivatives import (
     DifferenceScheme,
@@ -89,13 +88,17 @@ def layer_factors(n: Tensor, factors: Factors, temperature: float = 1.0) -> Tens
     return torch.full_like(n, 1 / len(n))
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method(
+    "jachess",
+    Traits(
+        lowers=("layer Jacobian", "layer Hessian"),
+        points=("word",),
+        differentiates=True,
+        hidden_states=True,
+    ),
+)
 class JacHess(DerivativePenalty):
     """Small first and second derivatives of every layer's representation in the embeddings."""
-
-    name: ClassVar[str] = "jachess"
-    claims: ClassVar[tuple[Quantity, ...]] = ("layer Jacobian", "layer Hessian")
-    uses_hidden_states: ClassVar[bool] = True
 
     weight: NonNegative | None = None
     """Factor of the term, whose size is c, in place of share. Paper: 1."""
@@ -209,7 +212,7 @@ class JacHess(DerivativePenalty):
         else:
             read = self._reader(clean)
             if self._norms is None:
-                self.calibrate(clean.whole)
+                self.calibrate(clean.full)
             assert self._norms is not None
             n = self._norms.clamp(min=torch.finfo(self._norms.dtype).tiny) ** self.power
             weights = layer_factors(n, self.factors, self.temperature)

@@ -16,29 +16,23 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import prediction_mean
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive
+from smoothtune.core.regularizer import NonNegative, Positive, method
+from smoothtune.core.traits import Traits
 from smoothtune.functional.derivative_norms import Probe
 from smoothtune.functional.input_derivatives import InputDerivatives, scores
 from smoothtune.methods.derivative_base import DerivativePenalty
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method("jacobian", Traits(lowers=("logit Jacobian",), points=("word",), differentiates=True))
 class Jacobian(DerivativePenalty):
     """Small derivatives of the logits in the word embeddings."""
-
-    name: ClassVar[str] = "jacobian"
-    claims: ClassVar[tuple[Quantity, ...]] = ("logit Jacobian",)
-    renamed: ClassVar[Mapping[str, str]] = {"n": "num_probes"}
 
     weight: NonNegative | None = None
     """lambda_JR, in place of share. Code: 0.01."""

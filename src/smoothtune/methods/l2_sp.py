@@ -17,16 +17,14 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Between, NonNegative, Regularizer
+from smoothtune.core.regularizer import NonNegative, Penalty, method
+from smoothtune.core.traits import Between, Traits
 from smoothtune.nn.architecture import trainable, unwrap
 
 
@@ -57,15 +55,17 @@ def half_squared_distance(weights: list[Tensor], anchors: list[Tensor]) -> Tenso
     return HalfSquaredDistance.apply(len(anchors), *anchors, *weights)
 
 
-@dataclass(config=STRICT, kw_only=True)
-class L2SP(Regularizer):
+@method(
+    "l2_sp",
+    Traits(
+        lowers=("weight distance",),
+        searched={"alpha": Between(1e-4, 1.0, log=True)},
+        weights_only=True,
+        whole_weights=True,
+    ),
+)
+class L2SP(Penalty):
     """Weights are pulled towards their pre-trained values, the head towards zero."""
-
-    name: ClassVar[str] = "l2_sp"
-    claims: ClassVar[tuple[Quantity, ...]] = ("weight distance",)
-    about_weights: ClassVar[bool] = True
-    needs_all_rows: ClassVar[str | None] = "has a term about weights, not about examples"
-    searched: ClassVar[Mapping[str, Between] | None] = {"alpha": Between(1e-4, 1.0, log=True)}
 
     alpha: NonNegative = 0.01
     """Pull towards the pre-trained weights. LNSR papers: not stated."""
@@ -76,11 +76,6 @@ class L2SP(Regularizer):
         super().__post_init__()
         self._anchors: dict[str, Tensor] = {}
         self._names: dict[nn.Parameter, str] | None = None  # None: not attached
-
-    @property
-    def needs_whole_weights(self) -> bool:
-        """The pre-trained ones."""
-        return True
 
     def attach(self, model: nn.Module) -> None:
         """Remember the pre-trained weights.
@@ -138,8 +133,6 @@ class L2SP(Regularizer):
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore them; a weight that is not among them was frozen, and is what it was."""
-        found = self._anchors
-        moved = {
-            name: w.to(found[name].device) if name in found else w for name, w in state.items()
-        }
-        self._anchors = found | moved
+        anchors = self._anchors
+        moved = {n: w.to(anchors[n].device) if n in anchors else w for n, w in state.items()}
+        self._anchors = anchors | moved

@@ -20,20 +20,18 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.compute_loss import factor_of
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, heads
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, BelowOne, Between, Regularizer
+from smoothtune.core.regularizer import BelowOne, TaskLoss, method
 from smoothtune.core.support import CLASS_SCORES
+from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.adversarial import task_loss
 from smoothtune.nn.architecture import is_embedding_model, unwrap
 from smoothtune.nn.causal_lm import model_is_rounded, num_items, targets
@@ -113,24 +111,21 @@ def of_classes(head: Head, labels: Tensor) -> Surprise:
     return summed(*surprise(head.logits, labels.clamp(0, classes - 1)), counted)
 
 
-@dataclass(config=STRICT, kw_only=True)
-class LabelSmoothing(Regularizer):
+@method(
+    "label_smoothing",
+    Traits(
+        lowers=("calibration error",),
+        searched={"smoothing": Between(0.02, 0.3)},
+        version=2,
+        needs_labels=True,
+        plain_loss=True,
+    ),
+)
+class LabelSmoothing(TaskLoss):
     """The task loss with smoothed labels."""
-
-    name: ClassVar[str] = "label_smoothing"
-    version: ClassVar[int] = 2
-    claims: ClassVar[tuple[Quantity, ...]] = ("calibration error",)
-    replaces_task_loss: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = True
-    searched: ClassVar[Mapping[str, Between] | None] = {"smoothing": Between(0.02, 0.3)}
 
     smoothing: BelowOne = 0.1
     """s, the probability spread evenly over all classes. Paper: 0.1."""
-
-    @property
-    def plain_loss(self) -> bool:
-        """It softens the labels of the plain one."""
-        return True
 
     def refuses(self, model: nn.Module) -> str | None:
         """Labels of an embedding are no classes, and scores have none."""
@@ -140,21 +135,19 @@ class LabelSmoothing(Regularizer):
             return f"{NO_CLASSES}: leave it out"
         return None
 
-    def loss(self, clean: ForwardPass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor:
         """Smoothed cross entropy, a mean over what the task loss is a mean over.
 
         Raises:
             ValueError: the model does not choose one of several classes, the batch says none, or
                 the task loss is another than the plain cross entropy.
         """
-        if not clean.labeled:
-            return None
-        found = [
+        means = [
             (each.of_label / each.labels, each.of_any / each.labels)
             for each in self._surprises(clean.run())
         ]
         factor = 1.0 if predicts_tokens(unwrap(clean.model)) else factor_of(clean.compute_loss)
-        of_label, of_any = (factor * torch.stack(part).mean() for part in zip(*found, strict=True))
+        of_label, of_any = (factor * torch.stack(part).mean() for part in zip(*means, strict=True))
         self._check(clean, of_label)
         return (1 - self.smoothing) * of_label + self.smoothing * of_any
 

@@ -18,15 +18,13 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Between, Fraction, Regularizer
+from smoothtune.core.regularizer import Fraction, Regularizer, method
+from smoothtune.core.traits import Between, Traits
 from smoothtune.nn.architecture import base_model, blocks, sides_of, stack
 
 
@@ -71,13 +69,12 @@ def split_group(
     ]
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method(
+    "llrd",
+    Traits(lowers=("weight distance",), searched={"decay": Between(0.7, 0.99)}, whole_weights=True),
+)
 class LLRD(Regularizer):
     """Lower layers learn more slowly."""
-
-    name: ClassVar[str] = "llrd"
-    claims: ClassVar[tuple[Quantity, ...]] = ("weight distance",)
-    searched: ClassVar[Mapping[str, Between] | None] = {"decay": Between(0.7, 0.99)}
 
     decay: Fraction = 0.95
     """xi, factor from one block to the one below. Usual for BERT: 0.9 to 0.95."""
@@ -85,11 +82,6 @@ class LLRD(Regularizer):
     def __post_init__(self):
         super().__post_init__()
         self._optimizer: torch.optim.Optimizer | None = None
-
-    @property
-    def needs_whole_weights(self) -> bool:
-        """Optimizer groups are told by whole parameters."""
-        return True
 
     def bind_optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Split the optimizer's groups; a scheduler has to be made after this.

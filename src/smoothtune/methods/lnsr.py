@@ -41,30 +41,22 @@ Departures: no official code is public; what the papers leave open is RECONSTRUC
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.predictions import masked_mean
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive
+from smoothtune.core.regularizer import NonNegative, Penalty, Positive, method
+from smoothtune.core.traits import Traits
 from smoothtune.methods.noise_base import NoisyEmbeddings
 from smoothtune.nn.architecture import blocks
 
 
-@dataclass(config=STRICT, kw_only=True)
-class LNSR(NoisyEmbeddings):
+@method("lnsr", Traits(lowers=("noise sensitivity",), hidden_states=True, small_difference=True))
+class LNSR(NoisyEmbeddings, Penalty):
     """Layer-wise noise stability: hidden states must not move when the input is perturbed."""
-
-    name: ClassVar[str] = "lnsr"
-    claims: ClassVar[tuple[Quantity, ...]] = ("noise sensitivity",)
-    uses_hidden_states: ClassVar[bool] = True
-    compares_passes: ClassVar[bool] = True
-    renamed: ClassVar[Mapping[str, str]] = {"reduce": "reduction"}
 
     weight: NonNegative | None = None
     """lambda for all layers, in place of share. NAACL: 1."""

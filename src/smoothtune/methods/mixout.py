@@ -24,15 +24,13 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Between, Probability, Regularizer
+from smoothtune.core.regularizer import Probability, Regularizer, method
+from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.parametrizations import (
     computed_weights,
     refuse_computed,
@@ -95,15 +93,17 @@ class Mix:
         return torch.addcmul(pretrained, weight - pretrained, keep / (1 - self.p))
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method(
+    "mixout",
+    Traits(
+        lowers=("weight distance",),
+        searched={"p": Between(0.05, 0.9)},
+        reparametrizes=True,
+        random_weights=True,
+    ),
+)
 class Mixout(Regularizer):
     """Weights are swapped at random for their pre-trained values."""
-
-    name: ClassVar[str] = "mixout"
-    claims: ClassVar[tuple[Quantity, ...]] = ("weight distance",)
-    substitutes_weights: ClassVar[bool] = True
-    draws_weights: ClassVar[bool] = True
-    searched: ClassVar[Mapping[str, Between] | None] = {"p": Between(0.05, 0.9)}
 
     p: Probability = 0.3
     """Probability of the pre-trained weight. Paper: 0.7-0.9 on BERT-large; on MiniLM, 500 examples

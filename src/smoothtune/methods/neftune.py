@@ -18,19 +18,16 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
+from smoothtune.core.regularizer import Positive, TaskLoss, method
+from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.noise import relative_norm
 from smoothtune.nn import rng
-from smoothtune.nn.hooks import Point
 
 
 def neftune_scale(mask: Tensor, width: int, alpha: float, *, padded: bool = False) -> Tensor:
@@ -48,15 +45,17 @@ def neftune_scale(mask: Tensor, width: int, alpha: float, *, padded: bool = Fals
     return alpha / (lengths.clamp(min=1) * width).sqrt()
 
 
-@dataclass(config=STRICT, kw_only=True)
-class NEFTune(Regularizer):
+@method(
+    "neftune",
+    Traits(
+        lowers=("noise divergence",),
+        searched={"alpha": Between(0.5, 15.0, log=True)},
+        points=("word",),
+        needs_labels=True,
+    ),
+)
+class NEFTune(TaskLoss):
     """NEFTune: the task loss on embeddings with uniform noise."""
-
-    name: ClassVar[str] = "neftune"
-    claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence",)
-    replaces_task_loss: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = True
-    searched: ClassVar[Mapping[str, Between] | None] = {"alpha": Between(0.5, 15.0, log=True)}
 
     alpha: Positive = 2.0
     """Magnitude of the noise. Paper: 5, 10 or 15, for decoders whose embeddings are larger; on
@@ -64,14 +63,8 @@ class NEFTune(Regularizer):
     compat: Literal["transformers"] | None = None
     """"transformers": T is the padded length, and padding gets noise too."""
 
-    def points(self) -> tuple[Point, ...]:
-        """Noise enters at the word embeddings."""
-        return ("word",)
-
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss of the noisy forward; the clean one is not run."""
-        if not clean.labeled:
-            return None
         padded = self.compat == "transformers"
         draws = rng.uniform_like(clean.zeros())
         scale = neftune_scale(clean.mask, draws.shape[-1], self.alpha, padded=padded)

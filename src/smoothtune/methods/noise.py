@@ -14,34 +14,29 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Between
+from smoothtune.core.regularizer import TaskLoss, method
+from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.noise import NoiseKind
 from smoothtune.methods.noise_base import NoisyEmbeddings
 
 
-@dataclass(config=STRICT, kw_only=True)
-class Noise(NoisyEmbeddings):
+@method(
+    "noise",
+    Traits(
+        lowers=("noise divergence",),
+        searched={"noise_ratio": Between(0.01, 0.5, log=True)},
+        needs_labels=True,
+    ),
+)
+class Noise(NoisyEmbeddings, TaskLoss):
     """The task loss on noisy embeddings, and nothing else."""
-
-    name: ClassVar[str] = "noise"
-    claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence",)
-    replaces_task_loss: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = True
-    searched: ClassVar[Mapping[str, Between] | None] = {"noise_ratio": Between(0.01, 0.5, log=True)}
 
     noise: NoiseKind = "standard"
     """standard: FT+Gaussian; in_manifold: FT+In-manifold."""
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Task loss of the noisy forward; the clean one runs only up to the embeddings."""
-        if not clean.labeled:
-            return None
         return self.noisy(clean, dropout="shared").loss

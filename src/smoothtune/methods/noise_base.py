@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from dataclasses import replace
+from typing import Any
 
 from pydantic import NonNegativeInt, PositiveInt
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.regularizer import STRICT, Positive, Regularizer
+from smoothtune.core.regularizer import STRICT, LossTerm, Positive
+from smoothtune.core.traits import Traits
 from smoothtune.functional.neighbors import Metric, countable, token_counts
 from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, RescaleOver, relative_norm
 from smoothtune.nn.hooks import Layer, Point
@@ -21,10 +22,8 @@ warn_once = functools.cache(logging.getLogger(__name__).warning)
 
 
 @dataclass(config=STRICT, kw_only=True)
-class NoisyEmbeddings(Regularizer):
+class NoisyEmbeddings(LossTerm):
     """Base of the methods that run the model on embeddings with LNSR's noise."""
-
-    renamed: ClassVar[Mapping[str, str]] = {"scale": "rescale_over"}
 
     noise: NoiseKind = "standard"
     """Kind of noise; the papers use both."""
@@ -63,9 +62,9 @@ class NoisyEmbeddings(Regularizer):
         return super().results_version + (self.noise == "in_manifold")
 
     @property
-    def needs_whole_weights(self) -> bool:
+    def traits(self) -> Traits:
         """In-manifold noise keeps the pre-trained word embeddings."""
-        return self.noise == "in_manifold"
+        return replace(super().traits, whole_weights=self.noise == "in_manifold")
 
     def points(self) -> tuple[Point, ...]:
         """The one point where noise enters."""

@@ -23,24 +23,20 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 from pydantic import PositiveInt
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Between, Positive
+from smoothtune.core.regularizer import Positive, TaskLoss, method
+from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.adversarial import (
     Norm,
     ascend,
-    given,
     normalize,
     project,
     task_loss,
     uniform_start,
+    with_defaults,
 )
 from smoothtune.methods.adversarial_base import Adversarial
 from smoothtune.nn import rng
@@ -49,16 +45,17 @@ from smoothtune.nn import rng
 DEFAULTS = {"relative": (0.0025, 0.005), "absolute": (0.3, 1.0)}
 
 
-@dataclass(config=STRICT, kw_only=True)
-class PGD(Adversarial):
+@method(
+    "pgd",
+    Traits(
+        lowers=("worst divergence",),
+        searched={"epsilon": Between(0.0005, 0.05, log=True)},
+        version=2,
+        needs_labels=True,
+    ),
+)
+class PGD(Adversarial, TaskLoss):
     """The task loss is taken at the worst perturbation found, and nowhere else."""
-
-    name: ClassVar[str] = "pgd"
-    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
-    version: ClassVar[int] = 2
-    replaces_task_loss: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = True
-    searched: ClassVar[Mapping[str, Between] | None] = {"epsilon": Between(0.0005, 0.05, log=True)}
 
     epsilon: Positive | None = None
     """epsilon, radius of the ball. Paper: for images; default 0.005 (relative), 1 (absolute)."""
@@ -71,12 +68,10 @@ class PGD(Adversarial):
 
     def __post_init__(self):
         super().__post_init__()
-        self._sizes = given((self.step_size, self.epsilon), DEFAULTS[self.units])
+        self._sizes = with_defaults((self.step_size, self.epsilon), DEFAULTS[self.units])
 
     def loss(self, clean: ForwardPass) -> Tensor | None:
-        """Task loss at the worst case; no clean forward is run. None without labels."""
-        if not clean.labeled:
-            return None
+        """Task loss at the worst case; no clean forward is run."""
         step_size, radius = (size * self.unit(clean, self.norm) for size in self._sizes)
 
         def update(delta: Tensor, gradient: Tensor) -> Tensor:

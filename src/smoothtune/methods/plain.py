@@ -9,16 +9,10 @@ Departures: none.
 
 from __future__ import annotations
 
-from typing import ClassVar
-
-from pydantic.dataclasses import dataclass
-
-from smoothtune.core.regularizer import STRICT, Regularizer
+from smoothtune.core.regularizer import Regularizer, method
+from smoothtune.core.traits import Traits
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method("plain", Traits(does_nothing=True))
 class Plain(Regularizer):
     """Plain fine-tuning: no term, no change."""
-
-    name: ClassVar[str] = "plain"
-    does_nothing: ClassVar[bool] = True

@@ -24,7 +24,7 @@ Departures:
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic.dataclasses import dataclass
@@ -32,8 +32,8 @@ from torch import Tensor, nn
 
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.predictions import heads
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
+from smoothtune.core.regularizer import STRICT, NonNegative, Penalty, Positive, method
+from smoothtune.core.traits import Traits
 from smoothtune.functional.divergences import divergence
 from smoothtune.functional.noise import relative_norm
 from smoothtune.functional.parametrizations import (
@@ -44,15 +44,12 @@ from smoothtune.functional.parametrizations import (
 )
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import embedding_table, head_modules
-from smoothtune.nn.hooks import Point
 from smoothtune.nn.model_facts import predicts_tokens
 
 
 @dataclass(config=STRICT, kw_only=True)
-class NoisyPrediction(Regularizer):
+class NoisyPrediction(Penalty):
     """Base of R3F and R4F, whose term is the same."""
-
-    compares_passes: ClassVar[bool] = True
 
     weight: NonNegative | None = None
     """lambda, in place of share. fairseq: 1."""
@@ -67,10 +64,6 @@ class NoisyPrediction(Regularizer):
     compat: Literal["fairseq"] | None = None
     """"fairseq": the noisy pass gives the word embeddings no gradient, and regression no term."""
 
-    def points(self) -> tuple[Point, ...]:
-        """Noise enters at the word embeddings."""
-        return ("word",)
-
     def loss(self, clean: ForwardPass) -> Tensor | None:
         """Symmetric KL; the squared difference for regression."""
         if self.compat and heads(clean.run())[0].regression:
@@ -84,12 +77,14 @@ class NoisyPrediction(Regularizer):
         return term
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method(
+    "r3f",
+    Traits(
+        lowers=("noise divergence", "worst divergence"), points=("word",), small_difference=True
+    ),
+)
 class R3F(NoisyPrediction):
     """R3F: the prediction must not change under small noise on the word embeddings."""
-
-    name: ClassVar[str] = "r3f"
-    claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence", "worst divergence")
 
 
 class SpectralNorm:
@@ -101,13 +96,17 @@ class SpectralNorm:
         return weight / torch.linalg.matrix_norm(wide, 2)
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method(
+    "r4f",
+    Traits(
+        lowers=("noise divergence", "worst divergence"),
+        points=("word",),
+        small_difference=True,
+        reparametrizes=True,
+    ),
+)
 class R4F(NoisyPrediction):
     """R4F: R3F with a spectrally normalized head."""
-
-    name: ClassVar[str] = "r4f"
-    claims: ClassVar[tuple[Quantity, ...]] = ("noise divergence", "worst divergence")
-    substitutes_weights: ClassVar[bool] = True
 
     def __post_init__(self):
         super().__post_init__()

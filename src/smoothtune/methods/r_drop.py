@@ -23,15 +23,11 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Between, NonNegative, Regularizer
+from smoothtune.core.regularizer import NonNegative, TaskLoss, method
+from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.divergences import divergence, symmetric_kl
 
 
@@ -40,14 +36,12 @@ def half_symmetric_kl(p: Tensor, q: Tensor) -> Tensor:
     return 0.5 * symmetric_kl(p, q)
 
 
-@dataclass(config=STRICT, kw_only=True)
-class RDrop(Regularizer):
+@method(
+    "r_drop",
+    Traits(lowers=("dropout divergence",), searched={"alpha": Between(0.1, 10.0, log=True)}),
+)
+class RDrop(TaskLoss):
     """R-Drop: the predictions of two dropout passes must agree."""
-
-    name: ClassVar[str] = "r_drop"
-    claims: ClassVar[tuple[Quantity, ...]] = ("dropout divergence",)
-    replaces_task_loss: ClassVar[bool] = True
-    searched: ClassVar[Mapping[str, Between] | None] = {"alpha": Between(0.1, 10.0, log=True)}
 
     alpha: NonNegative = 1.0
     """Weight of the divergence. Released BERT model: 1."""

@@ -19,15 +19,12 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 import torch
 from pydantic import NonNegativeInt
-from pydantic.dataclasses import dataclass
 from torch import nn
 
-from smoothtune.core.regularizer import STRICT, Between, Regularizer
+from smoothtune.core.regularizer import Regularizer, method
+from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.parametrizations import refuse_computed
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import base_model, blocks, sides_of
@@ -42,23 +39,16 @@ def initialize(model: nn.Module, part: nn.Module) -> None:
     part.apply(model._init_weights)  # type: ignore[arg-type]
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method(
+    "reinit", Traits(searched={"layers": Between(1, 3)}, whole_weights=True, resets_weights=True)
+)
 class ReInit(Regularizer):
     """The top blocks start from random weights."""
-
-    name: ClassVar[str] = "reinit"
-    resets_weights: ClassVar[bool] = True
-    searched: ClassVar[Mapping[str, Between] | None] = {"layers": Between(1, 3)}
 
     layers: NonNegativeInt = 1
     """N, number of blocks from the top. Paper: 1 to 6 of 24, chosen by task."""
     pooler: bool = True
     """Re-initialize the pre-trained pooler, where there is one. Paper: yes."""
-
-    @property
-    def needs_whole_weights(self) -> bool:
-        """It sets weights anew."""
-        return True
 
     def attach(self, model: nn.Module) -> None:
         """Draw the new weights; `detach` leaves them.

@@ -20,32 +20,31 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import ClassVar
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, Between, Positive, Regularizer
+from smoothtune.core.regularizer import Positive, TaskLoss, method
+from smoothtune.core.traits import Between, Traits
 from smoothtune.functional import divergences
 from smoothtune.functional.adversarial import task_loss
 from smoothtune.nn.stored_gradient import AccumulatedLoss
 
 
-@dataclass(config=STRICT, kw_only=True)
-class SAM(Regularizer):
+@method(
+    "sam",
+    Traits(
+        lowers=("sharpness",),
+        searched={"rho": Between(0.001, 0.1, log=True)},
+        needs_labels=True,
+        ascends_weights=True,
+    ),
+)
+class SAM(TaskLoss):
     """Train for the worst loss in a small ball around the weights."""
-
-    name: ClassVar[str] = "sam"
-    claims: ClassVar[tuple[Quantity, ...]] = ("sharpness",)
-    replaces_task_loss: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = True
-    climbs_in_weights: ClassVar[bool] = True
-    searched: ClassVar[Mapping[str, Between] | None] = {"rho": Between(0.001, 0.1, log=True)}
 
     rho: Positive = 0.01
     """rho, radius of the ball. Paper, on images: 0.05; adaptive 0.5 to 2. On sentences of IMDb 0.05
@@ -57,32 +56,30 @@ class SAM(Regularizer):
     dropout: Dropout = "shared"
     """Dropout masks of the second pass relative to the first."""
 
-    def loss(self, clean: ForwardPass) -> Tensor | None:
-        """L(w + e), with its gradient; None without labels.
+    def loss(self, clean: ForwardPass) -> Tensor:
+        """L(w + e), with its gradient.
 
         Raises:
             ValueError: the weights hold gradients of an earlier batch.
         """
-        if not clean.labeled:
-            return None
         weights = clean.weights
         if any(w.grad is not None and w.grad.any() for w in weights):
             raise ValueError(
                 "sam follows the gradient of a whole batch, but gradients of an earlier one are "
                 "there: set gradient_accumulation_steps=1 and call optimizer.zero_grad()"
             )
-        step, losses = self._climb(clean, weights), AccumulatedLoss(weights)
+        step, losses = self._ascent(clean, weights), AccumulatedLoss(weights)
         with moved(weights, step):
             losses.add(task_loss(clean.at(dropout=self.dropout)))
         return losses.total()
 
-    def _climb(self, clean: ForwardPass, weights: Sequence[Tensor]) -> list[Tensor]:
+    def _ascent(self, clean: ForwardPass, weights: Sequence[Tensor]) -> list[Tensor]:
         """e, for every weight."""
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             task_loss(clean.run()), weights, retain_graph=True, materialize_grads=True
         )
         sizes = [w.detach().abs() if self.adaptive else torch.ones_like(w) for w in weights]
-        scaled = [s * g for s, g in zip(sizes, found, strict=True)]
+        scaled = [s * g for s, g in zip(sizes, gradients, strict=True)]
         norm = torch.linalg.vector_norm(torch.stack([s.norm() for s in scaled]))
         factor = self.rho / norm.clamp(min=torch.finfo(norm.dtype).tiny)
         self.diagnostics["gradient_norm"] = norm

@@ -32,18 +32,16 @@ Departures:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, Literal
+from typing import Literal
 
 from pydantic import PositiveInt
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Regularizer
+from smoothtune.core.regularizer import NonNegative, Penalty, Positive, method
 from smoothtune.core.support import no_compat
-from smoothtune.functional.adversarial import Ascent, Inner, Norm, Per, diagnostics, given
+from smoothtune.core.traits import Traits
+from smoothtune.functional.adversarial import Ascent, Inner, Norm, Per, diagnostics, with_defaults
 from smoothtune.functional.divergences import check_released, divergence, symmetric_kl
 from smoothtune.nn import rng
 from smoothtune.nn.hooks import Point, token_std
@@ -64,15 +62,9 @@ def deberta_step(delta: Tensor, gradient: Tensor, step_size: float) -> Tensor:
     return delta + step_size * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
 
 
-@dataclass(config=STRICT, kw_only=True)
-class SiFT(Regularizer):
+@method("sift", Traits(lowers=("worst divergence",), version=2, small_difference=True))
+class SiFT(Penalty):
     """Predictions must not change under the worst small perturbation of normalized embeddings."""
-
-    name: ClassVar[str] = "sift"
-    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
-    version: ClassVar[int] = 2
-    compares_passes: ClassVar[bool] = True
-    renamed: ClassVar[Mapping[str, str]] = {"eta": "step_size"}
 
     weight: NonNegative | None = None
     """Factor of R, in place of share. Released recipes: 5."""
@@ -104,7 +96,7 @@ class SiFT(Regularizer):
             raise ValueError("compat reproduces code with place: normalized; leave one of them out")
         self._point = POINTS[self.place]
         sizes = (self.sigma, self.step_size, self.epsilon)
-        sigma, step_size, epsilon = given(sizes, DEFAULTS[self.compat or "paper"])
+        sigma, step_size, epsilon = with_defaults(sizes, DEFAULTS[self.compat or "paper"])
         self._ascent = Ascent(
             point=self._point,
             norm=self.norm,

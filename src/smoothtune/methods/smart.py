@@ -41,17 +41,17 @@ Departures:
 from __future__ import annotations
 
 import logging
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import Literal
 
 import torch
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import heads
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive, Probability
+from smoothtune.core.regularizer import NonNegative, Positive, Probability, method
 from smoothtune.core.support import no_compat
+from smoothtune.core.traits import Traits
 from smoothtune.functional.divergences import (
     Divergence,
     check_released,
@@ -136,14 +136,9 @@ def mt_dnn_outer(clean: ForwardPass, noisy: ForwardPass, measure: Divergence) ->
     return divergence(clean, noisy, measure)
 
 
-@dataclass(config=STRICT, kw_only=True)
+@method("smart", Traits(lowers=("worst divergence",), version=2, small_difference=True))
 class SMART(AdversarialSearch):
     """Predictions change neither under the worst small perturbation nor fast between steps."""
-
-    name: ClassVar[str] = "smart"
-    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
-    version: ClassVar[int] = 2
-    compares_passes: ClassVar[bool] = True
 
     weight: NonNegative | None = None
     """Factor of lambda_s R_s + mu D, in place of share. Paper: 1."""
@@ -191,9 +186,9 @@ class SMART(AdversarialSearch):
         self._updates = 0
 
     @property
-    def needs_whole_weights(self) -> bool:
-        """Those of the teacher."""
-        return bool(self._mu)
+    def traits(self) -> Traits:
+        """The teacher has a copy of the weights."""
+        return replace(super().traits, whole_weights=bool(self._mu))
 
     @property
     def has_own_graph(self) -> bool:

@@ -35,29 +35,28 @@ Departures: all of the following is RECONSTRUCTED.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import ClassVar, Literal
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveInt
-from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
 from smoothtune.core.forward import Dropout, ForwardPass
 from smoothtune.core.predictions import head_mean, heads
-from smoothtune.core.quantities import Quantity
 from smoothtune.core.regularizer import (
-    STRICT,
     BelowOne,
-    Between,
     Fraction,
     NonNegative,
     Positive,
     Probability,
-    Regularizer,
+    TaskLoss,
     entries_under,
+    method,
 )
+from smoothtune.core.traits import Between, Traits
 from smoothtune.functional.adversarial import (
     Units,
     ascend,
@@ -131,22 +130,17 @@ def saliency(weight: Tensor, gradient: Tensor, kind: Saliency) -> Tensor:
     return (gradient * weight).abs_() if kind == "taylor" else gradient.abs()
 
 
-@dataclass(config=STRICT, kw_only=True)
-class UEGR(Regularizer):
+@method(
+    "uegr",
+    Traits(
+        lowers=("dropout divergence",),
+        searched={"epsilon": Between(0.0005, 0.05, log=True)},
+        differentiates=True,
+        needs_labels=True,
+    ),
+)
+class UEGR(TaskLoss):
     """UEGR: agreeing sub-models on adversarial samples, and an update of the salient weights."""
-
-    name: ClassVar[str] = "uegr"
-    claims: ClassVar[tuple[Quantity, ...]] = ("dropout divergence",)
-    differentiates: ClassVar[bool] = True
-    replaces_task_loss: ClassVar[bool] = True
-    needs_labels: ClassVar[bool] = True
-    renamed: ClassVar[Mapping[str, str]] = {
-        "attack_point": "layer",
-        "eps": "epsilon",
-        "eps_mode": "units",
-        "attack_steps": "num_steps",
-    }
-    searched: ClassVar[Mapping[str, Between] | None] = {"epsilon": Between(0.0005, 0.05, log=True)}
 
     attack: Literal["fgm", "pgd", "none"] = "fgm"
     """How adversarial samples are made. RECONSTRUCTED."""
@@ -239,9 +233,9 @@ class UEGR(Regularizer):
         self._update: PartialUpdate | None = None
 
     @property
-    def changes_dropout(self) -> bool:
-        """Unless the sub-models keep the model's own rates."""
-        return self.combination != "model"
+    def traits(self) -> Traits:
+        """Dropout changes unless the sub-models keep the model's own rates."""
+        return replace(super().traits, changes_dropout=self.combination != "model")
 
     def points(self) -> tuple[Point, ...]:
         """The one point that is attacked."""
@@ -253,10 +247,8 @@ class UEGR(Regularizer):
 
     # --- forward stage -----------------------------------------------------------------------
 
-    def loss(self, clean: ForwardPass) -> Tensor | None:
+    def loss(self, clean: ForwardPass) -> Tensor:
         """The total: gamma L_adv + alpha L_JS + beta L."""
-        if not clean.labeled:
-            return None
         delta = None if self.attack == "none" else self._adversary(clean)
         passes = [
             clean.at(delta, self.layer, dropout="independent" if k else "shared", rate=rate)

@@ -24,15 +24,12 @@ Departures:
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 from pydantic import PositiveInt
-from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.quantities import Quantity
-from smoothtune.core.regularizer import STRICT, NonNegative, Positive
+from smoothtune.core.regularizer import NonNegative, Penalty, Positive, method
+from smoothtune.core.traits import Traits
 from smoothtune.functional.adversarial import ascend, normalize, unit
 from smoothtune.functional.divergences import divergence, kl
 from smoothtune.methods.adversarial_base import Adversarial
@@ -41,14 +38,9 @@ from smoothtune.nn import rng
 DEFAULTS = {"relative": 0.02, "absolute": 8.0}
 
 
-@dataclass(config=STRICT, kw_only=True)
-class VAT(Adversarial):
+@method("vat", Traits(lowers=("worst divergence",), version=2, small_difference=True))
+class VAT(Adversarial, Penalty):
     """The prediction is the label of the worst perturbation; needs no true label."""
-
-    name: ClassVar[str] = "vat"
-    claims: ClassVar[tuple[Quantity, ...]] = ("worst divergence",)
-    version: ClassVar[int] = 2
-    compares_passes: ClassVar[bool] = True
 
     weight: NonNegative | None = None
     """Factor of the term, in place of share. Paper: 1."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
@@ -13,6 +14,7 @@ from transformers.pytorch_utils import Conv1D
 from smoothtune.nn.model_facts import (
     ENCODER_DECODERS,
     declaring,
+    is_causal,
     is_encoder_decoder,
     reads_text,
 )
@@ -178,6 +180,26 @@ def base_model(model: nn.Module) -> nn.Module:
         model = model.get_base_model()  # type: ignore[operator]
     inner = transformer(model)  # of a CrossEncoder, with its head
     return getattr(inner, getattr(inner, "base_model_prefix", ""), model)
+
+
+def pooled_positions(model: nn.Module, mask: Tensor) -> Tensor:
+    """(B,) the token that the head of an unwrapped model reads: the last in decoders, or the first.
+
+    Args:
+        model: unwrapped.
+        mask: (B, T) real tokens.
+
+    Raises:
+        ValueError: the head of an encoder-decoder reads none of the encoder's tokens.
+    """
+    if is_encoder_decoder(model):
+        raise ValueError(
+            "the head of an encoder-decoder reads the decoder's tokens, so no token of a stack "
+            "is pooled: compare all tokens (tokens of lnsr), or a random one (token of jachess)"
+        )
+    if is_causal(model):
+        return (torch.arange(mask.shape[1], device=mask.device) * mask).argmax(1)
+    return mask.int().argmax(1)
 
 
 def head_modules(model: nn.Module) -> list[nn.Module]:

@@ -32,13 +32,13 @@ def unreached(value: Tensor, weights: Iterable[nn.Parameter]) -> set[nn.Paramete
     return {weight for weight in weights if weight not in reached}
 
 
-class FullReach:
+class UnusedWeights:
     """Lets every weight of a DDP model take part in a backward, and be as if it had not."""
 
     def __init__(self) -> None:
         self._unreached: set[nn.Parameter] | None = None  # by no batch of the update so far
 
-    def complete(self, model: nn.Module, total: Tensor, labeled: bool) -> Tensor:
+    def zero_gradients(self, model: nn.Module, total: Tensor, labeled: bool) -> Tensor:
         """() the same value, with a gradient of zero for weights that it does not reach.
 
         Args:
@@ -51,14 +51,14 @@ class FullReach:
             return total
         if not torch.is_grad_enabled():
             return total
-        found = unreached(total, (w for w in model.parameters() if w.requires_grad))
+        unused = unreached(total, (w for w in model.parameters() if w.requires_grad))
         for weight in model.parameters():  # in one order in every process
-            if weight in found:
+            if weight in unused:
                 total = total + 0 * weight.flatten()[:1].sum()
-        self._unreached = found if self._unreached is None else self._unreached & found
+        self._unreached = unused if self._unreached is None else self._unreached & unused
         return total
 
-    def nothing(self, model: nn.Module) -> Tensor:
+    def zero_loss(self, model: nn.Module) -> Tensor:
         """() zero, for a batch that is to move no weight; the forward of DDP has run.
 
         DDP and gradient scalers wait for gradients: these, which are zero, are gone before the

@@ -1,4 +1,4 @@
-"""What the decoder of an encoder-decoder reads: the labels, shifted, as the model makes them."""
+"""The tokens that a model reads; the decoder of an encoder-decoder reads its labels, shifted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from smoothtune.nn.architecture import Side, sides_of
 from smoothtune.nn.model_facts import IGNORED, declaring, is_seq2seq_lm
 
 DECODER_IDS = "decoder_input_ids"
@@ -44,12 +45,39 @@ def decoder_mask(batch: Mapping[str, Any]) -> Tensor:
     return mask if given is None else mask & given.bool()
 
 
-def tokens_and_mask(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
-    """(B, T) what the decoder reads, and which of it is real.
+def tokens_and_mask(
+    model: nn.Module, batch: Mapping[str, Any], side: Side
+) -> tuple[Tensor, Tensor]:
+    """(B, T) what is read on a side, both together or any model, and which of it is real.
+
+    Models for multiple choice put all their sequences into one batch.
+
+    Args:
+        model: unwrapped.
+        batch: model inputs by name.
+        side: of an encoder-decoder.
 
     Raises:
-        ValueError: the batch does not say what the decoder reads.
+        ValueError: the batch has no `input_ids`, or does not say what the decoder reads.
     """
+    parts = [
+        _of_encoder(batch) if one == "encoder" else _of_decoder(batch)
+        for one in sides_of(model, side)
+    ]
+    return joined([ids for ids, _ in parts]), joined([mask for _, mask in parts])
+
+
+def _of_encoder(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+    if "input_ids" not in batch:
+        raise ValueError(
+            f"a perturbation needs `input_ids`, and the batch has {', '.join(batch)}: use a "
+            "weight-side method such as mixout or l2_sp"
+        )
+    ids, mask = batch["input_ids"].flatten(0, -2), batch.get("attention_mask")
+    return ids, torch.ones_like(ids).bool() if mask is None else mask.flatten(0, -2).bool()
+
+
+def _of_decoder(batch: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
     if batch.get(DECODER_IDS) is None or "labels" not in batch:
         raise ValueError(
             "a perturbation of the decoder needs labels, from which decoder_input_ids are made: "

@@ -1,4 +1,4 @@
-"""Loss values with precomputed gradients.
+"""Loss values whose own backward returns a gradient that is known, or made only then.
 
 An adversarial step needs the gradient of its loss at the perturbation, to climb, and at the
 weights, to train. One backward gives both and frees the graph; the loss goes on as a scalar whose
@@ -7,29 +7,33 @@ own backward returns the stored gradient.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+Make = Callable[[Tensor], Sequence[Tensor | None]]
+"""() scale of a loss in its backward pass -> its gradient, of that scale, at the weights"""
 
-class _StoredGradient(torch.autograd.Function):
+
+class _Deferred(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, value: Tensor, gradients: list[Tensor | None], *weights: Tensor
-    ) -> Tensor:
-        ctx.gradients = gradients
+    def forward(ctx: Any, value: Tensor, make: Make, *weights: Tensor) -> Tensor:
+        ctx.make = make
         return value.clone()
 
     @staticmethod
     def backward(ctx: Any, *upstream: Tensor) -> Any:
-        gradients, ctx.gradients = ctx.gradients, None
-        if gradients is None:
-            raise RuntimeError("the stored gradient is used up: back-propagate this loss once")
-        for i, gradient in enumerate(gradients):  # one by one, so that there are never two sets
-            gradients[i] = None if gradient is None else upstream[0] * gradient
-        return (None, None, *gradients)
+        make, ctx.make = ctx.make, None
+        if make is None:
+            raise RuntimeError("the gradient is used up: back-propagate this loss once")
+        return (None, None, *make(upstream[0]))
+
+
+def with_deferred_gradient(value: Tensor, make: Make, weights: Sequence[Tensor]) -> Tensor:
+    """() the value; its backward, once, returns what `make` gives for the scale that it gets."""
+    return _Deferred.apply(value, make, *weights)
 
 
 def with_gradient(
@@ -43,7 +47,14 @@ def with_gradient(
     (tensor([3., 6.]), None)
     """
     reached = [(g, w) for g, w in zip(gradients, weights, strict=True) if g is not None]
-    return _StoredGradient.apply(value, [g for g, _ in reached], *(w for _, w in reached))
+    stored = [gradient for gradient, _ in reached]
+
+    def scaled(scale: Tensor) -> list[Tensor]:
+        for i, gradient in enumerate(stored):  # one by one, so that there are never two sets
+            stored[i] = scale * gradient
+        return stored
+
+    return with_deferred_gradient(value, scaled, [weight for _, weight in reached])
 
 
 class AccumulatedLoss:
@@ -74,15 +85,15 @@ class AccumulatedLoss:
             inputs: where it is differentiated beside the weights.
             keep_graph: do not free its graph, of which another loss needs a part.
         """
-        found = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             loss, [*inputs, *self.weights], allow_unused=True, retain_graph=keep_graph
         )
-        for i, gradient in enumerate(found[len(inputs) :]):
+        for i, gradient in enumerate(gradients[len(inputs) :]):
             sum_so_far = self.gradients[i]
             if gradient is not None:  # not in place: weights that are added up share one tensor
                 self.gradients[i] = gradient if sum_so_far is None else sum_so_far + gradient
         self.value = loss.detach() if self.value is None else self.value + loss.detach()
-        return found[: len(inputs)]
+        return gradients[: len(inputs)]
 
     def total(self) -> Tensor:
         """() the sum of the losses; its backward, once, returns the stored gradients."""

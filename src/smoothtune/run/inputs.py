@@ -140,7 +140,7 @@ def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | N
     if given is None:
         return None
     counts = prepared.report.splits["train"].labels
-    own = [each.name for each in config.regularizers() if each.plain_loss]
+    own = [each.name for each in config.regularizers() if each.traits.plain_loss]
     problem = ""
     if not names:
         problem = "need classes, and the labels are scores"

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from smoothtune.config.checks import with_present_names
 from smoothtune.config.draft import message_of
 from smoothtune.config.names import TUNE
 from smoothtune.config.run import RunConfig
@@ -205,7 +204,6 @@ def _changed(record: Mapping[str, Any], config: RunConfig, *, resume: bool = Fal
         | {"versions of methods": record.get("method_versions")}
         | {"world_size": record.get("world_size", 1)}
     )
-    recorded["methods"] = with_present_names(recorded.get("methods", {}))
     current = config.identity() | {"versions of methods": config.method_versions()}
     current["world_size"] = world_size()
     if config.unlabeled is None:

@@ -196,7 +196,11 @@ def build_trainer(
     trainer.remove_callback(PrinterCallback)
     attention = model.config._attn_implementation
     if attention != loaded_with:
-        second = [regularizer.name for regularizer in regularizers if regularizer.second_order]
+        second = [
+            regularizer.name
+            for regularizer in regularizers
+            if regularizer.traits.derivative_order > 1
+        ]
         why = f"{' and '.join(second)} needs second derivatives, which {loaded_with} does not have"
     else:
         why = "transformers' choice for this model; no method needs another"

@@ -204,7 +204,9 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
         }
     if extras.evaluate:
         found["parts"] = _measured_parts(extras.evaluate, subject)
-        found["claims"] = {name: list(find_method(name).claims) for name in cell.config.methods}
+        found["claims"] = {
+            name: list(find_method(name).declared.lowers) for name in cell.config.methods
+        }
     for name, other in extras.ood:
         results = {OOD + name: other_data(subject, other)}
         for share in extras.further_share:

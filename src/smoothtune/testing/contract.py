@@ -14,9 +14,9 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from smoothtune.core import part
+from smoothtune.core import row_subset
 from smoothtune.core.objective import Objective
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
 from smoothtune.core.support import REFUSED
 from smoothtune.testing.fixed import all_in_float64, fixed_draws, frozen_perturbations
 from smoothtune.testing.tiny import LEFT_PADDED, tiny_batch, tiny_model
@@ -28,7 +28,7 @@ MakeBatch = Callable[..., dict[str, Tensor]]
 
 def with_weight(method: Regularizer) -> Regularizer:
     """The method with weight 1 in place of a share, so that its value has its gradient."""
-    if method.share is None:
+    if not isinstance(method, Penalty) or method.share is None:
         return method
     left_out = ("share", "max_share")
     settings = {key: value for key, value in method.settings().items() if key not in left_out}
@@ -50,8 +50,8 @@ def reaches_parameters(
         gradients.append(_gradient(Objective(*regularizers), model, make_batch(), raw=True))
         assert torch.isfinite(gradients[-1]).all(), "the gradient is not finite"
         assert gradients[-1].any(), "the gradient is zero"
-    same = with_weight(make()).has_loss and torch.equal(*gradients)
-    assert not same, "the loss term changes no gradient; has_loss says that there is one"
+    same = isinstance(make(), LossTerm) and torch.equal(*gradients)
+    assert not same, "the loss changes no gradient"
 
 
 def off_at_weight_zero(
@@ -63,7 +63,9 @@ def off_at_weight_zero(
 ) -> None:
     """Weight 0 is plain fine-tuning bit for bit, dropout and later draws included."""
     method = with_weight(make())
-    settings = method.settings() | {"weight": 0.0, "every": 1}
+    if not isinstance(method, Penalty):
+        return
+    settings = method.settings() | {"weight": 0.0}
     results = []
     for regularizers in [(), (type(method)(**settings),)]:
         model = make_model(architecture, dropout=0.2)
@@ -89,7 +91,7 @@ def leaves_ambient_draws(
     for acts in (False, True):
         model, method = make_model(architecture, dropout=0.2), with_weight(make())
         objective = Objective(method)
-        if acts or method.draws_weights:
+        if acts or method.traits.random_weights:
             objective.attach(model)
         torch.manual_seed(3)
         (objective if acts else Objective())(model, make_batch())
@@ -130,10 +132,10 @@ def is_mean_over_examples(
     """The gradient of a batch is the mean of its halves': exact under accumulation and DDP.
 
     What a method measures on its first batch is measured once, on the whole one. A method that
-    climbs the loss of a whole batch is refused there.
+    ascends the loss of a whole batch is refused there.
     """
-    if with_weight(make()).climbs_in_weights:
-        assert {"DDP", "FSDP2"} <= set(REFUSED["climbs in weights"])
+    if make().traits.ascends_weights:
+        assert {"DDP", "FSDP2"} <= set(REFUSED["ascends in weights"])
         return
     with fixed_draws(), all_in_float64():
         model = make_model(architecture)
@@ -174,23 +176,27 @@ def is_unbiased_on_a_part(
         state = objective.state_dict()
 
         def gradient(*regularizers: Regularizer, rows: tuple[int, ...] = ()) -> Tensor:
-            with mock.patch.object(part, "draw_rows", return_value=torch.tensor(rows)) as drawn:
+            with mock.patch.object(
+                row_subset, "draw_rows", return_value=torch.tensor(rows)
+            ) as drawn:
                 objective, model = Objective(*regularizers), make_model(architecture)
-                given = state if regularizers else None
-                found = _gradient(objective, model, make_batch(), raw=True, state=given)
+                measured = state if regularizers else None
+                flat = _gradient(objective, model, make_batch(), raw=True, state=measured)
             assert drawn.called == bool(rows), "rows below 1 must draw the rows, and rows=1 none"
-            return found
+            return flat
 
         plain, whole = gradient(), gradient(method)
         pairs = [gradient(halves, rows=rows) for rows in combinations(range(4), 2)]
     error = (torch.stack(pairs).mean(0) - whole).norm()
-    allowed = 1e-6 if method.finite_differences else 1e-9
+    allowed = 1e-6 if method.traits.finite_differences else 1e-9
     bound = allowed * (whole - plain).norm() + 1e-14 * plain.norm()
     assert error < bound, "the mean over parts of a batch is not the gradient of the whole"
 
 
 def _on_half(method: Regularizer) -> Regularizer | None:
     """The method with rows=0.5; None if it says that its term is on all rows."""
+    if not isinstance(method, Penalty) or method.why_all_rows():
+        return None
     try:
         return type(method)(**method.settings() | {"rows": 0.5})
     except ValueError as error:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.core.objective import Objective
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import Penalty, Regularizer
 from smoothtune.memory import peak, reset_peak
 from smoothtune.trainer.step_cost import STEPS
 
@@ -71,7 +71,8 @@ def peak_of_training(
     trained = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-6, fused=True)
     for regularizer in regularizers:
-        regularizer.ramp_start = regularizer.ramp_steps = 0  # the steps after them count
+        if isinstance(regularizer, Penalty):
+            regularizer.ramp_start = regularizer.ramp_steps = 0  # the steps after them count
     objective = Objective(*regularizers).bind(model, optimizer, STEPS)
     device = trained[0].device
     peaks = {}

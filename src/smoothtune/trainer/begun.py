@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
 
 
 def begun(methods: Iterable[Regularizer], step: int) -> bool:
@@ -16,9 +16,12 @@ def begun(methods: Iterable[Regularizer], step: int) -> bool:
         methods: of the run, their length of training known.
         step: number of updates so far.
     """
-    return all(_has_acted(method, step) for method in methods if method.is_on and method.has_loss)
+    terms = [method for method in methods if isinstance(method, LossTerm) and method.is_on]
+    return all(_has_acted(method, step) for method in terms)
 
 
-def _has_acted(method: Regularizer, step: int) -> bool:
+def _has_acted(method: LossTerm, step: int) -> bool:
+    if not isinstance(method, Penalty):
+        return step > 0
     last_turn = (step - 1) // method.every
     return last_turn >= 0 and method.ramp(last_turn * method.every) > 0

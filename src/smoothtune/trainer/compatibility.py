@@ -10,18 +10,17 @@ from accelerate.utils import DistributedType
 from torch.distributed.fsdp import CPUOffloadPolicy
 from transformers import Trainer, TrainingArguments
 
-from smoothtune.core.optimizer_hooks import edits_gradients, needs_updates
+from smoothtune.core.optimizer_hooks import needs_updates
 from smoothtune.core.plain_loss import plain_problems
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.core.support import (
     FULL_BATCH,
-    Environment,
-    environments,
     problems,
     refuse,
 )
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.compile import BACKENDS
+from smoothtune.nn.environments import Environment, environments
 from smoothtune.nn.model_facts import is_encoder_decoder
 from smoothtune.trainer.sentence_transformers import (
     is_embedding_trainer,
@@ -122,9 +121,9 @@ def zero_problems(regularizers: dict[str, Regularizer], trainer: Trainer) -> lis
             'save_strategy="no" and call save_model at the end, or use DDP'
         )
     for name, regularizer in regularizers.items():
-        if edits_gradients(regularizer):
+        if regularizer.acts_before:
             wrong.append(f"{name} with ZeRO: it edits gradients, which are in parts: use DDP")
-        if regularizer.climbs_in_weights:
+        if regularizer.traits.ascends_weights:
             wrong.append(f"{name} with ZeRO: {FULL_BATCH}")
     return wrong
 
@@ -147,9 +146,9 @@ def setting_problems(regularizers: dict[str, Regularizer], args: TrainingArgumen
                 "backward pass, which the method does not see: choose another optimizer"
             )
         wrong += problems(name, regularizer, where)
-        if regularizer.clips_gradients and args.max_grad_norm:
+        if regularizer.traits.clips_gradients and args.max_grad_norm:
             wrong.append(f"{name} replaces the clipping of the global norm: set max_grad_norm=0")
-        if regularizer.climbs_in_weights and args.gradient_accumulation_steps > 1:
+        if regularizer.traits.ascends_weights and args.gradient_accumulation_steps > 1:
             wrong.append(
                 f"{name} with gradient_accumulation_steps={args.gradient_accumulation_steps}: "
                 f"{FULL_BATCH}"
@@ -209,7 +208,7 @@ def unlabeled_problems(
     wrong, steps = list[str](), args.gradient_accumulation_steps
     if alternate not in get_args(Alternate):
         wrong.append(f"alternate={alternate!r}: write {', '.join(map(repr, get_args(Alternate)))}")
-    climbing = ", ".join(name for name, r in regularizers.items() if r.climbs_in_weights)
+    climbing = ", ".join(name for name, r in regularizers.items() if r.traits.ascends_weights)
     if alternate == "batch" and climbing:
         wrong.append(
             f'{climbing} with alternate="batch": it needs an update of one batch: set '

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Trainer
 
+from smoothtune.core.packed_rows import uses_passes
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.nn.architecture import unwrap
 from smoothtune.trainer.update_parts import refuse_parts
@@ -41,7 +42,7 @@ def sentence_transformers_problems(
         for cls in type(trainer).__mro__
         if cls.__module__.startswith("sentence_transformers.")
     ]
-    acting = [name for name, each in regularizers.items() if each.uses_passes]
+    acting = [name for name, each in regularizers.items() if uses_passes(each)]
     if not names or is_embedding_trainer(trainer) or not acting:
         return []
     return [

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.core.objective import Objective
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.regularizer import Penalty, Regularizer
 from smoothtune.memory import PeakMemory
 
 Batch = Mapping[str, Tensor]
@@ -111,7 +111,8 @@ class Stepper:
         trainable = [weight for weight in self.model.parameters() if weight.requires_grad]
         self.optimizer = torch.optim.AdamW(trainable, lr=1e-6, fused=True)
         for regularizer in regularizers:
-            regularizer.ramp_start = regularizer.ramp_steps = 0  # the steps after them count
+            if isinstance(regularizer, Penalty):
+                regularizer.ramp_start = regularizer.ramp_steps = 0  # the steps after them count
         self.objective = Objective(*regularizers).bind(self.model, self.optimizer, STEPS)
         self.objective.expect(STEPS, accumulates=False)
         self.autocast = autocast

@@ -176,7 +176,8 @@ def claims_of(methods: Iterable[str], recorded: Mapping[str, Sequence[str]]) -> 
         recorded: what methods of other packages said when they ran; their code is not imported.
     """
     known = [
-        METHODS[name].claims if name in METHODS else recorded.get(name, ()) for name in methods
+        METHODS[name].declared.lowers if name in METHODS else recorded.get(name, ())
+        for name in methods
     ]
     return list(dict.fromkeys(claim for claims in known for claim in claims))
 

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from smoothtune.core.forward import ForwardPass, Result
-from smoothtune.core.regularizer import Regularizer
+from smoothtune.core.forward import ForwardPass
+from smoothtune.core.pass_results import Result
+from smoothtune.core.regularizer import Penalty
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.causal_lm import num_items, target_mask
@@ -37,7 +38,7 @@ def draw_rows(count: int, part: float, device: torch.device) -> Tensor:
     return torch.randperm(count, device=device)[:n].sort().values
 
 
-def part_of(clean: ForwardPass, method: Regularizer, *, runs: bool) -> ForwardPass:
+def subset_pass(clean: ForwardPass, method: Penalty, *, runs: bool) -> ForwardPass:
     """The clean pass on as many random rows of its batch as a method asks for.
 
     Args:
@@ -56,7 +57,8 @@ def part_of(clean: ForwardPass, method: Regularizer, *, runs: bool) -> ForwardPa
     if len(rows) == count:
         return clean
     batch = rows_of_batch(clean, rows, count)
-    derivative = method.differentiates and not method.finite_differences
+    traits = method.traits
+    derivative = traits.differentiates and not traits.finite_differences
     shares = runs and not derivative and _has_masks_by_row(clean.run(), method)
     part = ForwardPass(
         clean.model,
@@ -64,12 +66,12 @@ def part_of(clean: ForwardPass, method: Regularizer, *, runs: bool) -> ForwardPa
         compute_loss=clean.compute_loss,
         points=clean.points if shares else method.points(),
         differentiable=derivative,
-        hidden_states=method.uses_hidden_states,
+        hidden_states=traits.hidden_states,
         side=clean.side,
         labeled=clean.labeled,
         start=clean.start if shares else rng.get_state(clean.device),
     )
-    part._whole = clean
+    part._full = clean
     if shares:
         _take_results(part, clean, rows, count)
     elif clean.shared_masks is not None:
@@ -86,14 +88,14 @@ def rows_of_batch(clean: ForwardPass, rows: Tensor, count: int) -> dict[str, Any
     Raises:
         ValueError: an input has not one entry for each row.
     """
-    found = {}
+    subset = {}
     for name, value in clean.batch.items():
         if not isinstance(value, Tensor) or value.ndim == 0 or name == "num_items_in_batch":
-            found[name] = value
+            subset[name] = value
         elif len(value) == count:
-            found[name] = value[rows]
+            subset[name] = value[rows]
         elif len(value) == 1:
-            found[name] = value
+            subset[name] = value
         else:
             raise ValueError(
                 f"rows below 1 needs inputs with an entry for each of the {count} rows of a batch, "
@@ -101,11 +103,11 @@ def rows_of_batch(clean: ForwardPass, rows: Tensor, count: int) -> dict[str, Any
                 "every=k"
             )
     if predicts_tokens(unwrap(clean.model)):
-        found["num_items_in_batch"] = num_items(clean.batch) * (len(rows) / count)
-    return found
+        subset["num_items_in_batch"] = num_items(clean.batch) * (len(rows) / count)
+    return subset
 
 
-def _has_masks_by_row(clean: ForwardPass, method: Regularizer) -> bool:
+def _has_masks_by_row(clean: ForwardPass, method: Penalty) -> bool:
     """Whether passes over some rows can have the dropout masks that a method's passes need."""
     if not method.shares_masks or rng.same(clean._fixed_start(), clean.end):
         return True
@@ -118,22 +120,22 @@ def _has_masks_by_row(clean: ForwardPass, method: Regularizer) -> bool:
 
 def _take_results(part: ForwardPass, clean: ForwardPass, rows: Tensor, count: int) -> None:
     """Give a part what the clean pass has computed for its rows."""
-    whole = clean._finished
+    full = clean._finished
     each = len(clean.mask) // count  # sequences of a row; several in multiple choice
     sequences = (each * rows[:, None] + torch.arange(each, device=rows.device)).flatten()
-    outputs = {name: value for name, value in whole.outputs.items() if name not in PREDICTIONS}
+    outputs = {name: value for name, value in full.outputs.items() if name not in PREDICTIONS}
     for name in PREDICTIONS:
-        if name in whole.outputs:
+        if name in full.outputs:
             outputs[name] = _rows_of_output(clean, name, rows, count)
-    states = whole.hidden_states
+    states = full.hidden_states
     part._result = Result(
         None,
         outputs,
         None if states is None else [state[sequences] for state in states],
-        {point: value[sequences] for point, value in whole.values.items()},
+        {point: value[sequences] for point, value in full.values.items()},
     )
     part._values = {point: value[sequences] for point, value in clean._values.items()}
-    part.end = part._must_end = clean.end
+    part.end = part._rng_end = clean.end
     if clean.shared_masks is not None:
         part.shared_masks = clean.shared_masks.of_rows(sequences)
 

@@ -22,8 +22,8 @@ from smoothtune import (
     Objective,
     Regularizer,
 )
-from smoothtune.core import part
-from smoothtune.core.part import draw_rows
+from smoothtune.core import row_subset
+from smoothtune.core.row_subset import draw_rows
 from smoothtune.nn import rng
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
 from smoothtune.testing.tiny import COMMON_CONFIG, random_model
@@ -38,7 +38,7 @@ UNSHARED = {
 @pytest.fixture
 def chosen(monkeypatch):
     """Rows 1 and 3 of four are the part."""
-    monkeypatch.setattr(part, "draw_rows", lambda *_: torch.tensor(ROWS))
+    monkeypatch.setattr(row_subset, "draw_rows", lambda *_: torch.tensor(ROWS))
 
 
 @pytest.fixture
@@ -147,7 +147,7 @@ def test_what_r3f_smart_and_jachess_add_is_theirs_on_the_whole_batch_row_by_row(
         model = tiny_model("bert", dropout=0.3)
 
         def term(method, row=0, model=model):
-            monkeypatch.setattr(part, "draw_rows", lambda *_: torch.tensor([row]))
+            monkeypatch.setattr(row_subset, "draw_rows", lambda *_: torch.tensor([row]))
             objective = Objective(method).attach(model)
             torch.manual_seed(3)
             objective(model, tiny_batch())
@@ -181,7 +181,7 @@ def test_every_task_has_the_mean_over_all_pairs(make, method, noise, monkeypatch
 
     whole, pairs = term(), []
     for pair in combinations(range(4), 2):
-        monkeypatch.setattr(part, "draw_rows", lambda *_, pair=pair: torch.tensor(pair))
+        monkeypatch.setattr(row_subset, "draw_rows", lambda *_, pair=pair: torch.tensor(pair))
         pairs.append(term(rows=0.5))
     assert len({value.item() for value in pairs}) == 6
     torch.testing.assert_close(torch.stack(pairs).mean(), whole, rtol=1e-7, atol=0)
@@ -209,7 +209,7 @@ def test_label_tokens_of_a_language_model_have_the_mean_over_all_pairs(
     with all_in_float64():
         whole, pairs = term(), []
         for pair in combinations(range(4), 2):
-            monkeypatch.setattr(part, "draw_rows", lambda *_, pair=pair: torch.tensor(pair))
+            monkeypatch.setattr(row_subset, "draw_rows", lambda *_, pair=pair: torch.tensor(pair))
             pairs.append(term(rows=0.5))
     # the number of tokens is float32
     torch.testing.assert_close(torch.stack(pairs).mean(), whole, rtol=1e-7, atol=0)
@@ -244,7 +244,7 @@ def test_an_encoder_decoder_has_the_mean_over_all_pairs(
 
     whole, pairs, ran = term(), [], passes(monkeypatch)
     for pair in combinations(range(4), 2):
-        monkeypatch.setattr(part, "draw_rows", lambda *_, pair=pair: torch.tensor(pair))
+        monkeypatch.setattr(row_subset, "draw_rows", lambda *_, pair=pair: torch.tensor(pair))
         pairs.append(term(rows=0.5))
     assert ran[:2] == [4, 2]
     assert len({value.item() for value in pairs}) == 6
@@ -264,8 +264,8 @@ def test_both_passes_of_a_part_of_an_encoder_decoder_have_the_same_masks(archite
 
 def test_fewer_label_tokens_than_one_for_every_batch_are_no_whole_one():
     batch = {"labels": torch.tensor([[1, 2]]), "num_items_in_batch": 0.5}
-    assert part.num_items(batch).item() == 0.5
-    assert part.num_items({"labels": torch.tensor([[1, -100]])}).item() == 1
+    assert row_subset.num_items(batch).item() == 0.5
+    assert row_subset.num_items({"labels": torch.tensor([[1, -100]])}).item() == 1
 
 
 class TestWhichPassesRun:

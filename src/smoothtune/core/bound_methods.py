@@ -1,0 +1,235 @@
+"""Methods on a model and its optimizer: bound to both, called around every update, resumed."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from smoothtune.core.attachment import Attachment
+from smoothtune.core.optimizer_hooks import OptimizerHooks, UpdateWatch, unwrapped_optimizer
+from smoothtune.core.regularizer import Regularizer, TaskLoss, entries_under
+from smoothtune.core.strength import Strengths
+from smoothtune.core.support import check
+from smoothtune.nn import rng
+from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.low_bit import keep_unpacked
+from smoothtune.nn.model_facts import PROBLEM_TYPES, declaring, problem_type
+
+
+class BoundMethods:
+    """The methods of an `Objective`, and what they are bound to."""
+
+    def __init__(self, *regularizers: Regularizer):
+        """Combine methods; their order does not matter.
+
+        Raises:
+            ValueError: two methods both want to replace the task loss, or one is given twice.
+        """
+        if len({id(r) for r in regularizers}) < len(regularizers):
+            raise ValueError("one method is given twice: make two of them, for two terms")
+        replacing = [r.name for r in regularizers if isinstance(r, TaskLoss)]
+        if len(replacing) > 1:
+            raise ValueError(
+                f"{' and '.join(replacing)} each replace the task loss: use one of them"
+            )
+        self.regularizers = {name: r for name, r in _named(regularizers) if r.is_on}
+        self.seed = torch.initial_seed()
+        self._attachment: Attachment | None = None
+        self._last: weakref.ref[nn.Module] | None = None  # the model it was last attached to
+        self._hooks: OptimizerHooks | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """As if no model had been seen."""
+        self.calls = 0
+        self.strengths = Strengths(self.regularizers)
+        self._watch = UpdateWatch(self.regularizers)
+
+    # --- connecting --------------------------------------------------------------------------
+
+    def attach(self, model: nn.Module) -> Self:
+        """Prepare every method on the pre-trained model.
+
+        On the model that it was attached to last it goes on, and no weight is re-initialized again;
+        on another one it begins anew.
+
+        Raises:
+            RuntimeError: it is attached already, or another objective is attached to the model.
+            ValueError: a method does not support this model; the message says what to change.
+        """
+        if self._attachment is not None:
+            raise RuntimeError("this objective is attached already: call detach() first")
+        check(self.regularizers, model)
+        bare, methods = unwrap(model), list(self.regularizers.values())
+        keep_unpacked(bare)
+        again = self._last is not None and self._last() is bare
+        self._attachment = Attachment(bare, methods, again=again)
+        if self._last is not None and not again:
+            self._begin()
+        self._last, self.seed = weakref.ref(bare), torch.initial_seed()
+        self._watch.start(bare)
+        return self
+
+    def bind_optimizer(self, optimizer: torch.optim.Optimizer) -> Self:
+        """Call `before_step` and `after_step` around every update of the optimizer.
+
+        Optimizer hooks see unscaled, reduced gradients, once per update, in any loop; they are
+        skipped with the update when a gradient scaler finds an overflow. With `step(closure)` the
+        gradients are those that the closure leaves.
+
+        Args:
+            optimizer: as the loop holds it, prepared by accelerate or not.
+
+        Raises:
+            RuntimeError: the objective is bound to an optimizer already.
+        """
+        optimizer = unwrapped_optimizer(optimizer)
+        if self._hooks is not None:
+            raise RuntimeError(
+                "this objective is bound to an optimizer already, whose updates it counts: use one "
+                "optimizer with several parameter groups"
+            )
+        for regularizer in self.regularizers.values():
+            regularizer.bind_optimizer(self.model, optimizer)
+        methods = self.regularizers.values()
+        self._hooks = OptimizerHooks(optimizer, methods, self.before_step, self.after_step)
+        self._watch.bound = self._hooks
+        return self
+
+    def bind(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        num_training_steps: int | None = None,
+    ) -> Self:
+        """`attach` and `bind_optimizer`: all that a plain loop needs.
+
+        Args:
+            model: as for `attach`.
+            optimizer: as for `bind_optimizer`.
+            num_training_steps: updates of the run, for fields that are a fraction of it.
+        """
+        self.attach(model)
+        self.expect(num_training_steps)
+        try:
+            return self.bind_optimizer(optimizer)
+        except BaseException:
+            self.detach()
+            raise
+
+    def expect(self, num_training_steps: int | None, *, accumulates: bool = True) -> None:
+        """Tell the methods of the run.
+
+        Args:
+            num_training_steps: its updates, if they are known.
+            accumulates: whether an update may have several batches; if not, less memory is needed.
+        """
+        self.strengths.update.keeps = accumulates
+        for regularizer in self.regularizers.values():
+            regularizer.num_training_steps = num_training_steps
+
+    def unbind_optimizer(self) -> None:
+        """Act no longer on the updates of the optimizer, so that another one may be bound."""
+        if self._hooks is not None:
+            self._hooks.remove()
+            self._hooks = self._watch.bound = None
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer | None:
+        """The optimizer it is bound to, without wrappers."""
+        return None if self._hooks is None else self._hooks.optimizer
+
+    def detach(self) -> None:
+        """Leave model and optimizer as they were found."""
+        self.unbind_optimizer()
+        if self._attachment is not None:
+            self._watch.stop()
+            self._attachment.undo()
+            self._attachment = None
+
+    @property
+    def step(self) -> int:
+        """Number of updates seen."""
+        return self.strengths.step
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self.strengths.step = step
+
+    @property
+    def model(self) -> nn.Module:
+        """The unwrapped model the objective is attached to."""
+        if self._attachment is None:
+            raise RuntimeError("attach the objective to a model first: objective.bind(model, ...)")
+        return self._attachment.model
+
+    # --- around an update --------------------------------------------------------------------
+
+    def before_step(self) -> None:
+        """Let the methods edit the gradients; just before an update."""
+        self.strengths.finish()
+        device = next(self.model.parameters()).device
+        for name, regularizer in self.regularizers.items():
+            with rng.stream(device, self.seed, f"{name}/gradients", self.step, every_process=True):
+                regularizer.before_step(self.model)
+
+    def after_step(self) -> None:
+        """Let the methods read or correct the new weights; just after an update."""
+        self.step += 1
+        for regularizer in self.regularizers.values():
+            regularizer.after_step(self.model)
+
+    # --- state -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Tensors by name, all that a resumed run needs beside model and optimizer."""
+        strengths = self.strengths.state_dict()
+        # a seed has 64 bits, and below 0 it is counted from 2^64; an entry has 63 and a sign
+        seed = self.seed - (self.seed >> 63 << 64)
+        counters = {"seed": seed, "step": self.step, "calls": self.calls}
+        if self._attachment is not None:
+            counters["problem_type"] = PROBLEM_TYPES.index(problem_type(self.model))
+        state = {key: torch.tensor(value) for key, value in counters.items()}
+        state |= {f"strength.{key}": value for key, value in strengths.items()}
+        for name, regularizer in self.regularizers.items():
+            state |= {f"{name}/{key}": value for key, value in regularizer.state_dict().items()}
+        return state
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Restore what `state_dict` returned.
+
+        Raises:
+            ValueError: the state was written with other methods, or other fields of them.
+        """
+        methods = {key.split("/")[0] for key in state if "/" in key}
+        if unknown := methods - set(self.regularizers):
+            raise ValueError(
+                f"the saved state belongs to {sorted(unknown)}, but this objective has "
+                f"{sorted(self.regularizers)}: resume with the methods of the interrupted run"
+            )
+        self.seed, self.step, self.calls = (int(state[key]) for key in ("seed", "step", "calls"))
+        self.seed %= 2**64
+        self.strengths.load_state_dict(entries_under("strength.", state))
+        declared = PROBLEM_TYPES[int(state.get("problem_type", 0))]
+        if self._attachment is not None and declared and problem_type(self.model) is None:
+            declaring(self.model).config.problem_type = declared  # type: ignore[union-attr]
+        for name, regularizer in self.regularizers.items():
+            try:
+                regularizer.load_state_dict(entries_under(f"{name}/", state))
+            except KeyError as error:
+                raise ValueError(
+                    f"the saved state lacks {error} of {name}: it was written with other fields of "
+                    "it, or by another version; resume with those of the interrupted run"
+                ) from error
+
+
+def _named(regularizers: tuple[Regularizer, ...]) -> Iterator[tuple[str, Regularizer]]:
+    """Methods by name, sorted; the second of the same name is called name_2."""
+    seen: dict[str, int] = {}
+    for regularizer in sorted(regularizers, key=lambda r: r.name):
+        count = seen[regularizer.name] = seen.get(regularizer.name, 0) + 1
+        yield (regularizer.name if count == 1 else f"{regularizer.name}_{count}"), regularizer
