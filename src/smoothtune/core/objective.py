@@ -6,6 +6,7 @@ import math
 import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -13,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from smoothtune.core.attachment import Attachment
-from smoothtune.core.compute_loss import ComputeLoss, model_loss
+from smoothtune.core.compute_loss import ComputeLoss, model_loss, times
 from smoothtune.core.forward import Batch, ForwardPass, device_of
-from smoothtune.core.non_finite import non_finite_loss
+from smoothtune.core.non_finite import Checks, non_finite_loss
 from smoothtune.core.optimizer_hooks import (
     OptimizerHooks,
     UpdateWatch,
@@ -66,6 +67,7 @@ class Objective:
     Attributes:
         terms: detached parts of the last value: `loss`, `loss/task`, `loss/<method>`, and the
             methods' diagnostics as `<method>/<name>`.
+        checks: whether its values are finite, which trainers read one update later.
     """
 
     def __init__(self, *regularizers: Regularizer):
@@ -83,6 +85,7 @@ class Objective:
             )
         self.regularizers = {name: r for name, r in _named(regularizers) if r.is_on}
         self.seed = torch.initial_seed()
+        self.checks = Checks()
         self._attachment: Attachment | None = None
         self._last: weakref.ref[nn.Module] | None = None  # the model it was last attached to
         self._hooks: OptimizerHooks | None = None
@@ -242,7 +245,7 @@ class Objective:
             terms do not act yet.
 
         Raises:
-            NonFiniteLoss: a term is NaN or infinite.
+            NonFiniteLoss: a term is NaN or infinite; with late `checks`, one of the update before.
             RuntimeError: methods lack a model to act on, its updates, or have another by now; or
                 `model` is another one than they are attached to.
             ValueError: the batch has neither labels nor a method that works without, or FSDP2 has
@@ -285,12 +288,12 @@ class Objective:
                 f"{self.step + 1}: leave out such batches, or give a method with "
                 'batches="unlabeled" or "both" and every=1'
             )
-        losses = {name: row_share * losses[name] for name in sorted(losses)}
+        losses = {name: times(row_share, losses[name]) for name in sorted(losses)}
         in_half = dtype == torch.float16 and not exact  # whose gradients vanish before a scaler
         total = self._total(model, losses, apart=self._measurable and not in_half)
-        if not math.isfinite(total.item()):
-            parts = {name: self.terms[f"loss/{name}"] for name in losses}
-            raise non_finite_loss(bare, parts, example_ids, self.step + 1)
+        parts = {name: self.terms[f"loss/{name}"] for name in losses}
+        error = partial(non_finite_loss, bare, parts, example_ids, self.step + 1)
+        self.checks.add(total.detach().isfinite(), error)
         return self._reach.complete(model, total, labeled)
 
     def calibrate(

@@ -28,7 +28,7 @@ import torch.nn.functional as F
 from pydantic.dataclasses import dataclass
 from torch import Tensor, nn
 
-from smoothtune.core.compute_loss import factor_of
+from smoothtune.core.compute_loss import factor_of, times
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, heads
 from smoothtune.core.quantities import Quantity
@@ -154,7 +154,9 @@ class LabelSmoothing(Regularizer):
             for each in self._surprises(clean.run())
         ]
         factor = 1.0 if predicts_tokens(unwrap(clean.model)) else factor_of(clean.compute_loss)
-        of_label, of_any = (factor * torch.stack(part).mean() for part in zip(*found, strict=True))
+        of_label, of_any = (
+            times(factor, torch.stack(part).mean()) for part in zip(*found, strict=True)
+        )
         self._check(clean, of_label)
         return (1 - self.smoothing) * of_label + self.smoothing * of_any
 
