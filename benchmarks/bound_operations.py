@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoModelForSequenceClassification, logging
 
 from smoothtune import LNSR, R3F, SMART, VAT, JacHess, Jacobian, Objective, SiFT
-from smoothtune.trainer.step_cost import random_batches
+from smoothtune.trainer.cost import random_batches
 
 METHODS = {
     "lnsr": LNSR,

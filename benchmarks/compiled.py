@@ -52,7 +52,7 @@ def measure(spec, source, size, length, rounds):
     from smoothtune.memory import keep_freed_memory
     from smoothtune.models.load import load_base, load_classifier
     from smoothtune.tasks.presets import TASKS
-    from smoothtune.trainer.step_cost import Stepper, random_batches
+    from smoothtune.trainer.cost import Stepper, random_batches
 
     torch.set_num_threads(1)
     keep_freed_memory()

@@ -60,7 +60,7 @@ def measure(spec, source, rounds, size, length):
     from smoothtune.memory import keep_freed_memory
     from smoothtune.models.load import load_base, load_classifier
     from smoothtune.tasks.presets import TASKS
-    from smoothtune.trainer.step_cost import measure_step_cost, random_batches
+    from smoothtune.trainer.cost import measure_step_cost, random_batches
 
     torch.set_num_threads(1)
     keep_freed_memory()  # as `smoothtune train` and `smoothtune cost` do
@@ -101,7 +101,7 @@ def stock_trainer(model, batches):
     from transformers import Trainer, TrainingArguments
 
     from smoothtune import Plain, SmoothTrainer
-    from smoothtune.trainer.step_cost import StepCost
+    from smoothtune.trainer.cost import StepCost
 
     on_cpu = not torch.cuda.is_available()
     arguments = TrainingArguments(output_dir="unused", report_to="none", use_cpu=on_cpu)

@@ -50,7 +50,7 @@ def main():
     from smoothtune import JacHess
     from smoothtune.files import versions
     from smoothtune.memory import keep_freed_memory
-    from smoothtune.trainer.step_cost import measure_step_cost, random_batches
+    from smoothtune.trainer.cost import measure_step_cost, random_batches
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--layers", type=int, nargs="+", default=[6, 12, 24])

@@ -54,7 +54,7 @@ def measure(spec, source, size, length, checkpointing):
     from smoothtune.console import quiet
     from smoothtune.models.load import load_base, load_classifier
     from smoothtune.tasks.presets import TASKS
-    from smoothtune.trainer.step_cost import Stepper, random_batches
+    from smoothtune.trainer.cost import Stepper, random_batches
 
     torch.set_num_threads(1)
     with quiet():

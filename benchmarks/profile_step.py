@@ -81,7 +81,7 @@ def main():
     from smoothtune.files import versions
     from smoothtune.models.load import load_base, load_classifier
     from smoothtune.tasks.presets import TASKS
-    from smoothtune.trainer.step_cost import random_batches
+    from smoothtune.trainer.cost import random_batches
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--batch", type=int, default=16)

@@ -20,7 +20,7 @@ from smoothtune.run import train as training
 from smoothtune.run.shards import prepare_shards
 from smoothtune.run.signals import Signals
 from smoothtune.testing import tiny_model
-from smoothtune.trainer.manifest import Found
+from smoothtune.trainer.manifest import ResumePoint
 
 
 def config(folder, **changes) -> RunConfig:
@@ -35,7 +35,8 @@ def stopped(tmp_path, monkeypatch):
         patch.setattr(output, "world_size", lambda: 2)
         with output.claimed(config(folder, per_device_train_batch_size=4), resume=False):
             pass
-    monkeypatch.setattr(output, "newest_checkpoint", lambda _: Found(folder / "checkpoint-3", []))
+    point = ResumePoint(folder / "checkpoint-3", [])
+    monkeypatch.setattr(output, "newest_checkpoint", lambda _: point)
     return folder
 
 

@@ -10,7 +10,7 @@ from helpers.training import Rows, arguments
 from smoothtune import LNSR, R3F, Plain, SmoothTrainer
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.testing import tiny_model
-from smoothtune.trainer.begun import begun
+from smoothtune.trainer.regularized import all_have_acted
 
 STEPS = 9
 
@@ -49,11 +49,11 @@ def test_a_model_like_plains_is_not_the_methods(tmp_path: Path, method: Regulari
     plain = weights_by_step(tmp_path / "plain", Plain())
     ours = weights_by_step(tmp_path / "ours", method)
     touched = [not torch.equal(a, b) for a, b in zip(plain, ours, strict=True)]
-    counted = [begun([method], step) for step in range(1, STEPS + 1)]
+    counted = [all_have_acted([method], step) for step in range(1, STEPS + 1)]
     assert not any(count and not touch for count, touch in zip(counted, touched, strict=True))
     assert counted.index(True) == touched.index(True)
 
 
 def test_nothing_has_begun_before_the_first_update() -> None:
-    assert not begun([LNSR(weight=1.0)], 0)
-    assert begun([Plain()], 0)
+    assert not all_have_acted([LNSR(weight=1.0)], 0)
+    assert all_have_acted([Plain()], 0)

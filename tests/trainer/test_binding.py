@@ -1,5 +1,8 @@
 """What regularize connects, for how long, and how it is undone."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from torch import nn
@@ -78,6 +81,78 @@ def test_an_optimizer_of_a_subclass_is_bound(tmp_path):
     moved = {n: (p - before[n]).norm().item() for n, p in trainer.model.named_parameters()}
     assert moved["classifier.weight"] == pytest.approx(1e-3, rel=1e-3)
     assert moved["bert.encoder.layer.0.output.dense.weight"] == pytest.approx(2.5e-4, rel=1e-3)
+
+
+def cross_entropy(model, inputs):
+    """A task loss, in the shortest form that the Trainer takes."""
+    inputs = {key: value for key, value in inputs.items() if key != "example_id"}
+    labels = inputs.pop("labels")
+    return 3 * nn.functional.cross_entropy(model(**inputs).logits, labels)
+
+
+class Slotted(Trainer):
+    __slots__ = ("factor",)
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        self.factor = 3
+        return cross_entropy(model, inputs)
+
+
+class OwnSmooth(SmoothTrainer):
+    def compute_loss(self, model, inputs, return_outputs=False, **kwargs):
+        loss = cross_entropy(model, inputs)
+        return (loss, None) if return_outputs else loss
+
+
+def on_the_instance(**options):
+    trainer = Trainer(**options)
+    trainer.compute_loss = lambda model, inputs, num_items_in_batch=None: cross_entropy(
+        model, inputs
+    )
+    return trainer
+
+
+@pytest.mark.parametrize("make", [Slotted, OwnSmooth, on_the_instance])
+def test_a_loss_of_the_users_is_the_task_loss_wherever_it_is_written(tmp_path, make):
+    """In a class with slots, in a subclass of SmoothTrainer, on the trainer itself."""
+    methods = {"regularizers": L2SP()} if make is OwnSmooth else {}
+    model = tiny_model("bert")
+    trainer = make(
+        model=model,
+        args=arguments(tmp_path),
+        train_dataset=Rows(8),
+        data_collator=collate,
+        **methods,
+    )
+    if not methods:
+        regularize(trainer, L2SP())
+    batch = collate([Rows(8)[i] for i in range(8)])
+    expected = cross_entropy(model, batch).item()
+    trainer.train()
+    logs = trainer.state.log_history[0]
+    assert logs["loss/task"] == pytest.approx(expected)
+    assert "loss/l2_sp" in logs
+    after = trainer.compute_loss(model, batch)
+    torch.testing.assert_close(after, cross_entropy(model, batch))
+
+
+def test_a_trainer_that_is_refused_keeps_its_class_and_its_own_loss(tmp_path):
+    trainer = on_the_instance(model=tiny_model("bert"), args=arguments(tmp_path, max_grad_norm=1.0))
+    own = trainer.compute_loss
+    with pytest.raises(ValueError, match="max_grad_norm=0"):
+        regularize(trainer, CWGNC())
+    assert type(trainer) is Trainer
+    assert trainer.compute_loss is own
+
+
+def test_a_regularized_trainer_can_be_copied_and_its_arguments_pickled(tmp_path):
+    trainer = regularize(trainer_of(tmp_path), LNSR(weight=1.0))
+    trainer.train()
+    assert pickle.loads(pickle.dumps(trainer.args)).learning_rate == trainer.args.learning_rate
+    copied = copy.deepcopy(trainer)
+    copied.train()
+    assert copied.objective.step == 2
+    assert trainer.objective.step == 1
 
 
 def sdpa_model():

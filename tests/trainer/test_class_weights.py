@@ -9,7 +9,7 @@ from torch import Tensor
 from helpers.training import Rows, arguments, collate
 from smoothtune import FGM, L2SP, Plain, SmoothTrainer
 from smoothtune.testing import tiny_model
-from smoothtune.trainer.class_weights import ClassWeightedLoss
+from smoothtune.trainer.task_loss import ClassWeightedLoss
 
 WEIGHTS = [0.1, 0.5, 3.0]
 
@@ -91,5 +91,5 @@ def test_the_loss_of_an_evaluation_is_that_of_its_rows_whatever_the_processes(tm
     expected = (weights * losses).sum() / weights.sum()
     two = mock.PropertyMock(return_value=2)
     with mock.patch.object(type(trainer.accelerator), "num_processes", two):
-        found = trainer.compute_loss(model, batch, num_items_in_batch=torch.tensor(12))
+        found = trainer.compute_loss(model, dict(rows), num_items_in_batch=torch.tensor(12))
     torch.testing.assert_close(found, expected)

@@ -11,8 +11,7 @@ from helpers.tiny_folder import tiny_bert
 from smoothtune import CWGNC, LNSR, SMART, FreeLB, JacHess, Mixout
 from smoothtune.cli import app
 from smoothtune.testing import tiny_model
-from smoothtune.trainer.batch_that_fits import PeakOfTraining
-from smoothtune.trainer.step_cost import StepCost, measure_step_cost, random_batches
+from smoothtune.trainer.cost import MemoryEstimate, StepCost, measure_step_cost, random_batches
 
 
 def test_ratio_is_the_median_of_the_rounds():
@@ -49,7 +48,7 @@ def test_a_clock_that_ticks_with_every_forward_shows_the_number_of_passes(
     def clock():  # the first forwards are slow, as on a cold cache
         return len(forwards) + 100 * min(len(forwards), warm_up)
 
-    monkeypatch.setattr("smoothtune.trainer.step_cost.time.perf_counter", clock)
+    monkeypatch.setattr("smoothtune.trainer.cost.time.perf_counter", clock)
     cost = measure_step_cost(model, [method], batches)
     assert (cost.plain, cost.methods) == ([1, 1, 1], [passes] * 3)
     assert cost.ratio == passes
@@ -109,12 +108,12 @@ def test_price_list_with_adapters(tmp_path):
 
 
 def test_the_batch_that_fits_is_read_off_a_line():
-    peak = PeakOfTraining({8: 1000, 16: 1400})  # 600 + 50 a row
+    peak = MemoryEstimate({8: 1000, 16: 1400})  # 600 + 50 a row
     assert peak.bytes_per_row == 50
     assert peak.largest_batch(2000) == 26  # 1,300 of 1,900 that are not spared
     assert peak.largest_batch(1000) == 7
     assert peak.largest_batch(600) == 0
-    assert PeakOfTraining({8: 1000, 16: 990}).largest_batch(2000) is None
+    assert MemoryEstimate({8: 1000, 16: 990}).largest_batch(2000) is None
 
 
 @pytest.mark.slow

@@ -126,7 +126,7 @@ def test_an_existing_trainer_keeps_its_own_loss(tmp_path):
         logs["loss/task"] + logs["loss/lnsr"] + logs["loss/l2_sp"], rel=1e-3
     )
     assert logs["lnsr/delta_ratio"] == pytest.approx(0.05)
-    assert type(ours) is WeightedTrainer
+    assert isinstance(ours, WeightedTrainer)
 
 
 @pytest.mark.parametrize("kind", ["label_smoothing", "compute_loss_func"])
@@ -172,14 +172,14 @@ def test_logged_terms_are_means_since_the_last_log(tmp_path):
         regularizers=[R3F(sigma=0.1, weight=1.0)],
     )
     seen = []
-    binding = next(c for c in trainer.callback_handler.callbacks if hasattr(c, "objective"))
-    count = binding._count
+    means = trainer._binding.terms
+    add = means.add
 
-    def counted(terms, part):
+    def added(terms, part):
         seen.append(terms["loss/r3f"].item())
-        count(terms, part)
+        add(terms, part)
 
-    binding._count = counted
+    means.add = added
     trainer.train()
     logged = [entry["loss/r3f"] for entry in trainer.state.log_history if "loss/r3f" in entry]
     assert logged == pytest.approx([sum(seen[:4]) / 4, sum(seen[4:]) / 4], rel=1e-5)
@@ -393,22 +393,48 @@ def test_a_checkpoint_without_method_state_is_refused(tmp_path):
         ours.train(resume_from_checkpoint=True)
 
 
-def test_training_stops_in_the_step_that_is_not_finite(tmp_path):
+@pytest.mark.parametrize(
+    ("changes", "updates"),
+    [
+        ({"max_steps": 5, "logging_steps": 100}, 3),  # known within the fourth
+        ({"max_steps": 5, "logging_steps": 1}, 3),  # before the log of the third
+        ({"max_steps": 5, "save_strategy": "steps", "save_steps": 3}, 3),
+        ({"max_steps": 3, "logging_steps": 100}, 3),  # before the training ends
+    ],
+)
+def test_a_loss_that_is_not_finite_stops_training_before_it_is_saved(tmp_path, changes, updates):
     data = Rows()
     trainer = SmoothTrainer(
         model=tiny_model("bert"),
         train_dataset=data,
         regularizers=[LNSR(weight=1.0)],
-        args=arguments(tmp_path, max_steps=5, per_device_train_batch_size=4),
+        args=arguments(tmp_path, per_device_train_batch_size=4, **changes),
     )
     poison = data.ids[9, 0].item()  # in the third batch, and in none before
     assert (data.ids[:8] != poison).all()
     trainer.model.get_input_embeddings().weight.data[poison] = 1e300  # its square is infinite
     with pytest.raises(NonFiniteLoss, match=r"update 3, examples \[108, 109, 110, 111\]"):
         trainer.train()
-    rest = [p for n, p in trainer.model.named_parameters() if "word_embeddings" not in n]
-    assert all(torch.isfinite(p).all() for p in rest)
-    assert trainer.state.global_step == 2
+    assert trainer.state.global_step == updates
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_that_follows_a_loss_that_is_not_finite_does_not_hide_it(tmp_path):
+    class Failing(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            raise LookupError
+
+    model = tiny_model("bert")
+    model.classifier.weight.data[0, 0] = torch.nan
+    trainer = SmoothTrainer(
+        model=model,
+        train_dataset=Rows(),
+        regularizers=Plain(),
+        args=arguments(tmp_path),
+        callbacks=[Failing()],
+    )
+    with pytest.raises(NonFiniteLoss, match="update 1"):
+        trainer.train()
 
 
 def test_an_optimizer_made_by_the_user_is_hooked_once(tmp_path):

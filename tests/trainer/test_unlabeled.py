@@ -25,7 +25,7 @@ from smoothtune import (
 )
 from smoothtune.errors import CheckpointError
 from smoothtune.testing import fixed_draws, tiny_model
-from smoothtune.trainer.class_weights import ClassWeightedLoss
+from smoothtune.trainer.task_loss import ClassWeightedLoss
 from smoothtune.trainer.unlabeled import AlternatingBatches
 
 

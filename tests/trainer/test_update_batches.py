@@ -11,17 +11,18 @@ from helpers.training import Rows, arguments, collate
 from smoothtune import L2SP, SmoothTrainer
 from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.testing import tiny_model
-from smoothtune.trainer.binding import set_epoch
+from smoothtune.trainer.regularized import set_epoch
 from smoothtune.trainer.run_record import CUT, EXAMPLES, differences
 from smoothtune.trainer.unlabeled import AlternatingBatches
 from smoothtune.trainer.update_batches import (
-    SPARE,
+    PADDING_BATCH,
     EvaluationBatches,
-    SpareCollator,
+    PaddingCollator,
+    Size,
     UpdateBatches,
-    WithSpareRows,
+    UpdateParts,
+    WithPaddingRows,
 )
-from smoothtune.trainer.update_parts import Size, UpdateParts
 
 
 def shards(batches, processes: int) -> list[list[list[int]]]:
@@ -72,14 +73,14 @@ def test_evaluation_batches_of_all_processes_have_one_size(rows, processes):
     assert len(batches) == sum(map(len, dealt))
 
 
-def test_a_spare_row_is_marked():
-    collated = SpareCollator(lambda rows: {"x": [row["x"] for row in rows]})
-    rows = WithSpareRows([{"x": 10}, {"x": 11}])
+def test_a_padding_row_is_marked():
+    collated = PaddingCollator(lambda rows: {"x": [row["x"] for row in rows]})
+    rows = WithPaddingRows([{"x": 10}, {"x": 11}])
     assert collated(rows.__getitems__([0, 1])) == {"x": [10, 11]}
-    assert collated(rows.__getitems__([-2])) == {"x": [11], SPARE: True}
+    assert collated(rows.__getitems__([-2])) == {"x": [11], PADDING_BATCH: True}
 
 
-def test_a_spare_row_has_no_gradient(tmp_path):
+def test_a_padding_row_has_no_gradient(tmp_path):
     model = tiny_model("bert")
     trainer = SmoothTrainer(
         model=model,
@@ -88,17 +89,15 @@ def test_a_spare_row_has_no_gradient(tmp_path):
         regularizers=[L2SP(weight=1.0, alpha=1.0, beta=1.0)],
     )
     batch = collate([Rows(4)[0]])
-    binding = next(each for each in trainer.callback_handler.callbacks if hasattr(each, "task"))
-    parts = binding.task.parts
-    parts.original = lambda *_: ([dict(batch), dict(batch) | {SPARE: True}], None)
-    binding.task.trainer.model.train()
-    samples, _ = parts.get_batch_samples(iter(()), 2, torch.device("cpu"))
+    model.train()
+    drawn = iter([dict(batch), dict(batch) | {PADDING_BATCH: True}])
+    (one, none), _ = trainer.get_batch_samples(drawn, 2, torch.device("cpu"))
+    parts = trainer._binding.task.parts
     assert parts.totals[0].rows == 1
-    one, none = samples
-    assert binding.task.parts.shares(one)[0] == 2  # of two batches
-    spare = binding.compute_loss(model, none)
-    assert spare.item() == 0
-    spare.backward()
+    assert parts.shares(one)[0] == 2  # of two batches
+    padding = trainer.compute_loss(model, none)
+    assert padding.item() == 0
+    padding.backward()
     assert not any(weight.grad is not None and weight.grad.any() for weight in model.parameters())
 
 
@@ -139,19 +138,16 @@ def test_a_run_with_known_examples_per_update_may_cut_them_otherwise():
 
 
 def test_the_count_of_an_update_has_one_type_in_every_process():
-    """With class weights it is a sum of weights; a spare row has none."""
+    """With class weights it is a sum of weights; a padding row has none."""
     found = []
 
     def reduce(counts, reduction):
         found.append(counts)
         return counts
 
-    accelerator = SimpleNamespace(reduce=reduce, num_processes=1)
-    trainer = SimpleNamespace(
-        get_batch_samples=None, accelerator=accelerator, label_names=["labels"]
-    )
-    for size in (Size(1, 2.5), Size(0, 0)):
+    accelerator = SimpleNamespace(reduce=reduce, num_processes=2)
+    trainer = SimpleNamespace(accelerator=accelerator, label_names=["labels"])
+    for size in (Size(1, torch.tensor(2.5)), Size(0, 0)):
         parts = UpdateParts(trainer, lambda _, size=size: size, lambda _: False)
-        parts.original = lambda *_: ([{}], None)
-        parts.get_batch_samples(iter(()), 1, torch.device("cpu"))
+        parts.get_batch_samples(lambda *_: ([{}], None), iter(()), 1, torch.device("cpu"))
     assert found[0].dtype == found[1].dtype

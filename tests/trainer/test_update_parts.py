@@ -5,7 +5,7 @@ import torch
 
 from smoothtune import L2SP, LNSR, Objective
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model
-from smoothtune.trainer.update_parts import labels_in, rows_of
+from smoothtune.trainer.update_batches import are_labels, counted_labels, rows_of
 
 IDS = torch.ones(3, 4, dtype=torch.long)
 
@@ -21,17 +21,19 @@ def test_rows_are_examples():
     [
         (torch.tensor([0, 2, 1]), ["labels"], False, 3),
         (torch.tensor([0, -100, 1]), ["labels"], False, 2),
-        (torch.tensor([0.5, 1.5, -100.0]), ["labels"], False, 3),
+        (torch.tensor([0.5, 1.5, -100.0]), ["labels"], False, None),
         (torch.tensor([[1, -100], [2, 3], [-100, -100]]), ["labels"], False, 3),
         (torch.tensor([[1, -100], [2, 3], [-100, -100]]), ["labels"], True, 1),
-        (torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), ["labels"], False, 3),
-        (torch.tensor([0, -100, 1]), ["labels", "input_ids"], False, 3),  # two kinds of labels
-        (torch.tensor([0, -100, 1]), [], False, 3),
-        ([{"boxes": 1}, {"boxes": 2}, {"boxes": 3}], ["labels"], False, 3),
+        (torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]), ["labels"], False, None),
+        (torch.tensor([0, -100, 1]), ["labels", "input_ids"], False, None),  # two kinds of labels
+        (torch.tensor([0, -100, 1]), [], False, None),
+        ([{"boxes": 1}, {"boxes": 2}, {"boxes": 3}], ["labels"], False, None),
     ],
 )
 def test_labels_are_those_that_count_in_the_mean(labels, names, shifted, expected):
-    assert labels_in({"input_ids": IDS, "labels": labels}, names, shifted=shifted) == expected
+    """None: the mean is over rows."""
+    name = counted_labels({"input_ids": IDS, "labels": labels}, names)
+    assert (name and int(are_labels(labels, shifted=shifted).sum())) == expected
 
 
 def test_row_share_in_a_plain_loop_gives_the_gradient_of_all_rows():

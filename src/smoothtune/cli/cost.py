@@ -20,8 +20,12 @@ from smoothtune.models.lora import add_lora
 from smoothtune.models.positions import num_positions
 from smoothtune.run.trainer import as_config_error
 from smoothtune.tasks.presets import TASKS
-from smoothtune.trainer.batch_that_fits import PeakOfTraining, peak_of_training
-from smoothtune.trainer.step_cost import measure_step_cost, random_batches
+from smoothtune.trainer.cost import (
+    MemoryEstimate,
+    estimate_memory,
+    measure_step_cost,
+    random_batches,
+)
 
 
 def price_list(
@@ -167,7 +171,7 @@ def _loaded(config: RunConfig, model: str, length: int) -> Any:
 
 def _measured(
     config: RunConfig, model: str, batch_size: int, length: int, checkpointing: bool
-) -> PeakOfTraining | list[Problem]:
+) -> MemoryEstimate | list[Problem]:
     """The peaks of a method, in a process that does nothing else; or what is wrong."""
     torch.set_num_threads(1)
     with quiet():
@@ -182,7 +186,7 @@ def _measured(
     if config.frozen_weights == "float32":  # as training does
         keep_freed_memory()
     with torch.autocast(_device().type, dtype=torch.bfloat16, enabled=config.bf16):
-        return peak_of_training(
+        return estimate_memory(
             classifier.train(),
             config.regularizers(),
             lambda rows: random_batches(classifier, 1, rows, length)[0],

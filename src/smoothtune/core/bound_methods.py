@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.core.attachment import Attachment
+from smoothtune.core.non_finite import Checks
 from smoothtune.core.optimizer_hooks import OptimizerHooks, UpdateWatch, unwrapped_optimizer
 from smoothtune.core.regularizer import Regularizer, TaskLoss, entries_under
 from smoothtune.core.strength import Strengths
@@ -38,6 +39,7 @@ class BoundMethods:
             )
         self.regularizers = {name: r for name, r in _named(regularizers) if r.is_on}
         self.seed = torch.initial_seed()
+        self.checks = Checks()
         self._attachment: Attachment | None = None
         self._last: weakref.ref[nn.Module] | None = None  # the model it was last attached to
         self._hooks: OptimizerHooks | None = None

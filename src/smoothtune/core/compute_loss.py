@@ -30,15 +30,20 @@ class Weighed:
     """A loss times a factor."""
 
     compute_loss: ComputeLoss
-    factor: float
+    factor: float | Tensor
 
     def __call__(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
         """The loss (), and the outputs."""
         value, outputs = loss_and_outputs(self.compute_loss(model, batch))
-        return value if value is None else self.factor * value, outputs
+        return value if value is None else times(self.factor, value), outputs
 
 
-def factor_of(compute_loss: ComputeLoss) -> float:
+def times(factor: float | Tensor, loss: Tensor) -> Tensor:
+    """() a loss times a factor, in the loss's precision, as if the factor were a number."""
+    return (factor.to(loss) if isinstance(factor, Tensor) else factor) * loss
+
+
+def factor_of(compute_loss: ComputeLoss) -> float | Tensor:
     """What a loss is multiplied with, for its part in an update."""
     return compute_loss.factor if isinstance(compute_loss, Weighed) else 1.0
 

@@ -1,13 +1,79 @@
-"""The error for an objective that is NaN or infinite."""
+"""Losses and weights that are NaN or infinite: how they are noticed, and what is said of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from smoothtune.errors import NonFiniteLoss
+from smoothtune.errors import NonFiniteLoss, NonFiniteWeights
+
+Check = tuple[Tensor, Callable[[], Exception]]
+"""() whether it is passed, on the device; and the error if it is not."""
+
+
+class Checks:
+    """Checks of values on the device, whose results are read where that waits for nothing.
+
+    Attributes:
+        late: results are read one `turn` later, when they have long been there; else at once.
+    """
+
+    def __init__(self) -> None:
+        self.late = False
+        self._latest: list[Check] = []
+        self._sent: _Sent | None = None
+
+    def add(self, passed: Tensor, error: Callable[[], Exception]) -> None:
+        """Check something.
+
+        Args:
+            passed: () whether it is as it should be.
+            error: made if it is not.
+        """
+        self._latest.append((passed, error))
+        if not self.late:
+            self.read()
+
+    def turn(self) -> None:
+        """After an update: send its results to the host, and read those of the update before."""
+        before, latest = self._sent, self._latest
+        self._sent, self._latest = _Sent(latest) if latest else None, []
+        error = None if before is None else before.first_error()
+        if error is not None:
+            self.clear()  # what follows it is of weights that it has spoiled
+            raise error
+
+    def read(self) -> None:
+        """Read all results; this waits for the device."""
+        self.turn()
+        self.turn()
+
+    def clear(self) -> None:
+        """Forget what was not read."""
+        self._sent, self._latest = None, []
+
+
+class _Sent:
+    """Results on their way to the host."""
+
+    def __init__(self, checks: Sequence[Check]):
+        self.errors = [error for _, error in checks]
+        device = checks[-1][0].device
+        passed = torch.stack([each.to(device) for each, _ in checks])
+        self.passed = passed.to("cpu", non_blocking=passed.is_cuda)
+        self.arrived = torch.cuda.Event() if passed.is_cuda else None
+        if self.arrived is not None:
+            self.arrived.record()
+
+    def first_error(self) -> Exception | None:
+        if self.arrived is not None:
+            self.arrived.synchronize()
+        results = zip(self.passed.tolist(), self.errors, strict=True)
+        return next((error() for passed, error in results if not passed), None)
 
 
 def non_finite_loss(
@@ -25,8 +91,7 @@ def non_finite_loss(
     where = "" if example_ids is None else f", examples {example_ids.tolist()}"
     broken = [n for n, p in model.named_parameters() if not p.isfinite().all()]
     state = (
-        f"{len(broken)} weights are not finite, {broken[0]} among them: an earlier update has "
-        "spoiled them, so go back to a checkpoint"
+        f"{len(broken)} weights are not finite, {broken[0]} among them: go back to a checkpoint"
         if broken
         else "The weights hold the last good state"
     )
@@ -35,3 +100,34 @@ def non_finite_loss(
         f"{state}. Lower the learning rate or the weight of the term, or look at the examples "
         "named."
     )
+
+
+def finite_weights(model: nn.Module, update: int) -> Check | None:
+    """The check that an update has left all trained weights finite; None if there are none.
+
+    Args:
+        model: the trained model.
+        update: number of the update, for the message.
+    """
+    trained = {name: _local(p) for name, p in model.named_parameters() if p.requires_grad}
+    trained = {name: weight for name, weight in trained.items() if weight.numel()}
+    if not trained:
+        return None
+    largest = torch._foreach_norm(list(trained.values()), torch.inf)
+    finite = torch.stack([norm.isfinite().to(largest[0].device) for norm in largest])
+    return finite.all(), partial(_non_finite_weights, list(trained), finite, update)
+
+
+def _non_finite_weights(names: list[str], finite: Tensor, update: int) -> NonFiniteWeights:
+    return NonFiniteWeights(
+        f"the weight {names[int((~finite).nonzero()[0])]} is not finite after update {update}: "
+        "lower learning_rate or weight_decay, or clip gradients with max_grad_norm; no checkpoint "
+        "was written with it"
+    )
+
+
+def _local(weight: Tensor) -> Tensor:
+    """The part of a sharded weight that this process holds."""
+    weight = weight.detach()
+    local: Tensor = weight.to_local() if hasattr(weight, "to_local") else weight
+    return local

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from smoothtune.core.bound_methods import BoundMethods
-from smoothtune.core.compute_loss import ComputeLoss, model_loss
+from smoothtune.core.compute_loss import ComputeLoss, model_loss, times
 from smoothtune.core.forward import Batch, ForwardPass, device_of
 from smoothtune.core.loss_sum import LossSum, Summed
 from smoothtune.core.non_finite import non_finite_loss
@@ -47,6 +47,7 @@ class Objective(BoundMethods):
     Attributes:
         terms: detached parts of the last value: `loss`, `loss/task`, `loss/<method>`, and the
             methods' diagnostics as `<method>/<name>`.
+        checks: whether its values are finite, which trainers read one update later.
     """
 
     def _begin(self) -> None:
@@ -88,7 +89,7 @@ class Objective(BoundMethods):
             terms do not act yet.
 
         Raises:
-            NonFiniteLoss: a term is NaN or infinite.
+            NonFiniteLoss: a term is NaN or infinite; with late `checks`, one of the update before.
             RuntimeError: methods lack a model to act on, its updates, or have another by now; or
                 `model` is another one than they are attached to.
             ValueError: the batch has neither labels nor a method that works without, or FSDP2 has
@@ -114,14 +115,14 @@ class Objective(BoundMethods):
         if not losses:
             return self._without_losses(model, clean)
         # their sum
-        losses = {name: row_share * losses[name] for name in sorted(losses)}
+        losses = {name: times(row_share, losses[name]) for name in sorted(losses)}
         in_half = dtype == torch.float16 and not exact  # whose gradients vanish before a scaler
         apart = not in_half and not self._where & NO_NORMS
         summed = self._sum(model, losses, self.optimizer, apart=apart)
         self._record(summed)
-        if not math.isfinite(summed.loss.item()):
-            parts = {name: self.terms[f"loss/{name}"] for name in losses}
-            raise non_finite_loss(unwrap(model), parts, task.example_ids, self.step + 1)
+        parts = {name: self.terms[f"loss/{name}"] for name in losses}
+        error = partial(non_finite_loss, unwrap(model), parts, task.example_ids, self.step + 1)
+        self.checks.add(summed.loss.detach().isfinite(), error)
         return self._unused.zero_gradients(model, summed.loss, task.labeled)
 
     def calibrate(

@@ -26,7 +26,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from smoothtune.core.compute_loss import factor_of
+from smoothtune.core.compute_loss import factor_of, times
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import Head, heads
 from smoothtune.core.regularizer import BelowOne, TaskLoss, method
@@ -147,7 +147,9 @@ class LabelSmoothing(TaskLoss):
             for each in self._surprises(clean.run())
         ]
         factor = 1.0 if predicts_tokens(unwrap(clean.model)) else factor_of(clean.compute_loss)
-        of_label, of_any = (factor * torch.stack(part).mean() for part in zip(*means, strict=True))
+        of_label, of_any = (
+            times(factor, torch.stack(part).mean()) for part in zip(*means, strict=True)
+        )
         self._check(clean, of_label)
         return (1 - self.smoothing) * of_label + self.smoothing * of_any
 

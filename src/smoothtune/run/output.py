@@ -34,7 +34,7 @@ from smoothtune.files import (
     write_json,
 )
 from smoothtune.run.processes import world_size
-from smoothtune.trainer.manifest import Found, newest, nothing_to_resume, remove_all
+from smoothtune.trainer.manifest import ResumePoint, newest, nothing_to_resume, remove_all
 from smoothtune.trainer.run_record import CUT
 
 STARTED = "run.json"
@@ -83,7 +83,7 @@ def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
         yield folder
 
 
-def newest_checkpoint(folder: Path) -> Found:
+def newest_checkpoint(folder: Path) -> ResumePoint:
     """The complete checkpoint of the latest step in an output folder."""
     return newest(folder / CHECKPOINTS)
 

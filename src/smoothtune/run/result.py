@@ -14,7 +14,7 @@ from smoothtune.run.inputs import Inputs
 from smoothtune.run.processes import world_size
 from smoothtune.run.trainer import RunTrainer
 from smoothtune.run.training_arguments import best_score, watches_scores
-from smoothtune.trainer.step_cost import StepCost
+from smoothtune.trainer.cost import StepCost
 
 
 def best_evaluation(config: RunConfig, trainer: RunTrainer) -> dict[str, Any] | None:

@@ -54,8 +54,8 @@ from smoothtune.run.trainer import (
     some_examples,
 )
 from smoothtune.tasks.prepare import Prepared
-from smoothtune.trainer.manifest import Found, is_committed
-from smoothtune.trainer.step_cost import StepCost, measure_step_cost
+from smoothtune.trainer.cost import StepCost, measure_step_cost
+from smoothtune.trainer.manifest import ResumePoint, is_committed
 from smoothtune.trainer.trainer import save_checkpoint
 
 COST_MAX_PARAMETERS = 400_000_000
@@ -198,7 +198,7 @@ def fit(
             if more_logs and "logging_steps" not in config.model_fields_set:
                 trainer.add_callback(ShortRunLogs())
         checkpoint, notes = (
-            from_main(lambda: newest_checkpoint(folder)) if resume else Found(None, [])
+            from_main(lambda: newest_checkpoint(folder)) if resume else ResumePoint(None, [])
         )
         for note in notes:
             say(console, note)

@@ -31,18 +31,18 @@ from smoothtune.run.shards import prepare_shards
 from smoothtune.run.training_arguments import best_score, training_arguments
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.multi_label import MultiLabelClassification
-from smoothtune.trainer.begun import begun
-from smoothtune.trainer.class_weights import ClassWeightedLoss, LabelWeightedLoss
+from smoothtune.trainer.regularized import all_have_acted
 from smoothtune.trainer.run_record import EXAMPLES, examples_per_update
+from smoothtune.trainer.task_loss import ClassWeightedLoss, LabelWeightedLoss
 from smoothtune.trainer.trainer import SmoothTrainer
 from smoothtune.trainer.update_batches import (
-    SPARE,
+    PADDING_BATCH,
     EvaluationBatches,
-    SpareCollator,
+    PaddingCollator,
     UpdateBatches,
-    WithSpareRows,
+    WithPaddingRows,
+    rows_of,
 )
-from smoothtune.trainer.update_parts import rows_of
 
 
 class RunTrainer(SmoothTrainer):
@@ -92,9 +92,9 @@ class RunTrainer(SmoothTrainer):
 
     def _loader(self, rows: Any, batches: BatchSampler) -> DataLoader:
         loader = DataLoader(
-            WithSpareRows(rows),
+            WithPaddingRows(rows),
             batch_sampler=batches,
-            collate_fn=SpareCollator(self.data_collator),
+            collate_fn=PaddingCollator(self.data_collator),
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
         )
@@ -113,7 +113,7 @@ class RunTrainer(SmoothTrainer):
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, on the rows that count."""
-        rows = 0 if inputs.pop(SPARE, False) else rows_of(inputs)
+        rows = 0 if inputs.pop(PADDING_BATCH, False) else rows_of(inputs)
         found = super().prediction_step(model, inputs, *args, **kwargs)
         if found[0] is not None and rows:
             self.losses += torch.tensor([rows * found[0].item(), rows], dtype=torch.float64)
@@ -182,7 +182,7 @@ def build_trainer(
                 greater_is_better=greater,
                 patience=config.early_stopping_patience,
                 threshold=config.early_stopping_threshold,
-                counts=partial(begun, regularizers),
+                counts=partial(all_have_acted, regularizers),
             )
         )
     trainer.task = task

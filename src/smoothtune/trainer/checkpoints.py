@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from smoothtune.files import why_not_written
 from smoothtune.trainer.manifest import (
     ASIDE,
     STATE_FILE,
-    Found,
+    ResumePoint,
     about,
     check_run,
     checkpoints_in,
@@ -49,35 +50,38 @@ class Checkpoints:
     def __init__(self, trainer: Trainer, objective: Objective) -> None:
         self.trainer, self.objective = trainer, objective
         self.run: dict[str, Any] = {}
-        self.original_save = trainer._save_checkpoint
-        self.original_finalize = trainer._finalize_training
 
-    def choose(self, asked: str | bool | None) -> Found:
-        """The checkpoint that `train(resume_from_checkpoint=asked)` means, verified.
+    def choose(self, resume_from_checkpoint: str | bool | None) -> ResumePoint:
+        """The checkpoint that an argument of `train` means, verified.
 
         Raises:
             CheckpointError: it is not complete, was changed, or belongs to another run.
         """
-        if not asked:
-            return Found(None, [])
-        folder = Path(str(self.trainer.args.output_dir if asked is True else asked))
-        if asked is True:
-            found = newest(folder)
-            if found.folder is None:
-                raise CheckpointError("; ".join([nothing_to_resume(folder), *found.notes]))
-        elif why := why_unusable(folder):
+        if not resume_from_checkpoint:
+            return ResumePoint(None, [])
+        if resume_from_checkpoint is True:
+            folder = Path(str(self.trainer.args.output_dir))
+            point = newest(folder)
+            if point.folder is None:
+                raise CheckpointError("; ".join([nothing_to_resume(folder), *point.notes]))
+            check_run(point.folder, self.run)
+            return point
+        folder = Path(resume_from_checkpoint)
+        if why := why_unusable(folder):
             raise CheckpointError(
                 f"{folder} cannot be resumed from: {why}; take another checkpoint, or start a new "
                 "run"
             )
-        else:
-            found = Found(folder, about(folder))
-        assert found.folder is not None
-        check_run(found.folder, self.run)
-        return found
+        check_run(folder, self.run)
+        return ResumePoint(folder, about(folder))
 
-    def save(self, model: Any, trial: Any = None) -> None:
-        """In place of the trainer's `_save_checkpoint`: old ones go when the new one is complete.
+    def save(self, write: Callable[..., None], model: Any, trial: Any = None) -> None:
+        """Around the trainer's `_save_checkpoint`: old ones go when the new one is complete.
+
+        Args:
+            write: the trainer's own method, of the arguments that follow.
+            model: as the Trainer gives it.
+            trial: of a hyperparameter search.
 
         Raises:
             OutputError: it cannot be written; the checkpoint before it is as it was.
@@ -91,7 +95,7 @@ class Checkpoints:
             trainer.accelerator.wait_for_everyone()
             args.save_total_limit = None
             try:
-                self.original_save(model, trial)
+                write(model, trial)
             finally:
                 args.save_total_limit = limit
             trainer.accelerator.wait_for_everyone()
@@ -108,10 +112,13 @@ class Checkpoints:
         if args.should_save:
             self._rotate(checkpoint, limit)
 
-    def finalize(self, *args: Any, **kwargs: Any) -> Any:
-        """In place of the trainer's `_finalize_training`, which removes all but the best.
+    def finalize(self, end: Callable[[], Any]) -> Any:
+        """Around the trainer's `_finalize_training`, which removes all but the best.
 
         The last checkpoint is what a run that is killed hereafter goes on from.
+
+        Args:
+            end: the trainer's own method, with its arguments.
 
         Raises:
             CheckpointError: the best checkpoint, which is to be loaded, was damaged meanwhile.
@@ -121,7 +128,7 @@ class Checkpoints:
             self._check_best(Path(state.best_model_checkpoint))
         limit, args_of_run.save_total_limit = args_of_run.save_total_limit, None
         try:
-            return self.original_finalize(*args, **kwargs)
+            return end()
         finally:
             args_of_run.save_total_limit = limit
 
@@ -173,9 +180,9 @@ class Checkpoints:
             return
         best = self.trainer.state.best_model_checkpoint
         kept = {new, Path(best)} if best else {new}
-        found = [Path(path) for path in sort_checkpoints(str(new.parent), use_mtime=True)]
-        known = checkpoints_in(new.parent)
-        others = [path for path in found if path in known and path not in kept]
+        by_age = [Path(path) for path in sort_checkpoints(str(new.parent), use_mtime=True)]
+        checkpoints = checkpoints_in(new.parent)
+        others = [path for path in by_age if path in checkpoints and path not in kept]
         others.sort(key=is_committed)  # first those without
         for old in others[: max(0, len(others) + len(kept) - max(limit, len(kept)))]:
             with suppress(OSError):

@@ -43,7 +43,7 @@ _REQUIRED = {  # what an exact resume reads: usual name, what it is, and names i
 }
 
 
-class Found(NamedTuple):
+class ResumePoint(NamedTuple):
     """The checkpoint to resume from."""
 
     folder: Path | None
@@ -52,15 +52,15 @@ class Found(NamedTuple):
     """What the user should know: checkpoints passed over and why."""
 
 
-def newest(folder: Path) -> Found:
+def newest(folder: Path) -> ResumePoint:
     """The complete checkpoint of the latest step below a folder."""
     notes: list[str] = []
     for checkpoint in sorted(checkpoints_in(folder), key=_order, reverse=True):
         if not (why := why_unusable(checkpoint)):
-            return Found(checkpoint, [*notes, *about(checkpoint)])
+            return ResumePoint(checkpoint, [*notes, *about(checkpoint)])
         if not checkpoint.name.startswith(ASIDE):
             notes.append(f"{checkpoint.name} is passed over: {why}")
-    return Found(None, notes)
+    return ResumePoint(None, notes)
 
 
 def why_unusable(checkpoint: Path) -> str:
@@ -109,8 +109,8 @@ def about(checkpoint: Path) -> list[str]:
 
 def environment() -> dict[str, str | int]:
     """What decides the last bits of a run beside what `describe_run` says: software and threads."""
-    found = {name: version for name, version in versions().items() if name in BITS}
-    return {**found, "threads": torch.get_num_threads()}
+    software = {name: version for name, version in versions().items() if name in BITS}
+    return {**software, "threads": torch.get_num_threads()}
 
 
 def write_manifest(
@@ -234,8 +234,8 @@ def checkpoints_in(folder: Path) -> list[Path]:
     """Folders of checkpoints, those set aside too; not those that files of others are left in."""
     if not folder.is_dir():
         return []
-    found = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
-    folders = [path for path in found if path.is_dir() and not path.is_symlink()]
+    named = [path for path in folder.iterdir() if _NAME.fullmatch(path.name)]
+    folders = [path for path in named if path.is_dir() and not path.is_symlink()]
     return [path for path in folders if any(p.name.endswith(_READ) for p in path.iterdir())]
 
 

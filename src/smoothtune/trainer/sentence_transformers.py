@@ -19,7 +19,7 @@ from transformers import Trainer
 from smoothtune.core.packed_rows import uses_passes
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.nn.architecture import unwrap
-from smoothtune.trainer.update_parts import refuse_parts
+from smoothtune.trainer.update_batches import refuse_parts
 
 TEXT = ("input_ids", "attention_mask", "token_type_ids")
 Column = dict[str, Any]
@@ -37,13 +37,18 @@ def sentence_transformers_problems(
 
     Methods that look at weights alone go with any loss.
     """
+    if is_embedding_trainer(trainer):
+        tokenizer = getattr(unwrap(trainer.model), "tokenizer", None)  # type: ignore[arg-type]
+        if getattr(tokenizer, "padding_side", "right") == "left":
+            return ['texts are padded on the left: set tokenizer.padding_side = "right"']
+        return []
     names = [
         cls.__name__
         for cls in type(trainer).__mro__
         if cls.__module__.startswith("sentence_transformers.")
     ]
     acting = [name for name, each in regularizers.items() if uses_passes(each)]
-    if not names or is_embedding_trainer(trainer) or not acting:
+    if not names or not acting:
         return []
     return [
         f"{', '.join(acting)} with sentence-transformers' {names[0]}: its losses tokenize the "
@@ -59,19 +64,18 @@ def stacked(columns: list[Column]) -> dict[str, Tensor]:
     """The texts of all columns, one below the other, padded on the right to one length.
 
     Args:
-        columns: token ids and masks (B, T_c); the length T_c may differ between columns.
+        columns: token ids and masks (B, T_c), padded on the right; the length T_c may differ
+            between columns.
 
     Returns:
         Model inputs (number of columns * B, max T_c).
 
     Raises:
-        ValueError: a column holds other tensors, or is padded on the left.
+        ValueError: a column holds other tensors.
     """
     for column in columns:
         if other := sorted({key for key, x in column.items() if isinstance(x, Tensor)} - {*TEXT}):
             raise ValueError(f"{', '.join(other)}: only texts are verified, without prompt lengths")
-        if not bool((column["attention_mask"][:, 0] == 1).all()):
-            raise ValueError('texts are padded on the left: set tokenizer.padding_side = "right"')
     longest = max(column["input_ids"].shape[1] for column in columns)
     return {
         name: torch.cat([F.pad(c[name], (0, longest - c[name].shape[1])) for c in columns])

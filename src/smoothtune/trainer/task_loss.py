@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import Trainer
 
@@ -22,11 +23,17 @@ from smoothtune.nn.causal_lm import next_token_loss, target_mask
 from smoothtune.nn.dropout import evaluating
 from smoothtune.nn.encoder_decoder import with_decoder_inputs
 from smoothtune.nn.model_facts import IGNORED, added_loss, predicts_tokens
-from smoothtune.trainer.class_weights import ClassWeightedLoss, LabelWeightedLoss
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
 from smoothtune.trainer.trl import metrics_kept, trl_trainer
-from smoothtune.trainer.update_batches import SPARE
-from smoothtune.trainer.update_parts import Size, UpdateParts, labels_in, refuse_parts, rows_of
+from smoothtune.trainer.update_batches import (
+    PADDING_BATCH,
+    Size,
+    UpdateParts,
+    are_labels,
+    counted_labels,
+    refuse_parts,
+    rows_of,
+)
 
 Kind = Literal["next token", "embedding", "stock", "function", "declared", "own"]
 
@@ -36,7 +43,7 @@ class Prepared(NamedTuple):
 
     batch: dict[str, Any]
     compute_loss: ComputeLoss
-    row_share: float
+    row_share: float | Tensor
 
 
 class TaskLoss:
@@ -50,7 +57,7 @@ class TaskLoss:
 
     def __init__(self, trainer: Trainer):
         self.trainer: Any = trainer
-        self.compute_loss = trainer.compute_loss
+        self.compute_loss = self.trainer.own_compute_loss
         self.scaled = trainer.loss_is_scaled_for_ga
         smoother = trainer.label_smoother
         self.smoothing = 0.0 if smoother is None else float(smoother.epsilon)
@@ -87,7 +94,7 @@ class TaskLoss:
     # --- sizes -------------------------------------------------------------------------------
 
     def _size(self, batch: Mapping[str, Any]) -> Size:
-        if batch.get(SPARE):
+        if batch.get(PADDING_BATCH):
             return Size(0, 0)
         if self.kind == "embedding":
             texts = [len(x) for name, x in batch.items() if name.endswith("input_ids")]
@@ -95,24 +102,32 @@ class TaskLoss:
             return Size(rows, rows)
         if self.kind == "next token":
             batch = self._sequences(batch)
-            return Size(rows_of(batch), int(target_mask(batch).sum()))
-        weighted = self.trainer.compute_loss_func
-        if isinstance(weighted, ClassWeightedLoss) and "labels" in batch:
-            return Size(rows_of(batch), weighted.total(batch["labels"]))
-        if "labels" in batch and (self.normalized or self.kind == "function"):
-            return Size(rows_of(batch), int(self._counted(batch)))
-        names = [name for name in self._label_names() if name in batch]
-        if hasattr(getattr(self.trainer.model, "config", None), "ctc_loss_reduction"):
-            names = []  # a mean over rows, whatever the length of their transcripts
-        shifted = bool(self.trainer._loss_shifts_labels)
-        return Size(rows_of(batch), labels_in(batch, names, shifted=shifted))
+            return Size(rows_of(batch), target_mask(batch).sum())
+        rows, name = rows_of(batch), self._counted_labels(batch)
+        if name is None:
+            return Size(rows, rows)
+        if isinstance(self.trainer.compute_loss_func, ClassWeightedLoss):
+            return Size(rows, self.trainer.compute_loss_func.total(batch[name]))
+        return Size(rows, self._are_labels(batch[name]).sum())
 
-    def _counted(self, batch: Mapping[str, Any]) -> Tensor:
-        """() labels of a batch as the Trainer counts them for `num_items_in_batch`."""
-        labels: Tensor = batch["labels"]
-        if self.trainer._loss_shifts_labels:
-            labels = labels[..., 1:]
-        return labels.ne(IGNORED).sum()
+    def _counted_labels(self, batch: Mapping[str, Any]) -> str | None:
+        """The tensor over whose labels the loss is a mean, by name; None if that is over rows."""
+        if self._takes_count(batch):
+            return "labels"
+        if hasattr(getattr(self.trainer.model, "config", None), "ctc_loss_reduction"):
+            return None  # a mean over rows, whatever the length of their transcripts
+        return counted_labels(batch, self._label_names())
+
+    def _takes_count(self, batch: Mapping[str, Any]) -> bool:
+        """Whether the loss is normalized by the number of labels that it is given."""
+        return "labels" in batch and (self.normalized or self.kind == "function")
+
+    def _are_labels(self, labels: Tensor) -> Tensor:
+        return are_labels(labels, shifted=bool(self.trainer._loss_shifts_labels))
+
+    def _count(self, batch: Mapping[str, Any]) -> Tensor:
+        """() what the Trainer would give for `num_items_in_batch`, at least 1."""
+        return self._are_labels(batch["labels"]).sum().clamp(min=1)
 
     def _label_names(self) -> list[str]:
         return list(dict.fromkeys([*(self.trainer.label_names or ()), "labels"]))
@@ -131,7 +146,7 @@ class TaskLoss:
             num_items_in_batch: what the Trainer has counted, for a loss that uses it.
         """
         rows, items = self.parts.shares(inputs)
-        inputs.pop(SPARE, None)
+        padding = bool(inputs.pop(PADDING_BATCH, False))
         if self.kind == "embedding":
             embedding = EmbeddingLoss(self.trainer, inputs)
             if not self.compared:
@@ -140,13 +155,15 @@ class TaskLoss:
         batch = dict(inputs)
         if self.kind == "next token":
             mean = self.parts.mean_items(batch)
-            batch = self._sequences(batch) | {"num_items_in_batch": mean * rows}
+            items = torch.as_tensor(mean * rows).float()
+            batch = self._sequences(batch) | {"num_items_in_batch": items}
             smoothed = partial(next_token_loss, smoothing=self.smoothing)
             return Prepared(batch, smoothed if self.smoothing else next_token_loss, rows)
         if self._is_unlabeled(batch):
             batch["unlabeled"] = True
             return Prepared(batch, without_labels, rows)
         count, share = self._count_and_share(batch, items, num_items_in_batch)
+        finite = self._made_finite(batch)
         reward, passes = trl_trainer(self.trainer) == "RewardTrainer", 0
 
         def loss(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
@@ -155,12 +172,25 @@ class TaskLoss:
             with metrics_kept(self.trainer) if reward and passes > 1 else nullcontext():
                 if reward:
                     refuse_parts(batch, inputs, "RewardTrainer")
-                value, outputs = loss_and_outputs(self.own(model, batch, True, count))
-            if not share:  # no label in this batch: its mean is 0 / 0
-                value = zero(model, outputs)
-            return value, outputs
+                value, outputs = loss_and_outputs(self.own(model, finite(batch), True, count))
+            return zero(model, outputs) if padding else value, outputs
 
-        return Prepared(batch, Weighed(loss, share / rows if rows else 0.0), rows)
+        return Prepared(batch, Weighed(loss, 1.0 if padding else share / rows), rows)
+
+    def _made_finite(self, batch: Mapping[str, Any]) -> Callable[[dict[str, Any]], dict[str, Any]]:
+        """Gives a batch without any label some: its mean would be 0 / 0, and it weighs nothing."""
+        name = self._counted_labels(batch)
+        by_labels = self.kind == "stock" or self._takes_count(batch)
+        dtype = torch.float if name is None else batch[name].dtype
+        if name is None or not by_labels or dtype.is_floating_point or not dtype.is_signed:
+            return dict
+        some = self._are_labels(batch[name]).any()
+
+        def finite(batch: dict[str, Any]) -> dict[str, Any]:
+            labels = batch[name]
+            return batch | {name: torch.where(some, labels, labels.clamp(min=0))}
+
+        return finite
 
     def _compare(self, embedding: EmbeddingLoss, inputs: dict[str, Any]) -> None:
         """Once, compare the loss from one forward with the trainer's own, dropout off.
@@ -192,16 +222,16 @@ class TaskLoss:
         if weighted and not model.training:
             count = None  # by which the Trainer takes it for a share of a sum over all processes
         if self.normalized and count is None and "labels" in inputs:  # in evaluation
-            count = self._counted(inputs).clamp(min=1)
+            count = self._count(inputs)
         options = {"num_items_in_batch": count} if self.takes_count else {}
         if self.takes_outputs:
             options["return_outputs"] = return_outputs
-        found = self.compute_loss(model, inputs, **options)
+        result = self.compute_loss(model, inputs, **options)
         if self.kind != "function" or not model.training or count is None:
-            return found
+            return result
         # the Trainer prepares a sum over all processes for the mean that DDP takes
         across = self.trainer.args.average_tokens_across_devices
-        loss, outputs = found
+        loss, outputs = result
         return loss / (self.trainer.accelerator.num_processes if across else 1), outputs
 
     def _is_unlabeled(self, batch: Mapping[str, Any]) -> bool:
@@ -213,18 +243,18 @@ class TaskLoss:
         return not batch.get("return_loss") and not any(n in batch for n in self._label_names())
 
     def _count_and_share(
-        self, batch: dict[str, Any], items: float, num_items_in_batch: Any
-    ) -> tuple[Any, float]:
+        self, batch: dict[str, Any], items: float | Tensor, num_items_in_batch: Any
+    ) -> tuple[Any, float | Tensor]:
         """What to pass as `num_items_in_batch`, and the factor of the loss in its update."""
         if self.kind == "declared":
             batches = self.trainer.current_gradient_accumulation_steps
             return num_items_in_batch, float(batches if self.scaled else 1)
         if self.kind == "stock":
             return None, items
-        if "labels" not in batch or not (self.normalized or self.kind == "function"):
+        if not self._takes_count(batch):
             return None, 1.0
         # divided by its own items a loss is the mean of its batch, whether it uses the count or not
-        return self._counted(batch).clamp(min=1), items
+        return self._count(batch), items
 
 
 def without_labels(model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
@@ -245,3 +275,70 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     """Whether a function can be given an argument by name."""
     parameters = inspect.signature(function).parameters
     return name in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+class ClassWeightedLoss:
+    """Weighted mean of the cross entropy over rows, divided by the sum of their weights.
+
+    As `compute_loss_func` of a Trainer. With `regularize` or `SmoothTrainer` an update has the
+    weighted mean over all its rows, whatever batches they come in.
+
+    Args:
+        weights: of class 0, 1, ...; > 0.
+
+    Raises:
+        ValueError: a weight is not positive.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self.weights = _positive(weights, "class")
+
+    def __call__(
+        self, outputs: Mapping[str, Any], labels: Tensor, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """() weighted mean over a batch with logits (B, C) and labels (B,)."""
+        logits = _logits(outputs)
+        return F.cross_entropy(logits, labels, weight=self.weights.to(logits))
+
+    def total(self, labels: Tensor) -> Tensor:
+        """() sum of the weights of labels (B,)."""
+        weights = self.weights.to(labels.device)[labels.clamp(min=0)]
+        return (weights * (labels != IGNORED)).sum()
+
+
+class LabelWeightedLoss:
+    """Mean of the binary cross entropy over rows and labels, weighted where a row has the label.
+
+    As `compute_loss_func` of a Trainer, for several labels of a row: `pos_weight` of torch.
+
+    Args:
+        weights: of label 0, 1, ... where a row has it, against 1 where it has not; > 0.
+
+    Raises:
+        ValueError: a weight is not positive.
+    """
+
+    def __init__(self, weights: Sequence[float]) -> None:
+        self.weights = _positive(weights, "label")
+
+    def __call__(
+        self, outputs: Mapping[str, Any], labels: Tensor, num_items_in_batch: Any = None
+    ) -> Tensor:
+        """() mean over a batch with logits (B, L) and labels (B, L), 0 or 1."""
+        logits = _logits(outputs)
+        return F.binary_cross_entropy_with_logits(
+            logits, labels.to(logits.dtype), pos_weight=self.weights.to(logits)
+        )
+
+
+def _positive(weights: Sequence[float], kind: str) -> Tensor:
+    """(C,) the weights, all above 0."""
+    if not all(weight > 0 for weight in weights):
+        raise ValueError(f"{kind} weights must be above 0, not {list(weights)}")
+    return torch.tensor([float(weight) for weight in weights])
+
+
+def _logits(outputs: Mapping[str, Any]) -> Tensor:
+    """The logits, in float32 where they have 16 bits."""
+    logits: Tensor = outputs["logits"]
+    return logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from smoothtune.core.objective import Objective
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.trainer.binding import Binding
 from smoothtune.trainer.compatibility import check_trainer, check_unlabeled
+from smoothtune.trainer.regularized import AfterUpdate, Regularized, put_in_front
 from smoothtune.trainer.unlabeled import Alternate, alternating_loader
 
 T = TypeVar("T", bound=Trainer)
@@ -39,7 +40,7 @@ def regularize(
     loss weighs by what it is a mean over. That is known, and exact, of
 
     * losses of the models themselves and label smoothing: labels that are not -100, or rows;
-    * class weights by `smoothtune.trainer.class_weights.ClassWeightedLoss`: the weights of rows;
+    * class weights by `smoothtune.trainer.task_loss.ClassWeightedLoss`: the weights of rows;
     * a `compute_loss_func` that is a mean over labels, whether it uses `num_items_in_batch` or not;
     * a `compute_loss` of one's own that says `loss_is_scaled_for_ga = True`, or that takes
       `num_items_in_batch` on a model for which the Trainer counts it, if it is a mean over labels.
@@ -86,23 +87,30 @@ def regularize(
     """
     if not isinstance(trainer, Trainer):
         raise TypeError(_no_trainer(trainer))
-    if any(isinstance(each, Binding) for each in trainer.callback_handler.callbacks):
+    if isinstance(trainer, Regularized):
         raise ValueError("this trainer is regularized already: pass all methods in one call")
     methods = _methods(list(regularizers))
     if not methods:
         raise ValueError("no method is given: pass one, or Plain() for plain fine-tuning")
     if trainer.model is None:  # a search gives it up after every trial
         trainer.model = trainer.call_model_init()
-    objective = Objective(*methods)
-    check_trainer(objective.regularizers, trainer)
-    loader = None
+    objective, undo = Objective(*methods), put_in_front(trainer)
+    try:
+        check_trainer(objective.regularizers, trainer)
+        if unlabeled_dataset is not None:
+            check_unlabeled(objective.regularizers, trainer, unlabeled_dataset, alternate)
+        binding = Binding(trainer, objective)
+    except BaseException:
+        undo()
+        raise
+    regularized = cast(Regularized, trainer)
+    regularized._binding, regularized.objective = binding, objective
     if unlabeled_dataset is not None:
-        check_unlabeled(objective.regularizers, trainer, unlabeled_dataset, alternate)
         loader = partial(alternating_loader, trainer, unlabeled_dataset, alternate)
+        regularized._unlabeled_loader = loader
         if alternate != "step":  # not told by a checkpoint's arguments
             setattr(trainer, "run_identity", {"alternate": alternate})  # noqa: B010
-    Binding(trainer, objective, loader)
-    setattr(trainer, "objective", objective)  # noqa: B010 - mypy knows no such attribute
+    trainer.add_callback(AfterUpdate(binding))
     return trainer
 
 
@@ -112,14 +120,13 @@ def save_checkpoint(trainer: Trainer) -> None:
     Raises:
         OutputError: it cannot be written; the checkpoint before it is as it was.
     """
-    callbacks = trainer.callback_handler.callbacks
-    binding = next(each for each in callbacks if isinstance(each, Binding))
-    binding.bind()
+    binding: Binding = cast(Regularized, trainer)._binding
+    binding.attach()
     try:
         assert trainer.model is not None
         trainer._save_checkpoint(trainer.model, None)
     finally:
-        binding.unbind()
+        binding.detach()
 
 
 class SmoothTrainer(Trainer):
@@ -185,13 +192,6 @@ class SmoothTrainer(Trainer):
             preprocess_logits_for_metrics=preprocess_logits_for_metrics,
         )
         regularize(self, regularizers, unlabeled_dataset=unlabeled_dataset, alternate=alternate)
-
-    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
-        """Without `example_id` in evaluation, before, in and after training."""
-        prepared = super()._prepare_inputs(inputs)
-        if self.model is not None and not self.model.training:
-            prepared.pop("example_id", None)
-        return prepared
 
 
 def _no_trainer(given: object) -> str:

@@ -1,25 +1,36 @@
-"""Rows spread over processes, each row once: those of every update, and those to evaluate on.
+"""The batches of an update: which rows they have, and how much each counts.
 
 accelerate fills the last update of an epoch with rows from its beginning, so that all processes
-have full batches. Here it is cut as evenly as it can be; batches weigh by their rows, so that the
-update is that of one process. A process for which no row is left gets a spare one, which weighs
-nothing.
+have full batches. Here it is cut as evenly as it can be. A process for which no row is left gets a
+padding row, which weighs nothing.
+
+The Trainer takes the plain mean over the batches of an update. A mean over all their rows needs a
+factor for each: its rows, divided by the mean number of rows of the batches. An update of labeled
+and unlabeled batches is the sum of the two means.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.utils.data import BatchSampler, Dataset, Sampler
+from transformers import Trainer
 
-SPARE = "spare"
+from smoothtune.nn.model_facts import IGNORED
+
+PADDING_BATCH = "padding_batch"
 """Marks a batch that weighs nothing."""
+
+logger = logging.getLogger(__name__)
 
 
 class UpdateBatches(BatchSampler):
-    """Row numbers in batches, one for each process in turn; a spare row is -1 less its number.
+    """Row numbers in batches, one for each process in turn; a padding row is -1 less its number.
 
     >>> order = range(5)  # in place of a sampler
     >>> list(UpdateBatches(order, 2, accumulation=1, processes=2))
@@ -87,12 +98,12 @@ class EvaluationBatches(BatchSampler):
                 start += size
 
 
-class SpareRow(dict[str, Any]):
+class PaddingRow(dict[str, Any]):
     """A row whose batch weighs nothing."""
 
 
-class WithSpareRows(Dataset):
-    """A dataset that has its spare rows under numbers below 0.
+class WithPaddingRows(Dataset):
+    """A dataset that has its padding rows under numbers below 0.
 
     Args:
         rows: a map-style dataset of mappings.
@@ -105,17 +116,17 @@ class WithSpareRows(Dataset):
         return len(self.rows)
 
     def __getitem__(self, number: int) -> Any:
-        return SpareRow(self.rows[-1 - number]) if number < 0 else self.rows[number]
+        return PaddingRow(self.rows[-1 - number]) if number < 0 else self.rows[number]
 
     def __getitems__(self, numbers: Sequence[int]) -> list[Any]:
         if hasattr(self.rows, "__getitems__") and min(numbers) >= 0:
-            found: list[Any] = self.rows.__getitems__(numbers)  # faster than row by row
-            return found
+            rows: list[Any] = self.rows.__getitems__(numbers)  # faster than row by row
+            return rows
         return [self[number] for number in numbers]
 
 
-class SpareCollator:
-    """Collates rows, and marks a batch of a spare one.
+class PaddingCollator:
+    """Collates rows, and marks a batch of a padding row.
 
     Args:
         collate: the trainer's own.
@@ -125,7 +136,169 @@ class SpareCollator:
         self.collate = collate
 
     def __call__(self, rows: list[Any]) -> dict[str, Any]:
-        """A batch of rows, or of one spare row."""
-        if not isinstance(rows[0], SpareRow):
+        """A batch of rows, or of one padding row."""
+        if not isinstance(rows[0], PaddingRow):
             return dict(self.collate(rows))
-        return dict(self.collate([dict(row) for row in rows])) | {SPARE: True}
+        return dict(self.collate([dict(row) for row in rows])) | {PADDING_BATCH: True}
+
+
+class Size(NamedTuple):
+    """Of one batch, or of all batches of its kind in an update."""
+
+    rows: int | Tensor  # examples, over which the terms are means
+    items: float | Tensor  # what the task loss is a mean over: labels, rows, or weights of rows
+
+
+def rows_of(batch: Mapping[str, Any]) -> int:
+    """Number of examples of a batch."""
+    first = batch.get("input_ids")
+    tensors = (x for x in batch.values() if isinstance(x, Tensor) and x.ndim)
+    return len(first if isinstance(first, Tensor) else next(tensors, (None,)))
+
+
+def refuse_parts(batch: Mapping[str, Any], whole: Mapping[str, Any], trainer: str) -> None:
+    """Refuse some rows of a batch to a loss that compares rows with one another.
+
+    Raises:
+        ValueError: `batch` has fewer rows than `whole`.
+    """
+    if rows_of(batch) < rows_of(whole):
+        raise ValueError(
+            f"rows below 1 does not work with {trainer}, whose loss compares rows of a batch: "
+            "leave rows at 1, or give the method every=k"
+        )
+
+
+def counted_labels(batch: Mapping[str, Any], names: list[str]) -> str | None:
+    """The one tensor of labels over which a model's own loss is a mean, by name.
+
+    None if that is a mean over rows: labels are numbers, spans, several tensors or absent.
+
+    Args:
+        batch: model inputs.
+        names: of the label tensors.
+    """
+    present = [name for name in names if batch.get(name) is not None]
+    labels = batch[present[0]] if len(present) == 1 else None
+    return present[0] if isinstance(labels, Tensor) and not labels.is_floating_point() else None
+
+
+def are_labels(labels: Tensor, *, shifted: bool) -> Tensor:
+    """Which labels count: those that are not -100.
+
+    Args:
+        labels: (B, ...).
+        shifted: the labels predict the next token, so the first position has none.
+    """
+    return (labels[..., 1:] if shifted and labels.ndim > 1 else labels) != IGNORED
+
+
+class UpdateParts:
+    """Sizes of the batches of the update at hand.
+
+    Args:
+        trainer: whose batches are counted.
+        size: of a batch as the trainer's loader gives it.
+        unlabeled: whether such a batch has no task loss.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        size: Callable[[Mapping[str, Any]], Size],
+        unlabeled: Callable[[Mapping[str, Any]], bool],
+    ):
+        self.trainer, self.size, self.unlabeled = trainer, size, unlabeled
+        self.totals: tuple[Size, Size] | None = None  # of labeled and of unlabeled batches
+        self.batches = 1  # of the update here, times the number of processes
+        self.kinds: list[bool] = []  # of the batches here, whether unlabeled
+
+    def get_batch_samples(
+        self,
+        draw: Callable[..., tuple[list[Any], Any]],
+        epoch_iterator: Iterator[Any],
+        num_batches: int,
+        device: torch.device,
+    ) -> tuple[list[Any], Any]:
+        """Count the batches of an update before the first of them is used.
+
+        Args:
+            draw: the trainer's own method, of the arguments that follow.
+            epoch_iterator: gives the batches.
+            num_batches: of the update.
+            device: that they are used on.
+        """
+        drawn = list(islice(epoch_iterator, num_batches))
+        labeled = [batch for batch in drawn if not self.unlabeled(batch)]
+        # the Trainer counts labels in every batch, if the first one has some
+        samples, num_items = draw(iter(labeled or drawn), num_batches, device)
+        if labeled and len(labeled) < len(drawn):
+            samples = drawn
+        if self.totals is None and samples and not labeled:
+            self._warn(samples)
+        self.kinds = [self.unlabeled(batch) for batch in samples]
+        self.totals = self._totals(samples, device)
+        self.batches = len(samples) * self.trainer.accelerator.num_processes
+        return samples, num_items
+
+    def _totals(self, samples: list[Any], device: torch.device) -> tuple[Size, Size]:
+        """Sizes of all labeled and all unlabeled batches, over processes too."""
+        totals = [Size(0, 0), Size(0, 0)]
+        for kind, batch in zip(self.kinds, samples, strict=True):
+            rows, items = self.size(batch)
+            items = items.to(device) if isinstance(items, Tensor) else items
+            totals[kind] = Size(totals[kind].rows + rows, totals[kind].items + items)
+        if self.trainer.accelerator.num_processes > 1:
+            numbers = [number for size in totals for number in size]
+            counts = torch.stack([torch.as_tensor(n, device=device).double() for n in numbers])
+            counts = self.trainer.accelerator.reduce(counts, reduction="sum")
+            totals = [Size(*counts[:2]), Size(*counts[2:])]
+        return totals[0], totals[1]
+
+    def _warn(self, batches: list[Any]) -> None:
+        """Say that a first update without labels, unless it is marked so, has no task loss."""
+        if not any(batch.get("unlabeled") for batch in batches):
+            logger.warning(
+                "the first update has no labels, so there is no task loss, and the terms of the "
+                "methods are all that is trained: its batches hold %s, and the model takes %s. "
+                "Rename the column of the labels; remove_unused_columns drops others",
+                ", ".join(batches[0]),
+                ", ".join(self.trainer.label_names),
+            )
+
+    def shares(self, batch: Mapping[str, Any]) -> tuple[float | Tensor, float | Tensor]:
+        """Factors of a batch's mean over rows and over items; 1 outside the Trainer's loop."""
+        if self.totals is None:
+            return 1.0, 1.0
+        size, total = self.size(batch), self.totals[int(self.unlabeled(batch))]
+        rows, items = (
+            _double(part) * self.batches / _or_1(whole)
+            for part, whole in zip(size, total, strict=True)
+        )
+        return rows, items
+
+    def mean_items(self, batch: Mapping[str, Any]) -> float | Tensor:
+        """Items of the update's batches of this kind, divided by the number of all its batches."""
+        if self.totals is None:
+            return self.size(batch).items
+        return _double(self.totals[int(self.unlabeled(batch))].items) / self.batches
+
+    def part_of_kind(self, batch: Mapping[str, Any]) -> float:
+        """Part of the update's batches here that are of this kind; 1 outside the loop."""
+        if not self.kinds:
+            return 1.0
+        return self.kinds.count(self.unlabeled(batch)) / len(self.kinds)
+
+
+def _double(number: float | Tensor) -> float | Tensor:
+    """As numbers on the host are; not on MPS, which has no such type."""
+    if not isinstance(number, Tensor) or number.device.type == "mps":
+        return number
+    return number.double()
+
+
+def _or_1(number: float | Tensor) -> float | Tensor:
+    """1 in place of 0, to divide by."""
+    if not isinstance(number, Tensor):
+        return number or 1
+    return _double(torch.where(number == 0, 1, number))

@@ -22,7 +22,7 @@ from smoothtune.errors import ConfigError
 from smoothtune.run.inputs import prepare_model, read_inputs
 from smoothtune.run.train import COST_MAX_PARAMETERS
 from smoothtune.run.trainer import as_config_error
-from smoothtune.trainer.step_cost import measure_step_cost
+from smoothtune.trainer.cost import measure_step_cost
 from smoothtune.tune.search import stages
 
 STEPS = 3

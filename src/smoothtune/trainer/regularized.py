@@ -1,0 +1,246 @@
+"""The class that `regularize` puts in front of a trainer's own."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from pickle import UnpicklingError
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+from transformers import PretrainedConfig, Trainer, TrainerCallback
+
+from smoothtune.core.objective import Objective
+from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
+from smoothtune.errors import CheckpointError
+from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.model_facts import declaring
+from smoothtune.trainer.binding import Binding
+from smoothtune.trainer.model_record import extend_card, write_record
+
+
+class Regularized(Trainer):
+    """Trains with the methods of an objective, whatever class of trainers comes after it.
+
+    It comes before a user's subclass too, whose `compute_loss` is the task loss then. When no
+    methods are attached, as after training, what it does is the trainer's own.
+    """
+
+    objective: Objective
+    _binding: Binding
+    _unlabeled_loader: Callable[[], DataLoader] | None = None
+
+    # --- a training --------------------------------------------------------------------------
+
+    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+        """Train; a resumed run takes the methods' state from the checkpoint."""
+        binding = self._binding
+        try:
+            if self.model_init is not None:
+                binding.renew(trial=kwargs.get("trial"))
+                if self.model is None:  # a search gives it up after every trial
+                    self.model = super().call_model_init(kwargs.get("trial"))
+            else:
+                binding.resume()
+            if notes := binding.choose_checkpoint(resume_from_checkpoint):
+                warnings.warn("; ".join(notes), stacklevel=2)
+            binding.read_rows()
+            checkpoint = str(binding.resume_from) if binding.resume_from else None
+            return super().train(resume_from_checkpoint=checkpoint, **kwargs)
+        except UnpicklingError as error:
+            raise CheckpointError(
+                f"{binding.resume_from or 'a file'}: optimizer.pt, scheduler.pt or rng_state.pth "
+                "holds more than data, which could run code, and was not opened: resume from a "
+                "checkpoint of your own"
+            ) from error
+        except Exception:
+            binding.objective.checks.read()  # a loss that is not finite may be the reason
+            raise
+        finally:
+            binding.detach()
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """Make the model that is trained, and attach the methods to it."""
+        model = super().call_model_init(trial)
+        self._binding.adopt(model)
+        return model
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> torch.optim.Optimizer:
+        """Create the optimizer, or take that which is there, and bind the objective to it."""
+        optimizer = super().create_optimizer(*args, **kwargs)
+        if self._binding.attached:
+            self._binding.use(self.optimizer or optimizer)
+        return optimizer
+
+    def get_train_dataloader(self) -> DataLoader:
+        """The training rows, in turn with unlabeled ones if there are some."""
+        if self._binding.attached and self._unlabeled_loader is not None:
+            return self._unlabeled_loader()
+        return super().get_train_dataloader()
+
+    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
+        prepared = super()._prepare_for_training(*args, **kwargs)
+        self._binding.begin()
+        return prepared
+
+    def _run_epoch(self, *, epoch: int, train_dataloader: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """Take no step after the last one; transformers would, resumed there within an epoch.
+
+        The last one is that of `max_steps`, or the one at which a callback ended the training.
+        """
+        if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:
+            self.control.should_training_stop = True
+        else:
+            set_epoch(train_dataloader, epoch)
+            self._binding.calibrate(train_dataloader)
+            super()._run_epoch(epoch=epoch, train_dataloader=train_dataloader, **kwargs)
+
+    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
+        self._binding.objective.checks.read()
+        end = partial(super()._finalize_training, *args, **kwargs)
+        result = self._binding.checkpoints.finalize(end)
+        self._binding.warn_at_end()
+        return result
+
+    # --- an update ---------------------------------------------------------------------------
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], Any]:
+        """Draw the batches of an update, and count their rows and labels."""
+        draw = super().get_batch_samples
+        if not self._binding.attached:
+            return draw(epoch_iterator, num_batches, device)
+        parts = self._binding.task.parts
+        return parts.get_batch_samples(draw, epoch_iterator, num_batches, device)
+
+    def _prepare_inputs(self, inputs: dict[str, Any]) -> dict[str, Any]:
+        """Without `example_id` in evaluation, which models do not know."""
+        prepared = super()._prepare_inputs(inputs)
+        if self.model is not None and not self.model.training:
+            prepared.pop("example_id", None)
+        return prepared
+
+    def compute_loss(
+        self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
+    ) -> Any:
+        """The objective in training, the trainer's own loss in evaluation."""
+        if self._binding.attached:
+            return self._binding.compute_loss(model, inputs, *args, **kwargs)
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+    @property
+    def own_compute_loss(self) -> Callable[..., Any]:
+        """The trainer's own loss."""
+        return super().compute_loss
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """Before a log, an evaluation or a checkpoint, know whether all is finite."""
+        if self.control.should_log or self.control.should_evaluate or self.control.should_save:
+            self._binding.objective.checks.read()
+        super()._maybe_log_save_evaluate(*args, **kwargs)
+
+    def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
+        """Add the mean of every term since the last log to the Trainer's training logs."""
+        if self._binding.attached and "loss" in logs:
+            logs = logs | self._binding.terms.read(self.accelerator)
+        super().log(logs, *args, **kwargs)
+
+    # --- what is written ---------------------------------------------------------------------
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any = None) -> None:
+        """Write a checkpoint that is complete or absent, with the methods' state."""
+        self._binding.checkpoints.save(super()._save_checkpoint, model, trial)
+
+    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
+        """Whether an evaluation is the best; one from before a term has acted is none."""
+        methods = self._binding.objective.regularizers.values()
+        return all_have_acted(methods, self.state.global_step) and super()._determine_best_metric(
+            *args, **kwargs
+        )
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Save the model, and beside it a record of the methods; beside adapters, the config."""
+        super().save_model(output_dir, _internal_call=_internal_call)
+        model = unwrap(self.model)  # type: ignore[arg-type]
+        if self.args.should_save and not _internal_call:  # checkpoints have a manifest
+            folder = Path(output_dir or str(self.args.output_dir))
+            config = getattr(declaring(model), "config", None)
+            if hasattr(model, "peft_config") and isinstance(config, PretrainedConfig):
+                config.save_pretrained(folder)
+            write_record(self, self._binding.objective, folder)
+
+    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
+        """Create the card, with the methods."""
+        super().create_model_card(*args, **kwargs)
+        card = Path(str(self.args.output_dir), "README.md")
+        if self.is_world_process_zero() and card.exists():
+            extend_card(self, self._binding.objective, card)
+
+
+class AfterUpdate(TrainerCallback):
+    """Tells a binding of every update."""
+
+    def __init__(self, binding: Binding):
+        self.binding = binding
+
+    def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Just after the optimizer's step."""
+        self.binding.after_update()
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell all samplers of a loader the epoch, on which their order depends.
+
+    transformers does not reach those of a process's share of the batches when it skips the first
+    ones, so that a run of several processes resumed within an epoch would see another order.
+    """
+    part: Any = getattr(loader, "batch_sampler", None)
+    while part is not None:
+        samplers: tuple[Any, Any] = (part, getattr(part, "sampler", None))
+        for sampler in samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        part = getattr(part, "batch_sampler", None)
+
+
+def put_in_front(trainer: Trainer) -> Callable[[], None]:
+    """Make a trainer `Regularized`, which comes before its class and its own attributes.
+
+    Returns:
+        Gives the trainer its class back.
+    """
+    cls, own = type(trainer), vars(trainer)
+    methods = {name: own.pop(name) for name in vars(Regularized) if name in own}
+    base = type(cls.__name__, (cls,), {name: staticmethod(f) for name, f in methods.items()})
+    trainer.__class__ = type(f"Regularized{cls.__name__}", (Regularized, base), {})
+
+    def undo() -> None:
+        trainer.__class__ = cls
+        own.update(methods)
+
+    return undo
+
+
+def all_have_acted(methods: Iterable[Regularizer], step: int) -> bool:
+    """Whether the term of every method has acted in one of the first updates.
+
+    A model that a term has not touched is plain's: its score says nothing about the method.
+
+    Args:
+        methods: of the run, their length of training known.
+        step: number of updates so far.
+    """
+    terms = [method for method in methods if isinstance(method, LossTerm) and method.is_on]
+    return all(_has_acted(method, step) for method in terms)
+
+
+def _has_acted(method: LossTerm, step: int) -> bool:
+    if not isinstance(method, Penalty):
+        return step > 0
+    last_turn = (step - 1) // method.every
+    return last_turn >= 0 and method.ramp(last_turn * method.every) > 0
