@@ -6,7 +6,7 @@ from datasets import Dataset
 from numpy.typing import ArrayLike
 
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.metrics import class_scores
+from smoothtune.tasks.metrics import CLASS_METRICS, class_scores
 from smoothtune.tasks.presets import TASKS, describe_task
 
 BINARY = describe_task(text_columns="text", label_names=("no", "yes"))
@@ -122,4 +122,4 @@ def test_not_finite_prediction_is_refused() -> None:
 @pytest.mark.parametrize("shape", [(2,), (2, 3), (3, 2), (0, 2)])
 def test_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="must have shape"):
-        class_scores(("accuracy",), np.zeros(shape), [0, 1], 2)
+        class_scores(CLASS_METRICS, np.zeros(shape), [0, 1], 2)

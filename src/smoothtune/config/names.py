@@ -137,7 +137,7 @@ def _check_fields_of_type(draft: Draft, task_type: str) -> None:
             draft.report((name,), f"works with text classification, not with {task_type}")
     for name in ("merge_labels", "label_type"):
         if values.get(name) is not None and not described.label_types:
-            draft.report((name,), f"works with classification, not with {task_type}")
+            draft.report((name,), f"does not go with {task_type}")
     label_type, fitting = values.get("label_type"), described.label_types
     if label_type is not None and fitting and label_type not in fitting:
         message = f"must be {' or '.join(fitting)}, or left out, with {task_type}"

@@ -7,7 +7,7 @@ from 0; brier as its function says.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -29,12 +29,13 @@ def _class_f1(gold: np.ndarray, classes: np.ndarray, num_classes: int) -> float:
     return float(f1_score(gold, classes, average=average, zero_division=0.0))
 
 
-CLASS_METRICS: dict[str, Callable[[np.ndarray, np.ndarray, int], float]] = {
+Measure = Callable[[np.ndarray, np.ndarray, int], float]
+"""Of gold and predicted classes (N,), and the number of classes."""
+CLASS_METRICS: dict[str, Measure] = {
     "accuracy": lambda gold, classes, _: accuracy_score(gold, classes),
     "f1": _class_f1,
     "matthews_correlation": lambda gold, classes, _: matthews_corrcoef(gold, classes),
 }
-"""Of gold and predicted classes (N,), and the number of classes."""
 LABEL_METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "f1_micro": lambda gold, labels: f1_score(gold, labels, average="micro", zero_division=0.0),
     "f1_macro": lambda gold, labels: f1_score(gold, labels, average="macro", zero_division=0.0),
@@ -46,12 +47,12 @@ CORRELATIONS = {"pearson": pearsonr, "spearman": spearmanr}
 
 
 def class_scores(
-    names: Sequence[str], logits: ArrayLike, labels: ArrayLike, num_classes: int
+    measures: Mapping[str, Measure], logits: ArrayLike, labels: ArrayLike, num_classes: int
 ) -> dict[str, float]:
     """Metrics of the most likely classes, and of their probabilities.
 
     Args:
-        names: of `CLASS_METRICS`, the main one first.
+        measures: by name, the main one first.
         logits: (N, C).
         labels: (N,) class ids.
         num_classes: C.
@@ -65,7 +66,7 @@ def class_scores(
     gold = np.asarray(labels)
     scores = _checked(logits, (len(gold), num_classes))
     classes = scores.argmax(axis=1)
-    values = {name: float(CLASS_METRICS[name](gold, classes, num_classes)) for name in names}
+    values = {name: float(of(gold, classes, num_classes)) for name, of in measures.items()}
     return values | {"brier": brier(scores, gold), "nll": nll(scores, gold)}
 
 

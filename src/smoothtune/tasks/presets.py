@@ -11,6 +11,7 @@ from smoothtune.catalog import DEFAULT_TASK_TYPE
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.multiple_choice import MultipleChoice
+from smoothtune.tasks.ordinal import OrdinalClassification
 from smoothtune.tasks.question_answering.task import QuestionAnswering
 from smoothtune.tasks.text_classification import TextClassification
 from smoothtune.tasks.token_classification import TokenClassification
@@ -20,6 +21,7 @@ TASK_CLASSES: dict[str, type[Task]] = {
     for cls in (
         TextClassification,
         MultiLabelClassification,
+        OrdinalClassification,
         QuestionAnswering,
         TokenClassification,
         MultipleChoice,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch.nn.functional as F
@@ -12,7 +12,14 @@ from datasets import Dataset
 from torch import Tensor
 
 from smoothtune.tasks.head import Head, label_config
-from smoothtune.tasks.metrics import class_scores, correlations, majority, roc_auc
+from smoothtune.tasks.metrics import (
+    CLASS_METRICS,
+    Measure,
+    class_scores,
+    correlations,
+    majority,
+    roc_auc,
+)
 from smoothtune.tasks.scorer import Scorer
 
 
@@ -61,6 +68,8 @@ class ClassScorer(Scorer):
     """The statistics of an example are its label and its logits."""
 
     losses = ("brier", "nll")
+    measures: ClassVar[Mapping[str, Measure]] = CLASS_METRICS
+    """Metrics of the most likely classes, by name."""
 
     @property
     def num_label_statistics(self) -> int:
@@ -83,7 +92,8 @@ class ClassScorer(Scorer):
     def scores(self, statistics: np.ndarray) -> dict[str, float]:
         """See `class_scores`."""
         logits, labels = statistics[:, 1:], statistics[:, 0].astype(int)
-        return class_scores(self.task.metrics, logits, labels, self.task.num_labels)
+        measures = {name: self.measures[name] for name in self.task.metrics}
+        return class_scores(measures, logits, labels, self.task.num_labels)
 
     def detailed_scores(self, statistics: np.ndarray) -> dict[str, float]:
         """`scores`, and for two classes `roc_auc`."""

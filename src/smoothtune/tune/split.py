@@ -24,6 +24,7 @@ from smoothtune.errors import DataError
 from smoothtune.models.load import load_base
 from smoothtune.study.inputs import data_at_hand
 from smoothtune.tasks.base import Task
+from smoothtune.tasks.class_lookup import is_numbered
 from smoothtune.tasks.prepare import prepare
 
 FEWEST = 4
@@ -102,7 +103,7 @@ def _numbers_named(rows: Dataset, task: Task) -> Dataset:
         return rows
     values = rows[column][:]
     found = set(values if item is feature else (number for each in values for number in each))
-    if found == set(range(len(found))):
+    if found == set(range(len(found))) or not is_numbered(task.label_names):
         return rows
     named = ClassLabel(names=list(task.label_names))
     return rows.cast_column(column, named if item is feature else ListOf(named))
