@@ -64,9 +64,9 @@ def ours(raw, tokenizer, processes):
     from smoothtune.tasks.presets import TASKS
 
     task = TASKS["squad"]
-    task.check({"validation": raw}, "squad")
-    examples = task.select(raw, np.arange(len(raw)), None)
-    return task.tokenize(examples, tokenizer, LENGTH, uuid.uuid4().hex, processes)
+    task.rows.check({"validation": raw}, "squad")
+    examples = task.rows.select(raw, np.arange(len(raw)), None)
+    return task.rows.tokenize(examples, tokenizer, LENGTH, uuid.uuid4().hex, processes)
 
 
 def main():

@@ -124,11 +124,11 @@ def run_cell(data, task, fold, point):
     with tempfile.TemporaryDirectory() as work, open(os.devnull, "w") as nothing:
         trained = fit(config, Path(work), console=Console(file=nothing))
     prepared, count = trained.prepared, int((source / "held_out.txt").read_text())
-    found = prepared.task.example_statistics(trained.predictions, prepared.validation)
+    found = prepared.task.scorer.example_statistics(trained.predictions, prepared.validation)
     main = prepared.task.main_metric
     return {
-        "held_out": prepared.task.scores(found[:count])[main],
-        "test": prepared.task.scores(found[count:])[main],
+        "held_out": prepared.task.scorer.scores(found[:count])[main],
+        "test": prepared.task.scorer.scores(found[count:])[main],
         "metric": main,
         "seconds": trained.result["cost"]["train_seconds"],
     }

@@ -7,6 +7,7 @@ import json
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 
 import method_pages
@@ -18,6 +19,7 @@ from smoothtune.core.support import KINDS, REFUSED
 from smoothtune.methods import METHODS
 from smoothtune.methods.describe import catalog_of_methods
 from smoothtune.nn.environments import ENVIRONMENTS
+from smoothtune.tasks.base import Task
 from smoothtune.tasks.presets import TASK_CLASSES, TASKS
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -46,14 +48,25 @@ def catalog() -> str:
     content = {
         "methods": catalog_of_methods(),
         "tasks": {name: task.task_type for name, task in TASKS.items()},
-        "task_types": {
-            name: {"max_seq_length": cls.default_max_seq_length}
-            for name, cls in TASK_CLASSES.items()
-        },
+        "task_types": {name: _declared(cls) for name, cls in TASK_CLASSES.items()},
     }
     methods = ",\n".join(_line(name, each) for name, each in content.pop("methods").items())
     others = ",\n".join(_line(name, each) for name, each in content.items())
     return f'{{"methods": {{\n{methods}\n}},\n{others}\n}}\n'
+
+
+def _declared(cls: type[Task]) -> dict[str, object]:
+    """What a type of task declares, as `TaskTypeDescription` takes it."""
+    common = {field.name for field in fields(Task)}
+    return {
+        "fields": [field.name for field in fields(cls) if field.name not in common],
+        "label_types": cls.label_types,
+        "max_seq_length": cls.default_max_seq_length,
+        "one_sequence": cls.one_sequence,
+        "problem_type": cls.head_class.problem_type,
+        "similar_lengths": cls.similar_lengths,
+        "text_columns": cls.text_columns,
+    }
 
 
 def _line(name: str, content: object) -> str:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 CATALOG = "catalog.json"
+DEFAULT_TASK_TYPE = "text-classification"
 GROUP = "smoothtune.methods"
 """Entry points by which an installed package offers methods."""
 _TYPES = {"boolean": bool, "integer": int, "number": float, "string": str}
@@ -140,6 +141,22 @@ def task_types() -> dict[str, str]:
     return dict(_catalog()["tasks"])
 
 
-def default_length(task_type: str) -> int:
-    """Default of the longest row of a type of task, in tokens."""
-    return int(_catalog()["task_types"].get(task_type, {}).get("max_seq_length", 128))
+@dataclass(frozen=True)
+class TaskTypeDescription:
+    """What a type of task declares, see the fields of `smoothtune.tasks.base.Task`."""
+
+    fields: list[str]
+    """Fields that not every type has."""
+    label_types: list[str]
+    max_seq_length: int
+    one_sequence: bool
+    problem_type: str | None
+    similar_lengths: bool
+    text_columns: list[str]
+    """Default of the field."""
+
+
+@cache
+def described_task_types() -> dict[str, TaskTypeDescription]:
+    """Every type of task by name."""
+    return {name: TaskTypeDescription(**each) for name, each in _catalog()["task_types"].items()}

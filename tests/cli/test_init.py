@@ -11,7 +11,7 @@ from helpers.tiny_folder import tiny_bert
 from smoothtune.cli import app
 from smoothtune.config.run import load_config
 from smoothtune.config.task import configured_task
-from smoothtune.data.guess import guess
+from smoothtune.tasks.guess import guess
 
 ROWS = [("Sehr gut, Café!", "Pos"), ("ärgerlich", "neg"), ("nie wieder", "neg"), ("fein", "Pos ")]
 

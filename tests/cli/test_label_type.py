@@ -76,7 +76,7 @@ def test_predictions_are_names_and_digits_are_texts(trained: Path, tmp_path: Pat
     ("task_type", "label_type", "message"),
     [
         ("multi-label-classification", "float", "label_type: must be text, or left out, with mul"),
-        ("question-answering", "text", "label_type: works with classification, not with question"),
+        ("question-answering", "text", "label_type: does not go with question-answering"),
         ("text-classification", "words", "label_type: "),
     ],
 )

@@ -39,7 +39,7 @@ def test_views_of_arrow_are_read(tmp_path: Path) -> None:
     train = load_splits(tmp_path / "a.parquet")["train"]
     assert train["words"][:] == [["a"], ["b", "c"]]
     task = describe_task(text_columns="text").with_labels(train)
-    assert task.check({"train": train}, "a")["train"].tolist() == [0, 1]
+    assert task.rows.check({"train": train}, "a")["train"].tolist() == [0, 1]
 
 
 def test_two_columns_of_parquet_with_one_name(tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_mixed_types_in_json_name_the_odd_lines(tmp_path: Path) -> None:
     assert text.with_labels(train).label_names == ("0", "1", "x")
     file.write_text('{"text": "a"}\n{"text": 7}\n{"text": "b"}\n')
     with pytest.raises(DataError, match=r"line 2, column 'text': 7 is of type int"):
-        task.check_inputs(load_rows(file), "a")
+        task.rows.check_inputs(load_rows(file), "a")
 
 
 def fifo(path: Path) -> None:

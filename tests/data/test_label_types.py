@@ -22,7 +22,7 @@ def read(file: Path, label_type: str | None = None) -> tuple[Task, list]:
     task = describe_task(text_columns="text", label_type=label_type, sep=";")
     train = task.load_splits(file)["train"]
     task = task.with_labels(train, "a.csv")
-    return task, task.check({"train": train}, "a.csv")["train"].tolist()
+    return task, task.rows.check({"train": train}, "a.csv")["train"].tolist()
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from helpers.hub_server import make_tokenizer
-from smoothtune.tasks.metrics import trivial_baseline
 from smoothtune.tasks.prepare import prepare
 from smoothtune.tasks.presets import TASKS, describe_task
 
@@ -35,14 +34,14 @@ def test_label_counts(name: str) -> None:
     task = TASKS[name]
     splits = task.load_splits(folder(name))
     used = {split: splits[split] for split in ("train", task.validation_split)}
-    labels = task.check(used, name)
+    labels = task.rows.check(used, name)
     for split, expected in zip(used, COUNTS[name], strict=True):
         assert np.bincount(labels[split]).tolist() == expected
 
 
 def test_similarity_scores() -> None:
     splits = TASKS["stsb"].load_splits(folder("stsb"))
-    labels = TASKS["stsb"].check(splits, "stsb")
+    labels = TASKS["stsb"].rows.check(splits, "stsb")
     assert {split: len(scores) for split, scores in labels.items()} == {
         "train": 5749,
         "validation": 1500,
@@ -71,7 +70,6 @@ def test_a_described_task_on_a_single_file() -> None:
     assert (len(prepared.train), len(prepared.validation)) == (900, 100)
 
 
-def test_trivial_baseline_of_rte() -> None:
-    splits = TASKS["rte"].load_splits(folder("rte"))
-    baseline = trivial_baseline(TASKS["rte"], splits["validation"]["label"][:])
-    assert baseline == pytest.approx(146 / 277)
+def test_baseline_of_rte() -> None:
+    rows = TASKS["rte"].load_splits(folder("rte"))["validation"].rename_column("label", "labels")
+    assert TASKS["rte"].scorer.baseline(rows) == pytest.approx(146 / 277)

@@ -40,7 +40,7 @@ def test_folders_of_the_same_columns(tmp_path) -> None:
         splits = task.load_splits(source_of(other), need_train=False)
         assert task.validation_split == split
         assert list(splits) == [split]
-        assert set(task.columns) <= set(splits[split].column_names)
+        assert set(task.rows.columns) <= set(splits[split].column_names)
 
 
 def test_a_set_for_another_kind_of_question() -> None:

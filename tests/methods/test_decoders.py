@@ -138,7 +138,7 @@ def test_the_end_of_text_token_stands_between_the_texts_of_a_pair(folders):
 
     base = load_base(str(folders / "llama"))
     rows = Dataset.from_dict({"text": ["the film"], "text_pair": ["a plot"]})
-    (ids,) = TASKS["rte"].tokenize(rows, base.tokenizer, 32, "pairs")["input_ids"]
+    (ids,) = TASKS["rte"].rows.tokenize(rows, base.tokenizer, 32, "pairs")["input_ids"]
     assert base.tokenizer.convert_ids_to_tokens(ids) == ["the", "film", END, "a", "plot"]
 
 

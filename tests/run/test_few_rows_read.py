@@ -11,7 +11,7 @@ from torch import equal
 
 from helpers.tiny_folder import tiny_data
 from smoothtune.config.run import RunConfig
-from smoothtune.data import when_read
+from smoothtune.data import lazy_tokenizing
 from smoothtune.run.inputs import rows_read
 from smoothtune.run.train import train
 
@@ -54,7 +54,7 @@ def test_results_are_the_same(
     }
     expected, printed = results(given, tmp_path / "at_once")
     assert "tokenized when read" not in printed
-    monkeypatch.setattr(when_read, "MIN_CACHED_ROWS", 100)
+    monkeypatch.setattr(lazy_tokenizing, "MIN_CACHED_ROWS", 100)
     found, printed = results(given, tmp_path / "when_read")
     assert "train: rows 600, tokenized when read; labels" in printed
     assert found == expected

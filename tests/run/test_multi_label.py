@@ -177,7 +177,7 @@ def test_a_model_of_several_labels_names_the_task_type(tuned) -> None:
         ("label_noise: 0.1", "label_noise: replaces one class by another.*leave it out"),
         ("label_columns: [a, b]", "label_column: cannot stand beside label_columns"),
         ("task_type: text-classification", "label_separator: needs task_type: multi-label-cl"),
-        ("doc_stride: 3", "doc_stride: is for question answering"),
+        ("doc_stride: 3", "doc_stride: needs task_type: question-answering"),
     ],
 )
 def test_fields_that_do_not_fit_are_refused(change, message, tmp_path) -> None:

@@ -7,8 +7,9 @@ from datasets import ClassLabel, Dataset, Features, Sequence, Value
 
 from smoothtune.errors import DataError
 from smoothtune.tasks.class_lookup import ClassLookup
+from smoothtune.tasks.head import matched_outputs
 from smoothtune.tasks.label_sets import holds_sets_of, label_sets
-from smoothtune.tasks.labels import class_ids, holds_labels_of, matched_outputs, tag_ids
+from smoothtune.tasks.labels import class_ids, holds_labels_of, tag_ids
 from smoothtune.tasks.presets import describe_task
 
 STARS = ("1", "2", "n/a")
@@ -104,7 +105,7 @@ def test_names_from_one_file_and_numbers_in_another(tmp_path: Path) -> None:
     splits = task.load_splits(tmp_path)
     task = task.with_labels(splits["train"])
     assert task.label_names == STARS
-    assert task.check(splits, "x")["validation"].tolist() == [0, 1, 0, 1]
+    assert task.rows.check(splits, "x")["validation"].tolist() == [0, 1, 0, 1]
 
 
 def test_twelve_classes_that_are_texts_keep_their_numbers() -> None:
@@ -113,7 +114,7 @@ def test_twelve_classes_that_are_texts_keep_their_numbers() -> None:
     data = Dataset.from_dict({"text": labels, "label": labels}, features=features)
     task = describe_task(text_columns="text").with_labels(data)
     assert task.label_names == tuple(labels)
-    assert task.check({"train": data}, "x")["train"].tolist() == list(range(12))
+    assert task.rows.check({"train": data}, "x")["train"].tolist() == list(range(12))
 
 
 def test_tags_that_look_alike_are_an_error_unless_merged() -> None:
@@ -123,4 +124,4 @@ def test_tags_that_look_alike_are_an_error_unless_merged() -> None:
         task.with_labels(words)
     merged = describe_task("t", "token-classification", merge_labels=True).with_labels(words)
     assert merged.label_names == ("B-x", "O")
-    assert merged.check({"train": words}, "x")["train"] == [[1, 0], [1]]
+    assert merged.rows.check({"train": words}, "x")["train"] == [[1, 0], [1]]

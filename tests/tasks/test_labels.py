@@ -19,7 +19,7 @@ def table(labels: list[Any], texts: list[Any] | None = None) -> Dataset:
 
 
 def labels_of(dataset: Dataset, task: Task) -> np.ndarray:
-    return task.check({"train": dataset}, "file.csv")["train"]
+    return task.rows.check({"train": dataset}, "file.csv")["train"]
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_missing_columns_list_the_known_ones() -> None:
 def test_everything_wrong_is_said_at_once() -> None:
     train = table([0, 7, None], ["a", "", None])
     with pytest.raises(DataError) as caught:
-        CLASSES.check({"train": train, "validation": table([])}, "file.csv")
+        CLASSES.rows.check({"train": train, "validation": table([])}, "file.csv")
     lines = str(caught.value).splitlines()
     assert [line.split(": ")[0] for line in lines] == ["file.csv, split 'train'"] * 4 + [
         "file.csv, split 'validation'"

@@ -2,13 +2,24 @@ import math
 
 import numpy as np
 import pytest
+from datasets import Dataset
+from numpy.typing import ArrayLike
 
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.metrics import compute_metrics, trivial_baseline
+from smoothtune.tasks.metrics import CLASS_METRICS, class_scores
 from smoothtune.tasks.presets import TASKS, describe_task
 
 BINARY = describe_task(text_columns="text", label_names=("no", "yes"))
 THREE = describe_task(text_columns="text", label_names=("a", "b", "c"))
+
+
+def compute_metrics(task: Task, predictions: ArrayLike, labels: ArrayLike) -> dict[str, float]:
+    predicted, gold = np.asarray(predictions, float), np.asarray(labels)
+    return task.scorer.scores(np.column_stack([gold, predicted.reshape(len(gold), -1)]))
+
+
+def trivial_baseline(task: Task, labels: ArrayLike) -> float:
+    return task.scorer.baseline(Dataset.from_dict({"labels": labels}))
 
 
 def logits(probabilities: list[list[float]]) -> np.ndarray:
@@ -82,8 +93,8 @@ def test_every_preset_scores_a_perfect_prediction_with_one() -> None:
     for task in TASKS.values():
         if task.task_type != "text-classification":
             continue  # scored from other statistics
-        labels = np.arange(12) % max(task.num_labels, 3 if task.regression else 2)
-        perfect = labels[:, None] if task.regression else 50.0 * np.eye(task.num_labels)[labels]
+        labels = np.arange(12) % max(task.num_labels, 2 if task.label_names else 3)
+        perfect = 50.0 * np.eye(task.num_labels)[labels] if task.label_names else labels
         metrics = compute_metrics(task, perfect, labels)
         assert [metrics[name] for name in task.metrics] == pytest.approx([1.0] * len(task.metrics))
 
@@ -111,4 +122,4 @@ def test_not_finite_prediction_is_refused() -> None:
 @pytest.mark.parametrize("shape", [(2,), (2, 3), (3, 2), (0, 2)])
 def test_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match="must have shape"):
-        compute_metrics(BINARY, np.zeros(shape), [0, 1])
+        class_scores(CLASS_METRICS, np.zeros(shape), [0, 1], 2)

@@ -169,7 +169,7 @@ def test_metrics_follow_from_counts() -> None:
     """By hand: right yes 2, 1, 1; wrong yes 1, 0, 1; missed 0, 0, 1; rows right: 1 of 4."""
     task = describe_task("topics", TYPE, text_columns="text", label_names=NAMES)
     rows = Dataset.from_dict({"labels": GOLD.tolist()})
-    scores = task.scores(task.example_statistics(LOGITS, rows))
+    scores = task.scorer.scores(task.scorer.example_statistics(LOGITS, rows))
     assert scores["f1_micro"] == pytest.approx(2 * 4 / (2 * 4 + 2 + 1))
     assert scores["f1_macro"] == pytest.approx((4 / 5 + 1 + 2 / 4) / 3)
     assert scores["accuracy"] == pytest.approx(1 / 4)
@@ -177,14 +177,19 @@ def test_metrics_follow_from_counts() -> None:
     assert scores["brier"] == pytest.approx(((p - GOLD) ** 2).mean())
     likelihood = np.where(GOLD == 1, p, 1 - p)
     assert scores["nll"] == pytest.approx(-np.log(likelihood).mean())
-    assert task.answers(LOGITS, rows) == [["film"], [], ["film", "good", "not"], ["film", "not"]]
+    assert task.scorer.answers(LOGITS, rows) == [
+        ["film"],
+        [],
+        ["film", "good", "not"],
+        ["film", "not"],
+    ]
 
 
 def test_average_precision_is_over_all_pairs() -> None:
     """Pairs by falling logit: 3 yes, 2 yes, 1 yes, .5 no or yes, .25 no, -.5 yes, ..."""
     task = describe_task("topics", TYPE, text_columns="text", label_names=NAMES)
     rows = Dataset.from_dict({"labels": GOLD.tolist()})
-    found = task.detailed_scores(task.example_statistics(LOGITS, rows))
+    found = task.scorer.detailed_scores(task.scorer.example_statistics(LOGITS, rows))
     # recall rises at ranks 1, 2, 3, 5 (a tie of one yes and one no) and 7, by a fifth each
     expected = (1 / 1 + 2 / 2 + 3 / 3 + 4 / 5 + 5 / 7) / 5
     assert found["average_precision_micro"] == pytest.approx(expected)
@@ -201,6 +206,6 @@ def test_baseline_is_the_best_of_all_constant_sets(metric) -> None:
         best = 0.0
         for number in range(8):
             constant = np.array([(number >> label) % 2 for label in range(3)]) * 2.0 - 1.0
-            statistics = task.example_statistics(np.tile(constant, (9, 1)), rows)
-            best = max(best, task.scores(statistics)[metric])
-        assert task.baseline(rows) == pytest.approx(best)
+            statistics = task.scorer.example_statistics(np.tile(constant, (9, 1)), rows)
+            best = max(best, task.scorer.scores(statistics)[metric])
+        assert task.scorer.baseline(rows) == pytest.approx(best)

@@ -103,7 +103,7 @@ def test_columns_lists_and_letters_say_the_same(columns, label, data, bert) -> N
 def test_batches_are_padded_over_all_choices(data, bert) -> None:
     tokenizer = load_base(str(bert)).tokenizer
     rows = prepare(data, TASK, tokenizer).train
-    batch = TASK.collator(tokenizer)([rows[0], rows[1]])
+    batch = TASK.head.collator(tokenizer)([rows[0], rows[1]])
     assert batch["input_ids"].shape == (2, 3, max(rows["length"][:2]))
     for i in range(2):
         for choice, ids in enumerate(rows[i]["input_ids"]):

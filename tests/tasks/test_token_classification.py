@@ -139,9 +139,9 @@ def test_scores_are_those_of_seqeval(seed) -> None:
             "example_id": list(range(5)),
         }
     )
-    statistics = task.example_statistics(renumber[predicted], rows)
+    statistics = task.scorer.example_statistics(renumber[predicted], rows)
     drawn = rng.integers(0, 5, size=5)
-    found = task.scores(statistics[drawn])
+    found = task.scorer.scores(statistics[drawn])
     true = [[NAMES[t] for t in gold[row]] for row in drawn]
     guess = [[NAMES[t] for t in predicted[row, 1 : 1 + lengths[row]]] for row in drawn]
     assert found["f1"] == pytest.approx(f1_score(true, guess, zero_division=0))

@@ -34,7 +34,8 @@ def held_out(training: TrainingRows, parts: np.ndarray, folder: Path) -> tuple[l
 
 def rows_of(texts: list[str], labels: list) -> TrainingRows:
     rows = Dataset.from_dict({"text": texts, "label": labels})
-    return TrainingRows(rows, texts, labels, "fingerprint")
+    classes = np.unique(labels, return_inverse=True)[1]
+    return TrainingRows(rows, texts, classes, "fingerprint")
 
 
 def test_classes_are_spread_evenly() -> None:

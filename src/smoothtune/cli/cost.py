@@ -166,7 +166,7 @@ def _loaded(config: RunConfig, model: str, length: int) -> Any:
     _check_length(classifier, length)
     if config.lora is None:
         return classifier
-    return add_lora(classifier, config.lora, task.task_type, new, seed=0)
+    return add_lora(classifier, config.lora, task.peft_type, new, seed=0)
 
 
 def _measured(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from smoothtune.catalog import DEFAULT_TASK_TYPE, described_task_types
 from smoothtune.cli.options import options_from
 from smoothtune.cli.output import JSON, USAGE, echo, errors_as_exit_codes, fail, print_json
 from smoothtune.config.run_fields import RunFields
@@ -19,8 +20,8 @@ from smoothtune.errors import ConfigError, DataError, Problem, counted, unknown
 from smoothtune.files import write_atomic
 
 if TYPE_CHECKING:
-    from smoothtune.data.guess import Guess
     from smoothtune.tasks.base import Task
+    from smoothtune.tasks.guess import Guess
 
 RUN_FILE = """\
 # Written by smoothtune init from {name}. All fields: smoothtune train --help-all
@@ -83,8 +84,8 @@ def _fields_of(data: str, options: Mapping[str, Any], notes: list[str]) -> dict[
         DataError: the data cannot be read, or must be mended.
     """
     from smoothtune.data.csv_format import no_header
-    from smoothtune.data.guess import guess, with_types
     from smoothtune.data.sources import has_types, load_splits
+    from smoothtune.tasks.guess import guess, with_types
 
     form, typed = _form(data, options), not has_types(data)
     splits = load_splits(data, **form)
@@ -139,10 +140,10 @@ def _check_columns(options: Mapping[str, Any], names: Sequence[str]) -> None:
 def _guessed(found: Guess, options: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """Fields of a guess, those that were given left out."""
     task_type = options.get("task_type", found.task_type)
-    guessed: dict[str, Any] = {} if task_type == "text-classification" else {"task_type": task_type}
+    guessed: dict[str, Any] = {} if task_type == DEFAULT_TASK_TYPE else {"task_type": task_type}
     guessed |= {"text_columns": found.text_columns} if found.text_columns else {}
     guessed |= {"label_column": found.label_column} if found.label_column is not None else {}
-    several = task_type == "multi-label-classification"
+    several = "label_columns" in described_task_types()[task_type].fields
     if several and found.label_columns:
         guessed["label_columns"] = found.label_columns
     if several and found.label_separator is not None:
@@ -157,7 +158,7 @@ def _guessed(found: Guess, options: Mapping[str, Any], notes: list[str]) -> dict
         zero_or_one = ", 0 or 1 each" if name == "label_columns" else ""
         notes.append(f"guessed {titles.get(name, name)}: {shown}{zero_or_one}")
     if several and "task_type" not in options:
-        notes.append("if rows have one label each: --task-type text-classification")
+        notes.append(f"if rows have one label each: --task-type {DEFAULT_TASK_TYPE}")
     if found.rivals:
         rivals = ", ".join(f"{name} ({_few(values)})" for name, values in found.rivals.items())
         notes.append(f"may be the label as well: {rivals}; choose with --label-column")
@@ -180,7 +181,8 @@ def _refuse_unknown(fields: Mapping[str, Any], names: Sequence[str]) -> None:
     Raises:
         ConfigError: names the option that says the column, and the columns.
     """
-    if fields.get("task_type") == "question-answering":
+    task_type = fields.get("task_type", DEFAULT_TASK_TYPE)
+    if described_task_types()[task_type].text_columns:
         return
     wanted = [("text_columns", "--text-column")] * (not fields.get("text_columns"))
     if fields.get("label_column") is None and not fields.get("label_columns"):
@@ -234,10 +236,10 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     notes += [f"guessed {name}: {_yaml(value)}, for {why}" for name, value in change.items()]
     if "label_type" in change:
         notes.append("if they are scores, write label_type: float")
-    if task.task_type == "text-classification":
+    if task.head.problem_type in ("single_label_classification", "regression"):
         classes = f"classes {', '.join(task.known_label_names[:20])}"
         scores = "scores, so the task is a regression"
-        notes.append(f"guessed labels: {scores if task.regression else classes}")
+        notes.append(f"guessed labels: {scores if not task.label_names else classes}")
     return drop | change
 
 
@@ -248,7 +250,7 @@ def _about_rows(task: Task, source: str) -> tuple[dict[str, Any], bool]:
     splits = replace(task, drop_missing=True).load_splits(source)
     drop = any(left_out(rows) for rows in splits.values()) and task.drop_missing is None
     feature = splits["train"].features.get(task.label_column)
-    of_class = task.task_type == "text-classification" and getattr(feature, "dtype", "") != "string"
+    of_class = "integer" in task.label_types and getattr(feature, "dtype", "") != "string"
     return {"drop_missing": True} if drop else {}, of_class
 
 

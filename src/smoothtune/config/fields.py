@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from smoothtune.catalog import described_task_types
 
 Count = Annotated[int, Field(ge=1)]
 MAX_NAME = 255
@@ -42,13 +44,10 @@ def _as_encoding(value: str) -> str:
 
 Name = Annotated[str, Field(min_length=1), AfterValidator(_as_file_name)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
-TaskType = Literal[
-    "text-classification",
-    "multi-label-classification",
-    "question-answering",
-    "token-classification",
-    "multiple-choice",
-]
+if TYPE_CHECKING:
+    TaskType = str
+else:
+    TaskType = Literal[tuple(described_task_types())]
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from smoothtune import catalog
+from smoothtune.catalog import DEFAULT_TASK_TYPE
 from smoothtune.config.draft import Draft, message_of
-from smoothtune.config.fields import SpanFields
 from smoothtune.errors import Location, unknown
 
 BEST = ("load_best_model_at_end", "early_stopping_patience")
@@ -79,11 +79,6 @@ def check_names(draft: Draft) -> None:
         draft.report(("methods",), "is empty; for plain fine-tuning leave it out or write plain")
 
 
-MULTI_LABEL = "multi-label-classification"
-OF_TEXTS = ("text-classification", MULTI_LABEL)
-"""Types of tasks whose examples are one text or two."""
-
-
 def clipping_methods(names: Iterable[str]) -> list[str]:
     """Those of the named methods that replace the clipping of the gradient norm."""
     return [name for name in names if catalog.clips_gradients(name)]
@@ -95,7 +90,7 @@ def task_type_of(values: Mapping[str, Any]) -> str:
     preset = catalog.task_types().get(task) if isinstance(task, str) else None
     if values.get("task_type") is None and preset and values.get("text_columns") is None:
         return preset
-    return str(values.get("task_type") or "text-classification")
+    return str(values.get("task_type") or DEFAULT_TASK_TYPE)
 
 
 def check_task(draft: Draft) -> None:
@@ -109,7 +104,7 @@ def check_task(draft: Draft) -> None:
         "For data of your own, name the column with the text by text_columns, or give task_type; "
         f"`smoothtune init {shlex.quote(file)}` guesses columns and type"
     )
-    if task_type == "text-classification" and values.get("text_columns") is None:
+    if task_type == DEFAULT_TASK_TYPE and values.get("text_columns") is None:
         if task is None:
             draft.report(("task",), f"is missing. {hint}. Known tasks: {', '.join(sorted(known))}")
         elif isinstance(task, str) and task not in known:
@@ -117,28 +112,37 @@ def check_task(draft: Draft) -> None:
         if values.get("label_column") is not None:
             draft.report(("label_column",), "needs text_columns")
     elif values.get("data") is None and (
-        task_type == "text-classification" or task is None or task not in known
+        task_type == DEFAULT_TASK_TYPE or task is None or task not in known
     ):
         draft.report(("data",), "is missing: a hub id, a folder or a file")
-    for name in SpanFields.model_fields:
-        if values.get(name) is not None and task_type != "question-answering":
-            draft.report((name,), f"is for question answering, and the task is {task_type}")
-    if values.get("choice_columns") is not None and task_type != "multiple-choice":
-        draft.report(("choice_columns",), "needs task_type: multiple-choice")
-    if values.get("unlabeled") is not None and task_type not in OF_TEXTS:
-        draft.report(("unlabeled",), f"works with text classification, not with {task_type}")
-    for name in ("merge_labels", "label_type"):
-        if values.get(name) is not None and task_type not in (*OF_TEXTS, "token-classification"):
-            draft.report((name,), f"works with classification, not with {task_type}")
-    label_type = values.get("label_type")
-    if label_type not in (None, "text") and task_type != "text-classification":
-        draft.report(("label_type",), f"must be text, or left out, with {task_type}")
-    for name in ("label_separator", "label_columns"):
-        if values.get(name) is not None and task_type != MULTI_LABEL:
-            draft.report((name,), f"needs task_type: {MULTI_LABEL}")
+    if task_type in catalog.described_task_types():
+        _check_fields_of_type(draft, task_type)
     for name in ("label_column", "label_separator", "merge_labels", "label_type"):
         if values.get(name) is not None and values.get("label_columns") is not None:
             draft.report((name,), "cannot stand beside label_columns; leave one of them out")
+
+
+def _check_fields_of_type(draft: Draft, task_type: str) -> None:
+    """Report fields that other types of tasks have."""
+    values, types = draft.values, catalog.described_task_types()
+    described = types[task_type]
+    for name in dict.fromkeys(field for each in types.values() for field in each.fields):
+        if values.get(name) is not None and name not in described.fields:
+            fitting = [other for other, each in types.items() if name in each.fields]
+            draft.report((name,), f"needs task_type: {' or '.join(fitting)}")
+    for name in ("unlabeled", "class_weights"):
+        if values.get(name) is not None and not described.one_sequence:
+            draft.report((name,), f"works with text classification, not with {task_type}")
+    for name in ("merge_labels", "label_type"):
+        if values.get(name) is not None and not described.label_types:
+            draft.report((name,), f"does not go with {task_type}")
+    label_type, fitting = values.get("label_type"), described.label_types
+    if label_type is not None and fitting and label_type not in fitting:
+        message = f"must be {' or '.join(fitting)}, or left out, with {task_type}"
+        draft.report(("label_type",), message)
+    if values.get("label_noise") and described.problem_type != "single_label_classification":
+        message = f"replaces one class by another, which {task_type} has not: leave it out"
+        draft.report(("label_noise",), message)
 
 
 def check_combinations(draft: Draft) -> None:
@@ -174,15 +178,9 @@ def check_combinations(draft: Draft) -> None:
             draft.report(("save_strategy",), message)
         if values.get("lora") is not None:
             draft.report(("load_best_model_at_end",), "is not verified with lora; leave it out")
-    if values.get("class_weights") is not None and task_type_of(values) not in OF_TEXTS:
-        message = f"works with text classification, not with {task_type_of(values)}"
-        draft.report(("class_weights",), message)
     for name in ("hub_model_id", "hub_private_repo"):
         if values.get(name) is not None and not values.get("push_to_hub"):
             draft.report((name,), "needs push_to_hub")
-    if values.get("label_noise") and task_type_of(values) == MULTI_LABEL:
-        message = "replaces one class by another, and a row has several labels: leave it out"
-        draft.report(("label_noise",), message)
     clips = clipping_methods(values["methods"])
     if clips and values.get("max_grad_norm"):
         message = f"must be 0 with {clips[0]}, which clips gradients itself; leave it out"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from smoothtune.catalog import default_length
+from smoothtune.catalog import described_task_types
 from smoothtune.config.fields import (
     DATA,
     METHOD,
@@ -220,11 +220,17 @@ class RunFields(SpanFields, DataFields):
 
     @model_validator(mode="before")
     @classmethod
-    def _defaults_of_question_answering(cls, values: Any) -> Any:
-        if isinstance(values, Mapping) and task_type_of(values) == "question-answering":
-            length = default_length("question-answering")
-            return {"max_seq_length": length, "train_sampling_strategy": "random"} | dict(values)
-        return values
+    def _defaults_of_task_type(cls, values: Any) -> Any:
+        described = described_task_types()
+        if not isinstance(values, Mapping) or task_type_of(values) not in described:
+            return values
+        declared = described[task_type_of(values)]
+        defaults = dict[str, Any]()
+        if declared.max_seq_length != cls.model_fields["max_seq_length"].default:
+            defaults["max_seq_length"] = declared.max_seq_length
+        if not declared.similar_lengths:
+            defaults["train_sampling_strategy"] = "random"
+        return defaults | dict(values)
 
 
 LATER_DEFAULTS: dict[str, Any] = {name: RunFields.model_fields[name].default for name in LATER}

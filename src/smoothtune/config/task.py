@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from smoothtune.config.evaluation import Settings
+from smoothtune.config.fields import DataFields, SpanFields
 from smoothtune.config.prediction import Prediction
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.presets import describe_task
+
+NOT_OF_TASK = {"task", "task_type", "data", "trust_remote_code"}
+"""Fields of the data that do not describe its task."""
 
 
 def configured_task(config: RunConfig | Settings | Prediction) -> Task:
@@ -17,21 +21,9 @@ def configured_task(config: RunConfig | Settings | Prediction) -> Task:
         ConfigError: the columns do not describe a task.
     """
     assert config.task is not None
+    columns = {*DataFields.model_fields, *SpanFields.model_fields} - NOT_OF_TASK
+    fields = config.model_dump(include=columns, exclude_none=True)
     try:
-        return describe_task(
-            config.task,
-            config.task_type,
-            text_columns=config.text_columns,
-            label_column=config.label_column,
-            label_separator=config.label_separator,
-            label_columns=config.label_columns,
-            choice_columns=config.choice_columns,
-            spans=config.spans(),
-            sep=config.sep,
-            encoding=config.encoding,
-            merge_labels=config.merge_labels,
-            label_type=config.label_type,
-            drop_missing=config.drop_missing,
-        )
+        return describe_task(config.task, config.task_type, **fields)
     except ValueError as error:
         raise ConfigError([Problem("", "text_columns", str(error))]) from error

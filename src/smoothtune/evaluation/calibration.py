@@ -25,8 +25,7 @@ from scipy.stats import binomtest, sem, t
 from sklearn.model_selection import train_test_split
 
 from smoothtune.report.curves import Curve, CurvePoint
-from smoothtune.tasks.metrics import brier, nll
-from smoothtune.tasks.multi_label_metrics import cross_entropy
+from smoothtune.tasks.metrics import binary_cross_entropy, brier, nll
 
 Bins = Literal["width", "mass"]
 
@@ -291,7 +290,7 @@ def label_calibration(
     if len(logits) >= 4:
         fit, judge = split_for_temperature(np.zeros(len(logits)), seed=seed)
         temperature = _best_temperature(
-            lambda by: float(cross_entropy(logits[fit] / by, gold[fit]).mean())
+            lambda by: float(binary_cross_entropy(logits[fit] / by, gold[fit]).mean())
         )
         scaled = logits[judge] / temperature
         numbers |= {
@@ -301,8 +300,8 @@ def label_calibration(
             "judged_rows_before": _label_numbers(logits[judge], gold[judge]),
             "judged_rows_after": _label_numbers(scaled, gold[judge]),
             "nll_change": _mean_change(
-                cross_entropy(scaled, gold[judge]).reshape(len(judge), -1).mean(1)
-                - cross_entropy(logits[judge], gold[judge]).reshape(len(judge), -1).mean(1)
+                binary_cross_entropy(scaled, gold[judge]).reshape(len(judge), -1).mean(1)
+                - binary_cross_entropy(logits[judge], gold[judge]).reshape(len(judge), -1).mean(1)
             ),
         }
         after = expit(scaled).ravel(), gold[judge].ravel()
@@ -328,7 +327,7 @@ def _label_numbers(logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
     chances = expit(logits)
     numbers = {
         "brier": float(((chances - gold) ** 2).mean()),
-        "nll": float(cross_entropy(logits, gold).mean()),
+        "nll": float(binary_cross_entropy(logits, gold).mean()),
     }
     return numbers | _errors(chances.ravel(), gold.ravel())
 

@@ -119,13 +119,13 @@ def paired_differences(first: Run, other: Run) -> list[Difference] | None:
         label_names=tuple(content["label_names"]),
         metrics=tuple(content["metrics"]),
     )
-    labels = slice(task.num_label_statistics)
+    labels = slice(task.scorer.num_label_statistics)
     if not np.array_equal(before[:, labels], after[:, labels]):
         return None
 
     def gaps(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
-        scores = task.scores(a)
-        return {name: value - scores[name] for name, value in task.scores(b).items()}
+        scores = task.scorer.scores(a)
+        return {name: value - scores[name] for name, value in task.scorer.scores(b).items()}
 
     resamples = content["settings"]["num_resamples"]
     intervals = bootstrap_intervals(gaps, before, after, n_resamples=resamples)

@@ -223,7 +223,7 @@ def damaged_texts(
 
     changed = Dataset.from_list([example | row(example) for example in texts.to_list()])
     content = f"{damage} {rate} {rng.bit_generator.state} {changed[0]}"
-    rows = predictor.task.tokenize(changed, predictor.tokenizer, max_seq_length, content)
+    rows = predictor.task.rows.tokenize(changed, predictor.tokenizer, max_seq_length, content)
     return changed, rows
 
 

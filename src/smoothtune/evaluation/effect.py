@@ -185,8 +185,7 @@ def prediction_scale(predictor: Predictor, rows: Dataset) -> float:
         for _, batch in predictor.batches(rows):
             found.append(predictor.clean(batch, hidden_states=False).run().logits.double())
     logits = torch.cat(found)
-    one_class = predictor.task.predicts_logits and logits.shape[1] > 1
-    dim = 1 if one_class else 0
+    dim = 1 if predictor.task.head.problem_type == "single_label_classification" else 0
     return float((logits - logits.mean(dim, keepdim=True)).square().sum(1).mean().sqrt())
 
 

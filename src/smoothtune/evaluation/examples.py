@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from scipy.special import expit, softmax
 
-from smoothtune.config.names import OF_TEXTS
 from smoothtune.data.columns import TEXTS
 from smoothtune.evaluation.compare import Run
 from smoothtune.evaluation.corruption import damaged_texts
@@ -40,7 +39,7 @@ def measured_examples(subject: Subject, part: str) -> dict[str, Any] | None:
         change; with the metrics also `example_id`, `labels` and `texts` as they are.
     """
     task, settings = subject.prepared.task, subject.settings
-    if task.task_type not in OF_TEXTS or not settings.num_examples:
+    if not task.one_sequence or not settings.num_examples:
         return None
     if part == "metrics":
         chosen = subject.texts.select(subject.sample(), keep_in_memory=True)

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from smoothtune.config.evaluation import Settings
 from smoothtune.config.prediction import Prediction
 from smoothtune.config.task import configured_task
-from smoothtune.data.guess import Guess, guess, with_types
 from smoothtune.data.sources import fitting_form, has_types, load_rows, load_splits
 from smoothtune.errors import ConfigError, DataError, ModelError
 from smoothtune.evaluation.settings import training_record
 from smoothtune.models.load import Base, load_base
+from smoothtune.tasks.guess import guess, likely_fields, usual_fields, with_types
 from smoothtune.tasks.prepare import prepare_evaluation
-from smoothtune.tasks.presets import TASKS
+from smoothtune.tasks.presets import TASK_CLASSES, TASKS, type_of_model
 
-HEADS = {
-    "ForTokenClassification": "token-classification",
-    "ForQuestionAnswering": "question-answering",
-    "ForMultipleChoice": "multiple-choice",
-}
-"""Type of the task by the end of the name of a model's class; others classify texts."""
 FILE = "rows.csv"
 """Stands for the data where they are not named."""
 Options = dict[str, Any]
@@ -43,9 +36,8 @@ def missing_options(settings: Settings | Prediction) -> Options:
         OutputError: the record of the model is damaged.
     """
     preset = settings.task in TASKS and settings.text_columns is None
-    described = settings.text_columns is not None or settings.task_type not in (
-        *(None, "text-classification", "multi-label-classification", "multiple-choice"),
-    )
+    known = settings.task_type is not None and TASK_CLASSES[settings.task_type].text_columns
+    described = settings.text_columns is not None or bool(known)
     misnamed = settings.task is not None and not preset and not described  # which is said elsewhere
     if (
         preset
@@ -55,32 +47,10 @@ def missing_options(settings: Settings | Prediction) -> Options:
     ):
         return {}
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
-    task_type = settings.task_type or type_of_task(base.config)
+    task_type = settings.task_type or type_of_model(base.config)
     if settings.data is None:
-        return _without_given({"data": FILE} | _usual(task_type), settings)
+        return _without_given({"data": FILE} | usual_fields(task_type), settings)
     return _without_given(_fitting(settings, base, task_type), settings)
-
-
-def type_of_task(config: Any) -> str:
-    """The type of the task that a model was trained for, from its configuration."""
-    for name in config.architectures or ():
-        for head, task_type in HEADS.items():
-            if name.endswith(head):
-                return task_type
-    several = config.problem_type == "multi_label_classification"
-    return "multi-label-classification" if several else "text-classification"
-
-
-def _usual(task_type: str) -> Options:
-    """Options with the usual names of columns."""
-    of_type = {} if task_type == "text-classification" else {"task_type": task_type}
-    columns: dict[str, Options] = {
-        "text-classification": {"text_columns": ["text"], "label_column": "label"},
-        "multi-label-classification": {"text_columns": ["text"], "label_column": "labels"},
-        "token-classification": {"text_columns": ["tokens"], "label_column": "tags"},
-        "multiple-choice": {"text_columns": ["question"], "choice_columns": ["choice1", "choice2"]},
-    }
-    return of_type | columns.get(task_type, {})
 
 
 def _without_given(options: Options, settings: Settings | Prediction) -> Options:
@@ -103,32 +73,10 @@ def _fitting(settings: Settings | Prediction, base: Base, task_type: str) -> Opt
         text_columns=settings.text_columns or (),
         label_column=settings.label_column,
     )
-    options = list(_candidates(found, form, task_type))
+    options = [form | fields for fields in likely_fields(found, task_type)]
     if isinstance(settings, Prediction):
         return options[0]
     return next((each for each in options if _fits(settings, base, each)), options[0])
-
-
-def _candidates(found: Guess, form: Options, task_type: str) -> Iterator[Options]:
-    """Options for every column that may be the label, and every way to read it."""
-    usual = form | _usual(task_type)
-    texts = {"text_columns": found.text_columns} if found.text_columns else {}
-    if task_type not in ("text-classification", "multi-label-classification"):
-        yield usual | (texts if task_type == found.task_type else {})
-        return
-    labels: list[Options] = [{"label_column": found.label_column}] if found.label_column else []
-    if found.label_separator and task_type == "multi-label-classification":
-        labels[0] |= {"label_separator": found.label_separator}
-    if found.label_columns and task_type == "multi-label-classification":
-        usual.pop("label_column")
-        labels = [{"label_columns": found.label_columns}]
-    labels += [{"label_column": rival} for rival in found.rivals]
-    ways: tuple[Options, ...] = ({}, {"drop_missing": True}, {"merge_labels": True})
-    if task_type == "text-classification":
-        ways += tuple({"label_type": x} | way for x in ("text", "integer") for way in ways[:2])
-    for label in labels or [{}]:
-        for way in ways:
-            yield usual | texts | label | way
 
 
 def _fits(settings: Settings, base: Base, options: Options) -> bool:
@@ -146,7 +94,7 @@ def _fits(settings: Settings, base: Base, options: Options) -> bool:
             max_eval_samples=1,
             max_seq_length=tried.max_seq_length or task.default_max_seq_length,
         )
-        found.task.fit_outputs(base.config)
+        found.task.head.fit_outputs(base.config)
     except (ConfigError, DataError, ModelError, ValueError):
         return False
     return True

@@ -97,8 +97,8 @@ def scores_with_intervals(
         `metrics`: value, low and high by name; `rows`; `trivial_baseline` of the main metric.
         With a single row low and high are None.
     """
-    statistics = task.example_statistics(predictions, rows)
-    measures = task.detailed_scores
+    statistics = task.scorer.example_statistics(predictions, rows)
+    measures = task.scorer.detailed_scores
     values = measures(statistics)
     intervals = {}
     if len(statistics) > 1:
@@ -108,7 +108,7 @@ def scores_with_intervals(
             name: {"value": value} | _bounds(intervals.get(name)) for name, value in values.items()
         },
         "rows": len(statistics),
-        "trivial_baseline": task.baseline(rows),
+        "trivial_baseline": task.scorer.baseline(rows),
     }
 
 

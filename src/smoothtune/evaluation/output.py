@@ -99,10 +99,10 @@ def write_curves(folder: Path, part: str, result: PartResult, console: Console) 
 def write_predictions(folder: Path, subject: Subject) -> None:
     """Write a row for every validation example: its row in the source, and its statistics."""
     rows, task = subject.prepared.validation, subject.prepared.task
-    statistics = task.example_statistics(subject.predictions, rows).tolist()
-    ids = task.example_ids(rows).tolist()
+    statistics = task.scorer.example_statistics(subject.predictions, rows).tolist()
+    ids = task.scorer.example_ids(rows).tolist()
     lines = ([row, *values] for row, values in zip(ids, statistics, strict=True))
-    text = csv_text(["example_id", *task.statistic_names()], lines)
+    text = csv_text(["example_id", *task.scorer.statistic_names()], lines)
     write_atomic(folder / PREDICTIONS, text)
 
 

@@ -40,7 +40,6 @@ from smoothtune.models.load import load_base, load_classifier
 from smoothtune.models.lora import merged_copy
 from smoothtune.nn.architecture import embedding_table
 from smoothtune.report.curves import Curve
-from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.prepare import Prepared
 
 MAX_ATTACKED = 128
@@ -88,7 +87,7 @@ class Subject:
 
     def num_examples(self, rows: Dataset) -> int:
         """Number of examples; one with a long context has several rows."""
-        return len(self.prepared.task.example_ids(rows))
+        return len(self.prepared.task.scorer.example_ids(rows))
 
     @cached_property
     def pretrained(self) -> tuple[Any, list[str]] | None:
@@ -120,7 +119,7 @@ class Subject:
     def sample(self, count: int | None = None) -> np.ndarray:
         """Rows of validation examples drawn at random; a smaller sample is a part of a larger."""
         ids = np.asarray(self.prepared.validation["example_id"][:])
-        examples = self.prepared.task.example_ids(self.prepared.validation)
+        examples = self.prepared.task.scorer.example_ids(self.prepared.validation)
         limit = self.settings.max_diagnostic_samples
         drawn = np.random.default_rng(self.settings.seed).permutation(examples)
         return np.flatnonzero(np.isin(ids, drawn[: min(limit, count or limit)]))
@@ -149,16 +148,15 @@ def metrics(subject: Subject) -> PartResult:
 def calibration(subject: Subject) -> PartResult:
     """Calibration, where there are probabilities."""
     task, rows = subject.prepared.task, subject.prepared.validation
-    if task.regression:
+    if task.head.problem_type == "regression":
         return PartResult(skipped="a regression model gives no probabilities")
-    if isinstance(task, MultiLabelClassification):
-        gold = task.confidence(subject.predictions, rows)[1]
-        logits = np.asarray(subject.predictions, np.float64)
+    if task.head.problem_type == "multi_label_classification":
+        logits, gold = (np.asarray(x, np.float64) for x in (subject.predictions, rows["labels"][:]))
         names, seed = task.known_label_names, subject.settings.seed
         numbers, curve = label_calibration(logits, gold, names, seed=seed)
         return PartResult(numbers, {"reliability": curve})
-    if not task.predicts_logits:
-        numbers, curve = answer_calibration(*task.confidence(subject.predictions, rows))
+    if task.head.problem_type is None:
+        numbers, curve = answer_calibration(*task.scorer.confidence(subject.predictions, rows))
         return PartResult(numbers, {"reliability": curve})
     labels = np.asarray(rows["labels"][:])
     if len(labels) < 4:
@@ -268,7 +266,7 @@ def other_data(subject: Subject, other: OtherData) -> PartResult:
 def further_data(subject: Subject, other: OtherData, share: float) -> PartResult:
     """Metrics on another data set after training on a share of it, on the rest."""
     task = subject.prepared.task
-    if not (task.predicts_logits or task.one_sequence):
+    if task.head.problem_type is None:
         return PartResult(skipped="further training is for classification and regression of texts")
     rows, repeated = _rows_of(subject, other)
     some, rest = split_for_further(rows, share, subject.settings.seed)

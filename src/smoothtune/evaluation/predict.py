@@ -29,7 +29,6 @@ from smoothtune.files import replacing, write_atomic
 from smoothtune.models.load import Base, load_base, weights_fingerprint
 from smoothtune.report.curves import csv_text
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.unlabeled import unlabeled_rows
 
 SUFFIXES = (".csv", ".jsonl", ".parquet")
@@ -55,7 +54,7 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
     to = _target(settings)
     settings = resolve_prediction(settings, training_record(settings.model))
     task = configured_task(settings)
-    needed = Needed(task.unlabeled_columns) if settings.drop_missing else None
+    needed = Needed(task.rows.unlabeled_columns) if settings.drop_missing else None
     raw = load_rows(settings.data, needed=needed, sep=settings.sep, encoding=settings.encoding)
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
     task = task.with_model_labels(base.config, raw, settings.data)
@@ -78,7 +77,7 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
     if told := told_left_out(raw):
         say(console, told)
     if longer := len(np.unique(np.asarray(rows["example_id"][:])[rows["cut"][:]])):
-        say(console, f"{longer} rows are longer than {length} tokens: {task.when_too_long}")
+        say(console, f"{longer} rows are longer than {length} tokens: {task.rows.when_too_long}")
     with Bar(console) as bar:
         predictor = load_predictor(base, task, batch_size=settings.batch_size, progress=bar)
         bar.part = "predict"
@@ -88,7 +87,7 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
     if temperature is not None:
         say(console, f"probabilities with a temperature of {temperature:.3f}")
         predictions = predictions / temperature
-    columns = [task.answers(predictions, rows), *_probabilities(task, predictions)]
+    columns = [task.scorer.answers(predictions, rows), *_probabilities(task, predictions)]
     form = CsvForm.of(settings, to)
     write_rows(to, raw, dict(zip(names, columns, strict=False)), form)
     if told := form.told():
@@ -162,9 +161,7 @@ def _temperature(settings: Prediction, base: Base, task: Task) -> float | None:
     """
     if not settings.calibrated:
         return None
-    if not isinstance(task, MultiLabelClassification) and (
-        task.regression or not task.predicts_logits
-    ):
+    if task.head.problem_type in (None, "regression"):
         raise ConfigError([Problem("", "--calibrated", "needs a task with probabilities")])
     return kept_temperature(settings.model, weights_fingerprint(base.source)).temperature
 
@@ -175,15 +172,15 @@ def column_names(task: Task, *, every_class: bool) -> list[str]:
     Raises:
         ConfigError: the task has no classes to give probabilities of.
     """
-    if task.predicts_logits and not task.regression:
+    if task.head.problem_type == "single_label_classification":
         classes = task.known_label_names if every_class else ()
         return ["prediction", "probability", *(f"probability_{name}" for name in classes)]
-    if isinstance(task, MultiLabelClassification):
+    if task.head.problem_type == "multi_label_classification":
         labels = task.known_label_names if every_class else ()
         return ["prediction", *(f"probability_{name}" for name in labels)]
     if every_class:
         message = f"only for classes or labels of texts and for choices, not for {task.task_type}"
-        message += " of scores" if task.regression else ""
+        message += " of scores" if task.head.problem_type == "regression" else ""
         raise ConfigError([Problem("", "--probabilities", message)])
     return ["prediction"]
 
@@ -193,9 +190,9 @@ def _probabilities(task: Task, predictions: np.ndarray) -> list[list[float]]:
 
     Empty without classes.
     """
-    if isinstance(task, MultiLabelClassification):
+    if task.head.problem_type == "multi_label_classification":
         return expit(predictions).T.tolist()
-    if not task.predicts_logits or task.regression:
+    if task.head.problem_type != "single_label_classification":
         return []
     shares = softmax(predictions, axis=1)
     return [shares.max(axis=1).tolist(), *shares.T.tolist()]

@@ -84,7 +84,7 @@ class Predictor:
         """
         check_lengths(self.model, rows)
         order = np.argsort(np.asarray(rows["length"][:]), kind="stable")
-        collate = self.task.collator(self.tokenizer)
+        collate = self.task.head.collator(self.tokenizer)
         device = next(self.model.parameters()).device
         for start in range(0, len(order), self.batch_size):
             chosen = order[start : start + self.batch_size]
@@ -99,16 +99,16 @@ class Predictor:
 
     def compute_loss(self, model: nn.Module, batch: dict[str, Any]) -> tuple[Tensor | None, Any]:
         """The loss over a batch with labels, and the outputs, classes in the task's order."""
-        task = self.task
-        inputs = {name: value for name, value in batch.items() if name not in task.label_inputs}
+        head = self.task.head
+        inputs = {name: value for name, value in batch.items() if name not in head.label_inputs}
         raw = model(**inputs)
-        outputs = {name: self._ordered(raw[name]) for name in task.outputs}
-        labeled = all(name in batch for name in task.label_inputs)
-        return task.loss(outputs, batch) if labeled else None, outputs
+        outputs = {name: self._ordered(raw[name]) for name in head.outputs}
+        labeled = all(name in batch for name in head.label_inputs)
+        return head.loss(outputs, batch) if labeled else None, outputs
 
     def _ordered(self, logits: Tensor) -> Tensor:
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        if self.task.predicts_logits:  # some models leave the last dimension of scores out
+        if self.task.head.problem_type is not None:  # some models leave the last dimension out
             logits = logits.reshape(len(logits), -1)
         return logits if self.outputs is None else logits[..., list(self.outputs)]
 
@@ -140,7 +140,7 @@ class Predictor:
 
     def blank(self, rows: Dataset) -> np.ndarray:
         """(N, W) zeros, to be filled with predictions."""
-        return np.zeros((len(rows), self.task.prediction_width(rows)))
+        return np.zeros((len(rows), self.task.head.prediction_width(rows)))
 
     def fill(
         self, predictions: np.ndarray, run: ForwardPass, rows: Dataset, chosen: np.ndarray
@@ -153,9 +153,9 @@ class Predictor:
             rows: all rows.
             chosen: (B,) the rows of the batch.
         """
-        outputs = {name: run.outputs[name].cpu().numpy() for name in self.task.outputs}
+        outputs = {name: run.outputs[name].cpu().numpy() for name in self.task.head.outputs}
         batch = rows.select(chosen, keep_in_memory=True)
-        written = self.task.predictions(outputs, batch)
+        written = self.task.head.predictions(outputs, batch)
         predictions[chosen, : written.shape[1]] = written
 
     def predict(
@@ -183,7 +183,7 @@ class Predictor:
 
     def metrics(self, predictions: np.ndarray, rows: Dataset) -> dict[str, float]:
         """The task's metrics."""
-        return self.task.scores(self.task.example_statistics(predictions, rows))
+        return self.task.scorer.score(predictions, rows)
 
     def main_metric(self, predictions: np.ndarray, rows: Dataset) -> float:
         """Value of the task's first metric."""
@@ -251,13 +251,13 @@ def load_predictor(
         )
     check_finite(model, base.source)
     try:
-        outputs = task.fit_outputs(model.config)
+        outputs = task.head.fit_outputs(model.config)
     except ValueError as error:
         message = f"{base.source} {error}; name the task that the model was trained for"
         raise ModelError(message) from error
     model.config.pad_token_id = base.tokenizer.pad_token_id
     if model.config.problem_type is None:  # what divergences of its predictions are taken of
-        model.config.problem_type = task.head().get("problem_type")
+        model.config.problem_type = task.head.config().get("problem_type")
     return Predictor(
         model.eval(),
         base.tokenizer,

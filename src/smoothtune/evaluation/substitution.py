@@ -25,7 +25,7 @@ from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.neighbors import nearest
 from smoothtune.nn.architecture import embedding_table
 from smoothtune.report.curves import Curve, CurvePoint, metric_curve
-from smoothtune.tasks.multi_label_metrics import cross_entropy
+from smoothtune.tasks.metrics import binary_cross_entropy
 
 MAX_WORDS, NUM_NEIGHBORS, MAX_RANKED = 3, 8, 32
 """Words that may be exchanged, neighbors tried for each, words ranked: at most 1 + 32 + 3 * 8
@@ -142,15 +142,15 @@ class _Attack:
         return predictions, self._loss(predictions, self.labels[owners])
 
     def _loss(self, predictions: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        if self.predictor.task.regression:
+        if self.predictor.task.head.problem_type == "regression":
             return (predictions[:, 0] - labels) ** 2
         if labels.ndim == 2:
-            return cross_entropy(predictions, labels).mean(axis=1)
+            return binary_cross_entropy(predictions, labels).mean(axis=1)
         return -log_softmax(predictions, axis=1)[np.arange(len(labels)), labels]
 
     def _standing(self) -> np.ndarray:
         """(N,) examples to attack: those that are right, in all labels; all of a regression."""
-        if self.predictor.task.regression:
+        if self.predictor.task.head.problem_type == "regression":
             return np.ones(len(self.rows), dtype=bool)
         if self.labels.ndim == 2:
             right: np.ndarray = ((self.predictions > 0) == self.labels).all(axis=1)

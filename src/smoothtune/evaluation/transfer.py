@@ -25,7 +25,6 @@ from smoothtune.errors import DataError, unknown
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.class_lookup import ClassLookup
-from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.prepare import Prepared
 from smoothtune.tasks.presets import TASKS
 
@@ -39,7 +38,7 @@ def as_task(other: OtherData, task: Task) -> Task:
     """
     preset = preset_of(other)
     if preset is not None:
-        if len(preset.text_columns) != len(task.text_columns) or preset.task_type != task.task_type:
+        if len(preset.text_columns) != len(task.text_columns) or type(preset) is not type(task):
             raise DataError(
                 f"{other.source}: {preset.name} is read from {', '.join(preset.text_columns)}, "
                 f"which does not fit task {task.name}"
@@ -57,9 +56,9 @@ def as_task(other: OtherData, task: Task) -> Task:
             f"{other.source}: {len(other.text_columns)} text columns are named, but task "
             f"{task.name} reads {len(task.text_columns)}"
         )
-    if isinstance(task, MultiLabelClassification) and (
-        other.labels or (other.label_column and task.label_columns)
-    ):
+    one_column = task.rows.label_columns == (task.label_column,)
+    one_label = task.head.problem_type != "multi_label_classification"
+    if (other.labels and not one_label) or (other.label_column and not one_column):
         raise DataError(
             f"{other.source}: labels, and label_column where the task has label_columns, are not "
             "verified for several labels of a row: write the labels in the task's form, with its "
@@ -192,7 +191,7 @@ def trained_further(
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
     order = LengthGroupedSampler(rows["length"][:], batch_size, predictor.seed)
-    collate = predictor.task.collator(predictor.tokenizer)
+    collate = predictor.task.head.collator(predictor.tokenizer)
     loader: DataLoader[Any] = DataLoader(rows, batch_size, sampler=order, collate_fn=collate)
     updates = num_train_epochs * len(loader)
     schedule = get_linear_schedule_with_warmup(optimizer, 0, updates)
@@ -224,9 +223,9 @@ def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:
     """
     task, splits = prepared.task, prepared.task.load_splits(source, need_train=False)
     split = prepared.validation_split
-    labels = task.check({split: splits[split]}, str(source))[split]
+    labels = task.rows.check({split: splits[split]}, str(source))[split]
     rows = np.asarray(prepared.validation["example_id"][:])
-    return task.select(splits[split], rows, labels)
+    return task.rows.select(splits[split], rows, labels)
 
 
 @dataclass(frozen=True)
@@ -259,11 +258,11 @@ def labeled_rows(other: OtherData, task: Task, *, name: str = "") -> Labeled:
     split = next(name for name in order if name in splits)
     in_split = f"{source}, split {split!r}"
     where = source if os.path.isfile(os.path.expanduser(source)) else in_split
-    if problem := column_problem(splits[split], task.columns):
+    if problem := column_problem(splits[split], task.rows.columns):
         raise DataError(f"{where}: {problem}{_own_columns(task, splits[split], name)}")
     raw = relabeled(splits[split], other.labels, task, where)
     try:
-        labels = task.check({split: raw}, source)[split]
+        labels = task.rows.check({split: raw}, source)[split]
     except DataError as error:
         raise DataError(str(error).replace(in_split, where)) from error
     return Labeled(task, raw, labels, where)
@@ -310,14 +309,14 @@ def other_rows(
     """
     found = labeled_rows(other, task)
     task, where = found.task, found.where
-    examples = task.select(found.raw, np.arange(len(found.raw)), found.labels)
-    texts = [examples[name][:] for name in task.input_columns if name in examples.column_names]
+    examples = task.rows.select(found.raw, np.arange(len(found.raw)), found.labels)
+    texts = [examples[name][:] for name in task.rows.input_columns if name in examples.column_names]
     keys = [str(values) for values in zip(*texts, strict=True)]
     first = sorted(dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True)).values())
     repeated = len(keys) - len(first)
     chosen = examples.select(first[: other.max_rows], keep_in_memory=True)
     try:
-        rows = task.tokenize(chosen, tokenizer, max_seq_length, fingerprint(chosen))
+        rows = task.rows.tokenize(chosen, tokenizer, max_seq_length, fingerprint(chosen))
     except DataError as error:
         raise DataError(f"{where}, {error}") from error
     check_token_ids(rows, vocab_size, where)

@@ -113,7 +113,9 @@ def new_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMode
     Raises:
         ModelError: transformers has no such model for the task.
     """
-    fields = base.config.to_dict() | task.head() | {"pad_token_id": base.tokenizer.pad_token_id}
+    fields = (
+        base.config.to_dict() | task.head.config() | {"pad_token_id": base.tokenizer.pad_token_id}
+    )
     config = base.config.__class__.from_dict(fields)
     config.dtype = torch.float32
     with torch.random.fork_rng():
@@ -179,7 +181,7 @@ def _from_files(
         model, info = task.auto_model.from_pretrained(
             base.source,
             trust_remote_code=base.trust_remote_code,
-            **task.head(),
+            **task.head.config(),
             pad_token_id=base.tokenizer.pad_token_id,
             **options,
             ignore_mismatched_sizes=True,  # another task's head is replaced
@@ -207,7 +209,7 @@ def refuse_adapter(base: Base) -> None:
 
 def _outside(base: Base, task: Task) -> list[str]:
     """Names of the modules outside the base model, its head among them."""
-    config = base.config.__class__.from_dict(base.config.to_dict() | task.head())
+    config = base.config.__class__.from_dict(base.config.to_dict() | task.head.config())
     with torch.device("meta"), only_model_errors(f"the model {base.source} cannot be made"):
         model = task.auto_model.from_config(config, trust_remote_code=base.trust_remote_code)
     return [name for name, _ in model.named_children() if name != model.base_model_prefix]

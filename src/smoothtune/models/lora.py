@@ -25,12 +25,6 @@ if TYPE_CHECKING:
 
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-TASK_TYPES = {  # peft's names
-    "text-classification": "SEQ_CLS",
-    "multi-label-classification": "SEQ_CLS",
-    "token-classification": "TOKEN_CLS",
-    "question-answering": "QUESTION_ANS",
-}
 Name = Annotated[str, Field(min_length=1)]
 Stored = Literal["float32", "bfloat16", "float16", "8bit", "4bit"]
 
@@ -106,7 +100,7 @@ def stored_as(frozen_weights: Stored, whole: list[str]) -> dict[str, Any]:
 def add_lora(
     model: nn.Module,
     settings: LoraSettings,
-    task_type: str,
+    task_type: str | None,
     new_weights: Iterable[str],
     *,
     seed: int,
@@ -116,7 +110,7 @@ def add_lora(
     Args:
         model: a transformers model with a head for its task.
         settings: of the adapters.
-        task_type: text-classification, question-answering, ...
+        task_type: peft's name of the type of task; None: it has none.
         new_weights: names of the weights that are not pre-trained, which are trained in full.
         seed: of the adapters' initial values; the global random state is unchanged.
 
@@ -131,7 +125,7 @@ def add_lora(
     peft = import_peft()
     whole = settings.modules_to_save or _head_modules(model, new_weights)
     config = peft.LoraConfig(
-        task_type=TASK_TYPES.get(task_type),
+        task_type=task_type,
         r=settings.r,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,

@@ -28,7 +28,6 @@ from smoothtune.models.lora import add_lora, told_adapters
 from smoothtune.models.positions import check_lengths
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.label_noise import with_label_noise
-from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.prepare import Prepared, prepare
 from smoothtune.tasks.unlabeled import prepare_unlabeled
 
@@ -154,7 +153,7 @@ def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | N
         problem = f"cannot be balanced: every training row has the label {everywhere!r}"
     if problem:
         raise ConfigError([Problem("", "class_weights", problem)])
-    if given == "balanced" and isinstance(prepared.task, MultiLabelClassification):
+    if given == "balanced" and _has_label_sets(prepared.task):
         rows = prepared.report.splits["train"].rows
         return {name: (rows - counts[name]) / counts[name] for name in names}
     if given == "balanced":
@@ -163,10 +162,14 @@ def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | N
     return dict(zip(names, given, strict=True))
 
 
+def _has_label_sets(task: Task) -> bool:
+    return task.head.problem_type == "multi_label_classification"
+
+
 def _in_every_row(prepared: Prepared) -> str:
     """A label that all training rows have, where rows have several; "" if there is none."""
     report = prepared.report.splits["train"]
-    if not isinstance(prepared.task, MultiLabelClassification):
+    if not _has_label_sets(prepared.task):
         return ""
     names = prepared.task.known_label_names
     return next((name for name in names if report.labels[name] == report.rows), "")
@@ -196,12 +199,12 @@ def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTra
     size = sum(weight.numel() for weight in model.parameters())
     new = "all" if config.from_scratch else ", ".join(new_weights) or "none"
     say(console, f"model {config.model}: {size / 1e6:.1f}M parameters; new weights: {new}")
-    if task.regression and config.regression_bias == "mean":
+    if task.head.problem_type == "regression" and config.regression_bias == "mean":
         scores = numbers(inputs.prepared.train, "labels").tolist()
         if start_at_mean(model, new_weights, scores):
             say(console, f"the new head starts at the mean score, {statistics.fmean(scores):.4g}")
     if config.lora is not None:
-        model = add_lora(model, config.lora, task.task_type, new_weights, seed=config.seed)
+        model = add_lora(model, config.lora, task.peft_type, new_weights, seed=config.seed)
         say(console, told_adapters(model))
     return model
 

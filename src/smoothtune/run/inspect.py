@@ -112,7 +112,7 @@ def empty_model(config: RunConfig, inputs: Inputs) -> Any:
         stored_as(config.frozen_weights, [])
         if not config.allow_new_weights:
             check_weights_fit(base, task)
-    described = base.config.__class__.from_dict(base.config.to_dict() | task.head())
+    described = base.config.__class__.from_dict(base.config.to_dict() | task.head.config())
     with (
         only_model_errors(f"the model {base.source} cannot be made"),
         torch.device("meta"),
@@ -132,7 +132,7 @@ def with_adapters(config: RunConfig, inputs: Inputs, model: Any) -> Any:
     if config.lora is None:
         return model
     inside = list[str]()  # new weights inside the base model, a pooler's say, are not known here
-    return add_lora(model, config.lora, inputs.task.task_type, inside, seed=config.seed)
+    return add_lora(model, config.lora, inputs.task.peft_type, inside, seed=config.seed)
 
 
 def check_fit(config: RunConfig, inputs: Inputs, model: Any) -> None:

@@ -26,14 +26,14 @@ def model_card(result: dict[str, Any]) -> str:
     Returns:
         The card; names and messages from data and files are escaped, so that they are no markup.
     """
-    config = result["config"]
+    config, task = result["config"], TASK_CLASSES[result["task_type"]]
     content = {
         "adapter": config.get("lora") is not None and not config.get("merge_adapter"),
         "methods": [_described(name) for name in result["methods"]],
         "settings": config | {"max_grad_norm": RunConfig.model_validate(config).clip_norm()},
         "model_index": _model_index(result),
-        "hub_task": _hub_task(result["task_type"]),
-        "auto_model": TASK_CLASSES[result["task_type"]].auto_model.__name__,
+        "hub_task": task.hub_task or result["task_type"],
+        "auto_model": task.auto_model.__name__,
     }
     return render("model_card.md.jinja", result | content)
 
@@ -41,14 +41,15 @@ def model_card(result: dict[str, Any]) -> str:
 def _model_index(result: dict[str, Any]) -> list[dict[str, Any]]:
     """The scores as the hub reads them."""
     config = result["config"]
-    if result["task_type"] == "multiple-choice":  # the hub has no such task
+    hub_task = TASK_CLASSES[result["task_type"]].hub_task
+    if hub_task is None:
         return []
     data = config.get("data") or result["task"]
     if Path(data).expanduser().exists():
         data = "local"  # no path of this machine among what the hub indexes
     scores = [
         EvalResult(
-            task_type=_hub_task(result["task_type"]),
+            task_type=hub_task,
             dataset_type=data,
             dataset_name=result["task"],
             dataset_split="validation",
@@ -59,11 +60,6 @@ def _model_index(result: dict[str, Any]) -> list[dict[str, Any]]:
     ]
     index = eval_results_to_model_index(Path(config["output_dir"]).name, scores)
     return list(index)
-
-
-def _hub_task(task_type: str) -> str:
-    """The hub's name of a type of task; several labels of a text are text classification there."""
-    return "text-classification" if task_type == "multi-label-classification" else task_type
 
 
 def _described(name: str) -> MethodDescription:

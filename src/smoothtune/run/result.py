@@ -95,7 +95,7 @@ def run_result(
         "train_metrics": train_metrics,
         "generalization_gap": train_metrics[main_metric] - metrics[main_metric],
         "brier": metrics.get("brier"),
-        "trivial_baseline": task.baseline(prepared.validation),
+        "trivial_baseline": task.scorer.baseline(prepared.validation),
         "cost": {
             "train_seconds": seconds["train"],
             "evaluation_seconds": seconds["evaluation"],

@@ -244,7 +244,7 @@ def step_cost(
     chosen = np.random.default_rng(0).integers(
         len(rows), size=(count, config.per_device_train_batch_size)
     )
-    collate = inputs.task.collator(inputs.base.tokenizer)
+    collate = inputs.task.head.collator(inputs.base.tokenizer)
     batches = [collate([rows[int(i)] for i in batch]) for batch in chosen]
     regularizers = config.regularizers()
     with as_config_error():

@@ -30,7 +30,6 @@ from smoothtune.run.optimizer import uncorrected
 from smoothtune.run.shards import prepare_shards
 from smoothtune.run.training_arguments import best_score, training_arguments
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.trainer.regularized import all_have_acted
 from smoothtune.trainer.run_record import EXAMPLES, examples_per_update
 from smoothtune.trainer.task_loss import ClassWeightedLoss, LabelWeightedLoss
@@ -166,7 +165,7 @@ def build_trainer(
             alternate=config.alternate,
             train_dataset=inputs.prepared.train,
             eval_dataset=shortest_first(validation),
-            data_collator=task.collator(tokenizer),
+            data_collator=task.head.collator(tokenizer),
             processing_class=tokenizer,
             compute_metrics=metrics,
             compute_loss_func=weighted_loss(task, weights) if weights else None,
@@ -212,7 +211,7 @@ def build_trainer(
 
 def weighted_loss(task: Task, weights: Mapping[str, float]) -> Callable[..., Tensor]:
     """The task loss with weights by class, or by label where a row has several."""
-    several = isinstance(task, MultiLabelClassification)
+    several = task.head.problem_type == "multi_label_classification"
     return (LabelWeightedLoss if several else ClassWeightedLoss)(list(weights.values()))
 
 
@@ -250,10 +249,10 @@ def score(task: Task, outputs: Any, rows: Dataset) -> tuple[dict[str, float], np
     """Metrics and predictions of rows, from the model's outputs for `shortest_first` of them."""
     original_order = np.argsort(_by_length(rows))
     arrays = outputs if isinstance(outputs, tuple) else (outputs,)
-    named = zip(task.outputs, arrays, strict=False)  # some models return more outputs
+    named = zip(task.head.outputs, arrays, strict=False)  # some models return more outputs
     ordered = {name: array[original_order] for name, array in named}
-    predictions = task.predictions(ordered, rows)
-    return task.scores(task.example_statistics(predictions, rows)), predictions
+    predictions = task.head.predictions(ordered, rows)
+    return task.scorer.score(predictions, rows), predictions
 
 
 def _by_length(rows: Dataset) -> np.ndarray:

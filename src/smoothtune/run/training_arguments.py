@@ -25,7 +25,6 @@ _OWN_MEANING = {
     "greater_is_better",
 }
 """Fields that are passed on in another form."""
-LOSSES = ("brier", "nll", "loss")
 """Scores of which less is better."""
 
 
@@ -58,7 +57,7 @@ def training_arguments(config: RunConfig, folder: Path, task: Task) -> TrainingA
         activation_checkpointing_kwargs={"use_reentrant": False},
         save_total_limit=1,
         remove_unused_columns=False,  # the collator selects them; example_id is for errors
-        label_names=list(task.label_inputs),
+        label_names=list(task.head.label_inputs),
         use_cpu=not torch.accelerator.is_available(),  # else bf16 is refused without one
         dataloader_pin_memory=torch.cuda.is_available(),
         logging_nan_inf_filter=False,
@@ -78,7 +77,8 @@ def best_score(config: RunConfig, task: Task) -> tuple[str, bool]:
     Raises:
         ConfigError: the task has no such score.
     """
-    known = [*task.metrics, *(("brier", "nll") if task.label_names else ()), "loss"]
+    losses = (*task.scorer.losses, "loss")
+    known = list(dict.fromkeys([*task.metrics, *losses]))
     if config.class_weights is not None:
         known.remove("loss")  # the mean over batches of weighted means
     name = (config.metric_for_best_model or task.main_metric).removeprefix("eval_")
@@ -86,7 +86,7 @@ def best_score(config: RunConfig, task: Task) -> tuple[str, bool]:
         message = f"{name!r} is no score of this run; they are {', '.join(known)}"
         raise ConfigError([Problem("", "metric_for_best_model", message)])
     greater = config.greater_is_better
-    return f"eval_{name}", name not in LOSSES if greater is None else greater
+    return f"eval_{name}", name not in losses if greater is None else greater
 
 
 def _integrations(config: RunConfig) -> list[str]:

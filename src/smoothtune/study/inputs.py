@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from smoothtune.config.evaluation import OtherData
-from smoothtune.config.names import OF_TEXTS
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.data.demo_sentences import sentiment
-from smoothtune.errors import ConfigError, DataError, Problem
+from smoothtune.errors import DataError
 from smoothtune.evaluation.transfer import as_task, source_of
 from smoothtune.files import cache_folder, make_folder, not_written, write_atomic
 from smoothtune.models.load import load_base, weights_fingerprint
@@ -33,13 +32,9 @@ def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None
 
     Raises:
         DataError: there are too few rows.
-        ConfigError: the task is of another type than classification or regression.
         OutputError: the files cannot be written.
     """
     task, base = configured_task(run), load_base(run.model, trust_remote_code=run.trust_remote_code)
-    if task.task_type not in (*OF_TEXTS, "question-answering"):
-        message = f"lists of values to choose from do not work with {task.task_type} yet"
-        raise ConfigError([Problem("", "task", message)])
     prepared = prepare(
         source,
         task,
@@ -49,7 +44,7 @@ def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None
         seed=run.seed,
     )
     rows = task.load_splits(source)["train"]
-    order = np.random.default_rng(run.seed).permutation(task.example_ids(prepared.train))
+    order = np.random.default_rng(run.seed).permutation(task.scorer.example_ids(prepared.train))
     held_out = round(share * len(order))
     if held_out < 1 or held_out == len(order):
         raise DataError(f"{source}: {len(order)} training rows are too few to choose settings on")
@@ -72,13 +67,12 @@ def data_fingerprint(source: str, run: RunConfig) -> str:
     source = _demo_folder() if source == DEMO else source
     task = configured_task(run)
     splits = task.load_splits(source)
-    if task.task_type == "text-classification":
-        task = task.with_labels(splits["train"], source)
-        used = {"train", "validation", task.validation_split} & set(splits)
-        task.check({name: splits[name] for name in used}, source)
+    task = task.with_labels(splits["train"], source)
+    used = {"train", "validation", task.validation_split} & set(splits)
+    task.rows.check({name: splits[name] for name in used}, source)
     digest = hashlib.sha256()
     for name in sorted(set(splits) - {"test"}):
-        for column in task.columns:
+        for column in task.rows.columns:
             if column in splits[name].column_names:
                 content = json.dumps([name, column, splits[name][column][:]], default=str)
                 digest.update(content.encode())
@@ -103,7 +97,7 @@ def other_fingerprint(other: OtherData, run: RunConfig) -> str:
     task, digest = as_task(other, configured_task(run)), hashlib.sha256()
     splits = task.load_splits(source_of(other), need_train=False)
     for name, split in sorted(splits.items()):
-        for column in task.columns:
+        for column in task.rows.columns:
             if column in split.column_names:
                 content = json.dumps([name, column, split[column][:]], default=str)
                 digest.update(content.encode())

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
+from scipy.special import expit
 from tqdm import tqdm
 
 from smoothtune.config.evaluation import Settings
@@ -42,7 +43,6 @@ from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.inputs import fingerprints_of
 from smoothtune.study.pool import STOPPED, forget
 from smoothtune.study.records import RESULTS, Cell, Extras, Records, Status, differing
-from smoothtune.tasks.multi_label import MultiLabelClassification
 
 WORK, MODELS = "work", "models"
 NOISE_ROWS = 256
@@ -185,12 +185,13 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
     """
     task, extras = trained.prepared.task, cell.extras
     found: dict[str, Any] = {}
-    if task.label_names and task.task_type == "text-classification":
+    if task.head.problem_type == "single_label_classification":
         labels = np.asarray(trained.prepared.validation["labels"][:])
         found["ece"] = reliability(trained.predictions, labels).expected_error
-    elif isinstance(task, MultiLabelClassification):
-        pairs = task.confidence(trained.predictions, trained.prepared.validation)
-        found["ece"] = float(np.mean(label_errors(*pairs)))
+    elif task.head.problem_type == "multi_label_classification":
+        logits = np.asarray(trained.predictions, np.float64)
+        gold = np.asarray(trained.prepared.validation["labels"][:])
+        found["ece"] = float(np.mean(label_errors(expit(logits), gold)))
     if extras == Extras():
         return found
     subject = _subject(trained, cell)

@@ -7,6 +7,7 @@ from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.multiple_choice import MultipleChoice
+from smoothtune.tasks.ordinal import OrdinalClassification
 from smoothtune.tasks.prepare import Prepared, prepare
 from smoothtune.tasks.presets import TASKS, describe_task
 from smoothtune.tasks.question_answering.task import QuestionAnswering
@@ -20,6 +21,7 @@ __all__ = [
     "DataError",
     "MultiLabelClassification",
     "MultipleChoice",
+    "OrdinalClassification",
     "Prepared",
     "QuestionAnswering",
     "Report",

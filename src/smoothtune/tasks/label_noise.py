@@ -9,7 +9,6 @@ import numpy as np
 
 from smoothtune.errors import DataError
 from smoothtune.tasks.prepare import Prepared
-from smoothtune.tasks.single_label import SingleLabelTask
 
 
 def with_label_noise(prepared: Prepared, share: float, seed: int) -> Prepared:
@@ -27,7 +26,7 @@ def with_label_noise(prepared: Prepared, share: float, seed: int) -> Prepared:
         DataError: the labels are no classes of rows.
     """
     task, rows = prepared.task, prepared.train
-    if not isinstance(task, SingleLabelTask) or task.num_labels < 2:
+    if task.head.problem_type != "single_label_classification":
         raise DataError(f"{task.name}: label_noise needs one class for each row; leave it out")
     generator = np.random.default_rng([seed, 1])
     labels = np.array(rows["labels"][:])
@@ -39,7 +38,7 @@ def with_label_noise(prepared: Prepared, share: float, seed: int) -> Prepared:
     rows = rows.remove_columns("labels").add_column("labels", labels).cast_column("labels", kind)
     report = replace(
         prepared.report.splits["train"],
-        labels=task.label_counts(rows, rows),
+        labels=task.rows.label_counts(rows, rows),
         note=f"{share:.0%} of the labels replaced by others",
     )
     splits = prepared.report.splits | {"train": report}

@@ -1,9 +1,9 @@
-"""Classes and scores of a label column, and the model outputs that belong to them."""
+"""Classes, tags and scores of a label column."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,8 +13,8 @@ from smoothtune.data.arrow import distinct, stored_column
 from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems
 from smoothtune.data.label_names import ALL_IGNORED, MISSING, is_missing, text_classes
 from smoothtune.data.label_types import is_number
-from smoothtune.errors import DataError, ModelError
-from smoothtune.tasks.class_lookup import ClassLookup, is_numbered
+from smoothtune.errors import DataError
+from smoothtune.tasks.class_lookup import ClassLookup
 
 LARGEST_SCORE = float(np.finfo(np.float32).max)
 
@@ -133,68 +133,3 @@ def _score_problem(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         return f"is of type {type(value).__name__}, but the label must be a number"
     return "" if abs(float(value)) <= LARGEST_SCORE else "is not a finite number in 32 bits"
-
-
-def label_head(names: Sequence[str]) -> dict[str, Any]:
-    """Number and names of the labels as fields of a model's configuration."""
-    return {
-        "num_labels": len(names),
-        "id2label": dict(enumerate(names)),
-        "label2id": {name: index for index, name in enumerate(names)},
-    }
-
-
-def output_names(config: Any) -> tuple[str, ...]:
-    """Names of a model's outputs, in order.
-
-    Raises:
-        ModelError: two outputs have one name, or `label2id` numbers them otherwise than `id2label`.
-    """
-    names = tuple(str(config.id2label[index]) for index in range(config.num_labels))
-    numbers = config.label2id or {}
-    if len(set(names)) < len(names) or any(numbers.get(x, i) != i for i, x in enumerate(names)):
-        raise ModelError(
-            f"id2label and label2id of the model do not agree ({config.id2label}, {numbers}), so "
-            "its outputs have no sure names; mend them in its config.json"
-        )
-    return names
-
-
-def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, ...] | None:
-    """Which output of a model belongs to each label of a task; None: the same order.
-
-    Args:
-        config: the model's.
-        task: name of the task, for the error.
-        names: of its labels; none for regression.
-
-    Raises:
-        ValueError: the model has another number of outputs, or other names for them that do not
-            belong to the labels in their order.
-    """
-    needed, label2id = len(names) or 1, config.label2id or {}
-    if config.num_labels != needed:
-        outputs, labels = ", ".join(list(label2id)[:20]), ", ".join(names[:20])
-        told = f" (the outputs are {outputs}, the labels {labels})" if names and outputs else ""
-        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {needed}{told}")
-    if set(label2id) != set(names):
-        _refuse_other_names(label2id, names)
-        return None
-    order = tuple(label2id[name] for name in names)
-    return None if order == tuple(range(len(order))) else order
-
-
-def _refuse_other_names(label2id: Mapping[str, int], names: Sequence[str]) -> None:
-    """Refuse labels whose order is not that of a model's outputs, which have other names.
-
-    Raises:
-        ValueError: both have a name, at another place; or numbers are names of one of them.
-    """
-    moved = [name for i, name in enumerate(names) if label2id.get(name, i) != i]
-    outputs = sorted(label2id, key=lambda name: label2id[name])
-    if moved or (names and not (is_numbered(names) and is_numbered(outputs))):
-        raise ValueError(
-            f"has the outputs {', '.join(outputs[:20])}, and the labels are "
-            f"{', '.join(names[:20])}: write the labels with the names of the outputs, or "
-            "as their numbers from 0"
-        )

@@ -1,88 +1,156 @@
-"""Metrics of a task on arrays, computed by scikit-learn and SciPy under scikit-learn's names."""
+"""Metrics on arrays, computed by scikit-learn and SciPy under scikit-learn's names.
+
+Ranges: accuracies and F1 0 to 1; matthews_correlation, pearson and spearman -1 to 1; nll, in nats,
+from 0; brier as its function says.
+"""
+
+from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.special import log_softmax
+from scipy.special import expit, log_softmax
 from scipy.stats import ConstantInputWarning, NearConstantInputWarning, pearsonr, spearmanr
 from sklearn.metrics import (
     accuracy_score,
+    average_precision_score,
     brier_score_loss,
     f1_score,
     matthews_corrcoef,
     roc_auc_score,
 )
 
-from smoothtune.tasks.base import Task
+
+def _class_f1(gold: np.ndarray, classes: np.ndarray, num_classes: int) -> float:
+    """F1 of class 1 where there are two classes, else the unweighted mean over classes."""
+    average = "binary" if num_classes == 2 else "macro"
+    return float(f1_score(gold, classes, average=average, zero_division=0.0))
 
 
-def compute_metrics(task: Task, predictions: ArrayLike, labels: ArrayLike) -> dict[str, float]:
-    """The task's metrics of predictions and, for classes, `brier` and `nll`.
+Measure = Callable[[np.ndarray, np.ndarray, int], float]
+"""Of gold and predicted classes (N,), and the number of classes."""
+CLASS_METRICS: dict[str, Measure] = {
+    "accuracy": lambda gold, classes, _: accuracy_score(gold, classes),
+    "f1": _class_f1,
+    "matthews_correlation": lambda gold, classes, _: matthews_corrcoef(gold, classes),
+}
+LABEL_METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
+    "f1_micro": lambda gold, labels: f1_score(gold, labels, average="micro", zero_division=0.0),
+    "f1_macro": lambda gold, labels: f1_score(gold, labels, average="macro", zero_division=0.0),
+    "accuracy": accuracy_score,
+}
+"""Of gold and predicted labels (N, L), 0 or 1; accuracy is the share of rows that are right as a
+whole."""
+CORRELATIONS = {"pearson": pearsonr, "spearman": spearmanr}
 
-    Ranges: accuracy and f1 (of class 1 when there are two classes, else the unweighted mean over
-    classes) 0 to 1; matthews_correlation, pearson and spearman -1 to 1; brier 0 to 2, and nll, in
-    nats, from 0: see the functions of these names.
 
-    Correlations with a constant, or of fewer than two examples, are undefined; they count as 0.0.
+def class_scores(
+    measures: Mapping[str, Measure], logits: ArrayLike, labels: ArrayLike, num_classes: int
+) -> dict[str, float]:
+    """Metrics of the most likely classes, and of their probabilities.
 
     Args:
-        task: the task.
-        predictions: logits, (N, C), for classification; scores, (N,) or (N, 1), for regression.
-        labels: class ids or scores, (N,).
+        measures: by name, the main one first.
+        logits: (N, C).
+        labels: (N,) class ids.
+        num_classes: C.
 
     Returns:
-        Value by metric, the main metric first.
+        Value by name, with `brier` and `nll`, see the functions of these names.
 
     Raises:
-        ValueError: there are no examples, the shapes do not fit the task, or a prediction is not
-            finite.
-    """
-    predicted, gold = np.asarray(predictions, np.float64), np.asarray(labels)
-    if task.regression and predicted.ndim == 2 and predicted.shape[1] == 1:
-        predicted = predicted[:, 0]
-    shape = (len(gold),) if task.regression else (len(gold), task.num_labels)
-    if not len(gold) or predicted.shape != shape:
-        raise ValueError(
-            f"predictions of task {task.name!r} must have shape {shape} with at least one row, not "
-            f"{predicted.shape}"
-        )
-    if not np.isfinite(predicted).all():
-        row = np.flatnonzero(~np.isfinite(predicted).reshape(len(gold), -1).all(axis=1))[0]
-        raise ValueError(f"the prediction for example {row} is not finite: {predicted[row]}")
-    if task.regression:
-        return {name: _correlation(name, gold, predicted) for name in task.metrics}
-    classes = predicted.argmax(axis=1)
-    average = "binary" if task.num_labels == 2 else "macro"
-    measures: dict[str, Callable[..., float]] = {
-        "accuracy": accuracy_score,
-        "f1": partial(f1_score, average=average, zero_division=0.0),
-        "matthews_correlation": matthews_corrcoef,
-    }
-    scores = {name: float(measures[name](gold, classes)) for name in task.metrics}
-    return scores | {"brier": brier(predicted, gold), "nll": nll(predicted, gold)}
-
-
-def trivial_baseline(task: Task, labels: ArrayLike) -> float:
-    """The main metric of always predicting the most frequent label.
-
-    Args:
-        task: the task.
-        labels: class ids or scores, (N,), of the evaluated examples; for accuracy this is then the
-            best constant prediction.
-
-    Returns:
-        The metric; 0 for correlations, including matthews_correlation.
+        ValueError: there are no rows, the shapes differ, or a logit is not finite.
     """
     gold = np.asarray(labels)
-    if task.regression:
-        constant = np.zeros(len(gold))
-    else:
-        majority = np.bincount(gold, minlength=task.num_labels).argmax()
-        constant = np.tile(np.eye(task.num_labels)[majority], (len(gold), 1))
-    return compute_metrics(task, constant, gold)[task.main_metric]
+    scores = _checked(logits, (len(gold), num_classes))
+    classes = scores.argmax(axis=1)
+    values = {name: float(of(gold, classes, num_classes)) for name, of in measures.items()}
+    return values | {"brier": brier(scores, gold), "nll": nll(scores, gold)}
+
+
+def correlations(
+    names: Sequence[str], predictions: ArrayLike, labels: ArrayLike
+) -> dict[str, float]:
+    """Correlations of scores; with a constant, or of fewer than two rows, they count as 0.
+
+    Args:
+        names: of `CORRELATIONS`, the main one first.
+        predictions: (N, 1).
+        labels: (N,).
+
+    Raises:
+        ValueError: there are no rows, the shapes differ, or a prediction is not finite.
+    """
+    gold = np.asarray(labels)
+    predicted = _checked(predictions, (len(gold), 1))[:, 0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConstantInputWarning)
+        warnings.simplefilter("ignore", NearConstantInputWarning)
+        enough = len(gold) > 1
+        values = {
+            name: float(CORRELATIONS[name](gold, predicted).statistic) if enough else 0.0
+            for name in names
+        }
+    return {name: 0.0 if np.isnan(value) else value for name, value in values.items()}
+
+
+def label_scores(names: Sequence[str], logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
+    """Metrics of the labels whose probability is above 0.5, and of the probabilities.
+
+    Args:
+        names: of `LABEL_METRICS`, the main one first.
+        logits: (N, L).
+        gold: (N, L), 0 or 1.
+
+    Returns:
+        Value by name, with `brier`, the mean of (p - y)^2 over rows and labels, 0 to 1, and `nll`,
+        the mean binary cross entropy in nats, from 0, which is the loss of the training.
+
+    Raises:
+        ValueError: there are no rows, the shapes differ, or a logit is not finite.
+    """
+    scores = _checked(logits, gold.shape)
+    values = {name: float(LABEL_METRICS[name](gold, scores > 0)) for name in names}
+    squared = float(np.square(expit(scores) - gold).mean())
+    return values | {"brier": squared, "nll": float(binary_cross_entropy(scores, gold).mean())}
+
+
+def _checked(predictions: ArrayLike, shape: tuple[int, ...]) -> np.ndarray:
+    predicted = np.asarray(predictions, np.float64)
+    if not shape[0] or predicted.shape != shape:
+        raise ValueError(
+            f"predictions must have shape {shape} with at least one row, not {predicted.shape}"
+        )
+    if not np.isfinite(predicted).all():
+        row = np.flatnonzero(~np.isfinite(predicted).all(axis=1))[0]
+        raise ValueError(f"the prediction for example {row} is not finite: {predicted[row]}")
+    return predicted
+
+
+def majority(labels: np.ndarray, num_classes: int) -> np.ndarray:
+    """(N, C) logits that predict the most frequent class for all rows."""
+    most = np.bincount(labels, minlength=num_classes).argmax()
+    return np.tile(np.eye(num_classes)[most], (len(labels), 1))
+
+
+def best_label_set(name: str, gold: np.ndarray) -> float:
+    """The metric of the best set of labels that is predicted for every row.
+
+    That is the k most frequent labels for one k, where labels count by themselves (F1), and the
+    most frequent set of a row for accuracy.
+
+    Args:
+        name: of `LABEL_METRICS`.
+        gold: (N, L), 0 or 1.
+    """
+    order = np.argsort(-gold.sum(axis=0), kind="stable")
+    sets = [np.isin(np.arange(len(order)), order[:k]) for k in range(len(order) + 1)]
+    rows, counts = np.unique(gold, axis=0, return_counts=True)
+    sets.append(rows[counts.argmax()])
+    constants = (np.tile(each, (len(gold), 1)) > 0 for each in sets)
+    return max(float(LABEL_METRICS[name](gold, constant)) for constant in constants)
 
 
 def roc_auc(logits: np.ndarray, labels: np.ndarray) -> float:
@@ -95,6 +163,13 @@ def roc_auc(logits: np.ndarray, labels: np.ndarray) -> float:
     if len(np.unique(labels)) < 2:
         return 0.5
     return float(roc_auc_score(labels, logits[:, 1] - logits[:, 0]))
+
+
+def average_precision(logits: np.ndarray, gold: np.ndarray) -> float:
+    """Average precision over all pairs of a row and a label, 0 to 1; 0 where no row has one."""
+    if not gold.any():
+        return 0.0
+    return float(average_precision_score(gold, logits, average="micro"))
 
 
 def brier(logits: ArrayLike, labels: ArrayLike) -> float:
@@ -114,14 +189,6 @@ def nll(logits: ArrayLike, labels: ArrayLike) -> float:
     return abs(float(likelihoods.mean()))  # abs: never -0.0
 
 
-_CORRELATIONS = {"pearson": pearsonr, "spearman": spearmanr}
-
-
-def _correlation(name: str, gold: np.ndarray, predicted: np.ndarray) -> float:
-    if len(gold) < 2:
-        return 0.0
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConstantInputWarning)
-        warnings.simplefilter("ignore", NearConstantInputWarning)
-        value = _CORRELATIONS[name](gold, predicted).statistic
-    return 0.0 if np.isnan(value) else float(value)
+def binary_cross_entropy(logits: np.ndarray, gold: np.ndarray) -> np.ndarray:
+    """(N, L) binary cross entropy in nats of each label."""
+    return np.logaddexp(0, logits) - gold * logits

@@ -18,90 +18,82 @@ from smoothtune.data.collator import Collator
 from smoothtune.data.columns import rows_with_problems, text_problems, typed_columns
 from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder, encode_texts
 from smoothtune.errors import DataError
-from smoothtune.tasks.base import Collate
-from smoothtune.tasks.single_label import SingleLabelTask
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.head import Collate
+from smoothtune.tasks.reader import Reader
+from smoothtune.tasks.single_label import ClassHead, ClassScorer
+from smoothtune.tasks.text_classification import class_counts
 
 
-@final
 @dataclass(frozen=True)
-class MultipleChoice(SingleLabelTask):
-    """A row holds a sequence for every choice, (C, T); predictions are logits (N, C).
+class ChoiceReader(Reader):
+    """A row holds a sequence for every choice, (C, T).
 
     A sequence is the pair (context, choice), or (context, start + " " + choice) where there are
     two text columns.
     """
 
-    task_type = "multiple-choice"
-    auto_model = AutoModelForMultipleChoice
-    model_noun = "multiple-choice model"
     input_columns = ("contexts", "choices")
-    unsupported_parts = {
-        "corruption": "only defined for examples of one or two texts",
-        "substitution": "only defined for examples of one or two texts",
-        "smoothness": "only defined for one sequence per example, and an example has several",
-        "drift": "only defined for one sequence per example, and an example has several",
-    }
 
-    metrics: tuple[str, ...] = ("accuracy",)
-    choice_columns: tuple[str, ...] = ()
-    """Columns with the choices, or one column with lists of them."""
+    task: MultipleChoice
 
     @property
     def unlabeled_columns(self) -> tuple[str, ...]:
         """The columns of the source that are read where labels are not."""
-        return (*self.text_columns, *self.choice_columns)
+        return (*self.task.text_columns, *self.task.choice_columns)
 
     def check_description(self) -> None:
         """One or two text columns, and the columns of the choices."""
-        if len(self.text_columns) not in (1, 2) or not self.choice_columns:
+        if len(self.task.text_columns) not in (1, 2) or not self.task.choice_columns:
             raise ValueError(
                 "multiple choice needs a text column, at most a second one with the beginning of "
                 "every choice, and the choice columns, or one that holds lists of choices"
             )
 
-    def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
+    def label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
+        """The numbers of the choices that the first row has."""
         count = len(self._choices(train.select([0]))[0] or ())
         if count < 2:
             raise DataError(f"{where}: row 0 has {count} choices, but at least two are needed")
         return tuple(map(str, range(count)))
 
-    def _model_label_names(self, config: Any, raw: Dataset, where: str) -> tuple[str, ...]:
+    def model_label_names(self, config: Any, raw: Dataset, where: str) -> tuple[str, ...]:
         """As many as the first row has choices: the model scores each by itself."""
-        return self._find_label_names(raw, where)
+        return self.label_names(raw, where)
 
     def _input_problems(self, split: Dataset) -> list[str]:
         choices = self._choices(split)
-        wrong = (_choices_problem(each, self.num_labels) for each in choices)
-        problems = rows_with_problems(split, ", ".join(self.choice_columns), choices, wrong)
-        return text_problems(split, self.text_columns) + problems
+        wrong = (_choices_problem(each, self.task.num_labels) for each in choices)
+        problems = rows_with_problems(split, ", ".join(self.task.choice_columns), choices, wrong)
+        return text_problems(split, self.task.text_columns) + problems
 
     def _check_rows(self, split: Dataset) -> tuple[np.ndarray, list[str]]:
         """(N,) int64 indices of the correct choices."""
-        problems, labels = self._input_problems(split), split[self.label_column][:]
+        problems, labels = self._input_problems(split), split[self.task.label_column][:]
         numbers = [_number(label) for label in labels]
-        unknown = (_number_problem(number, self.num_labels) for number in numbers)
-        problems += rows_with_problems(split, self.label_column, labels, unknown)
+        unknown = (_number_problem(number, self.task.num_labels) for number in numbers)
+        problems += rows_with_problems(split, self.task.label_column, labels, unknown)
         return np.array([] if problems else numbers, np.int64), problems
 
     def _choices(self, split: Dataset) -> list[list[Any]]:
         """The choices of every row."""
-        lists = [split[column][:] for column in self.choice_columns]
+        lists = [split[column][:] for column in self.task.choice_columns]
         return lists[0] if len(lists) == 1 else [list(each) for each in zip(*lists, strict=True)]
 
     def select(self, raw: Dataset, indices: np.ndarray, labels: np.ndarray | None) -> Dataset:
         """Columns contexts, choices (a list), labels if given, example_id."""
-        rows = raw.select_columns([*self.text_columns, *self.choice_columns])
+        rows = raw.select_columns([*self.task.text_columns, *self.task.choice_columns])
         rows = rows.select(indices, keep_in_memory=True)
         choices = self._choices(rows)
-        if len(self.text_columns) == 2:
-            starts = rows[self.text_columns[1]][:]
+        if len(self.task.text_columns) == 2:
+            starts = rows[self.task.text_columns[1]][:]
             choices = [
                 [f"{start} {choice}" for choice in each]
                 for start, each in zip(starts, choices, strict=True)
             ]
         labeled = {} if labels is None else {"labels": (Value("int64"), labels[indices])}
         return typed_columns(
-            contexts=(Value("string"), rows[self.text_columns[0]][:]),
+            contexts=(Value("string"), rows[self.task.text_columns[0]][:]),
             choices=(ListOf(Value("string")), choices),
             **labeled,
             example_id=(Value("int64"), indices),
@@ -111,7 +103,7 @@ class MultipleChoice(SingleLabelTask):
         self, examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
     ) -> Encoder:
         """The tokenizer's columns hold lists of C lists; `length` is that of the longest."""
-        count = self.num_labels
+        count = self.task.num_labels
         return Encoder(
             lambda batch: _encode(batch, tokenizer, max_seq_length, count),
             f"choices {max_seq_length}",
@@ -119,17 +111,63 @@ class MultipleChoice(SingleLabelTask):
             ["contexts", "choices"],
         )
 
+    def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
+        """Number of rows in which each choice is correct."""
+        return class_counts(rows, self.task.known_label_names)
+
+
+@dataclass(frozen=True)
+class ChoiceHead(ClassHead):
+    """The model has one output, the score of a choice; predictions are logits (N, C)."""
+
+    def config(self) -> dict[str, Any]:
+        """No problem type: transformers' models for choices know their loss."""
+        return {"problem_type": None}
+
+    def fit_outputs(self, config: Any) -> None:
+        """Choices have no outputs of their own."""
+
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:
         """Pads all choices of all examples to one length."""
         return partial(_collate, tokenizer)
+
+
+@dataclass(frozen=True)
+class ChoiceScorer(ClassScorer):
+    """As `ClassScorer`; a choice is named by its number."""
 
     def answers(self, predictions: np.ndarray, rows: Dataset) -> list[int]:
         """The number of the most likely choice, from 0."""
         return predictions.argmax(1).tolist()
 
-    def head(self) -> dict[str, Any]:
-        """No problem type: the model has one output, the score of a choice."""
-        return {"problem_type": None}
+
+@final
+@dataclass(frozen=True)
+class MultipleChoice(Task):
+    """One of several continuations or answers is correct."""
+
+    task_type = "multiple-choice"
+    reader_class = ChoiceReader
+    head_class = ChoiceHead
+    scorer_class = ChoiceScorer
+    auto_model = AutoModelForMultipleChoice
+    model_noun = "multiple-choice model"
+    peft_type = None
+    hub_task = None
+    usual_columns = {"text_columns": ["question"], "choice_columns": ["choice1", "choice2"]}
+    unsupported_parts = {
+        "corruption": "only defined for examples of one or two texts",
+        "substitution": "only defined for examples of one or two texts",
+        "smoothness": "only defined for one sequence per example, and an example has several",
+        "drift": "only defined for one sequence per example, and an example has several",
+    }
+
+    choice_columns: tuple[str, ...] = ()
+    """Columns with the choices, or one column with lists of them."""
+
+    def default_metrics(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
+        """Accuracy."""
+        return ("accuracy",)
 
 
 def _collate(

@@ -1,7 +1,7 @@
 """Load a source, check and subsample it, and tokenize its splits."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -11,13 +11,13 @@ from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.arrow import numbers
 from smoothtune.data.columns import column_problem, fingerprint
+from smoothtune.data.lazy_tokenizing import lazily_tokenized, should_tokenize_lazily
 from smoothtune.data.missing import told_left_out
 from smoothtune.data.summary import Report, SplitReport, lengths_of
 from smoothtune.data.tokenizing import check_token_ids
-from smoothtune.data.when_read import few_are_read
 from smoothtune.errors import DataError
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.rows import choose_rows, evaluation_split, sampled
+from smoothtune.tasks.splits import choose_rows, evaluation_split, sampled
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def prepare(
 
     Raises:
         DataError: the source cannot be read or does not fit the task, see `load_splits` and
-            `Task.check`, or a token id is not below `vocab_size`.
+            `Reader.check`, or a token id is not below `vocab_size`.
         ValueError: a number of samples or the length is not positive, or the tokenizer has no
             separator for the two texts of a pair.
     """
@@ -120,7 +120,7 @@ def labeled_splits(source: str | Path, task: Task) -> tuple[dict[str, Dataset], 
         more = [
             problem
             for name in sorted(others)
-            for problem in task.gaps(splits[name], f"{source}, split {name!r}")
+            for problem in task.rows.gaps(splits[name], f"{source}, split {name!r}")
         ]
         raise DataError("\n".join([str(error), *more])) from error
 
@@ -133,7 +133,7 @@ def checked_splits(source: str | Path, task: Task) -> tuple[dict[str, Dataset], 
     """
     splits, task = labeled_splits(source, task)
     chosen, _ = choose_rows(splits, task, source, None, None, 0)
-    task.check({split: splits[split] for split, _ in chosen.values()}, str(source))
+    task.rows.check({split: splits[split] for split, _ in chosen.values()}, str(source))
     return splits, task
 
 
@@ -148,11 +148,7 @@ def rows_fingerprint(
     """The fingerprint that `prepare` gives, without tokenizing; the same arguments and errors."""
     splits, task = labeled_splits(source, task)
     chosen, _ = choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
-    labels = task.check({split: splits[split] for split, _ in chosen.values()}, str(source))
-    digest = hashlib.sha256()
-    for split, indices in chosen.values():
-        digest.update(fingerprint(task.select(splits[split], indices, labels[split])).encode())
-    return digest.hexdigest()
+    return _fingerprint(map(fingerprint, _examples(splits, task, source, chosen).values()))
 
 
 def prepare_evaluation(
@@ -219,6 +215,28 @@ def _check_limits(
             raise ValueError(f"{name} must be at least 1, not {limit}")
 
 
+def _examples(
+    splits: Mapping[str, Dataset],
+    task: Task,
+    source: str | Path,
+    chosen: Mapping[str, tuple[str, np.ndarray]],
+) -> dict[str, Dataset]:
+    """The chosen rows of the splits by their role, checked."""
+    raw = {name: splits[name] for name in dict.fromkeys(split for split, _ in chosen.values())}
+    labels = task.rows.check(raw, str(source))
+    return {
+        role: task.rows.select(raw[split], indices, labels[split])
+        for role, (split, indices) in chosen.items()
+    }
+
+
+def _fingerprint(contents: Iterable[str]) -> str:
+    digest = hashlib.sha256()
+    for content in contents:
+        digest.update(content.encode())
+    return digest.hexdigest()
+
+
 def _prepared(
     splits: Mapping[str, Dataset],
     task: Task,
@@ -232,39 +250,45 @@ def _prepared(
     rows_read: int | None = None,
 ) -> Prepared:
     """The chosen rows of the splits, checked and tokenized; `note` says how they were made."""
-    raw = {name: splits[name] for name in dict.fromkeys(split for split, _ in chosen.values())}
-    labels = task.check(raw, str(source))
-    tokenized, reports, digest = {}, {}, hashlib.sha256()
-    for role, (split, indices) in chosen.items():
+    tokenized, reports, contents = {}, {}, []
+    for role, examples in _examples(splits, task, source, chosen).items():
+        split = chosen[role][0]
         where = f"{source}, split {split!r}"
-        examples = task.select(raw[split], indices, labels[split])
-        content = fingerprint(examples)
-        digest.update(content.encode())
-        rows = None
-        if role == "train" and few_are_read(rows_read, len(examples)):
-            rows = task.tokenize_when_read(
-                examples, tokenizer, max_seq_length, vocab_size=vocab_size, where=where
+        contents.append(fingerprint(examples))
+        rows, notes = None, [note] if note and role == "validation" else []
+        if (
+            role == "train"
+            and task.one_sequence
+            and should_tokenize_lazily(rows_read, len(examples))
+        ):
+            encoder = task.rows.encoder(examples, tokenizer, max_seq_length)
+            rows = lazily_tokenized(
+                examples, encoder, tokenizer, max_seq_length, vocab_size=vocab_size, where=where
             )
-        notes = [note] if note and role == "validation" else []
-        notes += ["tokenized when read"] if rows is not None else []
+            notes += ["tokenized when read"] if rows is not None else []
         if rows is None:
             rows = tokenized_examples(
-                examples, task, tokenizer, max_seq_length, content, vocab_size, where, num_proc
+                examples, task, tokenizer, max_seq_length, contents[-1], vocab_size, where, num_proc
             )
         tokenized[role] = rows
         reports[role] = SplitReport(
             rows=len(examples),
-            source_rows=len(raw[split]),
-            labels=task.label_counts(examples, rows),
+            source_rows=len(splits[split]),
+            labels=task.rows.label_counts(examples, rows),
             lengths=lengths_of(numbers(rows, "length")),
             truncated=len(np.unique(numbers(rows, "example_id")[numbers(rows, "cut")])),
             note="; ".join(notes),
-            left_out=told_left_out(raw[split]) if role == "train" or split != "train" else "",
+            left_out=told_left_out(splits[split]) if role == "train" or split != "train" else "",
         )
     validation = tokenized["validation"]
-    train = tokenized.get("train", validation.select(range(0), keep_in_memory=True))
-    report, (split, _) = Report(max_seq_length, reports), chosen["validation"]
-    return Prepared(task, train, validation, split, report, digest.hexdigest())
+    return Prepared(
+        task,
+        train=tokenized.get("train", validation.select(range(0), keep_in_memory=True)),
+        validation=validation,
+        validation_split=chosen["validation"][0],
+        report=Report(max_seq_length, reports),
+        fingerprint=_fingerprint(contents),
+    )
 
 
 def tokenized_examples(
@@ -279,7 +303,7 @@ def tokenized_examples(
 ) -> Dataset:
     """The rows of examples, their token ids checked."""
     try:
-        rows = task.tokenize(examples, tokenizer, max_seq_length, content, num_proc)
+        rows = task.rows.tokenize(examples, tokenizer, max_seq_length, content, num_proc)
     except DataError as error:
         raise DataError(f"{where}, {error}") from error
     if vocab_size is not None:
@@ -289,6 +313,6 @@ def tokenized_examples(
 
 def _is_labeled_as(split: Dataset, task: Task, names: Sequence[str]) -> bool:
     """Whether the labels of a task are not known, and those of the rows are some of a model's."""
-    if task.label_names is not None or column_problem(split, task.columns):
+    if task.label_names is not None or column_problem(split, task.rows.columns):
         return False
-    return task.labels_are_of(split, names)
+    return task.rows.labels_are_of(split, names)

@@ -2,26 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+import dataclasses
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
-from smoothtune.data.label_types import LabelType
-from smoothtune.tasks.base import Task, TaskType
+from smoothtune.catalog import DEFAULT_TASK_TYPE
+from smoothtune.tasks.base import Task
 from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.multiple_choice import MultipleChoice
+from smoothtune.tasks.ordinal import OrdinalClassification
 from smoothtune.tasks.question_answering.task import QuestionAnswering
 from smoothtune.tasks.text_classification import TextClassification
 from smoothtune.tasks.token_classification import TokenClassification
 
-TASK_CLASSES: dict[TaskType, type[Task]] = {
-    "text-classification": TextClassification,
-    "multi-label-classification": MultiLabelClassification,
-    "question-answering": QuestionAnswering,
-    "token-classification": TokenClassification,
-    "multiple-choice": MultipleChoice,
+TASK_CLASSES: dict[str, type[Task]] = {
+    cls.task_type: cls
+    for cls in (
+        TextClassification,
+        MultiLabelClassification,
+        OrdinalClassification,
+        QuestionAnswering,
+        TokenClassification,
+        MultipleChoice,
+    )
 }
 """The types of tasks; a further one is a module with a subclass of `Task`, and a line here."""
+
+
+def type_of_model(config: Any) -> str:
+    """The type of the task that a model was trained for, from its configuration."""
+
+    def has_head(cls: type[Task]) -> bool:
+        head = cls.auto_model.__name__.removeprefix("AutoModel")
+        return any(name.endswith(head) for name in config.architectures or ())
+
+    classes = list(filter(has_head, TASK_CLASSES.values()))
+    classes = classes or [cls for cls in TASK_CLASSES.values() if cls.one_sequence]
+    same = [cls for cls in classes if cls.head_class.problem_type == config.problem_type]
+    return (same or classes)[0].task_type
 
 
 def _glue(
@@ -107,89 +126,49 @@ TASKS: dict[str, Task] = {
 
 def describe_task(
     name: str = "custom",
-    task_type: TaskType | None = None,
+    task_type: str | None = None,
     *,
     text_columns: str | Sequence[str] | None = None,
-    label_column: str | None = None,
-    label_names: Sequence[str] | None = None,
-    label_separator: str | None = None,
-    label_columns: Sequence[str] | None = None,
-    choice_columns: Sequence[str] | None = None,
-    spans: Mapping[str, Any] | None = None,
-    hub_id: str | None = None,
-    hub_config: str | None = None,
-    validation_split: str | None = None,
-    sep: str | None = None,
-    encoding: str | None = None,
-    merge_labels: bool | None = None,
-    label_type: LabelType | None = None,
-    drop_missing: bool | None = None,
+    **fields: Any,
 ) -> Task:
     """A task of `TASKS`, or a task on a data set with these columns.
 
     Args:
         name: a name in `TASKS`, or any other one for results and reports.
-        task_type: type of the task; None: that of the name in `TASKS`, else text classification.
+        task_type: type of the task, of `TASK_CLASSES`; None: that of the name in `TASKS`, else text
+            classification.
         text_columns: one column, or two for a pair of texts; for token classification the words.
             If given, `name` is not looked up in `TASKS`.
-        label_column: column with the label; default: label, for several labels
-            labels, for token classification tags.
-        label_names: names of the classes in the order of their ids; empty for regression; None to
-            read them from the data, see `label_type`: text and integers are classes, real numbers
-            are regression.
-        label_separator: for several labels, what stands between two in a text; None: lists.
-        label_columns: for several labels, a column of 0 and 1 for each, in place of `label_column`.
-        choice_columns: for multiple choice, the columns of the choices, or one with lists of them.
-        spans: for question answering, its fields from `doc_stride` on, by name.
-        hub_id: data set on the hub, ``org/name``.
-        hub_config: configuration of the data set on the hub.
-        validation_split: split to evaluate on; default: validation.
-        sep: what separates the columns of CSV and TSV files; None: a comma or a tab, by the suffix.
-        encoding: of CSV and TSV files; None: UTF-8.
-        merge_labels: whether labels that differ only in blanks, case or characters that are not
-            printed are one class; None: they are an error.
-        label_type: text, so that 1 names a class, integer for classes 0, 1, ..., or float for
-            regression; None: as labels are stored, or look like in CSV.
-        drop_missing: whether rows without a label or a text are left out; None: they are an error.
+        **fields: further fields of the type's class, such as `label_column`, `label_names`,
+            `choice_columns` or `doc_stride`; None: its default.
 
     Returns:
         The task.
 
     Raises:
-        ValueError: the columns or labels do not describe a task of this type.
+        ValueError: the type has no such field, or the columns or labels do not describe a task of
+            this type.
     """
+    columns = (text_columns,) if isinstance(text_columns, str) else text_columns
+    given = {"text_columns": columns} | fields
+    values = {field: _tuple(value) for field, value in given.items() if value is not None}
     preset = TASKS.get(name)
     if preset is not None and not text_columns and task_type in (None, preset.task_type):
-        changes = dict(spans or {}) if isinstance(preset, QuestionAnswering) else {}
-        changes |= {"sep": sep, "encoding": encoding, "merge_labels": merge_labels}
-        changes |= {"label_type": label_type, "drop_missing": drop_missing}
-        changes = {name: value for name, value in changes.items() if value is not None}
-        return replace(preset, **changes) if changes else preset
-    cls = TASK_CLASSES[task_type or "text-classification"]
-    values: dict[str, Any] = {
-        "text_columns": _names(text_columns),
-        "label_column": label_column,
-        "label_names": _names(label_names),
-        "label_separator": label_separator,
-        "label_columns": _names(label_columns),
-        "choice_columns": _names(choice_columns),
-        "hub_id": hub_id,
-        "hub_config": hub_config,
-        "validation_split": validation_split,
-        "sep": sep,
-        "encoding": encoding,
-        "merge_labels": merge_labels,
-        "label_type": label_type,
-        "drop_missing": drop_missing,
-        **(spans or {}),
-    }
-    used = {field.name for field in fields(cls)}
-    task = cls(name, **{k: v for k, v in values.items() if k in used and v is not None})
-    task.check_description()
+        _check_fields(type(preset), values)
+        return replace(preset, **values) if values else preset
+    cls = TASK_CLASSES[task_type or DEFAULT_TASK_TYPE]
+    _check_fields(cls, values)
+    task = cls(name, **values)
+    task.rows.check_description()
     return task
 
 
-def _names(value: str | Sequence[str] | None) -> tuple[str, ...] | None:
-    if value is None:
-        return None
-    return (value,) if isinstance(value, str) else tuple(value)
+def _check_fields(cls: type[Task], values: Iterable[str]) -> None:
+    unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
+    if unknown:
+        raise ValueError(f"{cls.task_type} has no {', '.join(unknown)}")
+
+
+def _tuple(value: Any) -> Any:
+    """Columns and names as a tuple."""
+    return tuple(value) if isinstance(value, list) else value

@@ -24,59 +24,39 @@ from smoothtune.data.collator import Collator
 from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems, typed_columns
 from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder
 from smoothtune.errors import ModelError
-from smoothtune.tasks.base import Collate, Task
-from smoothtune.tasks.labels import holds_labels_of, label_head, matched_outputs, tag_ids, tag_names
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.head import Collate, Head
+from smoothtune.tasks.labels import holds_labels_of, tag_ids, tag_names
+from smoothtune.tasks.reader import Reader
+from smoothtune.tasks.scorer import Scorer
 
 _ENTITY = re.compile(r"O|[BIESLU]-.+")
 
 
-@final
 @dataclass(frozen=True)
-class TokenClassification(Task):
-    """One row per sentence; the label of a word's first token is its tag, all others are -100.
+class WordReader(Reader):
+    """One row per sentence; the label of a word's first token is its tag, all others are -100."""
 
-    Predictions are the tag of every token, (N, T). Truncated words are not scored.
-    """
-
-    task_type = "token-classification"
-    auto_model = AutoModelForTokenClassification
-    model_noun = "token classifier"
     input_columns = ("tokens",)
-    unsupported_parts = {
-        "calibration": "a sentence has many tags, and entities have no single probability",
-        "corruption": "corrupted words may no longer have their tags",
-        "substitution": "exchanged words may no longer have their tags",
-    }
-
-    text_columns: tuple[str, ...] = ("tokens",)
-    label_column: str = "tags"
-
-    @property
-    def num_label_statistics(self) -> int:
-        """The number of words, and of entities."""
-        return 2
 
     def check_description(self) -> None:
         """One column with lists of words, and one with lists of tags."""
-        if len(self.text_columns) != 1 or self.text_columns[0] == self.label_column:
+        if len(self.task.text_columns) != 1 or self.task.text_columns[0] == self.task.label_column:
             raise ValueError("token classification reads one column of words and one of tags")
 
-    def _metrics_for(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
-        entities = all(_ENTITY.fullmatch(name) for name in label_names)
-        return ("f1", "precision", "recall", "accuracy") if entities else ("accuracy",)
-
-    def _find_label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
-        return tag_names(train, self.label_column, where, merge=self.merge_labels)
+    def label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
+        """Names of the tags."""
+        return tag_names(train, self.task.label_column, where, merge=self.task.merge_labels)
 
     def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
         """Whether every tag is one of a model's."""
-        return holds_labels_of(split, self.label_column, names)
+        return holds_labels_of(split, self.task.label_column, names)
 
     def _check_rows(self, split: Dataset) -> tuple[list[list[Any]], list[str]]:
         """The tags as class ids."""
-        column, words = self.label_column, split[self.text_columns[0]][:]
-        names = self.known_label_names
-        tags, unknown = tag_ids(split, column, names, merge=self.merge_labels)
+        column, words = self.task.label_column, split[self.task.text_columns[0]][:]
+        names = self.task.known_label_names
+        tags, unknown = tag_ids(split, column, names, merge=self.task.merge_labels)
         problems = self._input_problems(split)
         if not problems:
             wrong = map(_tags_problem, tags, words, unknown)
@@ -84,17 +64,21 @@ class TokenClassification(Task):
         return tags, problems
 
     def _input_problems(self, split: Dataset) -> list[str]:
-        words = split[self.text_columns[0]][:]
-        return rows_with_problems(split, self.text_columns[0], words, map(_words_problem, words))
+        words = split[self.task.text_columns[0]][:]
+        return rows_with_problems(
+            split, self.task.text_columns[0], words, map(_words_problem, words)
+        )
 
     def select(self, raw: Dataset, indices: np.ndarray, labels: list[list[int]] | None) -> Dataset:
         """Columns tokens, tags if given, example_id."""
-        words = raw.select_columns(list(self.text_columns)).select(indices, keep_in_memory=True)
+        words = raw.select_columns(list(self.task.text_columns)).select(
+            indices, keep_in_memory=True
+        )
         tags = {}
         if labels is not None:
             tags["tags"] = (ListOf(Value("int64")), [labels[row] for row in indices])
         return typed_columns(
-            tokens=(ListOf(Value("string")), words[self.text_columns[0]][:]),
+            tokens=(ListOf(Value("string")), words[self.task.text_columns[0]][:]),
             **tags,
             example_id=(Value("int64"), indices),
         )
@@ -124,20 +108,17 @@ class TokenClassification(Task):
 
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
         """Number of words with each tag."""
-        counts = np.bincount(_gold_tags(rows), minlength=self.num_labels)
-        return dict(zip(self.known_label_names, counts.tolist(), strict=True))
+        counts = np.bincount(_gold_tags(rows), minlength=self.task.num_labels)
+        return dict(zip(self.task.known_label_names, counts.tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class TagHead(Head):
+    """Predictions are the tag of every token, (N, T)."""
 
     def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:
         """Pads with the tokenizer, and labels with -100."""
         return Collator(tokenizer, padding=DataCollatorForTokenClassification)
-
-    def head(self) -> dict[str, Any]:
-        """Number and names of the tags."""
-        return label_head(self.known_label_names)
-
-    def fit_outputs(self, config: Any) -> tuple[int, ...] | None:
-        """Matched by name if the model has the tags, else in the same order."""
-        return matched_outputs(config, self.name, self.known_label_names)
 
     def loss(self, outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
         """Cross entropy, a mean over the words of the batch."""
@@ -151,13 +132,23 @@ class TokenClassification(Task):
         """The most likely tag of every token."""
         return outputs["logits"].argmax(-1)
 
+
+@dataclass(frozen=True)
+class EntityScorer(Scorer):
+    """The statistics of a sentence are counts of words and entities; cut words are not scored."""
+
+    @property
+    def num_label_statistics(self) -> int:
+        """The number of words, and of entities."""
+        return 2
+
     def answers(self, predictions: np.ndarray, rows: Dataset) -> list[list[str | None]]:
         """The tags of every sentence, from rows without labels; None for words that were cut off.
 
         A word without a token, such as a control character alone, has None too.
         """
         return [
-            _tags_of_words(predicted, words, count, self.known_label_names)
+            _tags_of_words(predicted, words, count, self.task.known_label_names)
             for predicted, words, count in zip(
                 predictions, rows["words"][:], rows["num_words"][:], strict=True
             )
@@ -169,14 +160,14 @@ class TokenClassification(Task):
 
     def example_statistics(self, predictions: np.ndarray, rows: Dataset) -> np.ndarray:
         """(N, 5); the counts of entities are 0 unless the tags are BIO or similar."""
-        names = np.array(self.label_names)
+        names = np.array(self.task.label_names)
         counts = []
         for labels, predicted in zip(rows["labels"][:], predictions, strict=True):
             gold = np.asarray(labels)
             scored = gold != IGNORE_INDEX
             tags, gold = predicted[: len(gold)][scored].astype(int), gold[scored]
             entities, guesses = set[Any](), set[Any]()
-            if "f1" in self.metrics:
+            if "f1" in self.task.metrics:
                 entities, guesses = (set(get_entities(names[x].tolist())) for x in (gold, tags))
             right = int((gold == tags).sum()), len(guesses), len(entities & guesses)
             counts.append((len(gold), len(entities), *right))
@@ -191,12 +182,42 @@ class TokenClassification(Task):
             "recall": _share(right, entities),
             "accuracy": _share(right_words, words),
         }
-        return {name: values[name] for name in self.metrics}
+        return {name: values[name] for name in self.task.metrics}
 
     def baseline(self, rows: Dataset) -> float:
         """Accuracy of the most frequent tag; 0 for F1."""
         counts = np.bincount(_gold_tags(rows))
-        return 0.0 if self.main_metric == "f1" else _share(counts.max(), counts.sum())
+        return 0.0 if self.task.main_metric == "f1" else _share(counts.max(), counts.sum())
+
+
+@final
+@dataclass(frozen=True)
+class TokenClassification(Task):
+    """A tag for every word."""
+
+    task_type = "token-classification"
+    reader_class = WordReader
+    head_class = TagHead
+    scorer_class = EntityScorer
+    auto_model = AutoModelForTokenClassification
+    model_noun = "token classifier"
+    peft_type = "TOKEN_CLS"
+    hub_task = "token-classification"
+    label_types = ("text",)
+    usual_columns = {"text_columns": ["tokens"], "label_column": "tags"}
+    unsupported_parts = {
+        "calibration": "a sentence has many tags, and entities have no single probability",
+        "corruption": "corrupted words may no longer have their tags",
+        "substitution": "exchanged words may no longer have their tags",
+    }
+
+    text_columns: tuple[str, ...] = ("tokens",)
+    label_column: str = "tags"
+
+    def default_metrics(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
+        """Of entities and words where all tags are BIO or similar, else of words alone."""
+        entities = all(_ENTITY.fullmatch(name) for name in label_names)
+        return ("f1", "precision", "recall", "accuracy") if entities else ("accuracy",)
 
 
 def _encode(

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from smoothtune.data.columns import fingerprint
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.prepare import tokenized_examples
-from smoothtune.tasks.rows import sampled
+from smoothtune.tasks.splits import sampled
 
 
 def prepare_unlabeled(
@@ -81,11 +81,11 @@ def unlabeled_rows(
     Raises:
         DataError: a column is missing, or a row cannot be used.
     """
-    task.check_inputs(raw, where)
-    inputs = raw.select_columns(list(task.unlabeled_columns))
-    examples = task.select(inputs, np.arange(len(raw)) if rows is None else rows, None)
+    task.rows.check_inputs(raw, where)
+    inputs = raw.select_columns(list(task.rows.unlabeled_columns))
+    examples = task.rows.select(inputs, np.arange(len(raw)) if rows is None else rows, None)
     content = fingerprint(examples)
-    found = tokenized_examples(
+    tokens = tokenized_examples(
         examples, task, tokenizer, max_seq_length, content, vocab_size, where
     )
-    return found, content
+    return tokens, content

@@ -63,7 +63,7 @@ def measure(tune: Tune, console: Console) -> tuple[StepTimes | None, dict[str, s
         start = time.perf_counter() - began
         if model.num_parameters() > COST_MAX_PARAMETERS:
             return None, {}
-        rows, collate = inputs.prepared.train, inputs.task.collator(inputs.base.tokenizer)
+        rows, collate = inputs.prepared.train, inputs.task.head.collator(inputs.base.tokenizer)
         size = tune.run.per_device_train_batch_size
         chosen = np.random.default_rng(0).integers(len(rows), size=(STEPS, size))
         batches = [collate([rows[int(i)] for i in batch]) for batch in chosen]

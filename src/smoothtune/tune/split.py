@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import ClassLabel, Dataset, Value
@@ -23,9 +24,8 @@ from smoothtune.errors import DataError
 from smoothtune.models.load import load_base
 from smoothtune.study.inputs import data_at_hand
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.multi_label import MultiLabelClassification
+from smoothtune.tasks.class_lookup import is_numbered
 from smoothtune.tasks.prepare import prepare
-from smoothtune.tasks.token_classification import TokenClassification
 
 FEWEST = 4
 """Rows that are held out at least, and trained on at least."""
@@ -38,8 +38,8 @@ class TrainingRows:
     rows: Dataset
     texts: list[str]
     """(N,) what the model reads of each row."""
-    labels: list[str] | list[float] | None
-    """(N,) class or score of each row; None for other types of tasks."""
+    labels: np.ndarray | None
+    """(N,) int64 class or float32 score of each row; None for other types of tasks."""
     fingerprint: str
     """sha256, in hex, of the rows."""
     label_sets: np.ndarray | None = None
@@ -66,25 +66,27 @@ def training_rows(config: RunConfig) -> TrainingRows:
     )
     numbers = np.unique(prepared.train["example_id"][:])  # question answering has several windows
     rows = task.load_splits(source)["train"].select(numbers, keep_in_memory=True)
-    read = [column for column in prepared.task.unlabeled_columns if column in rows.column_names]
-    columns = (rows[column][:] for column in read)
+    reader = prepared.task.rows
+    columns = (rows[name][:] for name in reader.unlabeled_columns if name in rows.column_names)
     texts = [json.dumps(values, default=str) for values in zip(*columns, strict=True)]
-    labels = None
-    if prepared.task.task_type == "text-classification":
-        values = rows[task.label_column][:]
-        labels = [float(v) for v in values] if prepared.task.regression else list(map(str, values))
-    sets = None
-    if isinstance(prepared.task, MultiLabelClassification):
-        sets = prepared.task.check({"train": rows}, source)["train"]
-    elif isinstance(prepared.task, TokenClassification):
-        tags = prepared.task.check({"train": rows}, source)["train"]
-        sets = np.zeros((len(tags), prepared.task.num_labels), bool)
-        for row, ids in enumerate(tags):
-            sets[row, ids] = True
-    used = [column for column in prepared.task.columns if column in rows.column_names]
+    labels = reader.check({"train": rows}, source)["train"]
+    single = isinstance(labels, np.ndarray) and labels.ndim == 1
+    sets = None if single or labels is None else _label_sets(labels, prepared.task.num_labels)
+    used = [column for column in reader.columns if column in rows.column_names]
     content = json.dumps([[column, rows[column][:]] for column in used], default=str).encode()
     fingerprint = hashlib.sha256(content).hexdigest()
-    return TrainingRows(_numbers_named(rows, prepared.task), texts, labels, fingerprint, sets)
+    named = _numbers_named(rows, prepared.task)
+    return TrainingRows(named, texts, labels if single else None, fingerprint, sets)
+
+
+def _label_sets(labels: np.ndarray | list[list[int]], num_labels: int) -> np.ndarray:
+    """(N, L) which labels each row has, from such an array or from lists of classes."""
+    if isinstance(labels, np.ndarray):
+        return labels > 0
+    sets = np.zeros((len(labels), num_labels), bool)
+    for row, ids in enumerate(labels):
+        sets[row, ids] = True
+    return sets
 
 
 def _numbers_named(rows: Dataset, task: Task) -> Dataset:
@@ -93,7 +95,7 @@ def _numbers_named(rows: Dataset, task: Task) -> Dataset:
     Without names numbers must have no gaps, and a sample of the rows may lack some.
     """
     column = getattr(task, "label_column", "")
-    if column not in task.columns or column not in rows.column_names or not task.label_names:
+    if column not in task.rows.columns or column not in rows.column_names or not task.label_names:
         return rows
     feature = rows.features[column]
     item = getattr(feature, "feature", feature)
@@ -101,14 +103,14 @@ def _numbers_named(rows: Dataset, task: Task) -> Dataset:
         return rows
     values = rows[column][:]
     found = set(values if item is feature else (number for each in values for number in each))
-    if found == set(range(len(found))):
+    if found == set(range(len(found))) or not is_numbered(task.label_names):
         return rows
     named = ClassLabel(names=list(task.label_names))
     return rows.cast_column(column, named if item is feature else ListOf(named))
 
 
 def parts_of(
-    texts: Sequence[str], labels: Sequence[str] | Sequence[float] | None, count: int, seed: int
+    texts: Sequence[str], labels: Sequence[Any] | np.ndarray | None, count: int, seed: int
 ) -> np.ndarray:
     """(N,) the part, from 0, that each row is in.
 
@@ -169,12 +171,8 @@ def scored_rows(training: TrainingRows, parts: np.ndarray, held_out: int) -> np.
         DataError: there are too few rows.
     """
     out = parts == held_out
-    if (
-        isinstance(training.labels, list)
-        and training.labels
-        and isinstance(training.labels[0], str)
-    ):
-        labels = np.asarray(training.labels)
+    labels = training.labels
+    if labels is not None and np.issubdtype(labels.dtype, np.integer):
         out &= np.isin(labels, labels[~out])
     if training.label_sets is not None:
         absent = ~training.label_sets[~out].any(axis=0)

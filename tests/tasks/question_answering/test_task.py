@@ -78,8 +78,8 @@ def test_it_learns_and_the_folder_loads_with_transformers(tuned, data) -> None:
         pairs = [(start[s] + end[e], s, e) for s in range(len(words)) for e in range(s, len(words))]
         _, s, e = max(pairs)
         right += " ".join(words[s : e + 1]) == row["answers"][0]
-    predictions = SQUAD.predictions(_outputs(model, base, rows), rows)
-    statistics = SQUAD.example_statistics(predictions, rows)
+    predictions = SQUAD.head.predictions(_outputs(model, base, rows), rows)
+    statistics = SQUAD.scorer.example_statistics(predictions, rows)
     assert statistics[:, 0].sum() == right
     card = (folder / "README.md").read_text()
     assert "pipeline_tag: question-answering" in card
@@ -87,11 +87,11 @@ def test_it_learns_and_the_folder_loads_with_transformers(tuned, data) -> None:
 
 
 def _outputs(model, base, rows):
-    batch = SQUAD.collator(base.tokenizer)([rows[i] for i in range(len(rows))])
+    batch = SQUAD.head.collator(base.tokenizer)([rows[i] for i in range(len(rows))])
     names = {"input_ids", "attention_mask", "token_type_ids"}
     with torch.no_grad():
         found = model(**{name: batch[name] for name in names & set(batch)})
-    return {name: found[name].numpy() for name in SQUAD.outputs}
+    return {name: found[name].numpy() for name in SQUAD.head.outputs}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -122,8 +122,8 @@ def test_the_best_window_wins_and_equals_the_scores_of_squad(bert, tmp_path) -> 
     windows = prepared.validation
     assert len(windows) > len(rows)
     shape = len(windows), max(windows["length"])
-    outputs = {name: rng.normal(size=shape) for name in SQUAD.outputs}
-    predictions = task.predictions(outputs, windows)
+    outputs = {name: rng.normal(size=shape) for name in SQUAD.head.outputs}
+    predictions = task.head.predictions(outputs, windows)
     texts = {}
     for question in range(len(rows)):
         candidates = []
@@ -135,10 +135,10 @@ def test_the_best_window_wins_and_equals_the_scores_of_squad(bert, tmp_path) -> 
                     score += outputs["end_logits"][number, first + e]
                     candidates.append((score, row["context"][begin : row["offset_end"][e]]))
         texts[str(question)] = max(candidates)[1]
-    assert task.answers(predictions, windows) == list(texts.values())
+    assert task.scorer.answers(predictions, windows) == list(texts.values())
     answers = {str(i): row["answers"]["text"] for i, row in enumerate(rows)}
     expected = squad.squad_metrics(texts, answers)
-    found = task.scores(task.example_statistics(predictions, windows))
+    found = task.scorer.scores(task.scorer.example_statistics(predictions, windows))
     assert {name: 100 * value for name, value in found.items()} == pytest.approx(expected)
 
 
@@ -148,15 +148,15 @@ def test_no_answer_is_given_where_its_least_score_is_higher(bert, tmp_path) -> N
     task, prepared = prepared_rows(bert, tmp_path, rows, length=32, version_2_with_negative=True)
     windows = prepared.validation
     assert prepared.report.splits["train"].labels["no answer"] == 1
-    outputs = {name: np.zeros((3, max(windows["length"]))) for name in SQUAD.outputs}
+    outputs = {name: np.zeros((3, max(windows["length"]))) for name in SQUAD.head.outputs}
     outputs["start_logits"][:, 0] = [1.0, -1.0, 0.5]  # minus the best span's 0: 1, -1, 0.5
-    predictions = task.predictions(outputs, windows)
-    empty = [text == "" for text in task.answers(predictions, windows)]
+    predictions = task.head.predictions(outputs, windows)
+    empty = [text == "" for text in task.scorer.answers(predictions, windows)]
     assert empty == [True, False, True]
     higher = replace(task, null_score_diff_threshold=0.7)
-    empty = [text == "" for text in higher.answers(predictions, windows)]
+    empty = [text == "" for text in higher.scorer.answers(predictions, windows)]
     assert empty == [True, False, False]
-    assert task.example_statistics(predictions, windows)[0].tolist() == [1, 1]
+    assert task.scorer.example_statistics(predictions, windows)[0].tolist() == [1, 1]
 
 
 def test_the_baseline_is_the_best_constant_answer(bert, tmp_path) -> None:
@@ -165,7 +165,7 @@ def test_the_baseline_is_the_best_constant_answer(bert, tmp_path) -> None:
     _, prepared = prepared_rows(bert, tmp_path, rows)
     answers = [row["answers"]["text"][0] for row in rows]
     expected = max(answers.count(word) for word in set(answers)) / 12
-    assert SQUAD.baseline(prepared.validation) == pytest.approx(expected)
+    assert SQUAD.scorer.baseline(prepared.validation) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_a_missing_column_is_named(bert, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("options", "overrides", "message"),
     [
-        ({"task": "rte"}, ["doc_stride=8"], "doc_stride.*is for question answering"),
+        ({"task": "rte"}, ["doc_stride=8"], "doc_stride.*needs task_type: question-answering"),
         ({"task": "mine", "task_type": "question-answering"}, [], "data.*is missing"),
         ({"task": "squad", "unlabeled": "x"}, [], "unlabeled.*not with question-answering"),
         ({"task": "squad"}, ["choice_columns=[a]"], "needs task_type: multiple-choice"),

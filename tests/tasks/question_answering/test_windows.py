@@ -41,7 +41,7 @@ def examples(*rows):
 
 def windows(tokenizer, *rows, length=32, stride=2):
     task = QuestionAnswering("spans", doc_stride=stride)
-    return task.tokenize(examples(*rows), tokenizer, length, f"{rows} {stride}")
+    return task.rows.tokenize(examples(*rows), tokenizer, length, f"{rows} {stride}")
 
 
 def test_a_short_context_is_one_window(tokenizer) -> None:
@@ -144,7 +144,7 @@ def test_workers_give_the_same_rows(tokenizer, monkeypatch) -> None:
     rows = [("plot", CONTEXT, ["film"], [4]), ("film", CONTEXT, ["bad"], [44])] * 4
     task = QuestionAnswering("spans", doc_stride=2)
     alone, several = (
-        task.tokenize(examples(*rows), tokenizer, 9, f"workers {count}", count)
+        task.rows.tokenize(examples(*rows), tokenizer, 9, f"workers {count}", count)
         for count in (None, 2)
     )
     assert alone.to_dict() == several.to_dict()

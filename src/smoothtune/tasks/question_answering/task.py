@@ -14,10 +14,10 @@ from datasets import Sequence as ListOf
 from torch import Tensor
 from transformers import AutoModelForQuestionAnswering, PreTrainedTokenizerBase
 
-from smoothtune.data.collator import Collator
 from smoothtune.data.columns import rows_with_problems, typed_columns
 from smoothtune.data.tokenizing import Encoder
-from smoothtune.tasks.base import Collate, Task
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.head import Head
 from smoothtune.tasks.question_answering.spans import (
     END,
     LOG_PROBABILITY,
@@ -27,46 +27,24 @@ from smoothtune.tasks.question_answering.spans import (
 )
 from smoothtune.tasks.question_answering.squad import best_scores, normalize_answer
 from smoothtune.tasks.question_answering.windows import window_encoder
+from smoothtune.tasks.reader import Reader
+from smoothtune.tasks.scorer import Scorer
 
 DECODED_AT_ONCE = 1024  # windows: all pairs of starts and ends are held in memory
 
 
-@final
 @dataclass(frozen=True)
-class QuestionAnswering(Task):
-    """A row is a window of a context; predictions are the best span of each, see `best_spans`.
+class WindowReader(Reader):
+    """A row is a window of a context.
 
     Data is in the form of SQuAD: columns question, context, and answers with the lists text and
-    answer_start (in characters). Metrics are shares, 0 to 1.
+    answer_start (in characters).
     """
 
-    task_type = "question-answering"
-    auto_model = AutoModelForQuestionAnswering
-    model_noun = "question-answering model"
     input_columns = ("question", "context")
     when_too_long = "read in overlapping windows"
-    label_inputs = ("start_positions", "end_positions")
-    outputs = ("start_logits", "end_logits")
-    default_max_seq_length = 384
-    unsupported_parts = {
-        "corruption": "corrupting the context moves or destroys the answers",
-        "substitution": "exchanged words may be those of the answer",
-    }
 
-    text_columns: tuple[str, ...] = ("question", "context")
-    label_column: str = "answers"
-    label_names: tuple[str, ...] | None = ()
-    metrics: tuple[str, ...] = ("f1", "exact_match")
-    doc_stride: int = 128
-    """Tokens that two windows of one context share."""
-    n_best_size: int = 20
-    """Number of best start and end tokens that are combined."""
-    max_answer_length: int = 30
-    """Longest answer in tokens."""
-    version_2_with_negative: bool = False
-    """Whether questions may have no answer, as in SQuAD 2.0."""
-    null_score_diff_threshold: float = 0.0
-    """Predict no answer if its score is above the best answer's by more than this."""
+    task: QuestionAnswering
 
     def check_description(self) -> None:
         """The columns are those of SQuAD."""
@@ -76,17 +54,21 @@ class QuestionAnswering(Task):
                 "has them: rename yours, and name no columns"
             )
 
+    def label_names(self, train: Dataset, where: str) -> tuple[str, ...]:
+        """None: answers are spans."""
+        return ()
+
     def _check_rows(self, split: Dataset) -> tuple[None, list[str]]:
         """No labels; every answer must be found at its answer_start."""
         problems = self._input_problems(split)
-        return None, problems or _answer_problems(split, self.version_2_with_negative)
+        return None, problems or _answer_problems(split, self.task.version_2_with_negative)
 
     def select(self, raw: Dataset, indices: np.ndarray, labels: None) -> Dataset:
         """Columns question, context, answers (none if `raw` has none), answer_start, example_id."""
         given = [column for column in self.columns if column in raw.column_names]
         rows = raw.select_columns(given).select(indices, keep_in_memory=True)
         answers: list[dict[str, list]] = [{"text": [], "answer_start": []}] * len(rows)
-        if self.label_column in given:
+        if self.task.label_column in given:
             answers = rows["answers"][:]
         starts = [list(answer["answer_start"]) for answer in answers]
         return typed_columns(
@@ -101,7 +83,7 @@ class QuestionAnswering(Task):
         self, examples: Dataset, tokenizer: PreTrainedTokenizerBase, max_seq_length: int
     ) -> Encoder:
         """Overlapping windows of the contexts, see `window_encoder`."""
-        return window_encoder(examples, tokenizer, max_seq_length, self.doc_stride)
+        return window_encoder(examples, tokenizer, max_seq_length, self.task.doc_stride)
 
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
         """Windows, questions whose answer is in no window, and questions without answer."""
@@ -111,17 +93,26 @@ class QuestionAnswering(Task):
             "windows": len(rows),
             "answers outside every window": answerable - len(np.unique(ids[held])),
         }
-        if self.version_2_with_negative:
+        if self.task.version_2_with_negative:
             counts["no answer"] = len(examples) - answerable
         return counts
 
-    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:
-        """Pads with the tokenizer."""
-        return Collator(tokenizer, label_columns=self.label_inputs)
 
-    def head(self) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SpanHead(Head):
+    """Predictions are the best span of each window, see `best_spans`."""
+
+    label_inputs = ("start_positions", "end_positions")
+    outputs = ("start_logits", "end_logits")
+
+    task: QuestionAnswering
+
+    def config(self) -> dict[str, Any]:
         """Two outputs per token: start and end."""
         return {"num_labels": 2}
+
+    def fit_outputs(self, config: Any) -> None:
+        """All models have the same outputs."""
 
     def loss(self, outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
         """Mean cross entropy of start and end."""
@@ -141,11 +132,23 @@ class QuestionAnswering(Task):
                 outputs["start_logits"][part],
                 outputs["end_logits"][part],
                 rows[part],
-                n_best_size=self.n_best_size,
-                max_answer_length=self.max_answer_length,
+                n_best_size=self.task.n_best_size,
+                max_answer_length=self.task.max_answer_length,
             )
             parts.append(spans)
         return np.concatenate(parts)
+
+
+@dataclass(frozen=True)
+class SpanScorer(Scorer):
+    """The statistics of a question are its metrics, shares from 0 to 1."""
+
+    task: QuestionAnswering
+
+    @property
+    def num_label_statistics(self) -> int:
+        """None."""
+        return 0
 
     def example_ids(self, rows: Dataset) -> np.ndarray:
         """(E,) questions in the order of their first windows."""
@@ -165,8 +168,8 @@ class QuestionAnswering(Task):
         chosen, score, null = best_windows(predictions, np.asarray(rows["example_id"][:]))
         contexts, spans = rows.select_columns("context"), predictions[chosen]
         none = ~np.isfinite(score)
-        if self.version_2_with_negative:
-            none |= null - score > self.null_score_diff_threshold
+        if self.task.version_2_with_negative:
+            none |= null - score > self.task.null_score_diff_threshold
         return [
             ""
             if empty
@@ -194,6 +197,45 @@ class QuestionAnswering(Task):
         chosen, score, _ = best_windows(predictions, np.asarray(rows["example_id"][:]))
         probability = np.where(np.isfinite(score), np.exp(predictions[chosen, LOG_PROBABILITY]), 0)
         return probability, self.example_statistics(predictions, rows)[:, 0]
+
+
+@final
+@dataclass(frozen=True)
+class QuestionAnswering(Task):
+    """A span of a context answers a question."""
+
+    task_type = "question-answering"
+    reader_class = WindowReader
+    head_class = SpanHead
+    scorer_class = SpanScorer
+    auto_model = AutoModelForQuestionAnswering
+    model_noun = "question-answering model"
+    peft_type = "QUESTION_ANS"
+    hub_task = "question-answering"
+    default_max_seq_length = 384
+    similar_lengths = False
+    unsupported_parts = {
+        "corruption": "corrupting the context moves or destroys the answers",
+        "substitution": "exchanged words may be those of the answer",
+    }
+
+    text_columns: tuple[str, ...] = ("question", "context")
+    label_column: str = "answers"
+    label_names: tuple[str, ...] | None = ()
+    doc_stride: int = 128
+    """Tokens that two windows of one context share."""
+    n_best_size: int = 20
+    """Number of best start and end tokens that are combined."""
+    max_answer_length: int = 30
+    """Longest answer in tokens."""
+    version_2_with_negative: bool = False
+    """Whether questions may have no answer, as in SQuAD 2.0."""
+    null_score_diff_threshold: float = 0.0
+    """Predict no answer if its score is above the best answer's by more than this."""
+
+    def default_metrics(self, label_names: tuple[str, ...]) -> tuple[str, ...]:
+        """F1 and exact match, as in SQuAD."""
+        return ("f1", "exact_match")
 
 
 def _accepted(rows: Dataset) -> list[list[str]]:

@@ -92,7 +92,7 @@ def _validation_split(splits: Mapping[str, Dataset], task: Task, source: str | P
 def _same_texts(raw: Dataset, task: Task, rows: np.ndarray) -> np.ndarray:
     """All rows with the same texts as one of `rows`, including those."""
     if column_problem(raw, task.text_columns):
-        return rows  # `Task.check` reports the problem
+        return rows  # `Reader.check` reports the problem
     texts = np.zeros(len(raw), np.int64)
     for column in task.text_columns:
         values, numbers = distinct(stored_column(raw, column))

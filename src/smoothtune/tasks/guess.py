@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from functools import reduce
 from typing import Any
 
 from datasets import Dataset
 
-from smoothtune.data.guess_sets import answer_columns, list_column, separated_column
+from smoothtune.catalog import DEFAULT_TASK_TYPE
 from smoothtune.data.label_types import typed_by_cells
+from smoothtune.tasks.multi_label import MultiLabelClassification
+from smoothtune.tasks.presets import TASK_CLASSES
+from smoothtune.tasks.question_answering.task import QuestionAnswering
+from smoothtune.tasks.token_classification import TokenClassification
 
 LABEL_NAMES = ["label", "labels", "class", "category", "target", "sentiment", "score", "rating"]
 LABEL_NAMES += ["stars", "gold", "y", "klasse", "kategorie", "bewertung", "etikett"]
@@ -33,6 +37,9 @@ PAIRS = (
     ("query", "passage"),
 )
 MAX_CLASSES = 50
+MAX_LABELS = 50
+LABEL_SEPARATORS = ";|,/"
+"""Of labels within a text, as they are looked for."""
 _SAMPLE = 5000
 
 
@@ -84,7 +91,7 @@ def guess(
     alone = label if usual or label_column is not None else None
     rest = {name: column for name, column in values.items() if name not in texts}
     found = _several_labels(rest, texts, alone) if texts else None
-    found = found or Guess("text-classification", texts, label, _without(names, [*texts, label]))
+    found = found or Guess(DEFAULT_TASK_TYPE, texts, label, _without(names, [*texts, label]))
     if label_column is not None:
         return found
     used = {found.label_column, *found.label_columns, *texts}
@@ -92,18 +99,50 @@ def guess(
     return replace(found, rivals=rivals)
 
 
+def usual_fields(task_type: str) -> dict[str, Any]:
+    """Fields of a task on columns with their usual names."""
+    of_type = {} if task_type == DEFAULT_TASK_TYPE else {"task_type": task_type}
+    return of_type | dict(TASK_CLASSES[task_type].usual_columns)
+
+
+def likely_fields(found: Guess, task_type: str) -> Iterator[dict[str, Any]]:
+    """Fields of a task for every column that may be the label, and every way to read it."""
+    cls, usual = TASK_CLASSES[task_type], usual_fields(task_type)
+    names = {each.name for each in fields(cls)}
+    texts = {"text_columns": found.text_columns} if found.text_columns else {}
+    if not cls.one_sequence:
+        yield usual | (texts if task_type == found.task_type else {})
+        return
+    labels: list[dict[str, Any]] = []
+    if found.label_column:
+        labels.append({"label_column": found.label_column})
+    if found.label_separator and "label_separator" in names:
+        labels[0] |= {"label_separator": found.label_separator}
+    if found.label_columns and "label_columns" in names:
+        usual.pop("label_column")
+        labels = [{"label_columns": found.label_columns}]
+    labels += [{"label_column": rival} for rival in found.rivals]
+    ways: list[dict[str, Any]] = [{}, {"drop_missing": True}]
+    typed = [{"label_type": x} | way for x in ("text", "integer") for way in ways]
+    ways += [{"merge_labels": True}] * bool(cls.label_types)
+    ways += typed * ("integer" in cls.label_types)
+    for label in labels or [{}]:
+        for way in ways:
+            yield usual | texts | label | way
+
+
 def _not_of_texts(rows: Dataset) -> Guess | None:
     """A guess where the columns are those of question answering or token classification."""
     names = rows.column_names
     if {"question", "context", "answers"} <= set(names):
         used = ["question", "context", "answers"]
-        return Guess("question-answering", others=_without(names, used))
+        return Guess(QuestionAnswering.task_type, others=_without(names, used))
     values = {name: rows[name][:_SAMPLE] for name in names}
     lists = [name for name in names if any(isinstance(value, list) for value in values[name])]
     if "tokens" in lists and len(lists) > 1:
         tags = "tags" if "tags" in lists else next(name for name in lists if name != "tokens")
         others = _without(names, ["tokens", tags])
-        return Guess("token-classification", ["tokens"], tags, others)
+        return Guess(TokenClassification.task_type, ["tokens"], tags, others)
     return None
 
 
@@ -117,15 +156,15 @@ def _several_labels(
         texts: the text columns.
         label: a column with a usual name of labels; no other one is then looked at.
     """
-    task_type, looked_at = "multi-label-classification", values
+    task_type, looked_at = MultiLabelClassification.task_type, values
     if label is not None:
         looked_at = {label: values[label]}
-    if column := list_column(looked_at, LABEL_NAMES):
+    if column := _list_column(looked_at):
         return Guess(task_type, texts, column, _without(values, [column]))
-    if found := separated_column(looked_at):
+    if found := _separated_column(looked_at):
         column, separator = found
         return Guess(task_type, texts, column, _without(values, [column]), separator)
-    if columns := answer_columns(looked_at):
+    if columns := _answer_columns(looked_at):
         return Guess(task_type, texts, None, _without(values, columns), None, columns)
     return None
 
@@ -189,3 +228,47 @@ def _distinct(column: Iterable[Any]) -> Counter[str]:
 
 def _without(names: Iterable[str], used: Iterable[str | None]) -> list[str]:
     return [name for name in names if name not in set(used)]
+
+
+def _list_column(values: Mapping[str, Sequence[Any]]) -> str | None:
+    """A column of lists of labels, one with a usual name before others."""
+    found = [
+        name
+        for name, column in values.items()
+        if any(isinstance(value, list) for value in column)
+        and _seem_labels([value if isinstance(value, list) else [] for value in column])
+    ]
+    named = [name for name in found if name.strip().lower() in LABEL_NAMES]
+    return next(iter(named or found), None)
+
+
+def _separated_column(values: Mapping[str, Sequence[Any]]) -> tuple[str, str] | None:
+    """A column of texts that hold several labels, and what separates these."""
+    for name, column in values.items():
+        if not all(isinstance(value, str | None) for value in column):
+            continue
+        for separator in LABEL_SEPARATORS:
+            cells = [(value or "").split(separator) for value in column]
+            if _seem_labels([[x.strip() for x in cell if x.strip()] for cell in cells]):
+                return name, separator
+    return None
+
+
+def _answer_columns(values: Mapping[str, Sequence[Any]]) -> list[str]:
+    """The columns of 0 and 1, if there are several."""
+    found = [name for name, column in values.items() if set(map(_plain, column)) == {"0", "1"}]
+    return found if len(found) > 1 else []
+
+
+def _plain(value: Any) -> str:
+    return str(int(value)) if isinstance(value, bool) or value in (0.0, 1.0) else str(value)
+
+
+def _seem_labels(rows: Sequence[Sequence[Any]]) -> bool:
+    """Few labels that come again and again, in rows that have more or fewer of them."""
+    if not all(isinstance(label, str | int) for row in rows for label in row):
+        return False
+    counts = Counter(label for row in rows for label in row)
+    sizes = {len(row) for row in rows}
+    many = counts.total() >= 2 * len(counts)
+    return 2 <= len(counts) <= MAX_LABELS and many and len(sizes) > 1 and max(sizes) > 1

@@ -54,12 +54,12 @@ class Tokenize:
         return kept | encoded
 
 
-def few_are_read(rows_read: int | None, rows: int) -> bool:
+def should_tokenize_lazily(rows_read: int | None, rows: int) -> bool:
     """Whether tokenizing all rows would be most of the work."""
     return rows_read is not None and rows >= MIN_CACHED_ROWS and rows_read <= FEW * rows
 
 
-def rows_when_read(
+def lazily_tokenized(
     examples: Dataset,
     encoder: Encoder,
     tokenizer: PreTrainedTokenizerBase,

@@ -8,11 +8,11 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from helpers.hub_server import WORDS, make_tokenizer
-from smoothtune.data import when_read
+from smoothtune.data import lazy_tokenizing
 from smoothtune.data.arrow import numbers
 from smoothtune.data.columns import fingerprint, select_texts
+from smoothtune.data.lazy_tokenizing import lazily_tokenized, should_tokenize_lazily
 from smoothtune.data.tokenizing import encoded_rows, text_encoder
-from smoothtune.data.when_read import few_are_read, rows_when_read
 from smoothtune.errors import DataError
 
 TEXTS = [
@@ -55,7 +55,7 @@ def prepared(
     examples = select_texts(raw, ["text", "other"] if pair else ["text"], LABELS[::-1], LABELS)
     encoder = text_encoder(examples, tokenizer, 8)
     given = {"vocab_size": None, "where": "rows.csv"} | options
-    found = rows_when_read(examples, encoder, tokenizer, 8, **given)
+    found = lazily_tokenized(examples, encoder, tokenizer, 8, **given)
     return found, encoded_rows(examples, encoder, tokenizer, fingerprint(examples))
 
 
@@ -70,7 +70,7 @@ def test_rows_are_those_of_tokenizing_at_once(pair: bool) -> None:
 
 
 def test_blanks_that_belong_to_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(when_read, "CHECKED", 1)  # it does not depend on what is checked
+    monkeypatch.setattr(lazy_tokenizing, "CHECKED", 1)  # it does not depend on what is checked
     found, expected = prepared(byte_level())
     assert found is not None
     assert list(found) == expected.to_list()
@@ -81,7 +81,7 @@ def test_tokens_of_several_words_are_tokenized_at_once() -> None:
 
 
 def test_no_rows_are_tokenized_before_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(when_read, "CHECKED", 1)
+    monkeypatch.setattr(lazy_tokenizing, "CHECKED", 1)
     tokenizer, calls = make_tokenizer(), []
     raw = Dataset.from_dict({"text": [f"the cat {'sat ' * (row % 3)}" for row in range(500)]})
     examples = select_texts(raw, ["text"], np.arange(500))
@@ -93,7 +93,7 @@ def test_no_rows_are_tokenized_before_they_are_read(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr(type(tokenizer), "__call__", counted)
     encoder = text_encoder(examples, tokenizer, 8)
-    rows = rows_when_read(examples, encoder, tokenizer, 8, vocab_size=None, where="")
+    rows = lazily_tokenized(examples, encoder, tokenizer, 8, vocab_size=None, where="")
     assert rows is not None
     assert len(calls) < 10
     assert len(rows[[7, 9]]["input_ids"]) == 2
@@ -118,4 +118,4 @@ def test_rows_can_be_sent_to_other_processes() -> None:
     [(None, 10**6, False), (2000, 20_000, True), (2001, 20_000, False), (1, 19_999, False)],
 )
 def test_few_of_many(rows_read: int | None, rows: int, few: bool) -> None:
-    assert few_are_read(rows_read, rows) == few
+    assert should_tokenize_lazily(rows_read, rows) == few

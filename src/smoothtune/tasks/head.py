@@ -1,0 +1,138 @@
+"""The second part of a task: from rows of tokens to a model's loss and predictions."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+import numpy as np
+from datasets import Dataset
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from smoothtune.data.collator import Collator
+from smoothtune.errors import ModelError
+from smoothtune.tasks.class_lookup import is_numbered
+
+if TYPE_CHECKING:
+    from smoothtune.tasks.base import Task
+
+Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]
+ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
+"""transformers' names of what logits mean: a score, a softmax, or a sigmoid of each."""
+
+
+@dataclass(frozen=True)
+class Head(ABC):
+    """The head of a model: its configuration, batches, loss and predictions."""
+
+    label_inputs: ClassVar[tuple[str, ...]] = ("labels",)
+    """Inputs of the model that are labels."""
+    outputs: ClassVar[tuple[str, ...]] = ("logits",)
+    """Names of the model's first outputs after the loss."""
+    problem_type: ClassVar[ProblemType | None] = None
+    """What predictions (N, W) are logits of; None: they are no logits of examples."""
+
+    task: Task
+
+    def config(self) -> dict[str, Any]:
+        """Fields of the model's configuration that depend on the task."""
+        return label_config(self.task.known_label_names)
+
+    def fit_outputs(self, config: Any) -> tuple[int, ...] | None:
+        """The index of the output of every label in a fine-tuned model; None: the same order.
+
+        They are matched by name if the model has the task's labels.
+
+        Raises:
+            ValueError: the model has other outputs than the task needs.
+        """
+        return matched_outputs(config, self.task.name, self.task.known_label_names)
+
+    def collator(self, tokenizer: PreTrainedTokenizerBase) -> Collate:
+        """A function from rows to a batch of tensors (B, ...), padded to the longest row."""
+        return Collator(tokenizer, label_columns=self.label_inputs)
+
+    @abstractmethod
+    def loss(self, outputs: Mapping[str, Tensor], batch: Mapping[str, Tensor]) -> Tensor:
+        """() mean loss over a batch with labels."""
+
+    def predictions(self, outputs: Mapping[str, np.ndarray], rows: Dataset) -> np.ndarray:
+        """Predictions (N, W), an entry per row, from the model's outputs on these rows.
+
+        Args:
+            outputs: arrays (N, ...) by the model's names; padding, if any, is at the end.
+            rows: the rows.
+        """
+        return outputs["logits"]
+
+    def prediction_width(self, rows: Dataset) -> int:
+        """W of `predictions`."""
+        return self.task.num_labels
+
+
+def label_config(names: Sequence[str]) -> dict[str, Any]:
+    """Number and names of the labels as fields of a model's configuration."""
+    return {
+        "num_labels": len(names),
+        "id2label": dict(enumerate(names)),
+        "label2id": {name: index for index, name in enumerate(names)},
+    }
+
+
+def output_names(config: Any) -> tuple[str, ...]:
+    """Names of a model's outputs, in order.
+
+    Raises:
+        ModelError: two outputs have one name, or `label2id` numbers them otherwise than `id2label`.
+    """
+    names = tuple(str(config.id2label[index]) for index in range(config.num_labels))
+    numbers = config.label2id or {}
+    if len(set(names)) < len(names) or any(numbers.get(x, i) != i for i, x in enumerate(names)):
+        raise ModelError(
+            f"id2label and label2id of the model do not agree ({config.id2label}, {numbers}), so "
+            "its outputs have no sure names; mend them in its config.json"
+        )
+    return names
+
+
+def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, ...] | None:
+    """Which output of a model belongs to each label of a task; None: the same order.
+
+    Args:
+        config: the model's.
+        task: name of the task, for the error.
+        names: of its labels; none for regression.
+
+    Raises:
+        ValueError: the model has another number of outputs, or other names for them that do not
+            belong to the labels in their order.
+    """
+    needed, label2id = len(names) or 1, config.label2id or {}
+    if config.num_labels != needed:
+        outputs, labels = ", ".join(list(label2id)[:20]), ", ".join(names[:20])
+        told = f" (the outputs are {outputs}, the labels {labels})" if names and outputs else ""
+        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {needed}{told}")
+    if set(label2id) != set(names):
+        _refuse_other_names(label2id, names)
+        return None
+    order = tuple(label2id[name] for name in names)
+    return None if order == tuple(range(len(order))) else order
+
+
+def _refuse_other_names(label2id: Mapping[str, int], names: Sequence[str]) -> None:
+    """Refuse labels whose order is not that of a model's outputs, which have other names.
+
+    Raises:
+        ValueError: both have a name, at another place; or numbers are names of one of them.
+    """
+    moved = [name for i, name in enumerate(names) if label2id.get(name, i) != i]
+    outputs = sorted(label2id, key=lambda name: label2id[name])
+    if moved or (names and not (is_numbered(names) and is_numbered(outputs))):
+        raise ValueError(
+            f"has the outputs {', '.join(outputs[:20])}, and the labels are "
+            f"{', '.join(names[:20])}: write the labels with the names of the outputs, or "
+            "as their numbers from 0"
+        )
