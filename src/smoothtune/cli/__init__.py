@@ -35,7 +35,7 @@ COMMANDS = {
         "Evaluate any fine-tuned model; finished parts are kept. Unset options are as in training.",
     ),
     "predict": (
-        "predict",
+        "evaluate",
         "Predict the rows of a file without labels; they are written with a column prediction.",
     ),
     "report": (
@@ -47,7 +47,7 @@ COMMANDS = {
         "Compare methods over tasks and seeds; the same command resumes a stopped study.",
     ),
     "reproduce": (
-        "reproduce",
+        "study",
         "Run what a table or figure of a paper needs and draw it beside the printed numbers.",
     ),
     "effect": (

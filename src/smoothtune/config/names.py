@@ -1,6 +1,6 @@
-"""Checks that need no torch: names of methods, tasks and fields, their types, and combinations.
+"""Checks of a run beyond its fields' types: methods, task, and what needs or excludes what.
 
-What the methods' own classes check is in `smoothtune.config.checks`.
+All but `check_methods`, which asks the methods' classes, need no torch.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from smoothtune import catalog
 from smoothtune.config.draft import Draft, message_of
 from smoothtune.config.fields import SpanFields
-from smoothtune.errors import Location, former_name, unknown
+from smoothtune.errors import Location, unknown
 
 BEST = ("load_best_model_at_end", "early_stopping_patience")
 AUTO = "auto"
@@ -54,31 +54,56 @@ def name_methods(draft: Draft) -> None:
 
 
 def check_names(draft: Draft) -> None:
-    """Report unknown methods, and fields of methods that are unknown or of the wrong type."""
+    """Report unknown methods and fields of methods; `check_methods` looks at the values."""
     name_methods(draft)
     for name, fields in draft.values["methods"].items():
         if name == AUTO:
             message = "tunes first, which only `smoothtune train` does, and it stands alone"
             draft.report(("methods", name), message)
-            continue
-        if catalog.is_of_others(name):
-            continue
-        if name not in catalog.known_methods():
-            known = [*catalog.known_methods(), *catalog.offered_methods()]
-            draft.report(("methods", name), unknown("method", name, known))
-            continue
-        former, model = catalog.former_names(name), catalog.fields_model(name)
-        for field in former.keys() & fields.keys():
-            draft.report(("methods", name, field), former_name(field, former[field]))
-        try:
-            model(**{former.get(field, field): value for field, value in fields.items()})
-        except ValidationError as error:
-            for detail in error.errors():
-                listed = f"the list of `smoothtune methods {name}`"
-                message = message_of(detail, list(model.model_fields), listed)
-                draft.report(("methods", name, *detail["loc"]), message)
+        elif name in catalog.known_methods():
+            names, listed = catalog.field_names(name), f"the list of `smoothtune methods {name}`"
+            for field in fields.keys() - set(names):
+                message = unknown("field", str(field), names, listed)
+                draft.report(("methods", name, field), message)
+        elif not catalog.is_of_others(name):
+            names = [*catalog.known_methods(), *catalog.offered_methods()]
+            draft.report(("methods", name), unknown("method", name, names))
     if not draft.values["methods"] and not draft.problems:
         draft.report(("methods",), "is empty; for plain fine-tuning leave it out or write plain")
+
+
+def check_methods(draft: Draft) -> None:
+    """Let the class of every method validate its fields, and fill in its defaults.
+
+    Raises:
+        ConfigError: with all problems found so far.
+    """
+    check_names(draft)
+    draft.stop_at_problems()
+    from smoothtune.methods.find import find_method  # imports torch
+
+    for name, fields in draft.values["methods"].items():
+        try:
+            cls = find_method(name)
+            settings = TypeAdapter(cls).validate_python(fields).settings()
+            draft.values["methods"][name] = plain_data(settings)
+        except ValidationError as error:
+            choices = list(cls.__pydantic_fields__)  # type: ignore[attr-defined]
+            for detail in error.errors():
+                message = message_of(detail, choices, f"the list of `smoothtune methods {name}`")
+                draft.report(("methods", name, *detail["loc"]), message)
+        except ValueError as error:
+            draft.report(("methods", name), str(error))
+    draft.stop_at_problems()
+
+
+def plain_data(value: Any) -> Any:
+    """Tuples as lists, as YAML and JSON have them, so that a configuration round-trips."""
+    if isinstance(value, Mapping):
+        return {key: plain_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_data(item) for item in value]
+    return value
 
 
 MULTI_LABEL = "multi-label-classification"
@@ -122,70 +147,63 @@ def check_task(draft: Draft) -> None:
         task_type == "text-classification" or task is None or task not in known
     ):
         draft.report(("data",), "is missing: a hub id, a folder or a file")
-    for name in SpanFields.model_fields:
-        if values.get(name) is not None and task_type != "question-answering":
-            draft.report((name,), f"is for question answering, and the task is {task_type}")
-    if values.get("choice_columns") is not None and task_type != "multiple-choice":
-        draft.report(("choice_columns",), "needs task_type: multiple-choice")
-    if values.get("unlabeled") is not None and task_type not in OF_TEXTS:
-        draft.report(("unlabeled",), f"works with text classification, not with {task_type}")
-    for name in ("merge_labels", "label_type"):
-        if values.get(name) is not None and task_type not in (*OF_TEXTS, "token-classification"):
-            draft.report((name,), f"works with classification, not with {task_type}")
-    label_type = values.get("label_type")
-    if label_type not in (None, "text") and task_type != "text-classification":
-        draft.report(("label_type",), f"must be text, or left out, with {task_type}")
-    for name in ("label_separator", "label_columns"):
-        if values.get(name) is not None and task_type != MULTI_LABEL:
-            draft.report((name,), f"needs task_type: {MULTI_LABEL}")
-    for name in ("label_column", "label_separator", "merge_labels", "label_type"):
-        if values.get(name) is not None and values.get("label_columns") is not None:
-            draft.report((name,), "cannot stand beside label_columns; leave one of them out")
+    of_texts, of_classes = task_type in OF_TEXTS, task_type in (*OF_TEXTS, "token-classification")
+    spans, told = SpanFields.model_fields, f"and the task is {task_type}"
+    draft.refuse_unless(
+        task_type == "question-answering", f"is for question answering, {told}", *spans
+    )
+    needs = "needs task_type: multiple-choice"
+    draft.refuse_unless(task_type == "multiple-choice", needs, "choice_columns")
+    message = f"works with text classification, not with {task_type}"
+    draft.refuse_unless(of_texts, message, "unlabeled", "class_weights")
+    message = f"works with classification, not with {task_type}"
+    draft.refuse_unless(of_classes, message, "merge_labels", "label_type")
+    as_text = task_type == "text-classification" or values.get("label_type") == "text"
+    draft.refuse_unless(as_text, f"must be text, or left out, with {task_type}", "label_type")
+    several = task_type == MULTI_LABEL
+    needs = f"needs task_type: {MULTI_LABEL}"
+    draft.refuse_unless(several, needs, "label_separator", "label_columns")
+    message = "replaces one class by another, and a row has several labels: leave it out"
+    draft.refuse_unless(not several, message, "label_noise")
+    message = "cannot stand beside label_columns; leave one of them out"
+    of_labels = ("label_column", "label_separator", "merge_labels", "label_type")
+    draft.refuse_unless(values.get("label_columns") is None, message, *of_labels)
 
 
 def check_combinations(draft: Draft) -> None:
     """Report fields that need or exclude one another."""
     values = draft.values
-    if values.get("unlabeled") is not None and set(values["methods"]) <= {"plain"}:
-        draft.report(("unlabeled",), "needs a method that works without labels")
-    if values.get("merge_adapter") and values.get("lora") is None:
-        draft.report(("merge_adapter",), "needs lora")
-    if values.get("frozen_weights", "float32") != "float32":
-        if values.get("lora") is None:
-            draft.report(("frozen_weights",), "needs lora, as other weights are not frozen")
-        if not values.get("bf16"):
-            draft.report(("frozen_weights",), "needs bf16: true, which what is trained computes in")
-        if values.get("merge_adapter"):
-            message = "would round the adapters to the frozen weights: leave it out"
-            draft.report(("merge_adapter",), message)
-    if values.get("from_scratch") and values.get("lora") is not None:
-        message = "trains all weights, as there are none to adapt: leave lora out"
-        draft.report(("from_scratch",), message)
-    watched = [name for name in BEST if values.get(name)]
-    strategy = values.get("eval_strategy", "epoch")
-    for name in watched:
-        if strategy == "no":
-            draft.report((name,), "needs evaluations in training: eval_strategy: epoch or steps")
-    if not watched:
-        for name in ("metric_for_best_model", "greater_is_better", "early_stopping_threshold"):
-            if values.get(name):
-                draft.report((name,), f"needs {' or '.join(BEST)}")
-    if values.get("load_best_model_at_end"):
-        if values.get("save_strategy", "no") not in ("no", strategy):
-            message = f"must be {strategy} with load_best_model_at_end; leave it out"
-            draft.report(("save_strategy",), message)
-        if values.get("lora") is not None:
-            draft.report(("load_best_model_at_end",), "is not verified with lora; leave it out")
-    if values.get("class_weights") is not None and task_type_of(values) not in OF_TEXTS:
-        message = f"works with text classification, not with {task_type_of(values)}"
-        draft.report(("class_weights",), message)
-    for name in ("hub_model_id", "hub_private_repo"):
-        if values.get(name) is not None and not values.get("push_to_hub"):
-            draft.report((name,), "needs push_to_hub")
-    if values.get("label_noise") and task_type_of(values) == MULTI_LABEL:
-        message = "replaces one class by another, and a row has several labels: leave it out"
-        draft.report(("label_noise",), message)
-    clips = clipping_methods(values["methods"])
-    if clips and values.get("max_grad_norm"):
+    methods = values["methods"]
+    message = "needs a method that works without labels"
+    draft.refuse_unless(not set(methods) <= {"plain"}, message, "unlabeled")
+    if clips := clipping_methods(methods):
         message = f"must be 0 with {clips[0]}, which clips gradients itself; leave it out"
-        draft.report(("max_grad_norm",), message)
+        draft.refuse_unless(False, message, "max_grad_norm")
+
+    lora = values.get("lora") is not None
+    draft.refuse_unless(lora, "needs lora", "merge_adapter")
+    message = "trains all weights, as there are none to adapt: leave lora out"
+    draft.refuse_unless(not lora, message, "from_scratch")
+    draft.refuse_unless(
+        not lora, "is not verified with lora; leave it out", "load_best_model_at_end"
+    )
+    if values.get("frozen_weights", "float32") != "float32":
+        message = "needs lora, as other weights are not frozen"
+        draft.refuse_unless(lora, message, "frozen_weights")
+        message = "needs bf16: true, which what is trained computes in"
+        draft.refuse_unless(bool(values.get("bf16")), message, "frozen_weights")
+        message = "would round the adapters to the frozen weights: leave it out"
+        draft.refuse_unless(False, message, "merge_adapter")
+
+    strategy = values.get("eval_strategy", "epoch")
+    message = "needs evaluations in training: eval_strategy: epoch or steps"
+    draft.refuse_unless(strategy != "no", message, *BEST)
+    watched = any(values.get(name) for name in BEST)
+    scores = ("metric_for_best_model", "greater_is_better", "early_stopping_threshold")
+    draft.refuse_unless(watched, f"needs {' or '.join(BEST)}", *scores)
+    if values.get("load_best_model_at_end"):
+        saved = values.get("save_strategy", "no") in ("no", strategy)
+        message = f"must be {strategy} with load_best_model_at_end; leave it out"
+        draft.refuse_unless(saved, message, "save_strategy")
+    pushed = bool(values.get("push_to_hub"))
+    draft.refuse_unless(pushed, "needs push_to_hub", "hub_model_id", "hub_private_repo")

@@ -11,6 +11,7 @@ from pydantic import TypeAdapter, field_validator, model_validator
 from smoothtune.config.draft import Draft
 from smoothtune.config.names import (
     check_combinations,
+    check_methods,
     check_names,
     check_task,
     clipping_methods,
@@ -40,13 +41,10 @@ class RunConfig(RunFields):
     @field_validator("methods", mode="before")
     @classmethod
     def _complete_methods(cls, value: Any) -> Any:
-        from smoothtune.config.checks import check_methods
-
         draft = Draft()
         draft.put("methods", value, "")
         try:
             check_methods(draft)
-            draft.stop_at_problems()
         except ConfigError as error:
             raise ValueError("; ".join(map(str, error.problems))) from error
         return draft.values["methods"]
@@ -111,13 +109,8 @@ def load_config(
         ConfigError: with all problems, each with file, line and field.
     """
     draft = read_config(file, overrides, options, methods)
-    from smoothtune.config.checks import check_methods
-
     check_methods(draft)
-    draft.stop_at_problems()
-    config = draft.validated(RunConfig)
-    draft.stop_at_problems()
-    return config
+    return draft.validated(RunConfig)
 
 
 def read_config(

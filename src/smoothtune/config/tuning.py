@@ -17,6 +17,7 @@ from smoothtune.config.names import (
     BEST,
     TUNE,
     check_combinations,
+    check_methods,
     check_names,
     check_task,
     name_methods,
@@ -215,17 +216,12 @@ def _tune(draft: Draft, found: Mapping[str, Any]) -> Tune:
     """A search from the fields of its run and its own settings."""
     if draft.values.get("max_steps", -1) != -1:
         draft.report(("max_steps",), "does not go with a search over epochs; leave it out")
-    for name in UNLABELED:
-        if name in draft.values:
-            draft.report((name,), "does not work with a search yet; leave it out")
-    for name in BEST:
-        if draft.values.get(name):
-            message = (
-                "would choose a checkpoint by the rows that a trial is scored on; leave it out"
-            )
-            draft.report((name,), message)
-    if draft.values.get("label_noise"):
-        draft.report(("label_noise",), "would spoil the labels that are searched on; leave it out")
+    message = "does not work with a search yet; leave it out"
+    draft.refuse_unless(False, message, *UNLABELED)
+    message = "would choose a checkpoint by the rows that a trial is scored on; leave it out"
+    draft.refuse_unless(False, message, *BEST)
+    message = "would spoil the labels that are searched on; leave it out"
+    draft.refuse_unless(False, message, "label_noise")
     chosen = "methods" in draft.values
     if not chosen:
         draft.values["methods"] = list(DEFAULT_METHODS)
@@ -240,9 +236,7 @@ def _tune(draft: Draft, found: Mapping[str, Any]) -> Tune:
         check_combinations(draft)
     settings = draft.validated(TuneSettings, found)
     draft.stop_at_problems()
-    from smoothtune.config.checks import check_methods
-
-    check_methods(draft)  # across the fields of each
+    check_methods(draft)
     draft.values["methods"] = {PLAIN: {}}
     run = draft.validated(RunConfig)
     draft.stop_at_problems()

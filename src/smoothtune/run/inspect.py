@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
-from smoothtune.console import quiet, say
+from smoothtune.console import say
 from smoothtune.core.objective import Objective
 from smoothtune.core.support import refuse
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import ConfigError, DataError, ModelError, OutputError, counted
-from smoothtune.models.checks import only_model_errors
 from smoothtune.models.load import (
     check_weights_exist,
     check_weights_fit,
+    empty_classifier,
     load_base,
     refuse_adapter,
 )
@@ -112,13 +111,7 @@ def empty_model(config: RunConfig, inputs: Inputs) -> Any:
         stored_as(config.frozen_weights, [])
         if not config.allow_new_weights:
             check_weights_fit(base, task)
-    described = base.config.__class__.from_dict(base.config.to_dict() | task.head())
-    with (
-        only_model_errors(f"the model {base.source} cannot be made"),
-        torch.device("meta"),
-        quiet(),
-    ):
-        model = task.auto_model.from_config(described, trust_remote_code=base.trust_remote_code)
+    model = empty_classifier(base, task)
     check_rows(model, inputs)
     return model
 

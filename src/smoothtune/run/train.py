@@ -30,6 +30,7 @@ from smoothtune.run.callbacks import (
     StopOnSignal,
     Stopwatch,
 )
+from smoothtune.run.cost import step_cost
 from smoothtune.run.failures import naming_memory, writing
 from smoothtune.run.hub import push
 from smoothtune.run.inputs import Inputs, prepare_model, read_inputs
@@ -48,18 +49,13 @@ from smoothtune.run.shards import whole_weights
 from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import (
     RunTrainer,
-    as_config_error,
     build_trainer,
     evaluate,
     some_examples,
 )
 from smoothtune.tasks.prepare import Prepared
 from smoothtune.trainer.manifest import Found, is_committed
-from smoothtune.trainer.step_cost import StepCost, measure_step_cost
 from smoothtune.trainer.trainer import save_checkpoint
-
-COST_MAX_PARAMETERS = 400_000_000
-"""Larger models are not copied to measure the cost of a step."""
 
 
 @dataclass
@@ -219,45 +215,6 @@ def fit(
     weights = whole_weights(trainer)
     model = merged(model) if config.merge_adapter else model
     return Trained(inputs.base, inputs.prepared, model, predictions, result, weights)
-
-
-def step_cost(
-    config: RunConfig, inputs: Inputs, model: PreTrainedModel, console: Console
-) -> StepCost | None:
-    """Measure and print the cost of a step relative to plain fine-tuning.
-
-    Raises:
-        ConfigError: the methods do not fit the model.
-    """
-    count, rows = config.cost_steps, inputs.prepared.train
-    if not count or list(config.methods) == ["plain"]:
-        return None
-    if config.frozen_weights != "float32":  # its plain updates need autocast
-        say(console, f"cost of a step not measured with frozen_weights: {config.frozen_weights}")
-        return None
-    if config.torch_compile:
-        say(console, "cost of a step not measured with torch_compile: copies would be compiled too")
-        return None
-    if model.num_parameters() > COST_MAX_PARAMETERS:
-        say(console, "cost of a step not measured: that needs two copies of this large model")
-        return None
-    chosen = np.random.default_rng(0).integers(
-        len(rows), size=(count, config.per_device_train_batch_size)
-    )
-    collate = inputs.task.collator(inputs.base.tokenizer)
-    batches = [collate([rows[int(i)] for i in batch]) for batch in chosen]
-    regularizers = config.regularizers()
-    with as_config_error():
-        for regularizer in regularizers:
-            regularizer.read_training_rows(rows, inputs.base.tokenizer)
-        cost = measure_step_cost(model, regularizers, batches)
-    on_top = "" if config.unlabeled is None else "; unlabeled batches, as many again, come on top"
-    say(
-        console,
-        f"a step with {' + '.join(config.methods)} costs {cost.ratio:.2f} times a plain step "
-        f"({cost.seconds:.3g} s and {cost.plain_seconds:.3g} s, medians of {count}){on_top}",
-    )
-    return cost
 
 
 def train_to_the_end(
