@@ -64,9 +64,9 @@ def known_methods() -> list[str]:
 
 def described(name: str) -> MethodDescription:
     """The description of a method of this package; KeyError if there is none."""
-    found = dict(_catalog()["methods"][name]["description"])
-    fields = [FieldDescription(**field) for field in found.pop("fields")]
-    return MethodDescription(fields=fields, **found)
+    description = dict(_catalog()["methods"][name]["description"])
+    fields = [FieldDescription(**field) for field in description.pop("fields")]
+    return MethodDescription(fields=fields, **description)
 
 
 def field_names(method: str) -> list[str]:

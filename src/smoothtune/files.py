@@ -189,10 +189,10 @@ _held: dict[Path, tuple[int, int] | None] = {}
 
 def _file_id(path: Path) -> tuple[int, int] | None:
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return found.st_dev, found.st_ino
+    return status.st_dev, status.st_ino
 
 
 def check_owned(folder: Path) -> None:
@@ -245,8 +245,8 @@ def _signed(lock: Path) -> dict[str, Any]:
     """What `_sign` wrote; empty for other files."""
     try:
         with lock.open(encoding="utf-8") as file:
-            found = json.loads(file.read(1000))
-        return {"pid": int(found["pid"]), "host": str(found["host"])}
+            owner = json.loads(file.read(1000))
+        return {"pid": int(owner["pid"]), "host": str(owner["host"])}
     except (OSError, ValueError, TypeError, LookupError, RecursionError):
         return {}
 

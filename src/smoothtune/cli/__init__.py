@@ -137,9 +137,10 @@ class PanelCommand(TyperCommand):
             if record := parameter.get_help_record(ctx):
                 title = getattr(parameter, "rich_help_panel", None) or default
                 panels.setdefault(title, []).append(record)
+        panels["Options"] = panels.pop("Options", [])  # the last
         if needed is not None:
             more = len(self.get_params(ctx)) - len(needed) - 1
-            panels.setdefault("Options", []).append((HELP_ALL, f"Show {more} more options."))
+            panels["Options"].append((HELP_ALL, f"Show {more} more options."))
         for title, records in panels.items():
             if records:
                 with formatter.section(title):
@@ -173,8 +174,8 @@ def _with_dashes(argument: str) -> str:
     return name.replace("_", "-") + equals + value if argument.startswith("--") else argument
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(shown: bool) -> None:
+    if shown:
         typer.echo(f"smoothtune {__version__}")
         raise typer.Exit
 

@@ -74,7 +74,7 @@ def evaluate(
     typed += [part for flag, values in given.items() for x in values or () for part in (flag, x)]
     every = options.pop("all", False)
     flags = {name: options.pop(name, every) for name in get_args(PartName)}
-    parts = tuple(name for name, asked in flags.items() if asked)
+    parts = tuple(name for name, chosen in flags.items() if chosen)
     with errors_as_exit_codes():
         options |= {"model": model, "parts": parts}
         settings = load_settings(set_ or (), options, ood or (), ood_set or ())

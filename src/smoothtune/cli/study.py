@@ -118,10 +118,10 @@ def study(
             if as_json:
                 print_json({"output_dir": str(status), **counts})
             return
-        asked = from_options(StudyOptions, options)
-        if file is None or (asked.output_dir is None and not dry_run):
+        chosen = from_options(StudyOptions, options)
+        if file is None or (chosen.output_dir is None and not dry_run):
             fail("usage: smoothtune study FILE --output-dir DIR, or --list, or --status DIR", USAGE)
-        _run(file, asked, draw=False, dry_run=dry_run, report=report, as_json=as_json)
+        _run(file, chosen, draw=False, dry_run=dry_run, report=report, as_json=as_json)
 
 
 @options_from(StudyOptions)
@@ -145,11 +145,11 @@ def reproduce(
             return
         if recipe is None:
             fail("usage: smoothtune reproduce RECIPE --scale smoke --data DIR, or --list", USAGE)
-        asked = from_options(StudyOptions, options)
-        if asked.output_dir is None:
-            name = Path(recipe).stem + (f"-{asked.scale}" if asked.scale else "")
-            asked = asked.model_copy(update={"output_dir": Path("reproduced", name)})
-        _run(recipe, asked, draw=True, dry_run=dry_run, report=report, as_json=as_json)
+        chosen = from_options(StudyOptions, options)
+        if chosen.output_dir is None:
+            name = Path(recipe).stem + (f"-{chosen.scale}" if chosen.scale else "")
+            chosen = chosen.model_copy(update={"output_dir": Path("reproduced", name)})
+        _run(recipe, chosen, draw=True, dry_run=dry_run, report=report, as_json=as_json)
 
 
 def _list(what: str, titles: tuple[str, ...], rows: list[list[str]], *, as_json: bool) -> None:
@@ -160,19 +160,19 @@ def _list(what: str, titles: tuple[str, ...], rows: list[list[str]], *, as_json:
 
 
 def _run(
-    file: str, asked: StudyOptions, *, draw: bool, dry_run: bool, report: bool, as_json: bool
+    file: str, chosen: StudyOptions, *, draw: bool, dry_run: bool, report: bool, as_json: bool
 ) -> None:
     """Run a study, or show its plan or its report; with `draw`, its paper's layout."""
     from smoothtune.study.config import load_study
     from smoothtune.study.files import study_file
 
-    console, folder = output_console(as_json=as_json), asked.output_dir
-    plan = load_study(study_file(file), scale=asked.scale, options=asked.fields, only=asked.only)
+    console, folder = output_console(as_json=as_json), chosen.output_dir
+    plan = load_study(study_file(file), scale=chosen.scale, options=chosen.fields, only=chosen.only)
     if dry_run:
         from smoothtune.study.forecast import show_forecast
         from smoothtune.study.protocol import departures
 
-        show_forecast(plan, folder, asked.jobs, console)
+        show_forecast(plan, folder, chosen.jobs, console)
         for line in departures(plan) if draw else ():
             console.print(f"  departs: {line}", markup=False, highlight=False)
         return
@@ -180,9 +180,9 @@ def _run(
     from smoothtune.study.pool import start_server
     from smoothtune.study.run import failed_runs, run_study
 
-    if not report and asked.ray is None:
+    if not report and chosen.ray is None:
         start_server()  # imports while this process reads data and weights
-    where = {name: getattr(asked, name) for name in (*Workers.model_fields, "checkpoint_dir")}
+    where = {name: getattr(chosen, name) for name in (*Workers.model_fields, "checkpoint_dir")}
     options: dict[str, Any] = where | {"console": console, "command": typed_command()}
     if draw:
         from smoothtune.reproduce.run import reproduce as run

@@ -108,8 +108,8 @@ class Draft:
 
         The name may be ``module:Class``.
         """
-        found = _OF_OTHERS.match(spec)
-        name, _, text = (found[1], "", found[2] or "") if found else spec.partition(":")
+        match = _OF_OTHERS.match(spec)
+        name, _, text = (match[1], "", match[2] or "") if match else spec.partition(":")
         fields = self.parse_fields(text, f"methods.{name}", place)
         return {"name": name.strip()} | fields
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from smoothtune import catalog
 from smoothtune.config.draft import Draft, message_of
@@ -85,8 +85,7 @@ def check_methods(draft: Draft) -> None:
     for name, fields in draft.values["methods"].items():
         try:
             cls = find_method(name)
-            settings = TypeAdapter(cls).validate_python(fields).settings()
-            draft.values["methods"][name] = plain_data(settings)
+            draft.values["methods"][name] = plain_data(cls(**fields).settings())
         except ValidationError as error:
             choices = list(cls.__pydantic_fields__)  # type: ignore[attr-defined]
             for detail in error.errors():
@@ -148,9 +147,9 @@ def check_task(draft: Draft) -> None:
     ):
         draft.report(("data",), "is missing: a hub id, a folder or a file")
     of_texts, of_classes = task_type in OF_TEXTS, task_type in (*OF_TEXTS, "token-classification")
-    spans, told = SpanFields.model_fields, f"and the task is {task_type}"
+    spans, also = SpanFields.model_fields, f"and the task is {task_type}"
     draft.refuse_unless(
-        task_type == "question-answering", f"is for question answering, {told}", *spans
+        task_type == "question-answering", f"is for question answering, {also}", *spans
     )
     needs = "needs task_type: multiple-choice"
     draft.refuse_unless(task_type == "multiple-choice", needs, "choice_columns")

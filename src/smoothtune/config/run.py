@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from smoothtune.config.draft import Draft
 from smoothtune.config.names import (
@@ -53,10 +53,7 @@ class RunConfig(RunFields):
         """New instances of the configured methods."""
         from smoothtune.methods.find import find_method
 
-        return [
-            TypeAdapter(find_method(name)).validate_python(fields)
-            for name, fields in self.methods.items()
-        ]
+        return [find_method(name)(**fields) for name, fields in self.methods.items()]
 
     def method_versions(self) -> dict[str, int]:
         """Version of each configured method's code, which is part of a run's identity."""

@@ -144,8 +144,8 @@ def load_tune(
         if name in draft.values:
             draft.report((name,), hint)
     names = TuneSettings.model_fields
-    found = {name: draft.values.pop(name) for name in names if name in draft.values}
-    return replace(_tune(draft, found), notes=notes)
+    settings = {name: draft.values.pop(name) for name in names if name in draft.values}
+    return replace(_tune(draft, settings), notes=notes)
 
 
 def _read_as_search(draft: Draft) -> tuple[str, ...]:
@@ -199,20 +199,20 @@ def load_auto(
         )
         draft.report(("methods", AUTO), message)
     place = draft.place(("methods", AUTO))
-    found = dict(named[AUTO])
-    tried = found.pop("methods", None)
+    settings = dict(named[AUTO])
+    tried = settings.pop("methods", None)
     del draft.values["methods"]
     if tried is not None:
         draft.put("methods", tried, place)
     for name, field in (("learning_rates", "learning_rate"), ("epochs", "num_train_epochs")):
         if field in draft.values:
-            found[name] = draft.values[field]
-    for name in found:
+            settings[name] = draft.values[field]
+    for name in settings:
         draft.places.setdefault((name,), place)
-    return _tune(draft, found)
+    return _tune(draft, settings)
 
 
-def _tune(draft: Draft, found: Mapping[str, Any]) -> Tune:
+def _tune(draft: Draft, own: Mapping[str, Any]) -> Tune:
     """A search from the fields of its run and its own settings."""
     if draft.values.get("max_steps", -1) != -1:
         draft.report(("max_steps",), "does not go with a search over epochs; leave it out")
@@ -234,7 +234,7 @@ def _tune(draft: Draft, found: Mapping[str, Any]) -> Tune:
     check_task(draft)
     if chosen:
         check_combinations(draft)
-    settings = draft.validated(TuneSettings, found)
+    settings = draft.validated(TuneSettings, own)
     draft.stop_at_problems()
     check_methods(draft)
     draft.values["methods"] = {PLAIN: {}}

@@ -76,7 +76,10 @@ def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
             nothing to resume.
     """
     with owned(Path(config.output_dir)) as folder:
-        _check_folder(folder, config, resume)
+        refuse_folder(folder, config, resume=resume)
+        shutil.rmtree(folder / STAGING, ignore_errors=True)
+        if config.overwrite_output_dir and not resume:
+            remove_all(folder / CHECKPOINTS)
         started = {"config": config.in_force(), "world_size": world_size()}
         write_json(folder / STARTED, started | {"method_versions": config.method_versions()})
         yield folder
@@ -115,13 +118,6 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
     staging.rmdir()
     (folder / STARTED).unlink(missing_ok=True)
     if not keep_checkpoints:
-        remove_all(folder / CHECKPOINTS)
-
-
-def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
-    refuse_folder(folder, config, resume=resume)
-    shutil.rmtree(folder / STAGING, ignore_errors=True)
-    if config.overwrite_output_dir and not resume:
         remove_all(folder / CHECKPOINTS)
 
 

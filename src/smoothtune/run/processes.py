@@ -50,15 +50,15 @@ def check_environment() -> None:
     Raises:
         ConfigError: a number is none, or one of several variables is missing.
     """
-    said = {name: os.environ[name] for name in LAUNCHED if name in os.environ}
-    numbers = {name: text.strip().removeprefix("-") for name, text in said.items()}  # -1: none
-    wrong = [name for name in said if name != "MASTER_ADDR" and not numbers[name].isdigit()]
-    several = not wrong and int(said.get("WORLD_SIZE", "1")) > 1
-    missing = [name for name in LAUNCHED if several and name not in said]
+    values = {name: os.environ[name] for name in LAUNCHED if name in os.environ}
+    numbers = {name: text.strip().removeprefix("-") for name, text in values.items()}  # -1: none
+    wrong = [name for name in values if name != "MASTER_ADDR" and not numbers[name].isdigit()]
+    several = not wrong and int(values.get("WORLD_SIZE", "1")) > 1
+    missing = [name for name in LAUNCHED if several and name not in values]
     if wrong:
-        problem = f"{wrong[0]} is {said[wrong[0]]!r}, no whole number"
+        problem = f"{wrong[0]} is {values[wrong[0]]!r}, no whole number"
     elif missing:
-        problem = f"WORLD_SIZE is {said['WORLD_SIZE']}, but {' and '.join(missing)} are not set"
+        problem = f"WORLD_SIZE is {values['WORLD_SIZE']}, but {' and '.join(missing)} are not set"
     else:
         return
     message = f"{problem}: start several processes with torchrun, or unset it to train in one"
@@ -84,8 +84,8 @@ def from_main(function: Callable[[], T]) -> T:
     """What a function returns in the main process, for all; called there alone."""
     if not _together():
         return function()
-    found = [function() if is_main() else None]
-    value: T = broadcast_object_list(found)[0]
+    result = [function() if is_main() else None]
+    value: T = broadcast_object_list(result)[0]
     return value
 
 

@@ -104,20 +104,20 @@ class RunTrainer(SmoothTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """As the Trainer's; over several processes with the mean loss of all rows."""
         self.losses = torch.zeros(2, dtype=torch.float64)
-        found = super().evaluation_loop(*args, **kwargs)
+        output = super().evaluation_loop(*args, **kwargs)
         name = f"{kwargs.get('metric_key_prefix', 'eval')}_loss"
-        if self.args.world_size > 1 and found.metrics and name in found.metrics:
+        if self.args.world_size > 1 and output.metrics and name in output.metrics:
             total, rows = self.accelerator.reduce(self.losses.to(self.args.device)).tolist()
-            found.metrics[name] = total / rows
-        return found
+            output.metrics[name] = total / rows
+        return output
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, on the rows that count."""
         rows = 0 if inputs.pop(SPARE, False) else rows_of(inputs)
-        found = super().prediction_step(model, inputs, *args, **kwargs)
-        if found[0] is not None and rows:
-            self.losses += torch.tensor([rows * found[0].item(), rows], dtype=torch.float64)
-        return found
+        output = super().prediction_step(model, inputs, *args, **kwargs)
+        if output[0] is not None and rows:
+            self.losses += torch.tensor([rows * output[0].item(), rows], dtype=torch.float64)
+        return output
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         if self.args.train_sampling_strategy != "group_by_length":
