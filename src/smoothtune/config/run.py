@@ -29,14 +29,12 @@ class RunConfig(RunFields):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_batch_of_each_kind(cls, given: Any) -> Any:
-        """The updates of a run with unlabeled rows have as many labeled ones as those without."""
-        if not isinstance(given, Mapping):
-            return given
-        if given.get("unlabeled") is None:  # it says nothing, and records have what was the default
-            return {"alternate": "step", **given}
-        half = given.get("alternate", "batch") == "batch"
-        return {"gradient_accumulation_steps": 2, **given} if half else given
+    def _one_batch_of_each_kind(cls, values: Any) -> Any:
+        """Updates have as many labeled rows with unlabeled ones beside them as without."""
+        if not isinstance(values, Mapping) or values.get("unlabeled") is None:
+            return values
+        half = values.get("alternate", "batch") == "batch"
+        return {"gradient_accumulation_steps": 2, **values} if half else values
 
     @field_validator("methods", mode="before")
     @classmethod
@@ -75,14 +73,18 @@ class RunConfig(RunFields):
             include: only these fields; None: all.
             exclude_defaults: leave out what has its default.
         """
-        silent = {"alternate"} if self.unlabeled is None else set()
         return self.model_dump(
-            mode="json", include=include, exclude=silent, exclude_defaults=exclude_defaults
+            mode="json", include=include, exclude=self._silent(), exclude_defaults=exclude_defaults
         )
 
     def identity(self) -> dict[str, Any]:
         """The fields that decide the result: two runs with the same identity are the same run."""
-        return self.model_dump(mode="json", exclude={"cost_steps", *OUTPUT_FIELDS})
+        exclude = {"cost_steps", *OUTPUT_FIELDS, *self._silent()}
+        return self.model_dump(mode="json", exclude=exclude)
+
+    def _silent(self) -> set[str]:
+        """Fields that say nothing of this run."""
+        return {"alternate"} if self.unlabeled is None else set()
 
 
 def load_config(

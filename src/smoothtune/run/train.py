@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 from smoothtune.config.run import RunConfig
 from smoothtune.console import quiet, say
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
-from smoothtune.errors import OutputError, Stopped
+from smoothtune.errors import OutOfMemory, OutputError, Stopped, is_out_of_memory
 from smoothtune.files import CARD, RESULT, check_owned, read_json, write_atomic
 from smoothtune.memory import keep_freed_memory
 from smoothtune.models.load import Base
@@ -31,11 +32,17 @@ from smoothtune.run.callbacks import (
     Stopwatch,
 )
 from smoothtune.run.cost import step_cost
-from smoothtune.run.failures import naming_memory, writing
-from smoothtune.run.hub import push
 from smoothtune.run.inputs import Inputs, prepare_model, read_inputs
 from smoothtune.run.model_card import model_card
-from smoothtune.run.output import STAGING, claimed, finished_result, newest_checkpoint, publish
+from smoothtune.run.output import (
+    STAGING,
+    claimed,
+    finished_result,
+    newest_checkpoint,
+    publish,
+    push,
+    writing,
+)
 from smoothtune.run.processes import (
     console_of_main,
     from_main,
@@ -43,9 +50,9 @@ from smoothtune.run.processes import (
     join_processes,
     main_first,
     wait_for_all,
+    whole_weights,
 )
 from smoothtune.run.result import below_constant, run_result, told_kept
-from smoothtune.run.shards import whole_weights
 from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import (
     RunTrainer,
@@ -215,6 +222,34 @@ def fit(
     weights = whole_weights(trainer)
     model = merged(model) if config.merge_adapter else model
     return Trained(inputs.base, inputs.prepared, model, predictions, result, weights)
+
+
+@contextmanager
+def naming_memory(config: RunConfig) -> Iterator[None]:
+    """Say of an error of memory which batch size was too large.
+
+    Raises:
+        OutOfMemory: torch, the driver or Python had no memory left.
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        rows, steps = config.per_device_train_batch_size, config.gradient_accumulation_steps
+        smaller = (
+            f"per_device_train_batch_size={rows // 2} with "
+            f"gradient_accumulation_steps={steps * 2}, which is the same update; "
+            if rows > 1 and rows % 2 == 0
+            else ""
+        )
+        raise OutOfMemory(
+            f"out of memory with per_device_train_batch_size {rows}, per_device_eval_batch_size "
+            f"{config.per_device_eval_batch_size} and max_seq_length {config.max_seq_length} "
+            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); try "
+            f"{smaller}gradient_checkpointing=true, a shorter max_seq_length, a smaller "
+            "per_device_eval_batch_size or lora"
+        ) from error
 
 
 def train_to_the_end(

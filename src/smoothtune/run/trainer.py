@@ -27,7 +27,7 @@ from smoothtune.errors import ConfigError, Problem
 from smoothtune.run.callbacks import EarlyStopping, EvaluationEnded
 from smoothtune.run.inputs import Inputs
 from smoothtune.run.optimizer import uncorrected
-from smoothtune.run.shards import prepare_shards
+from smoothtune.run.processes import prepare_shards
 from smoothtune.run.training_arguments import best_score, training_arguments
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.multi_label import MultiLabelClassification
