@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import BeforeValidator, Field
+from pydantic import Field
 
 from smoothtune.cli.options import DRY_RUN, Workers, options_from
 from smoothtune.cli.output import (
@@ -23,25 +22,9 @@ from smoothtune.cli.output import (
     typed_command,
 )
 from smoothtune.config.draft import from_options
-from smoothtune.config.fields import Count
+from smoothtune.config.fields import COMMAS, Count
 
-
-def _names(text: Any) -> Any:
-    """The names of a list; one that holds a comma stands in double quotes."""
-    if not isinstance(text, str):
-        return text
-    return tuple(name.strip() for name in next(csv.reader([text or " "], skipinitialspace=True)))
-
-
-def _numbers(text: Any) -> Any:
-    try:
-        return tuple(int(name) for name in _names(text))
-    except ValueError:
-        message = f"{text}: write whole numbers with commas between them: 0,1,2"
-        raise ValueError(message) from None
-
-
-Names = Annotated[tuple[str, ...], BeforeValidator(_names)]
+Names = Annotated[tuple[str, ...], COMMAS]
 Folder = Annotated[Path, Field(strict=False)]
 
 
@@ -54,7 +37,7 @@ class StudyOptions(Workers):
     """Hub id, file or folder; a folder may hold one data set per task."""
     scale: str | None = None
     """Size of a recipe: smoke (minutes), small (hours on two cores) or paper."""
-    seeds: Annotated[tuple[int, ...], BeforeValidator(_numbers)] | None = None
+    seeds: Annotated[tuple[Annotated[int, Field(strict=False)], ...], COMMAS] | None = None
     """Only these seeds: 0,1,2."""
     methods: Names | None = None
     """Only these labels, and plain: lnsr,smart."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from smoothtune.config.draft import Draft
-from smoothtune.config.fields import SEARCH, Count, Fields
+from smoothtune.config.fields import COMMAS, SEARCH, Count, Fields
 from smoothtune.config.names import (
     AUTO,
     BEST,
@@ -42,20 +42,8 @@ NOT_OFFERED = {*SEARCHED, *UNLABELED, *CHECKPOINT, "cost_steps"}
 """Fields of a run that `smoothtune tune` has no option for."""
 
 
-def _numbers(value: Any) -> Any:
-    """``1e-5,3e-4`` or a list as a tuple of numbers."""
-    if isinstance(value, str):
-        try:
-            value = [float(part) for part in value.split(",")]
-        except ValueError as error:
-            raise ValueError(f"{value!r} is no list of numbers; write 1,2.5") from error
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = [value]
-    return tuple(value) if isinstance(value, list) else value
-
-
 Numbers = Annotated[
-    tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(_numbers), Field(min_length=1)
+    tuple[Annotated[float, Field(gt=0, strict=False)], ...], COMMAS, Field(min_length=1)
 ]
 
 
