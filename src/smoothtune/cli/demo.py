@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -25,6 +25,17 @@ NOISE_RATIO = 0.3
 """Norm of the noise relative to that of each word embedding."""
 
 
+class Scores(NamedTuple):
+    """What a method scored on the generated sentences."""
+
+    method: str
+    accuracy: float
+    brier: float
+    noisy_accuracy: float
+    train_accuracy: float
+    seconds: float
+
+
 def demo(
     console: Console | None = None,
     *,
@@ -33,7 +44,7 @@ def demo(
     train_rows: int = 240,
     validation_rows: int = 200,
     num_train_epochs: float = 4,
-) -> list[dict[str, Any]]:
+) -> list[Scores]:
     """Fine-tune one model twice on generated sentences and compare.
 
     Args:
@@ -45,8 +56,7 @@ def demo(
         num_train_epochs: passes over the training examples.
 
     Returns:
-        A row for each method: method, accuracy, brier, accuracy under noise, train accuracy and
-        seconds.
+        The scores of each method.
     """
     console = console or Console()
     train_split, validation_split = sentiment(train_rows, validation_rows)
@@ -79,7 +89,7 @@ def demo(
             )
             say(console, f"\n== {method}")
             result = train(config, console=console)
-            rows.append(_row(method, result, folder / method, validation_split))
+            rows.append(_scores(method, result, folder / method, validation_split))
     _show(console, rows, result["trivial_baseline"])
     return rows
 
@@ -118,22 +128,17 @@ def _write(path: Path, rows: list[Row]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
-def _row(method: str, result: dict[str, Any], folder: Path, rows: list[Row]) -> dict[str, Any]:
-    return {
-        "method": method,
-        "accuracy": result["metrics"]["accuracy"],
-        "brier": result["metrics"]["brier"],
-        "noisy_accuracy": noisy_accuracy(folder, rows, NOISE_RATIO),
-        "train_accuracy": result["train_metrics"]["accuracy"],
-        "seconds": result["cost"]["train_seconds"],
-    }
+def _scores(method: str, result: dict[str, Any], folder: Path, rows: list[Row]) -> Scores:
+    metrics, seconds = result["metrics"], result["cost"]["train_seconds"]
+    noisy, seen = noisy_accuracy(folder, rows, NOISE_RATIO), result["train_metrics"]["accuracy"]
+    return Scores(method, metrics["accuracy"], metrics["brier"], noisy, seen, seconds)
 
 
-def _show(console: Console, rows: list[dict[str, Any]], baseline: float) -> None:
-    table = Table("method", "accuracy", "brier", "noisy accuracy", "train accuracy", "seconds")
+def _show(console: Console, rows: list[Scores], baseline: float) -> None:
+    table = Table(*(title.replace("_", " ") for title in Scores._fields))
     for row in rows:
-        scores = [row[key] for key in ("accuracy", "brier", "noisy_accuracy", "train_accuracy")]
-        table.add_row(row["method"], *(f"{x:.3f}" for x in scores), f"{row['seconds']:.0f}")
+        scores = (row.accuracy, row.brier, row.noisy_accuracy, row.train_accuracy)
+        table.add_row(row.method, *(f"{score:.3f}" for score in scores), f"{row.seconds:.0f}")
     say(console, "")
     console.print(table)
     say(
@@ -144,7 +149,7 @@ def _show(console: Console, rows: list[dict[str, Any]], baseline: float) -> None
     )
     plain, smart = rows
     gains = (
-        f"{smart[key] - plain[key]:+.3f} {key.replace('_', ' ')}"
+        f"{getattr(smart, key) - getattr(plain, key):+.3f} {key.replace('_', ' ')}"
         for key in ("accuracy", "noisy_accuracy", "brier")
     )
     say(
