@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from smoothtune.config.names import clipping_methods
 from smoothtune.config.run import RunConfig
 from smoothtune.console import say
 from smoothtune.core.objective import Objective
+from smoothtune.core.regularizer import Regularizer
 from smoothtune.data.arrow import numbers
 from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.errors import ConfigError, Problem
@@ -175,16 +176,7 @@ def build_trainer(
     if trainer.is_fsdp_enabled:
         prepare_shards(trainer, model, config)
     if config.early_stopping_patience is not None:
-        metric, greater = best_score(config, task)
-        trainer.add_callback(
-            EarlyStopping(
-                metric,
-                greater_is_better=greater,
-                patience=config.early_stopping_patience,
-                threshold=config.early_stopping_threshold,
-                counts=partial(begun, regularizers),
-            )
-        )
+        trainer.add_callback(_early_stopping(config, task, regularizers))
     trainer.task = task
     trainer.kinds = 2 if inputs.unlabeled and config.alternate == "batch" else 1
     trainer.run_identity = {
@@ -194,16 +186,36 @@ def build_trainer(
         "base model's weights": inputs.fingerprints["base_weights"],
     }
     trainer.remove_callback(PrinterCallback)
-    attention = model.config._attn_implementation
+    _say_attention(regularizers, loaded_with, model.config._attn_implementation, console)
+    if clips := clipping_methods(config.methods):
+        say(console, f"max_grad_norm is 0: {clips[0]} clips gradients itself")
+    return trainer
+
+
+def _early_stopping(
+    config: RunConfig, task: Task, regularizers: Sequence[Regularizer]
+) -> EarlyStopping:
+    metric, greater = best_score(config, task)
+    assert config.early_stopping_patience is not None
+    return EarlyStopping(
+        metric,
+        greater_is_better=greater,
+        patience=config.early_stopping_patience,
+        threshold=config.early_stopping_threshold,
+        counts=partial(begun, regularizers),
+    )
+
+
+def _say_attention(
+    regularizers: Sequence[Regularizer], loaded_with: str, attention: str, console: Console
+) -> None:
+    """Print the attention implementation, and why it is that."""
     if attention != loaded_with:
         second = [regularizer.name for regularizer in regularizers if regularizer.second_order]
         why = f"{' and '.join(second)} needs second derivatives, which {loaded_with} does not have"
     else:
         why = "transformers' choice for this model; no method needs another"
     say(console, f"attention: {attention} ({why})")
-    if clips := clipping_methods(config.methods):
-        say(console, f"max_grad_norm is 0: {clips[0]} clips gradients itself")
-    return trainer
 
 
 def weighted_loss(task: Task, weights: Mapping[str, float]) -> Callable[..., Tensor]:

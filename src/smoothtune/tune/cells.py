@@ -59,7 +59,7 @@ class Progress(Bar):
 
     def state(self) -> str:
         """How far it is."""
-        return f"{self.done} of about {self.total} trainings done"
+        return f"{self.done} of about {max(self.done, self.total)} trainings done"
 
 
 @dataclass
