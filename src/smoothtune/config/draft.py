@@ -122,10 +122,10 @@ class Draft:
         """Add a problem with a location, at the place where that was set."""
         self.problems.append(Problem(self.place(location), dotted(location), message))
 
-    def refuse_unless(self, allowed: bool, message: str, *names: str) -> None:
-        """Report the named fields that are set and may not be; None, 0 and false set nothing."""
+    def refuse(self, message: str, *names: str, unless: bool = False) -> None:
+        """Report the named fields that are set, as they may not be; None, 0, false set nothing."""
         for name in names:
-            if not allowed and self.values.get(name):
+            if not unless and self.values.get(name):
                 self.report((name,), message)
 
     def validated(self, model: type[Model], values: Mapping[str, Any] | None = None) -> Model:

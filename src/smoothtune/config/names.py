@@ -146,63 +146,63 @@ def check_task(draft: Draft) -> None:
         task_type == "text-classification" or task is None or task not in known
     ):
         draft.report(("data",), "is missing: a hub id, a folder or a file")
-    of_texts, of_classes = task_type in OF_TEXTS, task_type in (*OF_TEXTS, "token-classification")
-    spans, also = SpanFields.model_fields, f"and the task is {task_type}"
-    draft.refuse_unless(
-        task_type == "question-answering", f"is for question answering, {also}", *spans
-    )
-    needs = "needs task_type: multiple-choice"
-    draft.refuse_unless(task_type == "multiple-choice", needs, "choice_columns")
-    message = f"works with text classification, not with {task_type}"
-    draft.refuse_unless(of_texts, message, "unlabeled", "class_weights")
-    message = f"works with classification, not with {task_type}"
-    draft.refuse_unless(of_classes, message, "merge_labels", "label_type")
-    as_text = task_type == "text-classification" or values.get("label_type") == "text"
-    draft.refuse_unless(as_text, f"must be text, or left out, with {task_type}", "label_type")
     several = task_type == MULTI_LABEL
-    needs = f"needs task_type: {MULTI_LABEL}"
-    draft.refuse_unless(several, needs, "label_separator", "label_columns")
-    message = "replaces one class by another, and a row has several labels: leave it out"
-    draft.refuse_unless(not several, message, "label_noise")
-    message = "cannot stand beside label_columns; leave one of them out"
-    of_labels = ("label_column", "label_separator", "merge_labels", "label_type")
-    draft.refuse_unless(values.get("label_columns") is None, message, *of_labels)
+    draft.refuse(
+        f"is for question answering, and the task is {task_type}",
+        *SpanFields.model_fields,
+        unless=task_type == "question-answering",
+    )
+    choice = task_type == "multiple-choice"
+    draft.refuse("needs task_type: multiple-choice", "choice_columns", unless=choice)
+    message = f"works with text classification, not with {task_type}"
+    draft.refuse(message, "unlabeled", "class_weights", unless=task_type in OF_TEXTS)
+    classes = task_type in (*OF_TEXTS, "token-classification")
+    message = f"works with classification, not with {task_type}"
+    draft.refuse(message, "merge_labels", "label_type", unless=classes)
+    any_type = task_type == "text-classification" or values.get("label_type") == "text"
+    draft.refuse(f"must be text, or left out, with {task_type}", "label_type", unless=any_type)
+    message = f"needs task_type: {MULTI_LABEL}"
+    draft.refuse(message, "label_separator", "label_columns", unless=several)
+    if several:
+        message = "replaces one class by another, and a row has several labels: leave it out"
+        draft.refuse(message, "label_noise")
+    if values.get("label_columns") is not None:
+        message = "cannot stand beside label_columns; leave one of them out"
+        draft.refuse(message, "label_column", "label_separator", "merge_labels", "label_type")
 
 
 def check_combinations(draft: Draft) -> None:
     """Report fields that need or exclude one another."""
     values = draft.values
-    methods = values["methods"]
-    message = "needs a method that works without labels"
-    draft.refuse_unless(not set(methods) <= {"plain"}, message, "unlabeled")
-    if clips := clipping_methods(methods):
+    plain = set(values["methods"]) <= {"plain"}
+    draft.refuse("needs a method that works without labels", "unlabeled", unless=not plain)
+    if clips := clipping_methods(values["methods"]):
         message = f"must be 0 with {clips[0]}, which clips gradients itself; leave it out"
-        draft.refuse_unless(False, message, "max_grad_norm")
+        draft.refuse(message, "max_grad_norm")
 
     lora = values.get("lora") is not None
-    draft.refuse_unless(lora, "needs lora", "merge_adapter")
-    message = "trains all weights, as there are none to adapt: leave lora out"
-    draft.refuse_unless(not lora, message, "from_scratch")
-    draft.refuse_unless(
-        not lora, "is not verified with lora; leave it out", "load_best_model_at_end"
-    )
+    draft.refuse("needs lora", "merge_adapter", unless=lora)
+    if lora:
+        message = "trains all weights, as there are none to adapt: leave lora out"
+        draft.refuse(message, "from_scratch")
+        draft.refuse("is not verified with lora; leave it out", "load_best_model_at_end")
     if values.get("frozen_weights", "float32") != "float32":
         message = "needs lora, as other weights are not frozen"
-        draft.refuse_unless(lora, message, "frozen_weights")
+        draft.refuse(message, "frozen_weights", unless=lora)
         message = "needs bf16: true, which what is trained computes in"
-        draft.refuse_unless(bool(values.get("bf16")), message, "frozen_weights")
+        draft.refuse(message, "frozen_weights", unless=bool(values.get("bf16")))
         message = "would round the adapters to the frozen weights: leave it out"
-        draft.refuse_unless(False, message, "merge_adapter")
+        draft.refuse(message, "merge_adapter")
 
     strategy = values.get("eval_strategy", "epoch")
-    message = "needs evaluations in training: eval_strategy: epoch or steps"
-    draft.refuse_unless(strategy != "no", message, *BEST)
-    watched = any(values.get(name) for name in BEST)
-    scores = ("metric_for_best_model", "greater_is_better", "early_stopping_threshold")
-    draft.refuse_unless(watched, f"needs {' or '.join(BEST)}", *scores)
+    if strategy == "no":
+        draft.refuse("needs evaluations in training: eval_strategy: epoch or steps", *BEST)
+    if not any(values.get(name) for name in BEST):
+        scores = ("metric_for_best_model", "greater_is_better", "early_stopping_threshold")
+        draft.refuse(f"needs {' or '.join(BEST)}", *scores)
     if values.get("load_best_model_at_end"):
-        saved = values.get("save_strategy", "no") in ("no", strategy)
         message = f"must be {strategy} with load_best_model_at_end; leave it out"
-        draft.refuse_unless(saved, message, "save_strategy")
-    pushed = bool(values.get("push_to_hub"))
-    draft.refuse_unless(pushed, "needs push_to_hub", "hub_model_id", "hub_private_repo")
+        saved = values.get("save_strategy") in ("no", strategy)
+        draft.refuse(message, "save_strategy", unless=saved)
+    if not values.get("push_to_hub"):
+        draft.refuse("needs push_to_hub", "hub_model_id", "hub_private_repo")

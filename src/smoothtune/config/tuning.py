@@ -205,11 +205,11 @@ def _tune(draft: Draft, own: Mapping[str, Any]) -> Tune:
     if draft.values.get("max_steps", -1) != -1:
         draft.report(("max_steps",), "does not go with a search over epochs; leave it out")
     message = "does not work with a search yet; leave it out"
-    draft.refuse_unless(False, message, *UNLABELED)
+    draft.refuse(message, *UNLABELED)
     message = "would choose a checkpoint by the rows that a trial is scored on; leave it out"
-    draft.refuse_unless(False, message, *BEST)
+    draft.refuse(message, *BEST)
     message = "would spoil the labels that are searched on; leave it out"
-    draft.refuse_unless(False, message, "label_noise")
+    draft.refuse(message, "label_noise")
     chosen = "methods" in draft.values
     if not chosen:
         draft.values["methods"] = list(DEFAULT_METHODS)
