@@ -19,8 +19,7 @@ from smoothtune.evaluation import run as evaluation
 from smoothtune.evaluation.predict import predict
 from smoothtune.evaluation.report import write_report
 from smoothtune.models.load import load_base
-from smoothtune.run.failures import writing
-from smoothtune.run.output import STAGING, publish
+from smoothtune.run.output import STAGING, publish, writing
 from smoothtune.run.train import Trained, fit, train
 from smoothtune.study.config import load_study
 from smoothtune.study.description import write_description

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
-
-from smoothtune import quiet_imports  # noqa: F401
 
 if TYPE_CHECKING:
     from smoothtune.core.forward import ForwardPass
@@ -62,6 +61,10 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+# On CPUs with bfloat16 arithmetic bitsandbytes, which peft imports wherever it is installed,
+# advises in every process to install another package, even where nothing is stored in 4 bits.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 _PLACES = {  # the others are methods
     "NonFiniteLoss": "smoothtune.errors",

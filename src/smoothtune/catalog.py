@@ -7,21 +7,16 @@ command line lists methods, and finds misspelled names and fields, at once.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
-from typing import Annotated, Any, Literal, Union
-
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from typing import Any
 
 CATALOG = "catalog.json"
 DEFAULT_TASK_TYPE = "text-classification"
 GROUP = "smoothtune.methods"
 """Entry points by which an installed package offers methods."""
-_TYPES = {"boolean": bool, "integer": int, "number": float, "string": str}
-_LIMITS = {"minimum": "ge", "exclusiveMinimum": "gt", "maximum": "le", "exclusiveMaximum": "lt"}
 
 
 @dataclass
@@ -70,60 +65,25 @@ def known_methods() -> list[str]:
 
 def described(name: str) -> MethodDescription:
     """The description of a method of this package; KeyError if there is none."""
-    found = dict(_catalog()["methods"][name]["description"])
-    fields = [FieldDescription(**field) for field in found.pop("fields")]
-    return MethodDescription(fields=fields, **found)
+    description = dict(_catalog()["methods"][name]["description"])
+    fields = [FieldDescription(**field) for field in description.pop("fields")]
+    return MethodDescription(fields=fields, **description)
+
+
+def field_names(method: str) -> list[str]:
+    """Names of the fields of a method of this package."""
+    return [field.name for field in described(method).fields]
+
+
+def takes_list(method: str, field: str) -> bool:
+    """Whether one value of a method's field is a list, as far as that is known here."""
+    types = {each.name: each.type for each in described(method).fields}
+    return types.get(field, "").startswith("list of ")
 
 
 def clips_gradients(method: str) -> bool:
     """Whether a method clips gradients itself; not known of methods of other packages."""
     return bool(_catalog()["methods"].get(method, {}).get("clips_gradients"))
-
-
-def needs_class(method: str, fields: Mapping[str, Any]) -> bool:
-    """Whether fields of the right names and types can still be wrong together, or are another's."""
-    if is_of_others(method):
-        return True
-    both = {"weight", "share"} <= fields.keys()
-    neither = any(name in fields and fields[name] is None for name in ("weight", "share"))
-    return both or neither or not fields.keys() <= set(_catalog()["methods"][method]["independent"])
-
-
-@cache
-def fields_model(method: str) -> type[BaseModel]:
-    """A model that takes the fields of a method, each with its type and range.
-
-    It does not know what the method checks across its fields.
-    """
-    schema = _catalog()["methods"][method]["schema"]
-    definitions = schema.get("$defs", {})
-    fields: Any = {
-        name: (_annotation(e, definitions), None) for name, e in schema["properties"].items()
-    }
-    made: Any = create_model(method, __config__=ConfigDict(extra="forbid"), **fields)
-    return made
-
-
-def _annotation(entry: dict[str, Any], definitions: dict[str, Any]) -> Any:
-    """The type that a JSON schema stands for."""
-    if "$ref" in entry:
-        return _annotation(definitions[entry["$ref"].rpartition("/")[2]], definitions)
-    if "anyOf" in entry:
-        return Union[tuple(_annotation(option, definitions) for option in entry["anyOf"])]  # noqa: UP007
-    if "enum" in entry or "const" in entry:
-        return Literal[tuple(entry.get("enum", [entry.get("const")]))]
-    if entry.get("type") == "array":
-        if "prefixItems" in entry:
-            return tuple[tuple(_annotation(each, definitions) for each in entry["prefixItems"])]  # type: ignore[misc]
-        item = entry["items"]
-        lengths: Any = {"min_length": entry.get("minItems"), "max_length": entry.get("maxItems")}
-        return Annotated[list[_annotation(item, definitions)], Field(**lengths)]  # type: ignore[misc]
-    if entry.get("type") == "null":
-        return None
-    if entry.get("type") not in _TYPES:
-        return Any
-    limits: dict[str, Any] = {_LIMITS[key]: entry[key] for key in _LIMITS if key in entry}
-    return Annotated[_TYPES[entry["type"]], Field(**limits)]
 
 
 def offered_methods() -> dict[str, EntryPoint]:

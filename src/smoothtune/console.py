@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -51,15 +51,20 @@ def tracked(items: Sequence[T], title: str, console: Console) -> Iterator[Iterat
 
 
 class Bar:
-    """Progress in batches: a bar in a terminal, elsewhere a line every ten seconds at most."""
+    """Progress: a bar in a terminal, elsewhere a line every ten seconds at most.
 
-    def __init__(self, console: Console) -> None:
-        self.console, self.part = console, ""
+    Args:
+        console: where it is shown.
+        unit: what is counted.
+    """
+
+    def __init__(self, console: Console, unit: str = "batches") -> None:
+        self.console, self.unit, self.part = console, unit, ""
         self.bar = progress_bar(console)
-        self.title, self.total, self.done = "", 0, 0
+        self.title, self.total, self.done, self.skipped = "", 0, 0, 0
         self.began = self.last_line = time.monotonic()
 
-    def __enter__(self) -> Bar:
+    def __enter__(self) -> Self:
         self.bar.start()
         self.row = self.bar.add_task("", total=None)
         return self
@@ -68,21 +73,28 @@ class Bar:
         self.bar.stop()
 
     def start(self, title: str, total: int) -> None:
-        """Begin a piece of work of `total` batches."""
-        self.title, self.total, self.done = printable(f"{self.part}: {title}"), total, 0
+        """Begin a piece of work of `total` units."""
+        self.title = printable(f"{self.part}: {title}" if self.part else title)
+        self.total, self.done, self.skipped = total, 0, 0
         self.began = time.monotonic()
         self.bar.reset(self.row, total=total, description=self.title)
 
+    def skip(self, count: int) -> None:
+        """Count units that were done before, and tell nothing of the time that others take."""
+        self.done, self.skipped = self.done + count, self.skipped + count
+        self.bar.advance(self.row, count)
+
     def advance(self) -> None:
-        """Count one batch as done."""
+        """Count one unit as done."""
         self.done += 1
         self.bar.advance(self.row)
         now = time.monotonic()
         if self.console.is_terminal or now - self.last_line < SECONDS_BETWEEN_LINES:
             return
         self.last_line = now
-        left = max(self.total - self.done, 0) * (now - self.began) / self.done
-        say(self.console, f"{self.title} {self.done}/{self.total} batches, {left:.0f} s left")
+        seconds = (now - self.began) / (self.done - self.skipped)
+        left = max(self.total - self.done, 0) * seconds
+        say(self.console, f"{self.title} {self.done}/{self.total} {self.unit}, {left:.0f} s left")
 
 
 @contextmanager

@@ -36,11 +36,11 @@ def slow_at_bfloat16() -> bool:
 
     Those of x86 need AVX-512 or AVX-NE-CONVERT. What others than x86 have is not known here.
     """
-    found = _processor()
+    capabilities = _processor()
     return (
         not torch.accelerator.is_available()
-        and found.get("architecture") == "x86_64"
-        and not (found.get("avx512_bw") or found.get("avx_ne_convert"))
+        and capabilities.get("architecture") == "x86_64"
+        and not (capabilities.get("avx512_bw") or capabilities.get("avx_ne_convert"))
     )
 
 

@@ -94,10 +94,10 @@ _NO_MEMORY = (
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether Python, torch or a driver says that there was no memory left."""
-    told = str(error).lower()
+    message = str(error).lower()
     kinds = {cls.__name__ for cls in type(error).__mro__}  # torch's own, without importing it
     named = bool(kinds & {"MemoryError", "OutOfMemoryError"})
-    return named or any(words in told for words in _NO_MEMORY)
+    return named or any(words in message for words in _NO_MEMORY)
 
 
 _UNPRINTABLE = re.compile(
@@ -114,7 +114,7 @@ def printable(text: str) -> str:
     >>> printable("a\x1b[2Jb\u202ec")
     'a\\x1b[2Jb\\u202ec'
     """
-    return _UNPRINTABLE.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 LISTED = {"field": "docs/settings.md", "method": "the list of `smoothtune methods`"}

@@ -9,7 +9,7 @@ from typer.testing import CliRunner, Result
 
 from smoothtune.cli import app
 from smoothtune.cli.output import DATA, FAILED, USAGE
-from smoothtune.cli.study import chosen
+from smoothtune.cli.study import StudyOptions
 
 LAST = "more_epochs: null\nseeds: [0]\n"
 SMALL = f"methods: [plain]\n{LAST}"
@@ -100,4 +100,4 @@ def test_missing_data_is_an_error_of_data(write, tmp_path: Path) -> None:
     ],
 )
 def test_names_are_separated_by_commas_outside_of_quotes(text: str, names: list[str]) -> None:
-    assert chosen(methods=text, tasks=None) == {"methods": names}
+    assert StudyOptions(methods=text).only == {"methods": tuple(names)}

@@ -126,7 +126,6 @@ max_steps: 1.5
         ["run.yaml:2", "data"],
         ["run.yaml:4", "learning_rte"],
         ["run.yaml:5", "bf16"],
-        ["run.yaml:10", "methods.mixout.p"],
         ["run.yaml:11", "methods.mixout.q"],
         ["run.yaml:12", "methods.lsnr"],
         ["run.yaml:13", "max_steps"],
@@ -134,7 +133,13 @@ max_steps: 1.5
     assert "did you mean 'stsb'? Known: " in found[0]
     assert "did you mean 'learning_rate'?" in found[2]
     assert "not 'no'" in found[3]
-    assert "did you mean 'lnsr'?" in found[6]
+    assert "did you mean 'lnsr'?" in found[5]
+    mended = MINIMAL + "methods:\n  mixout: {p: 3}\n  lnsr: {weight: -1, share: no}\n"
+    assert [line.split(": ")[:2] for line in problems(write(tmp_path, mended))] == [
+        ["run.yaml:4", "methods.mixout.p"],
+        ["run.yaml:5", "methods.lnsr.weight"],
+        ["run.yaml:5", "methods.lnsr.share"],
+    ]
 
 
 @pytest.mark.parametrize(
@@ -172,8 +177,8 @@ def test_set_reaches_into_methods(tmp_path: Path) -> None:
     config = load_config(path, ["methods.lnsr.noise_ratio=0.1", "methods.l2_sp={alpha: 0.5}"])
     assert config.methods["lnsr"]["noise_ratio"] == 0.1
     assert config.methods["l2_sp"]["alpha"] == 0.5
-    assert problems(path, overrides=["methods.lnsr.noise_ratio=-1", "seed"]) == [
-        "--set: 'seed' is not key=value",
+    assert problems(path, overrides=["seed"]) == ["--set: 'seed' is not key=value"]
+    assert problems(path, overrides=["methods.lnsr.noise_ratio=-1"]) == [
         "--set methods.lnsr.noise_ratio=-1: methods.lnsr.noise_ratio: "
         "Input should be greater than 0, not -1",
     ]
@@ -317,12 +322,11 @@ def test_unlabeled_rows_add_a_batch_to_every_update(given, alternate, steps) -> 
     assert RunConfig.model_validate(config.model_dump()) == config
 
 
-def test_runs_without_unlabeled_rows_are_those_of_earlier_records() -> None:
-    """They say "step", which was the default."""
+def test_runs_without_unlabeled_rows_do_not_say_how_these_alternate() -> None:
     config = RunConfig(task="sst2", output_dir="a")
-    assert (config.alternate, config.gradient_accumulation_steps) == ("step", 1)
-    assert config.identity()["alternate"] == "step"
-    assert "alternate" not in config.in_force()
+    assert config.gradient_accumulation_steps == 1
+    assert config.identity() == RunConfig(task="sst2", output_dir="a", alternate="step").identity()
+    assert "alternate" not in config.in_force() | config.identity()
     assert RunConfig.model_validate(config.in_force()) == config
     dual = config.model_copy(update={"unlabeled": "texts.csv"})
-    assert dual.in_force()["alternate"] == "step"
+    assert dual.in_force()["alternate"] == dual.identity()["alternate"] == "batch"

@@ -17,7 +17,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, OutputError, Stopped
 from smoothtune.run import output, processes, signals
 from smoothtune.run import train as training
-from smoothtune.run.shards import prepare_shards
+from smoothtune.run.processes import prepare_shards
 from smoothtune.run.signals import Signals
 from smoothtune.testing import tiny_model
 from smoothtune.trainer.manifest import ResumePoint

@@ -118,9 +118,10 @@ color: red
     assert f"{file}:16: methods[3]: 'mixout' is repeated; give one of them a label" in text
     assert f"{file}:13: methods.lnsrr: unknown method 'lnsrr'; did you mean 'lnsr'?" in text
     assert f"{file}:14: methods.jachess.evry: unknown field 'evry'; did you mean 'every'?" in text
-    assert f"{file}:15: methods.smart.weight: Input should be greater" in text
     assert f"{file}:19: per_device_eval_batch_size: Input should be greater" in text
     assert text.count(": per_device_eval_batch_size: ") == 1
+    file = write("\nmethods:\n  - {name: smart, weight: -1}\n")
+    assert f"{file}:13: methods.smart.weight: Input should be greater" in problems(file)
 
 
 @pytest.mark.parametrize(

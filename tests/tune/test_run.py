@@ -414,7 +414,7 @@ def test_nothing_that_is_written_names_folders_of_this_machine(
         ({"budget": 1}, (), "greater than or equal to 2"),
         ({"folds": 6}, (), "6 disjoint parts of 0.2"),
         ({"learning_rates": "1e-3,1e-5"}, (), "the lowest and the highest"),
-        ({"learning_rates": "low,high"}, (), "no list of numbers"),
+        ({"learning_rates": "low,high"}, (), "learning_rates[0]: Input should be a valid number"),
         ({}, ["lsnr"], "did you mean 'lnsr'"),
         ({}, ["lnsr:noise_ratoi=1"], "noise_ratio"),
         ({}, ["auto"], "which only `smoothtune train` does"),

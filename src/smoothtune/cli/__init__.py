@@ -35,7 +35,7 @@ COMMANDS = {
         "Evaluate any fine-tuned model; finished parts are kept. Unset options are as in training.",
     ),
     "predict": (
-        "predict",
+        "evaluate",
         "Predict the rows of a file without labels; they are written with a column prediction.",
     ),
     "report": (
@@ -47,7 +47,7 @@ COMMANDS = {
         "Compare methods over tasks and seeds; the same command resumes a stopped study.",
     ),
     "reproduce": (
-        "reproduce",
+        "study",
         "Run what a table or figure of a paper needs and draw it beside the printed numbers.",
     ),
     "effect": (
@@ -137,9 +137,10 @@ class PanelCommand(TyperCommand):
             if record := parameter.get_help_record(ctx):
                 title = getattr(parameter, "rich_help_panel", None) or default
                 panels.setdefault(title, []).append(record)
+        panels["Options"] = panels.pop("Options", [])  # the last
         if needed is not None:
             more = len(self.get_params(ctx)) - len(needed) - 1
-            panels.setdefault("Options", []).append((HELP_ALL, f"Show {more} more options."))
+            panels["Options"].append((HELP_ALL, f"Show {more} more options."))
         for title, records in panels.items():
             if records:
                 with formatter.section(title):
@@ -173,8 +174,8 @@ def _with_dashes(argument: str) -> str:
     return name.replace("_", "-") + equals + value if argument.startswith("--") else argument
 
 
-def _show_version(asked: bool) -> None:
-    if asked:
+def _show_version(shown: bool) -> None:
+    if shown:
         typer.echo(f"smoothtune {__version__}")
         raise typer.Exit
 

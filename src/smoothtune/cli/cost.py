@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field, replace
 from multiprocessing import get_context
 from typing import Any
 
@@ -28,9 +29,57 @@ from smoothtune.trainer.cost import (
 )
 
 
+@dataclass(frozen=True)
+class Price:
+    """What a step costs with a method."""
+
+    method: str
+    ratio: float
+    """Of its time to that of a plain step; `low` and `high` are those of the rounds."""
+    low: float
+    high: float
+    seconds: float
+    plain_seconds: float
+    extra_bytes: int | None
+    """Memory beyond plain fine-tuning; None where it cannot be measured."""
+
+    def row(self) -> list[str]:
+        """Method, ratio, range, seconds, extra memory."""
+        memory = self.extra_bytes
+        return [
+            self.method,
+            f"{self.ratio:.2f}",
+            f"{self.low:.2f}-{self.high:.2f}",
+            f"{self.seconds:.3g} ({self.plain_seconds:.3g})",
+            "" if memory is None else f"{memory / 2**20:+.0f} MiB",
+        ]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """The largest batch of a method within a budget of memory."""
+
+    method: str
+    gradient_checkpointing: bool
+    peak_bytes: dict[str, int] = field(default_factory=dict)
+    """By rows."""
+    largest_batch: int | None = 0
+    """None: a row is too small to be seen."""
+    refused: str = ""
+    """Why nothing was measured."""
+
+    def row(self) -> list[str]:
+        """Method, checkpointing, peaks, largest batch."""
+        peaks = [f"{rows}: {size / 2**30:.2f} GiB" for rows, size in self.peak_bytes.items()]
+        unseen = self.largest_batch is None
+        largest = "too small to measure: raise --batch" if unseen else str(self.largest_batch)
+        checkpointing = "yes" if self.gradient_checkpointing else "no"
+        return [self.method, checkpointing, ", ".join(peaks), self.refused or largest]
+
+
 def price_list(
     methods: Sequence[str], model: str, lora: Any, batch_size: int, length: int, rounds: int
-) -> list[dict[str, Any]]:
+) -> list[Price]:
     """What a step costs with each method, for `smoothtune cost`.
 
     Args:
@@ -41,10 +90,6 @@ def price_list(
         batch_size: B of the random batches.
         length: T.
         rounds: steps measured with and without the method.
-
-    Returns:
-        For each method: ratio to plain fine-tuning with its range, seconds of both, and bytes of
-        memory beyond plain fine-tuning, or None.
 
     Raises:
         ConfigError: an unknown method or field, more tokens than the model has positions, or
@@ -57,27 +102,18 @@ def price_list(
     nn.Module.to(classifier, _device())
     batches = random_batches(classifier, rounds, batch_size, length)
     keep_freed_memory()
-    rows = []
+    prices = []
     for method, config in zip(methods, configs, strict=True):
         with as_config_error():
             cost = measure_step_cost(
                 classifier, config.regularizers(), batches, memory=measurable()
             )
+        times = (cost.ratio, min(cost.ratios), max(cost.ratios), cost.seconds, cost.plain_seconds)
         memory = None
         if cost.methods_memory is not None and cost.plain_memory is not None:
             memory = cost.methods_memory - cost.plain_memory
-        rows.append(
-            {
-                "method": method,
-                "ratio": cost.ratio,
-                "low": min(cost.ratios),
-                "high": max(cost.ratios),
-                "seconds": cost.seconds,
-                "plain_seconds": cost.plain_seconds,
-                "extra_bytes": memory,
-            }
-        )
-    return rows
+        prices.append(Price(method, *times, memory))
+    return prices
 
 
 def batches_that_fit(
@@ -88,24 +124,20 @@ def batches_that_fit(
     length: int,
     budget: int,
     frozen_weights: str | None = None,
-) -> list[dict[str, Any]]:
+) -> list[Fit]:
     """The largest batch of each method within a budget of memory, for `smoothtune cost --budget`.
 
     Every row is measured in a process of its own, without and with gradient checkpointing, at
     `batch_size` rows and at twice as many.
 
     Args:
-        methods: as `price_list`.
-        model: as `price_list`.
-        lora: as `price_list`.
+        methods: as of `price_list`.
+        model: as of `price_list`.
+        lora: as of `price_list`.
         batch_size: B, the smaller batch that is measured.
         length: T.
         budget: bytes.
         frozen_weights: how the weights that adapters leave frozen are stored.
-
-    Returns:
-        For each method, without and with checkpointing: `peak_bytes` by rows, and `largest_batch`,
-        None where a row is too small to be seen; or why the method is `refused`.
 
     Raises:
         ConfigError: as `price_list`; or memory cannot be measured here.
@@ -115,27 +147,29 @@ def batches_that_fit(
         message = "peak memory is measured on Linux and CUDA alone: leave --budget out"
         raise ConfigError([Problem("--budget", "", message)])
     configs = [_configured(method, lora, frozen_weights) for method in methods]
-    found = []
+    fits = []
     for method, config in zip(methods, configs, strict=True):
         for checkpointing in (False, True):
-            row: dict[str, Any] = {"method": method, "gradient_checkpointing": checkpointing}
-            job = (config, model, batch_size, length, checkpointing)
+            row = Fit(method, checkpointing)
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 try:
-                    measured = pool.submit(_measured, *job).result()
+                    job = (config, model, batch_size, length, checkpointing)
+                    peak = pool.submit(_measured, *job).result()
                 except (BrokenProcessPool, torch.OutOfMemoryError):
-                    row["refused"] = f"too little memory for {2 * batch_size} rows: lower --batch"
+                    why = f"too little memory for {2 * batch_size} rows: lower --batch"
+                    row = replace(row, refused=why)
                 except ModelError:
                     raise
                 except ValueError as error:
-                    row["refused"] = " ".join(str(error).split())
+                    row = replace(row, refused=" ".join(str(error).split()))
                 else:
-                    if isinstance(measured, list):
-                        raise ConfigError(measured)
-                    row["peak_bytes"] = {str(k): v for k, v in measured.bytes_by_rows.items()}
-                    row["largest_batch"] = measured.largest_batch(budget)
-            found.append(row)
-    return found
+                    if isinstance(peak, list):
+                        raise ConfigError(peak)
+                    sizes = {str(rows): size for rows, size in peak.bytes_by_rows.items()}
+                    largest = peak.largest_batch(budget)
+                    row = replace(row, peak_bytes=sizes, largest_batch=largest)
+            fits.append(row)
+    return fits
 
 
 def _device() -> torch.device:
@@ -192,28 +226,3 @@ def _measured(
             lambda rows: random_batches(classifier, 1, rows, length)[0],
             (batch_size, 2 * batch_size),
         )
-
-
-def fit_row(fit: Mapping[str, Any]) -> list[str]:
-    """One row of the table: method, checkpointing, peaks, largest batch."""
-    peaks = [f"{rows}: {size / 2**30:.2f} GiB" for rows, size in fit.get("peak_bytes", {}).items()]
-    largest = fit.get("largest_batch", 0)
-    told = "too small to measure: raise --batch" if largest is None else str(largest)
-    return [
-        fit["method"],
-        "yes" if fit["gradient_checkpointing"] else "no",
-        ", ".join(peaks),
-        fit.get("refused", told),
-    ]
-
-
-def price_row(price: Mapping[str, Any]) -> list[str]:
-    """One row of the table: method, ratio, range, seconds, extra memory."""
-    memory = price["extra_bytes"]
-    return [
-        price["method"],
-        f"{price['ratio']:.2f}",
-        f"{price['low']:.2f}-{price['high']:.2f}",
-        f"{price['seconds']:.3g} ({price['plain_seconds']:.3g})",
-        "" if memory is None else f"{memory / 2**20:+.0f} MiB",
-    ]

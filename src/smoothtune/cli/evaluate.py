@@ -1,24 +1,29 @@
-"""The commands `evaluate` and `report`."""
+"""The commands `evaluate`, `report` and `predict`."""
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
 import typer
 
-from smoothtune.cli.options import as_arguments, options_from, repeatable
+from smoothtune.cli.options import SET, as_arguments, options_from, repeatable
 from smoothtune.cli.output import (
     JSON,
+    USAGE,
     echo,
     errors_as_exit_codes,
+    fail,
     output_console,
     print_json,
-    refuse_foreign,
     show_rows,
 )
+from smoothtune.config.draft import from_options
 from smoothtune.config.evaluation import PartName, Settings, load_settings
 from smoothtune.config.fields import DATA, PARTS
+from smoothtune.config.prediction import Prediction
 from smoothtune.errors import counted
 
 
@@ -60,10 +65,7 @@ def evaluate(
             DATA,
         ),
     ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any field, as doc_stride=64."),
-    ] = None,
+    set_: SET = None,
     as_json: JSON = False,
 ) -> None:
     """Evaluate, print the scores, and write a page."""
@@ -72,14 +74,11 @@ def evaluate(
     typed += [part for flag, values in given.items() for x in values or () for part in (flag, x)]
     every = options.pop("all", False)
     flags = {name: options.pop(name, every) for name in get_args(PartName)}
-    parts = tuple(name for name, asked in flags.items() if asked)
+    parts = tuple(name for name, chosen in flags.items() if chosen)
     with errors_as_exit_codes():
         options |= {"model": model, "parts": parts}
         settings = load_settings(set_ or (), options, ood or (), ood_set or ())
-        from smoothtune.evaluation.foreign import missing_options
-
-        if missing := missing_options(settings):
-            refuse_foreign(model, typed, missing)
+        _refuse_foreign(settings, typed)
         from smoothtune.evaluation.run import evaluate as run_evaluation
 
         content = run_evaluation(settings, console=output_console(as_json=as_json))
@@ -139,3 +138,41 @@ def _named_folder(text: str) -> tuple[str, Path]:
     if not folder or Path(text).is_dir():  # a folder's name may hold the sign
         return "", Path(text)
     return name, Path(folder)
+
+
+@options_from(Prediction, but=["model"])
+def predict(
+    options: dict[str, Any],
+    *,
+    model: Annotated[str, typer.Argument(help=Prediction.model_fields["model"].description)],
+    as_json: JSON = False,
+) -> None:
+    """Predict, and print where the predictions are."""
+    with errors_as_exit_codes():
+        settings = from_options(Prediction, options | {"model": model})
+        _refuse_foreign(settings, ["predict", model, *as_arguments(options)])
+        from smoothtune.evaluation.predict import predict as run_prediction
+
+        count = run_prediction(settings, console=output_console(as_json=as_json))
+    echo(f"{settings.to} holds {counted(count, 'row')} with the column prediction", err=as_json)
+    if as_json:
+        print_json({"to": settings.to, "rows": count})
+
+
+def _refuse_foreign(settings: Settings | Prediction, command: Sequence[str]) -> None:
+    """End with the command that works, if a model has no record and is not described.
+
+    Args:
+        settings: of the evaluation or the prediction.
+        command: what was typed.
+    """
+    from smoothtune.evaluation.foreign import missing_options
+
+    if not (missing := missing_options(settings)):
+        return
+    put = "; put your file and its columns in their places" if "data" in missing else ""
+    fail(
+        f"{settings.model} holds no record of a training by smoothtune, so say what its task "
+        f"is{put}:\n{shlex.join(['smoothtune', *command, *as_arguments(missing)])}",
+        USAGE,
+    )

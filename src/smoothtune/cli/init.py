@@ -94,18 +94,18 @@ def _fields_of(data: str, options: Mapping[str, Any], notes: list[str]) -> dict[
     columns = ", ".join(rows.column_names)
     notes += [f"{data}: {counted(len(rows), 'row')} to train on, columns {columns}"]
     values = {name: set(map(str, rows[name])) for name in rows.column_names if typed}
-    if told := no_header(data, values):
-        notes.append(told)
+    if remark := no_header(data, values):
+        notes.append(remark)
     notes += [f"guessed {name}: {form[name]!r}" for name in form if name not in options]
-    found = guess(
+    best_guess = guess(
         with_types(rows) if typed else rows,
         text_columns=options.get("text_columns", ()),
         label_column=options.get("label_column"),
     )
-    fields = {"data": data, **form, **_guessed(found, options, notes), **options}
+    fields = {"data": data, **form, **_guessed(best_guess, options, notes), **options}
     _refuse_unknown(fields, rows.column_names)
     fields |= _changes(fields, notes)
-    notes += [f"not read: {', '.join(found.others)}"] * bool(found.others)
+    notes += [f"not read: {', '.join(best_guess.others)}"] * bool(best_guess.others)
     if set(splits) == {"train"}:
         notes.append("no validation file: a tenth of the rows is held out")
     return fields
@@ -137,36 +137,31 @@ def _check_columns(options: Mapping[str, Any], names: Sequence[str]) -> None:
         raise ConfigError(problems)
 
 
-def _guessed(found: Guess, options: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+def _guessed(guess: Guess, options: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """Fields of a guess, those that were given left out."""
-    task_type = options.get("task_type", found.task_type)
-    guessed: dict[str, Any] = {} if task_type == DEFAULT_TASK_TYPE else {"task_type": task_type}
-    guessed |= {"text_columns": found.text_columns} if found.text_columns else {}
-    guessed |= {"label_column": found.label_column} if found.label_column is not None else {}
-    several = "label_columns" in described_task_types()[task_type].fields
-    if several and found.label_columns:
-        guessed["label_columns"] = found.label_columns
-    if several and found.label_separator is not None:
-        guessed["label_separator"] = found.label_separator
+    guessed: dict[str, Any] = {}
+    task_type = options.get("task_type", guess.task_type)
     if "task_type" not in options:
         notes.append(f"guessed task type: {task_type}")
+        if task_type != DEFAULT_TASK_TYPE:
+            guessed["task_type"] = task_type
+    several = "label_columns" in described_task_types()[task_type].fields
     titles = {"text_columns": "text", "label_column": "label"}
-    for name, value in guessed.items():
-        if name in options or name == "task_type":
+    for name in ("text_columns", "label_column", *("label_columns", "label_separator") * several):
+        value = getattr(guess, name)
+        if not value or name in options:
             continue
-        shown = repr(value) if name == "label_separator" else ", ".join(_listed(value))
+        guessed[name] = value
+        shown = ", ".join(value) if isinstance(value, list) else value
+        shown = repr(value) if name == "label_separator" else shown
         zero_or_one = ", 0 or 1 each" if name == "label_columns" else ""
         notes.append(f"guessed {titles.get(name, name)}: {shown}{zero_or_one}")
     if several and "task_type" not in options:
         notes.append(f"if rows have one label each: --task-type {DEFAULT_TASK_TYPE}")
-    if found.rivals:
-        rivals = ", ".join(f"{name} ({_few(values)})" for name, values in found.rivals.items())
+    if guess.rivals:
+        rivals = ", ".join(f"{name} ({_few(values)})" for name, values in guess.rivals.items())
         notes.append(f"may be the label as well: {rivals}; choose with --label-column")
-    return {name: value for name, value in guessed.items() if name not in options}
-
-
-def _listed(value: Any) -> list[str]:
-    return value if isinstance(value, list) else [value]
+    return guessed
 
 
 def _few(values: Sequence[str]) -> str:
@@ -230,8 +225,8 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     else:
         raise DataError(problems[0])
     if drop:
-        told = [told_left_out(rows) for rows in splits.values()]
-        notes.append(f"guessed drop_missing: true, for {'; '.join(filter(None, told))}")
+        left_out = [told_left_out(rows) for rows in splits.values()]
+        notes.append(f"guessed drop_missing: true, for {'; '.join(filter(None, left_out))}")
     why = re.split(r"\. Give|; if they|\. If they", problems[0])[0] if problems else ""
     notes += [f"guessed {name}: {_yaml(value)}, for {why}" for name, value in change.items()]
     if "label_type" in change:

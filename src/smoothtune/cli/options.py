@@ -1,18 +1,59 @@
-"""Command-line options made from the fields of settings: names, types, defaults and help."""
+"""Options of the command line: made from the fields of settings, and those that commands share."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 from pydantic.fields import FieldInfo
 
-from smoothtune.config.fields import Panel, without_none
+from smoothtune.config.fields import METHOD, Count, Fields, Panel, without_none
+from smoothtune.errors import ConfigError, Problem
 
 Command = Callable[..., None]
+FILE = Annotated[
+    Path | None, typer.Argument(help="YAML run file, as --config.", show_default=False)
+]
+CONFIG = Annotated[Path | None, typer.Option(help="YAML run file; options win over it.")]
+SET = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any field; wins over the file."),
+]
+DRY_RUN = Annotated[
+    bool, typer.Option("--dry-run", help="Check all, show what would be done; do none of it.")
+]
+
+
+class Workers(Fields):
+    """Where the runs of a study or a search are trained."""
+
+    jobs: Count | None = None
+    """Runs at once; default: by cores and memory."""
+    ray: str | None = None
+    """Train on the Ray cluster of this address, or auto."""
+    gpus_per_run: Annotated[float, Field(ge=0)] | None = None
+    """GPUs of the Ray cluster for every run; 0.25: four share one."""
+
+
+def one_file(file: Path | None, config: Path | None) -> Path | None:
+    """The run file, which is an argument or that of ``--config``.
+
+    Raises:
+        ConfigError: it is both.
+    """
+    if file and config:
+        message = "name the run file once, as an argument or with --config"
+        raise ConfigError([Problem("", "", message)])
+    return file or config
+
+
+def methods_option(text: str) -> Any:
+    """An option for methods with their fields, see `repeatable`."""
+    return repeatable("NAME[:FIELD=VALUE,...]", text, METHOD)
 
 
 def options_from(
@@ -76,13 +117,13 @@ def _option(name: str, field: FieldInfo, settings: type[BaseModel]) -> inspect.P
     flag = "--" + name.replace("_", "-")
     single = several and name.removesuffix("s") not in settings.model_fields
     flags = list(dict.fromkeys([flag.removesuffix("s"), flag] if single else [flag]))
-    numbers = isinstance(field.default, tuple)
+    listed = get_origin(type_) is tuple
     if type_ is bool:  # what a file turns on, or what is on by default, can be turned off
         flags = [f"{flag}/--no-{flag.removeprefix('--')}"]
     option = typer.Option(
         *flags,
         help=_help(field, type_),
-        metavar="FIELD=VALUE,..." if fields else "NUMBER,..." if numbers else None,
+        metavar="FIELD=VALUE,..." if fields else _metavar(type_) if listed else None,
         rich_help_panel=next((m.title for m in field.metadata if isinstance(m, Panel)), None),
     )
     plain = list[str] if several else type_ if type_ in (bool, int, float) else str
@@ -92,6 +133,11 @@ def _option(name: str, field: FieldInfo, settings: type[BaseModel]) -> inspect.P
         default=None,
         annotation=Annotated[plain | None, option],
     )
+
+
+def _metavar(type_: Any) -> str:
+    """How several values are typed in one: ``2,4,8`` or ``rte,cola``."""
+    return "NAME,..." if get_args(type_)[0] is str else "NUMBER,..."
 
 
 def _help(field: FieldInfo, type_: Any) -> str:

@@ -14,7 +14,17 @@ from rich.console import Console
 from rich.table import Table
 
 from smoothtune.cli.signals import STOPPED
-from smoothtune.errors import printable
+from smoothtune.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    NonFiniteLoss,
+    OutOfMemory,
+    OutputError,
+    Stopped,
+    is_out_of_memory,
+    printable,
+)
 
 FAILED, USAGE, DATA = 1, 2, 3
 """Exit codes; 0 is success."""
@@ -26,17 +36,6 @@ JSON = Annotated[
 @contextmanager
 def errors_as_exit_codes() -> Iterator[None]:
     """Turn the errors of `smoothtune.errors` into a message and an exit code."""
-    from smoothtune.errors import (
-        ConfigError,
-        DataError,
-        ModelError,
-        NonFiniteLoss,
-        OutOfMemory,
-        OutputError,
-        Stopped,
-        is_out_of_memory,
-    )
-
     try:
         yield
     except (ConfigError, ModelError, OutputError) as error:
@@ -51,43 +50,26 @@ def errors_as_exit_codes() -> Iterator[None]:
         why = (str(error) or type(error).__name__).splitlines()[0]
         fail(f"out of memory ({why}): take fewer rows at once, or a machine with more", FAILED)
     except Stopped as error:
-        fail(f"{error}\n{_command_after(str(error))}", STOPPED)
+        resume = "--resume-from-checkpoint"
+        again = command_line(*[resume] * (resume in str(error)))
+        fail(f"{error}\n{again}", STOPPED)
+
+
+def typed_command() -> list[str]:
+    """The command that runs."""
+    return ["smoothtune", *sys.argv[1:]]
 
 
 def command_line(*more: str) -> str:
     """The command that runs, as for a shell, with `more` options unless it has them."""
-    command = ["smoothtune", *sys.argv[1:]]
+    command = typed_command()
     return shlex.join(command + [option for option in more if option not in command])
-
-
-def _command_after(message: str) -> str:
-    """The command that goes on after a message of `Stopped`."""
-    resume = "--resume-from-checkpoint"
-    return command_line(*[resume] * (resume in message))
 
 
 def fail(message: str, code: int) -> NoReturn:
     """End with a message and an exit code."""
     echo(f"error: {message}", err=True)
     raise typer.Exit(code)
-
-
-def refuse_foreign(model: str, command: list[str], missing: Mapping[str, Any]) -> NoReturn:
-    """End with the command that says of a model without a record what must be known.
-
-    Args:
-        model: its name.
-        command: what was typed.
-        missing: the options to add, by field.
-    """
-    from smoothtune.cli.options import as_arguments
-
-    put = "; put your file and its columns in their places" if "data" in missing else ""
-    fail(
-        f"{model} holds no record of a training by smoothtune, so say what its task is{put}:\n"
-        f"{shlex.join(['smoothtune', *command, *as_arguments(missing)])}",
-        USAGE,
-    )
 
 
 def echo(text: str, *, err: bool = False) -> None:

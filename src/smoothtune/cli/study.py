@@ -1,14 +1,14 @@
-"""The commands `study` and `effect`."""
+"""The commands `study`, `reproduce` and `effect`."""
 
 from __future__ import annotations
 
-import csv
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
+from pydantic import Field
 
+from smoothtune.cli.options import DRY_RUN, Workers, options_from
 from smoothtune.cli.output import (
     FAILED,
     JSON,
@@ -19,175 +19,168 @@ from smoothtune.cli.output import (
     output_console,
     print_json,
     show_rows,
+    typed_command,
 )
+from smoothtune.config.draft import from_options
+from smoothtune.config.fields import COMMAS, Count
 
-if TYPE_CHECKING:
-    from smoothtune.study.config import Study
+Names = Annotated[tuple[str, ...], COMMAS]
+Folder = Annotated[Path, Field(strict=False)]
 
-SEEDS = Annotated[str | None, typer.Option(metavar="LIST", help="Only these seeds: 0,1,2.")]
-METHODS = Annotated[
-    str | None, typer.Option(metavar="LIST", help="Only these labels, and plain: lnsr,smart.")
+
+class StudyOptions(Workers):
+    """What `study` and `reproduce` take beside a file."""
+
+    output_dir: Folder | None = None
+    """Folder for runs, tables, plots and pages; of `reproduce`, unset: reproduced/RECIPE-SCALE."""
+    data: str | None = None
+    """Hub id, file or folder; a folder may hold one data set per task."""
+    scale: str | None = None
+    """Size of a recipe: smoke (minutes), small (hours on two cores) or paper."""
+    seeds: Annotated[tuple[Annotated[int, Field(strict=False)], ...], COMMAS] | None = None
+    """Only these seeds: 0,1,2."""
+    methods: Names | None = None
+    """Only these labels, and plain: lnsr,smart."""
+    tasks: Names | None = None
+    """Only these tasks: rte,cola."""
+    models: Names | None = None
+    """Only these of its models."""
+    max_train_samples: Count | None = None
+    """Training rows, at most."""
+    max_eval_samples: Count | None = None
+    """Validation rows, at most."""
+    max_steps: Count | None = None
+    """Updates of every run."""
+    checkpoint_dir: Folder | None = None
+    """Folder for checkpoints of unfinished runs with a save_strategy; with `--ray`, one that all
+    nodes see. Default: in the output folder."""
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of the study that win over its file."""
+        sizes = {"data", "max_train_samples", "max_eval_samples", "max_steps"}
+        return self.model_dump(include=sizes) | {"seeds": self.seeds and list(self.seeds)}
+
+    @property
+    def only(self) -> dict[str, tuple[str, ...]]:
+        """What is taken of the file's methods, tasks and models."""
+        return self.model_dump(include={"methods", "tasks", "models"}, exclude_none=True)
+
+
+FILE = Annotated[str | None, typer.Argument(help="A study file, or the name of a recipe.")]
+REPORT = Annotated[
+    bool, typer.Option("--report", help="Write the report of the finished runs; run none.")
 ]
-TASKS = Annotated[str | None, typer.Option(metavar="LIST", help="Only these tasks: rte,cola.")]
-MODELS = Annotated[str | None, typer.Option(metavar="LIST", help="Only these of its models.")]
-MAX_TRAIN = Annotated[int | None, typer.Option(min=1, help="Training rows, at most.")]
-MAX_EVAL = Annotated[int | None, typer.Option(min=1, help="Validation rows, at most.")]
-MAX_STEPS = Annotated[int | None, typer.Option(min=1, help="Updates of every run.")]
-JOBS = Annotated[
-    int | None, typer.Option(min=1, help="Runs at once; default: by cores and memory.")
-]
-
-GPUS = Annotated[
-    float | None,
-    typer.Option(min=0, help="GPUs of the Ray cluster for every run; 0.25: four share one."),
-]
-CHECKPOINTS = Annotated[
-    Path | None,
-    typer.Option(
-        help="Folder for checkpoints of unfinished runs with a save_strategy; with --ray, one that "
-        "all nodes see. Default: in the output folder."
-    ),
-]
+LIST = Annotated[bool, typer.Option("--list", help="List the recipes.")]
 
 
-def numbers(text: str | None, option: str) -> list[int] | None:
-    """The numbers of a list in an option."""
-    if text is None:
-        return None
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        fail(f"{option} {text}: write whole numbers with commas between them: 0,1,2", USAGE)
-
-
-def chosen(**lists: str | None) -> dict[str, list[str]]:
-    """The names in each list that is given; one that holds a comma stands in double quotes."""
-    return {
-        what: [name.strip() for name in next(csv.reader([text or " "], skipinitialspace=True))]
-        for what, text in lists.items()
-        if text is not None
-    }
-
-
-def planned(
-    file: str,
-    *,
-    scale: str | None,
-    options: dict[str, Any],
-    only: dict[str, list[str]],
-    runs: bool,
-) -> Study:
-    """Read and check a study; `runs` says that this process will start runs of it."""
-    from smoothtune.study.config import load_study, read_study
-    from smoothtune.study.files import study_file
-
-    path = study_file(file)
-    read_study(path, scale=scale, options=options, only=only)  # what is wrong, before torch
-    if runs:
-        from smoothtune.study.pool import start_server
-
-        start_server()  # imports while this process reads the study
-    return load_study(path, scale=scale, options=options, only=only)
-
-
+@options_from(StudyOptions)
 def study(
-    file: Annotated[
-        str | None, typer.Argument(help="A study file, or the name of a recipe.")
-    ] = None,
-    output_dir: Annotated[
-        str | None, typer.Option(help="Folder for runs, tables and plots.")
-    ] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Hub id, file or folder; a folder may hold one per task.")
-    ] = None,
-    scale: Annotated[
-        str | None, typer.Option(help="Size of a recipe: paper, small or smoke.")
-    ] = None,
-    seeds: SEEDS = None,
-    methods: METHODS = None,
-    tasks: TASKS = None,
-    models: MODELS = None,
-    max_train_samples: MAX_TRAIN = None,
-    max_eval_samples: MAX_EVAL = None,
-    max_steps: MAX_STEPS = None,
-    jobs: JOBS = None,
-    ray: Annotated[
-        str | None, typer.Option(metavar="ADDRESS", help="Run on this Ray cluster, or auto.")
-    ] = None,
-    gpus_per_run: GPUS = None,
-    checkpoint_dir: CHECKPOINTS = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the runs; run none.")] = False,
-    report: Annotated[
-        bool, typer.Option("--report", help="Write the report of the finished runs; run none.")
-    ] = False,
+    options: dict[str, Any],
+    *,
+    file: FILE = None,
+    dry_run: DRY_RUN = False,
+    report: REPORT = False,
     status: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Show the progress of the study in DIR.")
     ] = None,
-    list_: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+    list_: LIST = False,
     as_json: JSON = False,
 ) -> None:
     """Run a study, or show its progress, its plan or its report."""
-    console = output_console(as_json=as_json)
     with errors_as_exit_codes():
         if list_:
             from smoothtune.study.files import recipe_titles
 
-            titles = recipe_titles()
-            if as_json:
-                named = [dict(zip(("recipe", "scales", "title"), t, strict=True)) for t in titles]
-                print_json({"recipes": named})
-            else:
-                show_rows(["recipe", "scales", "title"], titles)
+            _list("recipes", ("recipe", "scales", "title"), recipe_titles(), as_json=as_json)
             return
         if status is not None:
             from smoothtune.study.status import show_status
 
-            counts = show_status(status, console)
+            counts = show_status(status, output_console(as_json=as_json))
             if as_json:
                 print_json({"output_dir": str(status), **counts})
             return
-        if file is None or (output_dir is None and not dry_run):
+        chosen = from_options(StudyOptions, options)
+        if file is None or (chosen.output_dir is None and not dry_run):
             fail("usage: smoothtune study FILE --output-dir DIR, or --list, or --status DIR", USAGE)
-        options = {
-            "data": data,
-            "seeds": numbers(seeds, "--seeds"),
-            "max_train_samples": max_train_samples,
-            "max_eval_samples": max_eval_samples,
-            "max_steps": max_steps,
-        }
-        only = chosen(methods=methods, tasks=tasks, models=models)
-        runs = not (dry_run or report) and ray is None
-        plan = planned(file, scale=scale, options=options, only=only, runs=runs)
-        if dry_run:
-            from smoothtune.study.forecast import show_forecast
+        _run(file, chosen, draw=False, dry_run=dry_run, report=report, as_json=as_json)
 
-            folder = Path(output_dir) if output_dir else None
-            show_forecast(plan, folder, jobs, console)
+
+@options_from(StudyOptions)
+def reproduce(
+    options: dict[str, Any],
+    *,
+    recipe: FILE = None,
+    dry_run: DRY_RUN = False,
+    report: REPORT = False,
+    list_: LIST = False,
+    as_json: JSON = False,
+) -> None:
+    """Run what a paper's table or figure needs and draw it beside the printed numbers."""
+    with errors_as_exit_codes():
+        if list_:
+            from smoothtune.study.files import recipe_layouts, recipe_titles
+
+            titles, draws = recipe_titles(), recipe_layouts()
+            rows = [[name, sizes, draw] for name, sizes, _ in titles for draw in draws[name]]
+            _list("draws", ("recipe", "scales", "draws"), rows, as_json=as_json)
             return
-        if report:
-            from smoothtune.study.report.page import report_so_far
+        if recipe is None:
+            fail("usage: smoothtune reproduce RECIPE --scale smoke --data DIR, or --list", USAGE)
+        chosen = from_options(StudyOptions, options)
+        if chosen.output_dir is None:
+            name = Path(recipe).stem + (f"-{chosen.scale}" if chosen.scale else "")
+            chosen = chosen.model_copy(update={"output_dir": Path("reproduced", name)})
+        _run(recipe, chosen, draw=True, dry_run=dry_run, report=report, as_json=as_json)
 
-            command = ["smoothtune", *sys.argv[1:]]
-            content = report_so_far(plan, Path(output_dir or ""), console, command)
-            if as_json:
-                print_json(content)
-            return
-        from smoothtune.study.run import failed_runs, run_study
 
-        content = run_study(
-            plan,
-            output_dir or "",
-            jobs=jobs,
-            ray=ray,
-            gpus_per_run=gpus_per_run,
-            checkpoint_dir=checkpoint_dir,
-            console=console,
-            command=["smoothtune", *sys.argv[1:]],
-        )
-        if as_json:
-            print_json(content)
-        if failed := failed_runs(content):
-            fail(f"{failed}; the same command tries them again:\n{command_line()}", FAILED)
+def _list(what: str, titles: tuple[str, ...], rows: list[list[str]], *, as_json: bool) -> None:
+    if as_json:
+        print_json({what: [dict(zip(titles, row, strict=True)) for row in rows]})
+    else:
+        show_rows(list(titles), rows)
+
+
+def _run(
+    file: str, chosen: StudyOptions, *, draw: bool, dry_run: bool, report: bool, as_json: bool
+) -> None:
+    """Run a study, or show its plan or its report; with `draw`, its paper's layout."""
+    from smoothtune.study.config import load_study
+    from smoothtune.study.files import study_file
+
+    console, folder = output_console(as_json=as_json), chosen.output_dir
+    plan = load_study(study_file(file), scale=chosen.scale, options=chosen.fields, only=chosen.only)
+    if dry_run:
+        from smoothtune.study.forecast import show_forecast
+        from smoothtune.study.protocol import departures
+
+        show_forecast(plan, folder, chosen.jobs, console)
+        for line in departures(plan) if draw else ():
+            console.print(f"  departs: {line}", markup=False, highlight=False)
+        return
+    assert folder is not None
+    from smoothtune.study.pool import start_server
+    from smoothtune.study.run import failed_runs, run_study
+
+    if not report and chosen.ray is None:
+        start_server()  # imports while this process reads data and weights
+    where = {name: getattr(chosen, name) for name in (*Workers.model_fields, "checkpoint_dir")}
+    options: dict[str, Any] = where | {"console": console, "command": typed_command()}
+    if draw:
+        from smoothtune.reproduce.run import reproduce as run
+
+        results, content = run(plan, folder, report_only=report, **options)
+    elif report:
+        from smoothtune.study.report.page import report_so_far
+
+        results = content = report_so_far(plan, folder, console, typed_command())
+    else:
+        results = content = run_study(plan, folder, **options)
+    if as_json:
+        print_json(content)
+    if not report and (failed := failed_runs(results)):
+        fail(f"{failed}; the same command tries them again:\n{command_line()}", FAILED)
 
 
 def effect(

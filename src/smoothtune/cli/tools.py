@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -45,19 +46,19 @@ def methods(
     as_json: JSON = False,
 ) -> None:
     """List the methods, or describe one."""
-    if name is not None and is_of_others(name):
-        found = [_described_by_class(name)]
-    elif name is not None and name not in known_methods():
-        fail(unknown("method", name, [*known_methods(), *offered_methods()]), USAGE)
-    elif name is not None:
-        found = [described(name)]
-    else:
+    if name is None:
         _list_methods(as_json=as_json)
         return
-    if as_json:
-        print_json(found[0].as_dict())
+    if is_of_others(name):
+        description = _described_by_class(name)
+    elif name in known_methods():
+        description = described(name)
     else:
-        show_method(found[0])
+        fail(unknown("method", name, [*known_methods(), *offered_methods()]), USAGE)
+    if as_json:
+        print_json(description.as_dict())
+    else:
+        show_method(description)
 
 
 def _list_methods(*, as_json: bool) -> None:
@@ -110,33 +111,35 @@ def cost(
 ) -> None:
     """Measure, and print a row for each method."""
     with errors_as_exit_codes():
-        from smoothtune.cli.cost import batches_that_fit, fit_row, price_list, price_row
+        from smoothtune.cli.cost import batches_that_fit, price_list
 
         model, lora = options.get("model", "minilm"), options.get("lora")
         stored = options.get("frozen_weights")
         if budget is not None:
             fits = batches_that_fit(method, model, lora, batch, length, _bytes(budget), stored)
             if as_json:
-                print_json({"model": model, "length": length, "budget": budget, "methods": fits})
+                rows = [asdict(fit) for fit in fits]
+                print_json({"model": model, "length": length, "budget": budget, "methods": rows})
                 return
             titles = ["method", "checkpointing", "rows: peak memory", f"rows that fit in {budget}"]
-            show_rows(titles, [fit_row(fit) for fit in fits])
+            show_rows(titles, [fit.row() for fit in fits])
             return
         if stored not in (None, "float32"):
             fail("--frozen-weights needs --budget: times are measured with float32 weights", USAGE)
         prices = price_list(method, model, lora, batch, length, rounds)
         if as_json:
-            print_json({"model": model, "batch": batch, "length": length, "methods": prices})
+            rows = [asdict(price) for price in prices]
+            print_json({"model": model, "batch": batch, "length": length, "methods": rows})
             return
         titles = ["method", "x plain", "range", "seconds", "extra memory"]
-        show_rows(titles, [price_row(price) for price in prices])
+        show_rows(titles, [price.row() for price in prices])
 
 
 def _bytes(size: str) -> int:
     try:
-        found = int(TypeAdapter(ByteSize).validate_python(size))
+        count = int(TypeAdapter(ByteSize).validate_python(size))
     except ValidationError:
-        found = 0
-    if found < 1:
+        count = 0
+    if count < 1:
         fail(f"--budget {size}: is no amount of memory; write 16GiB or 500MB", USAGE)
-    return found
+    return count

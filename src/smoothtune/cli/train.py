@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
 
-from smoothtune.cli.options import options_from, repeatable
+from smoothtune.cli.options import (
+    CONFIG,
+    DRY_RUN,
+    FILE,
+    SET,
+    methods_option,
+    one_file,
+    options_from,
+)
 from smoothtune.cli.output import (
     FAILED,
     JSON,
@@ -21,7 +28,7 @@ from smoothtune.cli.output import (
 from smoothtune.cli.processes import errors_of_all, prints, several
 from smoothtune.config.fields import METHOD
 from smoothtune.config.run import RunConfig, load_config
-from smoothtune.config.tuning import load_auto
+from smoothtune.config.tuning import Tune, load_auto
 from smoothtune.errors import ConfigError, Problem
 
 
@@ -29,28 +36,19 @@ from smoothtune.errors import ConfigError, Problem
 def train(
     options: dict[str, Any],
     *,
-    file: Annotated[
-        Path | None, typer.Argument(help="YAML run file, as --config.", show_default=False)
-    ] = None,
+    file: FILE = None,
     method: Annotated[
         list[str] | None,
-        repeatable(
-            "NAME[:FIELD=VALUE,...]",
-            "Method; repeat to combine. auto: search first, see tune.  [default: plain]",
-            METHOD,
+        methods_option(
+            "Method; repeat to combine. auto: search first, see tune.  [default: plain]"
         ),
     ] = None,
-    config: Annotated[Path | None, typer.Option(help="YAML run file; options win over it.")] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any field; wins over the file."),
-    ] = None,
+    config: CONFIG = None,
+    set_: SET = None,
     compare: Annotated[
         list[str] | None,
-        repeatable(
-            "NAME[:FIELD=VALUE,...]",
-            "Train this as well, and plain, each with --seeds, and show the comparison.",
-            METHOD,
+        methods_option(
+            "Train this as well, and plain, each with --seeds, and show the comparison."
         ),
     ] = None,
     seeds: Annotated[
@@ -67,9 +65,7 @@ def train(
             rich_help_panel=METHOD.title,
         ),
     ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check all but the weights, show the steps; run none.")
-    ] = False,
+    dry_run: DRY_RUN = False,
     resume_from_checkpoint: Annotated[
         bool, typer.Option("--resume-from-checkpoint", help="Resume a stopped run.")
     ] = False,
@@ -77,62 +73,62 @@ def train(
 ) -> None:
     """Train, and print where the model is."""
     with errors_of_all():
-        if file and config:
-            _refuse("name the run file once, as an argument or with --config")
-        if seeds is not None and not compare:
-            _refuse("--seeds needs --compare, such as --compare plain")
-        if jobs is not None and not compare:
-            _refuse("--jobs needs --compare, such as --compare plain")
+        for option, value in (("--seeds", seeds), ("--jobs", jobs)):
+            if value is not None and not compare:
+                _refuse(f"{option} needs --compare, such as --compare plain")
         if several() and (compare or dry_run):
             option = "--compare" if compare else "--dry-run"
             _refuse(f"{option} runs in one process: start it without torchrun or accelerate launch")
-        given = (file or config, set_ or (), options, method or ())
         console = output_console(as_json=as_json)
+        given = (one_file(file, config), set_ or (), options, method or ())
         if compare:
-            own = load_config(*given)
-            content = _compared(own, compare, seeds or 3, jobs, console, dry_run=dry_run)
-            if as_json:
-                print_json(content)
-            return
-        if search := load_auto(*given):
-            if several():
-                _refuse(
-                    "--method auto searches in one process: run smoothtune tune without torchrun "
-                    "or accelerate launch, and then train with the run file that it writes"
-                )
-            from smoothtune.tune.auto import tune_and_train
-
+            run = load_config(*given)
+            shown = _compare(run, compare, seeds or 3, jobs, console, dry_run=dry_run)
+        elif search := load_auto(*given):
             run = search.run
-            result = tune_and_train(
-                search, resume=resume_from_checkpoint, dry_run=dry_run, console=console
-            )
-            if dry_run:
-                return
+            shown = _search(search, console, resume=resume_from_checkpoint, dry_run=dry_run)
         else:
             run = load_config(*given)
-            if dry_run:
-                from smoothtune.run.inspect import inspect, plan_of, show_plan
+            shown = _train(run, console, resume=resume_from_checkpoint, dry_run=dry_run)
+    if not prints():
+        return
+    if not compare and not dry_run:
+        text = f"{run.output_dir} is a model folder; result.json and README.md are in it"
+        echo(text, err=as_json)
+    if as_json and shown:
+        print_json(shown)
 
-                found = inspect(run, console)
-                show_plan(run, found, console)
-                if as_json:
-                    print_json(plan_of(run, found))
-                return
-            from smoothtune.run.train import train as run_training
 
-            result = run_training(run, resume=resume_from_checkpoint, console=console)
-        if not prints():
-            return
-    echo(f"{run.output_dir} is a model folder; result.json and README.md are in it", err=as_json)
-    if as_json:
-        print_json(result)
+def _train(run: RunConfig, console: Console, *, resume: bool, dry_run: bool) -> dict[str, Any]:
+    """Train; returns the content of result.json, after a dry run what would be done."""
+    if dry_run:
+        from smoothtune.run.inspect import inspect, plan_of, show_plan
+
+        inspected = inspect(run, console)
+        show_plan(run, inspected, console)
+        return plan_of(run, inspected)
+    from smoothtune.run.train import train as run_training
+
+    return run_training(run, resume=resume, console=console)
+
+
+def _search(search: Tune, console: Console, *, resume: bool, dry_run: bool) -> dict[str, Any]:
+    """Search, and train the pick; returns the content of result.json, {} after a dry run."""
+    if several():
+        _refuse(
+            "--method auto searches in one process: run smoothtune tune without torchrun "
+            "or accelerate launch, and then train with the run file that it writes"
+        )
+    from smoothtune.tune.run import tune_and_train
+
+    return tune_and_train(search, resume=resume, dry_run=dry_run, console=console)
 
 
 def _refuse(message: str) -> NoReturn:
     raise ConfigError([Problem("", "", message)])
 
 
-def _compared(
+def _compare(
     run: RunConfig,
     others: list[str],
     seeds: int,

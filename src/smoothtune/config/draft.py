@@ -108,8 +108,8 @@ class Draft:
 
         The name may be ``module:Class``.
         """
-        found = _OF_OTHERS.match(spec)
-        name, _, text = (found[1], "", found[2] or "") if found else spec.partition(":")
+        match = _OF_OTHERS.match(spec)
+        name, _, text = (match[1], "", match[2] or "") if match else spec.partition(":")
         fields = self.parse_fields(text, f"methods.{name}", place)
         return {"name": name.strip()} | fields
 
@@ -121,6 +121,12 @@ class Draft:
     def report(self, location: Location, message: str) -> None:
         """Add a problem with a location, at the place where that was set."""
         self.problems.append(Problem(self.place(location), dotted(location), message))
+
+    def refuse(self, message: str, *names: str, unless: bool = False) -> None:
+        """Report the named fields that are set, as they may not be; None, 0, false set nothing."""
+        for name in names:
+            if not unless and self.values.get(name):
+                self.report((name,), message)
 
     def validated(self, model: type[Model], values: Mapping[str, Any] | None = None) -> Model:
         """Validate the values, or `values` in their place, as settings.
@@ -140,6 +146,17 @@ class Draft:
         """Raise ConfigError with all problems, in the order of the lines, if there are any."""
         if self.problems:
             raise ConfigError(sorted(dict.fromkeys(self.problems), key=_line))
+
+
+def from_options(model: type[Model], options: Mapping[str, Any]) -> Model:
+    """Settings that a command line alone describes; None in `options` means not given.
+
+    Raises:
+        ConfigError: with everything that is wrong, each with option and field.
+    """
+    draft = Draft()
+    draft.put_options(options)
+    return draft.validated(model)
 
 
 def message_of(detail: Any, choices: list[str], listed: str | None = None) -> str:

@@ -113,13 +113,7 @@ class Settings(SpanFields, DataFields):
     def identity(self) -> dict[str, Any]:
         """What makes numbers comparable; parts and other data sets can be added later."""
         ignored = {"output_dir", "parts", "ood", "further_share", "overwrite_output_dir"}
-        ignored |= {"num_examples"}
-        later = ["sep", "encoding", "merge_labels"]  # than evaluations that are kept
-        later += ["label_separator", "label_columns", "label_type", "drop_missing"]
-        ignored |= {name for name in later if getattr(self, name) is None}
-        ignored |= set(SpanFields.model_fields)
-        fields = self.model_dump(mode="json", exclude=ignored)
-        return fields | {"spans": self.spans()}
+        return self.model_dump(mode="json", exclude=ignored | {"num_examples"})
 
 
 def load_settings(

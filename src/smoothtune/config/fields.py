@@ -6,11 +6,12 @@ which command will run.
 
 from __future__ import annotations
 
+import csv
 from dataclasses import dataclass
 from types import UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from smoothtune.catalog import described_task_types
 
@@ -42,6 +43,17 @@ def _as_encoding(value: str) -> str:
     return value
 
 
+def _items(value: Any) -> Any:
+    """The items of ``1,2.5``; a name that holds a comma stands in double quotes."""
+    if isinstance(value, str):
+        value = [item.strip() for item in next(csv.reader([value or " "], skipinitialspace=True))]
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = [value]
+    return tuple(value) if isinstance(value, list) else value
+
+
+COMMAS = BeforeValidator(_items)
+"""Before a tuple that may be typed as one text with commas; its numbers are not strict."""
 Name = Annotated[str, Field(min_length=1), AfterValidator(_as_file_name)]
 Seed = Annotated[int, Field(ge=0, lt=2**32)]
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""Checks that need no torch: names of methods, tasks and fields, their types, and combinations.
+"""Checks of a run beyond its fields' types: methods, task, and what needs or excludes what.
 
-What the methods' own classes check is in `smoothtune.config.checks`.
+All but `check_methods`, which asks the methods' classes, need no torch.
 """
 
 from __future__ import annotations
@@ -54,29 +54,55 @@ def name_methods(draft: Draft) -> None:
 
 
 def check_names(draft: Draft) -> None:
-    """Report unknown methods, and fields of methods that are unknown or of the wrong type."""
+    """Report unknown methods and fields of methods; `check_methods` looks at the values."""
     name_methods(draft)
     for name, fields in draft.values["methods"].items():
         if name == AUTO:
             message = "tunes first, which only `smoothtune train` does, and it stands alone"
             draft.report(("methods", name), message)
-            continue
-        if catalog.is_of_others(name):
-            continue
-        if name not in catalog.known_methods():
-            known = [*catalog.known_methods(), *catalog.offered_methods()]
-            draft.report(("methods", name), unknown("method", name, known))
-            continue
-        model = catalog.fields_model(name)
-        try:
-            model(**fields)
-        except ValidationError as error:
-            for detail in error.errors():
-                listed = f"the list of `smoothtune methods {name}`"
-                message = message_of(detail, list(model.model_fields), listed)
-                draft.report(("methods", name, *detail["loc"]), message)
+        elif name in catalog.known_methods():
+            names, listed = catalog.field_names(name), f"the list of `smoothtune methods {name}`"
+            for field in fields.keys() - set(names):
+                message = unknown("field", str(field), names, listed)
+                draft.report(("methods", name, field), message)
+        elif not catalog.is_of_others(name):
+            names = [*catalog.known_methods(), *catalog.offered_methods()]
+            draft.report(("methods", name), unknown("method", name, names))
     if not draft.values["methods"] and not draft.problems:
         draft.report(("methods",), "is empty; for plain fine-tuning leave it out or write plain")
+
+
+def check_methods(draft: Draft) -> None:
+    """Let the class of every method validate its fields, and fill in its defaults.
+
+    Raises:
+        ConfigError: with all problems found so far.
+    """
+    check_names(draft)
+    draft.stop_at_problems()
+    from smoothtune.methods.find import find_method  # imports torch
+
+    for name, fields in draft.values["methods"].items():
+        try:
+            cls = find_method(name)
+            draft.values["methods"][name] = plain_data(cls(**fields).settings())
+        except ValidationError as error:
+            choices = list(cls.__pydantic_fields__)  # type: ignore[attr-defined]
+            for detail in error.errors():
+                message = message_of(detail, choices, f"the list of `smoothtune methods {name}`")
+                draft.report(("methods", name, *detail["loc"]), message)
+        except ValueError as error:
+            draft.report(("methods", name), str(error))
+    draft.stop_at_problems()
+
+
+def plain_data(value: Any) -> Any:
+    """Tuples as lists, as YAML and JSON have them, so that a configuration round-trips."""
+    if isinstance(value, Mapping):
+        return {key: plain_data(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_data(item) for item in value]
+    return value
 
 
 def clipping_methods(names: Iterable[str]) -> list[str]:
@@ -148,40 +174,35 @@ def _check_fields_of_type(draft: Draft, task_type: str) -> None:
 def check_combinations(draft: Draft) -> None:
     """Report fields that need or exclude one another."""
     values = draft.values
-    if values.get("unlabeled") is not None and set(values["methods"]) <= {"plain"}:
-        draft.report(("unlabeled",), "needs a method that works without labels")
-    if values.get("merge_adapter") and values.get("lora") is None:
-        draft.report(("merge_adapter",), "needs lora")
-    if values.get("frozen_weights", "float32") != "float32":
-        if values.get("lora") is None:
-            draft.report(("frozen_weights",), "needs lora, as other weights are not frozen")
-        if not values.get("bf16"):
-            draft.report(("frozen_weights",), "needs bf16: true, which what is trained computes in")
-        if values.get("merge_adapter"):
-            message = "would round the adapters to the frozen weights: leave it out"
-            draft.report(("merge_adapter",), message)
-    if values.get("from_scratch") and values.get("lora") is not None:
-        message = "trains all weights, as there are none to adapt: leave lora out"
-        draft.report(("from_scratch",), message)
-    watched = [name for name in BEST if values.get(name)]
-    strategy = values.get("eval_strategy", "epoch")
-    for name in watched:
-        if strategy == "no":
-            draft.report((name,), "needs evaluations in training: eval_strategy: epoch or steps")
-    if not watched:
-        for name in ("metric_for_best_model", "greater_is_better", "early_stopping_threshold"):
-            if values.get(name):
-                draft.report((name,), f"needs {' or '.join(BEST)}")
-    if values.get("load_best_model_at_end"):
-        if values.get("save_strategy", "no") not in ("no", strategy):
-            message = f"must be {strategy} with load_best_model_at_end; leave it out"
-            draft.report(("save_strategy",), message)
-        if values.get("lora") is not None:
-            draft.report(("load_best_model_at_end",), "is not verified with lora; leave it out")
-    for name in ("hub_model_id", "hub_private_repo"):
-        if values.get(name) is not None and not values.get("push_to_hub"):
-            draft.report((name,), "needs push_to_hub")
-    clips = clipping_methods(values["methods"])
-    if clips and values.get("max_grad_norm"):
+    plain = set(values["methods"]) <= {"plain"}
+    draft.refuse("needs a method that works without labels", "unlabeled", unless=not plain)
+    if clips := clipping_methods(values["methods"]):
         message = f"must be 0 with {clips[0]}, which clips gradients itself; leave it out"
-        draft.report(("max_grad_norm",), message)
+        draft.refuse(message, "max_grad_norm")
+
+    lora = values.get("lora") is not None
+    draft.refuse("needs lora", "merge_adapter", unless=lora)
+    if lora:
+        message = "trains all weights, as there are none to adapt: leave lora out"
+        draft.refuse(message, "from_scratch")
+        draft.refuse("is not verified with lora; leave it out", "load_best_model_at_end")
+    if values.get("frozen_weights", "float32") != "float32":
+        message = "needs lora, as other weights are not frozen"
+        draft.refuse(message, "frozen_weights", unless=lora)
+        message = "needs bf16: true, which what is trained computes in"
+        draft.refuse(message, "frozen_weights", unless=bool(values.get("bf16")))
+        message = "would round the adapters to the frozen weights: leave it out"
+        draft.refuse(message, "merge_adapter")
+
+    strategy = values.get("eval_strategy", "epoch")
+    if strategy == "no":
+        draft.refuse("needs evaluations in training: eval_strategy: epoch or steps", *BEST)
+    if not any(values.get(name) for name in BEST):
+        scores = ("metric_for_best_model", "greater_is_better", "early_stopping_threshold")
+        draft.refuse(f"needs {' or '.join(BEST)}", *scores)
+    if values.get("load_best_model_at_end"):
+        message = f"must be {strategy} with load_best_model_at_end; leave it out"
+        saved = values.get("save_strategy") in ("no", strategy)
+        draft.refuse(message, "save_strategy", unless=saved)
+    if not values.get("push_to_hub"):
+        draft.refuse("needs push_to_hub", "hub_model_id", "hub_private_repo")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
-from smoothtune.config.draft import Draft
 from smoothtune.config.fields import (
     DATA,
     MODEL,
@@ -41,16 +39,3 @@ class Prediction(SpanFields, DataFields):
     model's folder."""
     overwrite: Annotated[bool, OUTPUT] = False
     """Replace the file."""
-
-
-def load_prediction(options: Mapping[str, Any]) -> Prediction:
-    """The settings that a command line describes; None in `options` means not given.
-
-    Raises:
-        ConfigError: with everything that is wrong, each with option and field.
-    """
-    draft = Draft()
-    draft.put_options(options)
-    settings = draft.validated(Prediction)
-    draft.stop_at_problems()
-    return settings

@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import TypeAdapter, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
 from smoothtune.config.draft import Draft
 from smoothtune.config.names import (
     check_combinations,
+    check_methods,
     check_names,
     check_task,
     clipping_methods,
@@ -28,25 +29,20 @@ class RunConfig(RunFields):
 
     @model_validator(mode="before")
     @classmethod
-    def _one_batch_of_each_kind(cls, given: Any) -> Any:
-        """The updates of a run with unlabeled rows have as many labeled ones as those without."""
-        if not isinstance(given, Mapping):
-            return given
-        if given.get("unlabeled") is None:  # it says nothing, and records have what was the default
-            return {"alternate": "step", **given}
-        half = given.get("alternate", "batch") == "batch"
-        return {"gradient_accumulation_steps": 2, **given} if half else given
+    def _one_batch_of_each_kind(cls, values: Any) -> Any:
+        """Updates have as many labeled rows with unlabeled ones beside them as without."""
+        if not isinstance(values, Mapping) or values.get("unlabeled") is None:
+            return values
+        half = values.get("alternate", "batch") == "batch"
+        return {"gradient_accumulation_steps": 2, **values} if half else values
 
     @field_validator("methods", mode="before")
     @classmethod
     def _complete_methods(cls, value: Any) -> Any:
-        from smoothtune.config.checks import check_methods
-
         draft = Draft()
         draft.put("methods", value, "")
         try:
             check_methods(draft)
-            draft.stop_at_problems()
         except ConfigError as error:
             raise ValueError("; ".join(map(str, error.problems))) from error
         return draft.values["methods"]
@@ -55,10 +51,7 @@ class RunConfig(RunFields):
         """New instances of the configured methods."""
         from smoothtune.methods.find import find_method
 
-        return [
-            TypeAdapter(find_method(name)).validate_python(fields)
-            for name, fields in self.methods.items()
-        ]
+        return [find_method(name)(**fields) for name, fields in self.methods.items()]
 
     def method_versions(self) -> dict[str, int]:
         """Version of each configured method's code, which is part of a run's identity."""
@@ -80,14 +73,18 @@ class RunConfig(RunFields):
             include: only these fields; None: all.
             exclude_defaults: leave out what has its default.
         """
-        silent = {"alternate"} if self.unlabeled is None else set()
         return self.model_dump(
-            mode="json", include=include, exclude=silent, exclude_defaults=exclude_defaults
+            mode="json", include=include, exclude=self._silent(), exclude_defaults=exclude_defaults
         )
 
     def identity(self) -> dict[str, Any]:
         """The fields that decide the result: two runs with the same identity are the same run."""
-        return self.model_dump(mode="json", exclude={"cost_steps", *OUTPUT_FIELDS})
+        exclude = {"cost_steps", *OUTPUT_FIELDS, *self._silent()}
+        return self.model_dump(mode="json", exclude=exclude)
+
+    def _silent(self) -> set[str]:
+        """Fields that say nothing of this run."""
+        return {"alternate"} if self.unlabeled is None else set()
 
 
 def load_config(
@@ -111,13 +108,8 @@ def load_config(
         ConfigError: with all problems, each with file, line and field.
     """
     draft = read_config(file, overrides, options, methods)
-    from smoothtune.config.checks import check_methods
-
     check_methods(draft)
-    draft.stop_at_problems()
-    config = draft.validated(RunConfig)
-    draft.stop_at_problems()
-    return config
+    return draft.validated(RunConfig)
 
 
 def read_config(

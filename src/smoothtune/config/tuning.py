@@ -8,15 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from smoothtune.config.draft import Draft
-from smoothtune.config.fields import SEARCH, Count, Fields
+from smoothtune.config.fields import COMMAS, SEARCH, Count, Fields
 from smoothtune.config.names import (
     AUTO,
     BEST,
     TUNE,
     check_combinations,
+    check_methods,
     check_names,
     check_task,
     name_methods,
@@ -41,20 +42,8 @@ NOT_OFFERED = {*SEARCHED, *UNLABELED, *CHECKPOINT, "cost_steps"}
 """Fields of a run that `smoothtune tune` has no option for."""
 
 
-def _numbers(value: Any) -> Any:
-    """``1e-5,3e-4`` or a list as a tuple of numbers."""
-    if isinstance(value, str):
-        try:
-            value = [float(part) for part in value.split(",")]
-        except ValueError as error:
-            raise ValueError(f"{value!r} is no list of numbers; write 1,2.5") from error
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = [value]
-    return tuple(value) if isinstance(value, list) else value
-
-
 Numbers = Annotated[
-    tuple[Annotated[float, Field(gt=0)], ...], BeforeValidator(_numbers), Field(min_length=1)
+    tuple[Annotated[float, Field(gt=0, strict=False)], ...], COMMAS, Field(min_length=1)
 ]
 
 
@@ -143,8 +132,8 @@ def load_tune(
         if name in draft.values:
             draft.report((name,), hint)
     names = TuneSettings.model_fields
-    found = {name: draft.values.pop(name) for name in names if name in draft.values}
-    return replace(_tune(draft, found), notes=notes)
+    settings = {name: draft.values.pop(name) for name in names if name in draft.values}
+    return replace(_tune(draft, settings), notes=notes)
 
 
 def _read_as_search(draft: Draft) -> tuple[str, ...]:
@@ -198,34 +187,29 @@ def load_auto(
         )
         draft.report(("methods", AUTO), message)
     place = draft.place(("methods", AUTO))
-    found = dict(named[AUTO])
-    tried = found.pop("methods", None)
+    settings = dict(named[AUTO])
+    tried = settings.pop("methods", None)
     del draft.values["methods"]
     if tried is not None:
         draft.put("methods", tried, place)
     for name, field in (("learning_rates", "learning_rate"), ("epochs", "num_train_epochs")):
         if field in draft.values:
-            found[name] = draft.values[field]
-    for name in found:
+            settings[name] = draft.values[field]
+    for name in settings:
         draft.places.setdefault((name,), place)
-    return _tune(draft, found)
+    return _tune(draft, settings)
 
 
-def _tune(draft: Draft, found: Mapping[str, Any]) -> Tune:
+def _tune(draft: Draft, own: Mapping[str, Any]) -> Tune:
     """A search from the fields of its run and its own settings."""
     if draft.values.get("max_steps", -1) != -1:
         draft.report(("max_steps",), "does not go with a search over epochs; leave it out")
-    for name in UNLABELED:
-        if name in draft.values:
-            draft.report((name,), "does not work with a search yet; leave it out")
-    for name in BEST:
-        if draft.values.get(name):
-            message = (
-                "would choose a checkpoint by the rows that a trial is scored on; leave it out"
-            )
-            draft.report((name,), message)
-    if draft.values.get("label_noise"):
-        draft.report(("label_noise",), "would spoil the labels that are searched on; leave it out")
+    message = "does not work with a search yet; leave it out"
+    draft.refuse(message, *UNLABELED)
+    message = "would choose a checkpoint by the rows that a trial is scored on; leave it out"
+    draft.refuse(message, *BEST)
+    message = "would spoil the labels that are searched on; leave it out"
+    draft.refuse(message, "label_noise")
     chosen = "methods" in draft.values
     if not chosen:
         draft.values["methods"] = list(DEFAULT_METHODS)
@@ -238,11 +222,9 @@ def _tune(draft: Draft, found: Mapping[str, Any]) -> Tune:
     check_task(draft)
     if chosen:
         check_combinations(draft)
-    settings = draft.validated(TuneSettings, found)
+    settings = draft.validated(TuneSettings, own)
     draft.stop_at_problems()
-    from smoothtune.config.checks import check_methods
-
-    check_methods(draft)  # across the fields of each
+    check_methods(draft)
     draft.values["methods"] = {PLAIN: {}}
     run = draft.validated(RunConfig)
     draft.stop_at_problems()

@@ -15,59 +15,16 @@ from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
 from smoothtune.methods import METHODS
 from smoothtune.methods.equation import latex, plain
 
-_SAID_ELSEWHERE = ("title", "description", "default", "additionalProperties", "required")
-_NAMED = ("properties", "$defs")
-
 
 def catalog_of_methods() -> dict[str, Any]:
     """What ``catalog.json`` holds of every method."""
     return {
         name: {
             "description": describe(cls).as_dict(),
-            "schema": _types_alone(TypeAdapter(cls).json_schema()),
             "clips_gradients": cls.declared.clips_gradients,
-            "independent": independent_fields(cls),
         }
         for name, cls in METHODS.items()
     }
-
-
-def independent_fields(cls: type[Regularizer]) -> list[str]:
-    """Fields of which any value of their type is right, whatever the others are.
-
-    They are those that making an instance does not look at, and what every term of a loss has;
-    weight and share are right as long as one alone is given.
-    """
-    seen: set[str] = set()
-
-    class Watched(cls):  # type: ignore[valid-type, misc]
-        def __getattribute__(self, name: str) -> Any:
-            seen.add(name)
-            return super().__getattribute__(name)
-
-    default = cls()
-    watched = object.__new__(Watched)
-    watched.__dict__.update(default.__dict__)
-    watched.__post_init__()
-    own = [name for name in _in_order(cls) if name in cls.__pydantic_fields__]  # type: ignore[attr-defined]
-    common = set(Penalty.__pydantic_fields__) if issubclass(cls, Penalty) else set()  # type: ignore[attr-defined]
-    if issubclass(cls, Penalty) and cls.why_all_rows():
-        common -= {"rows"}
-        seen.add("rows")
-    return [name for name in own if name in common or name not in seen]
-
-
-def _types_alone(schema: Any) -> Any:
-    """A JSON schema of fields without titles, descriptions and defaults."""
-    if isinstance(schema, list):
-        return [_types_alone(each) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    kept = {key: each for key, each in schema.items() if key not in _SAID_ELSEWHERE}
-    for key in _NAMED:
-        if key in kept:  # names of fields, which may be those of keywords
-            kept[key] = {name: _types_alone(each) for name, each in kept[key].items()}
-    return {key: each if key in _NAMED else _types_alone(each) for key, each in kept.items()}
 
 
 def describe(cls: type[Regularizer] | str) -> MethodDescription:

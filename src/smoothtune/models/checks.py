@@ -124,12 +124,12 @@ def check_config(
     where = f"config.json of {model}"
     for part in [config, *(getattr(config, name, None) for name in config.sub_configs)]:
         for field in ("_attn_implementation", "_experts_implementation"):
-            asked = getattr(part, field, None)
-            if not (asked is None or (isinstance(asked, str) and _is_built_in(asked))):
-                if trust_remote_code and isinstance(asked, str):
+            kernel = getattr(part, field, None)
+            if not (kernel is None or (isinstance(kernel, str) and _is_built_in(kernel))):
+                if trust_remote_code and isinstance(kernel, str):
                     continue
                 raise ModelError(
-                    f"{where} sets {field.strip('_')} to {asked!r}, code that is not part of "
+                    f"{where} sets {field.strip('_')} to {kernel!r}, code that is not part of "
                     "transformers: remove the field, or give --trust-remote-code if you trust it"
                 )
         quantization = getattr(part, "quantization_config", None)
@@ -180,15 +180,15 @@ def refuse_new_weights(
     if not lacking and not wrong:
         return
     total = sum(name.startswith(inside) for name in names)
-    told = [f"lacks {name}" for name in lacking[:MOST_NAMED]]
-    told += [
+    gaps = [f"lacks {name}" for name in lacking[:MOST_NAMED]]
+    gaps += [
         f"has {name} of size {_shape(sizes[name][0])}, not {_shape(sizes[name][1])}"
-        for name in wrong[: MOST_NAMED - len(told)]
+        for name in wrong[: MOST_NAMED - len(gaps)]
     ]
-    if len(lacking) + len(wrong) > len(told):
-        told.append(f"and so on: {len(lacking) + len(wrong)} of {total} weights")
+    if len(lacking) + len(wrong) > len(gaps):
+        gaps.append(f"and so on: {len(lacking) + len(wrong)} of {total} weights")
     raise ModelError(
-        f"the weights of {source} do not fit its config.json. The file {'; '.join(told)}. These "
+        f"the weights of {source} do not fit its config.json. The file {'; '.join(gaps)}. These "
         "would be random: get the model again. If they are to be new, give allow_new_weights: true "
         "(--allow-new-weights), or from_scratch: true for all"
     )

@@ -113,18 +113,33 @@ def new_classifier(base: Base, task: Task, *, seed: int) -> tuple[PreTrainedMode
     Raises:
         ModelError: transformers has no such model for the task.
     """
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = _with_head(base, task)
+    return model, [name for name, _ in model.named_parameters()]
+
+
+def empty_classifier(base: Base, task: Task) -> PreTrainedModel:
+    """The model with a head for the task, without weights: on the meta device.
+
+    Raises:
+        ModelError: transformers has no such model for the task.
+    """
+    with torch.device("meta"):
+        return _with_head(base, task)
+
+
+def _with_head(base: Base, task: Task) -> PreTrainedModel:
     fields = (
         base.config.to_dict() | task.head.config() | {"pad_token_id": base.tokenizer.pad_token_id}
     )
     config = base.config.__class__.from_dict(fields)
     config.dtype = torch.float32
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        with only_model_errors(f"the model {base.source} cannot be made"), quiet():
-            model: PreTrainedModel = task.auto_model.from_config(
-                config, trust_remote_code=base.trust_remote_code
-            )
-    return model, [name for name, _ in model.named_parameters()]
+    with only_model_errors(f"the model {base.source} cannot be made"), quiet():
+        model: PreTrainedModel = task.auto_model.from_config(
+            config, trust_remote_code=base.trust_remote_code
+        )
+    return model
 
 
 def load_classifier(
@@ -154,7 +169,11 @@ def load_classifier(
     """
     refuse_adapter(base)
     quantized = frozen_weights in ("8bit", "4bit")
-    stored = stored_as(frozen_weights, _outside(base, task) if quantized else [])
+    head = list[str]()  # modules outside the base model
+    if quantized:
+        empty = empty_classifier(base, task)
+        head = [name for name, _ in empty.named_children() if name != empty.base_model_prefix]
+    stored = stored_as(frozen_weights, head)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model, new = _from_files(base, task, allow_new_weights=allow_new_weights, **stored)
@@ -195,24 +214,12 @@ def _from_files(
 
 
 def refuse_adapter(base: Base) -> None:
-    """Refuse a folder of adapters as the base of a training.
-
-    Raises:
-        ModelError: it is one.
-    """
+    """Raise ModelError for a folder of adapters, which is no base of a training."""
     if is_adapter(base.source):
         raise ModelError(
             f"{base.source} holds an adapter: train on the model it was made for, or on a model "
             "written with --merge-adapter"
         )
-
-
-def _outside(base: Base, task: Task) -> list[str]:
-    """Names of the modules outside the base model, its head among them."""
-    config = base.config.__class__.from_dict(base.config.to_dict() | task.head.config())
-    with torch.device("meta"), only_model_errors(f"the model {base.source} cannot be made"):
-        model = task.auto_model.from_config(config, trust_remote_code=base.trust_remote_code)
-    return [name for name, _ in model.named_children() if name != model.base_model_prefix]
 
 
 def start_at_mean(model: PreTrainedModel, new_weights: list[str], scores: Iterable[float]) -> bool:

@@ -18,15 +18,15 @@ def num_positions(model: nn.Module) -> int | None:
     Some tables hold entries that no token gets: RoBERTa counts from the number of its padding
     token, OPT and BART from an `offset`.
     """
-    found = []
+    limits = []
     for name, module in model.named_modules():
         own = name.rpartition(".")[2]
         is_table = isinstance(module, nn.Embedding) and ("position" in own or own == "wpe")
         if is_table and not any(word in own for word in RELATIVE):
             padding, offset = module.padding_idx, getattr(module, "offset", 0)
             unused = offset if padding is None or offset else padding + 1
-            found.append(module.num_embeddings - unused)
-    return min(found, default=None)
+            limits.append(module.num_embeddings - unused)
+    return min(limits, default=None)
 
 
 def check_lengths(model: nn.Module, rows: Dataset, what: str = "the data") -> None:

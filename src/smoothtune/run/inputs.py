@@ -101,8 +101,8 @@ def read_inputs(config: RunConfig, console: Console) -> Inputs:
         console.print(prepared.report)
     else:
         say(console, str(prepared.report))
-    if told := without_header(config, prepared.task):
-        say(console, told)
+    if remark := without_header(config, prepared.task):
+        say(console, remark)
     if unlabeled is not None:
         say(console, f"unlabeled: {counted(len(unlabeled[0]), 'row')} of {config.unlabeled}")
     return Inputs(base, prepared, weights, unlabeled, class_weights(config, prepared))

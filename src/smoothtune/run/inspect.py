@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
-from smoothtune.console import quiet, say
+from smoothtune.console import say
 from smoothtune.core.objective import Objective
 from smoothtune.core.support import refuse
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import ConfigError, DataError, ModelError, OutputError, counted
-from smoothtune.models.checks import only_model_errors
 from smoothtune.models.load import (
     check_weights_exist,
     check_weights_fit,
+    empty_classifier,
     load_base,
     refuse_adapter,
 )
@@ -79,7 +78,7 @@ def other_problems(config: RunConfig, first: Exception) -> list[Exception]:
     Returns:
         At most one error of each; those that say the same as the first are left out.
     """
-    task, found = configured_task(config), list[Exception]()
+    task, errors = configured_task(config), list[Exception]()
     source = config.data or task.hub_id or ""
     for check in (
         lambda: refuse_folder(Path(config.output_dir), config),
@@ -92,8 +91,8 @@ def other_problems(config: RunConfig, first: Exception) -> list[Exception]:
             check()
         except (ConfigError, DataError, ModelError, OutputError) as error:
             if str(error) != str(first):
-                found.append(error)
-    return found
+                errors.append(error)
+    return errors
 
 
 def empty_model(config: RunConfig, inputs: Inputs) -> Any:
@@ -112,13 +111,7 @@ def empty_model(config: RunConfig, inputs: Inputs) -> Any:
         stored_as(config.frozen_weights, [])
         if not config.allow_new_weights:
             check_weights_fit(base, task)
-    described = base.config.__class__.from_dict(base.config.to_dict() | task.head.config())
-    with (
-        only_model_errors(f"the model {base.source} cannot be made"),
-        torch.device("meta"),
-        quiet(),
-    ):
-        model = task.auto_model.from_config(described, trust_remote_code=base.trust_remote_code)
+    model = empty_classifier(base, task)
     check_rows(model, inputs)
     return model
 
@@ -175,30 +168,30 @@ def number_of_steps(config: RunConfig, inputs: Inputs) -> int:
     return math.ceil(config.num_train_epochs * max(1, math.ceil(batches / labeled)) * turns)
 
 
-def plan_of(config: RunConfig, found: Inspected) -> dict[str, Any]:
+def plan_of(config: RunConfig, inspected: Inspected) -> dict[str, Any]:
     """What a run would do, as plain data."""
     return {
-        "task": found.inputs.task.name,
+        "task": inspected.inputs.task.name,
         "model": config.model,
-        "parameters": found.parameters,
-        "adapters": found.adapters or None,
+        "parameters": inspected.parameters,
+        "adapters": inspected.adapters or None,
         "methods": config.methods,
-        "data": found.inputs.prepared.report.to_dict(),
-        "steps": found.steps,
+        "data": inspected.inputs.prepared.report.to_dict(),
+        "steps": inspected.steps,
         "output_dir": config.output_dir,
     }
 
 
-def show_plan(config: RunConfig, found: Inspected, console: Console) -> None:
+def show_plan(config: RunConfig, inspected: Inspected, console: Console) -> None:
     """Print what a run would do, after the summary of its data."""
-    rows = len(found.inputs.prepared.train)
+    rows = len(inspected.inputs.prepared.train)
     batch = config.per_device_train_batch_size * config.gradient_accumulation_steps
     length = "" if config.max_steps > 0 else f", {counted(f'{config.num_train_epochs:g}', 'epoch')}"
-    say(console, f"model {config.model}: {found.parameters / 1e6:.1f}M parameters")
-    if found.adapters:
-        say(console, found.adapters)
+    say(console, f"model {config.model}: {inspected.parameters / 1e6:.1f}M parameters")
+    if inspected.adapters:
+        say(console, inspected.adapters)
     say(console, f"methods: {' + '.join(config.methods)}")
-    updates = f"{counted(found.steps, 'update')} of {counted(batch, 'row')}"
+    updates = f"{counted(inspected.steps, 'update')} of {counted(batch, 'row')}"
     both = config.unlabeled is not None and config.alternate == "batch"
     half = ", half of them unlabeled" if both else ""
     say(console, f"{updates}{half}, {counted(rows, 'training row')}{length}")

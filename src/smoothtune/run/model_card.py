@@ -64,5 +64,5 @@ def _model_index(result: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _described(name: str) -> MethodDescription:
     """A method of the run under the name that the run has for it."""
-    found = describe(find_method(name))
-    return replace(found, name=name, title=found.title or name)
+    description = describe(find_method(name))
+    return replace(description, name=name, title=description.title or name)

@@ -1,4 +1,4 @@
-"""The output folder of a run: locking, resuming, and publishing the finished model.
+"""The output folder of a run: locking, resuming, publishing and uploading the finished model.
 
 While a run goes on, the folder holds ``run.json`` (the configuration) and ``checkpoints/``. The
 model is written to a hidden folder first and moved in file by file, ``result.json`` last: a folder
@@ -15,12 +15,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
+import huggingface_hub
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from rich.console import Console
 
 from smoothtune.config.draft import message_of
 from smoothtune.config.names import TUNE
 from smoothtune.config.run import RunConfig
-from smoothtune.config.run_fields import LATER_DEFAULTS
+from smoothtune.console import quiet, say
 from smoothtune.errors import OutputError, changed_fields, dotted
 from smoothtune.files import (
     CARD,
@@ -31,6 +33,7 @@ from smoothtune.files import (
     owned,
     read_json,
     refuse_other_files,
+    why_not_written,
     write_json,
 )
 from smoothtune.run.processes import world_size
@@ -77,7 +80,10 @@ def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
             nothing to resume.
     """
     with owned(Path(config.output_dir)) as folder:
-        _check_folder(folder, config, resume)
+        refuse_folder(folder, config, resume=resume)
+        shutil.rmtree(folder / STAGING, ignore_errors=True)
+        if config.overwrite_output_dir and not resume:
+            remove_all(folder / CHECKPOINTS)
         started = {"config": config.in_force(), "world_size": world_size()}
         write_json(folder / STARTED, started | {"method_versions": config.method_versions()})
         yield folder
@@ -119,11 +125,61 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
         remove_all(folder / CHECKPOINTS)
 
 
-def _check_folder(folder: Path, config: RunConfig, resume: bool) -> None:
-    refuse_folder(folder, config, resume=resume)
-    shutil.rmtree(folder / STAGING, ignore_errors=True)
-    if config.overwrite_output_dir and not resume:
-        remove_all(folder / CHECKPOINTS)
+@contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Say of a failed write what to do; what was unfinished is removed.
+
+    Raises:
+        OutputError: the disk is full, or may not be written.
+    """
+    try:
+        yield
+    except Exception as error:  # of libraries that write, some have no class of their own
+        cause = error.__cause__ if isinstance(error, OutputError) else error
+        why = why_not_written(cause) if isinstance(cause, Exception) else ""
+        if not why:
+            raise
+        shutil.rmtree(folder / STAGING, ignore_errors=True)
+        saved = newest_checkpoint(folder).folder
+        again = " and --resume-from-checkpoint" if saved else ""
+        raise OutputError(
+            f"the model cannot be written to {folder}: {why}; make room or give the right to "
+            f"write, and run the same command{again}"
+        ) from error
+
+
+def push(config: RunConfig, result: dict[str, Any], console: Console) -> None:
+    """Upload the model, its card and ``result.json``, if the run says so; nothing else.
+
+    Args:
+        config: the run.
+        result: the content of ``result.json``, with the names of the files.
+        console: gets the address.
+
+    Raises:
+        OutputError: the hub does not take it; the folder on disk is complete.
+    """
+    if not config.push_to_hub:
+        return
+    folder = Path(config.output_dir)
+    name = config.hub_model_id or folder.resolve().name
+    try:
+        with quiet():
+            repository = huggingface_hub.create_repo(
+                name, private=config.hub_private_repo, exist_ok=True
+            )
+            huggingface_hub.upload_folder(
+                repo_id=repository.repo_id,
+                folder_path=folder,
+                allow_patterns=[*result["files"], RESULT],
+                commit_message="Model trained with smoothtune",
+            )
+    except Exception as error:  # of the network, of rights, of names
+        raise OutputError(
+            f"{folder} is complete, but could not be uploaded to {name}: {error}; log in with "
+            "`hf auth login` and give the same command again, which only uploads"
+        ) from error
+    say(console, f"uploaded to {repository}")
 
 
 def refuse_folder(folder: Path, config: RunConfig, *, resume: bool = False) -> None:
@@ -198,16 +254,11 @@ def _changed(record: Mapping[str, Any], config: RunConfig, *, resume: bool = Fal
 
     A resumed run may cut its updates otherwise, over more processes or fewer.
     """
-    recorded = (
-        LATER_DEFAULTS
-        | dict(record.get("config", {}))
-        | {"versions of methods": record.get("method_versions")}
-        | {"world_size": record.get("world_size", 1)}
-    )
+    recorded = dict(record.get("config", {}))
+    recorded |= {"versions of methods": record.get("method_versions")}
+    recorded |= {"world_size": record.get("world_size", 1)}
     current = config.identity() | {"versions of methods": config.method_versions()}
     current["world_size"] = world_size()
-    if config.unlabeled is None:
-        current.pop("alternate")  # says nothing
     if resume and _examples(recorded) == _examples(current):
         current = {name: value for name, value in current.items() if name not in CUT}
     return changed_fields(recorded, current)

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from logging import ERROR, getLogger
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import datasets
 import torch
@@ -19,9 +19,13 @@ import torch.distributed as dist
 from accelerate import PartialState
 from accelerate.utils import broadcast_object_list
 from rich.console import Console
+from torch import Tensor, nn
+from transformers import Trainer
 from transformers.utils import logging
 
+from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, Problem
+from smoothtune.nn.architecture import blocks, unwrap
 
 T = TypeVar("T")
 LAUNCHED = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -50,15 +54,15 @@ def check_environment() -> None:
     Raises:
         ConfigError: a number is none, or one of several variables is missing.
     """
-    said = {name: os.environ[name] for name in LAUNCHED if name in os.environ}
-    numbers = {name: text.strip().removeprefix("-") for name, text in said.items()}  # -1: none
-    wrong = [name for name in said if name != "MASTER_ADDR" and not numbers[name].isdigit()]
-    several = not wrong and int(said.get("WORLD_SIZE", "1")) > 1
-    missing = [name for name in LAUNCHED if several and name not in said]
+    values = {name: os.environ[name] for name in LAUNCHED if name in os.environ}
+    numbers = {name: text.strip().removeprefix("-") for name, text in values.items()}  # -1: none
+    wrong = [name for name in values if name != "MASTER_ADDR" and not numbers[name].isdigit()]
+    several = not wrong and int(values.get("WORLD_SIZE", "1")) > 1
+    missing = [name for name in LAUNCHED if several and name not in values]
     if wrong:
-        problem = f"{wrong[0]} is {said[wrong[0]]!r}, no whole number"
+        problem = f"{wrong[0]} is {values[wrong[0]]!r}, no whole number"
     elif missing:
-        problem = f"WORLD_SIZE is {said['WORLD_SIZE']}, but {' and '.join(missing)} are not set"
+        problem = f"WORLD_SIZE is {values['WORLD_SIZE']}, but {' and '.join(missing)} are not set"
     else:
         return
     message = f"{problem}: start several processes with torchrun, or unset it to train in one"
@@ -84,8 +88,8 @@ def from_main(function: Callable[[], T]) -> T:
     """What a function returns in the main process, for all; called there alone."""
     if not _together():
         return function()
-    found = [function() if is_main() else None]
-    value: T = broadcast_object_list(found)[0]
+    result = [function() if is_main() else None]
+    value: T = broadcast_object_list(result)[0]
     return value
 
 
@@ -134,3 +138,35 @@ def part() -> None:
 
 def _together() -> bool:
     return dist.is_available() and dist.is_initialized()
+
+
+def prepare_shards(trainer: Trainer, model: nn.Module, config: RunConfig) -> None:
+    """Refuse what needs whole weights, and let every block be one unit unless others are named.
+
+    Without names accelerate takes the model's `_no_split_modules`; with BERT's it fails, as it
+    would shard the word embeddings twice.
+
+    Raises:
+        ConfigError: adapters are to be merged.
+    """
+    if config.merge_adapter:
+        message = (
+            "no process has the whole weights that adapters are merged into with FSDP2: leave it "
+            "out and merge after the run, with peft's merge_and_unload, or start it with DDP"
+        )
+        raise ConfigError([Problem("", "merge_adapter", message)])
+    plugin: Any = trainer.accelerator.state.fsdp_plugin
+    if plugin.transformer_cls_names_to_wrap is None:
+        names = {type(block).__name__ for block in blocks(unwrap(model))}
+        plugin.transformer_cls_names_to_wrap = sorted(names)
+
+
+def whole_weights(trainer: Trainer) -> dict[str, Tensor] | None:
+    """All weights by name, on the CPU, where every process has parts; None where it has all.
+
+    Every process has to call it; the main one gets the weights.
+    """
+    if not trainer.is_fsdp_enabled:
+        return None
+    weights: dict[str, Tensor] = trainer.accelerator.get_state_dict(trainer.model)
+    return weights

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -17,7 +18,7 @@ from transformers import PreTrainedModel
 from smoothtune.config.run import RunConfig
 from smoothtune.console import quiet, say
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
-from smoothtune.errors import OutputError, Stopped
+from smoothtune.errors import OutOfMemory, OutputError, Stopped, is_out_of_memory
 from smoothtune.files import CARD, RESULT, check_owned, read_json, write_atomic
 from smoothtune.memory import keep_freed_memory
 from smoothtune.models.load import Base
@@ -30,11 +31,18 @@ from smoothtune.run.callbacks import (
     StopOnSignal,
     Stopwatch,
 )
-from smoothtune.run.failures import naming_memory, writing
-from smoothtune.run.hub import push
+from smoothtune.run.cost import step_cost
 from smoothtune.run.inputs import Inputs, prepare_model, read_inputs
 from smoothtune.run.model_card import model_card
-from smoothtune.run.output import STAGING, claimed, finished_result, newest_checkpoint, publish
+from smoothtune.run.output import (
+    STAGING,
+    claimed,
+    finished_result,
+    newest_checkpoint,
+    publish,
+    push,
+    writing,
+)
 from smoothtune.run.processes import (
     console_of_main,
     from_main,
@@ -42,24 +50,19 @@ from smoothtune.run.processes import (
     join_processes,
     main_first,
     wait_for_all,
+    whole_weights,
 )
 from smoothtune.run.result import below_constant, run_result, told_kept
-from smoothtune.run.shards import whole_weights
 from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import (
     RunTrainer,
-    as_config_error,
     build_trainer,
     evaluate,
     some_examples,
 )
 from smoothtune.tasks.prepare import Prepared
-from smoothtune.trainer.cost import StepCost, measure_step_cost
 from smoothtune.trainer.manifest import ResumePoint, is_committed
 from smoothtune.trainer.trainer import save_checkpoint
-
-COST_MAX_PARAMETERS = 400_000_000
-"""Larger models are not copied to measure the cost of a step."""
 
 
 @dataclass
@@ -221,43 +224,32 @@ def fit(
     return Trained(inputs.base, inputs.prepared, model, predictions, result, weights)
 
 
-def step_cost(
-    config: RunConfig, inputs: Inputs, model: PreTrainedModel, console: Console
-) -> StepCost | None:
-    """Measure and print the cost of a step relative to plain fine-tuning.
+@contextmanager
+def naming_memory(config: RunConfig) -> Iterator[None]:
+    """Say of an error of memory which batch size was too large.
 
     Raises:
-        ConfigError: the methods do not fit the model.
+        OutOfMemory: torch, the driver or Python had no memory left.
     """
-    count, rows = config.cost_steps, inputs.prepared.train
-    if not count or list(config.methods) == ["plain"]:
-        return None
-    if config.frozen_weights != "float32":  # its plain updates need autocast
-        say(console, f"cost of a step not measured with frozen_weights: {config.frozen_weights}")
-        return None
-    if config.torch_compile:
-        say(console, "cost of a step not measured with torch_compile: copies would be compiled too")
-        return None
-    if model.num_parameters() > COST_MAX_PARAMETERS:
-        say(console, "cost of a step not measured: that needs two copies of this large model")
-        return None
-    chosen = np.random.default_rng(0).integers(
-        len(rows), size=(count, config.per_device_train_batch_size)
-    )
-    collate = inputs.task.head.collator(inputs.base.tokenizer)
-    batches = [collate([rows[int(i)] for i in batch]) for batch in chosen]
-    regularizers = config.regularizers()
-    with as_config_error():
-        for regularizer in regularizers:
-            regularizer.read_training_rows(rows, inputs.base.tokenizer)
-        cost = measure_step_cost(model, regularizers, batches)
-    on_top = "" if config.unlabeled is None else "; unlabeled batches, as many again, come on top"
-    say(
-        console,
-        f"a step with {' + '.join(config.methods)} costs {cost.ratio:.2f} times a plain step "
-        f"({cost.seconds:.3g} s and {cost.plain_seconds:.3g} s, medians of {count}){on_top}",
-    )
-    return cost
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        rows, steps = config.per_device_train_batch_size, config.gradient_accumulation_steps
+        smaller = (
+            f"per_device_train_batch_size={rows // 2} with "
+            f"gradient_accumulation_steps={steps * 2}, which is the same update; "
+            if rows > 1 and rows % 2 == 0
+            else ""
+        )
+        raise OutOfMemory(
+            f"out of memory with per_device_train_batch_size {rows}, per_device_eval_batch_size "
+            f"{config.per_device_eval_batch_size} and max_seq_length {config.max_seq_length} "
+            f"({str(error).splitlines()[0] if str(error) else type(error).__name__}); try "
+            f"{smaller}gradient_checkpointing=true, a shorter max_seq_length, a smaller "
+            "per_device_eval_batch_size or lora"
+        ) from error
 
 
 def train_to_the_end(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,14 @@ from smoothtune.config.names import clipping_methods
 from smoothtune.config.run import RunConfig
 from smoothtune.console import say
 from smoothtune.core.objective import Objective
+from smoothtune.core.regularizer import Regularizer
 from smoothtune.data.arrow import numbers
 from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.run.callbacks import EarlyStopping, EvaluationEnded
 from smoothtune.run.inputs import Inputs
 from smoothtune.run.optimizer import uncorrected
-from smoothtune.run.shards import prepare_shards
+from smoothtune.run.processes import prepare_shards
 from smoothtune.run.training_arguments import best_score, training_arguments
 from smoothtune.tasks.base import Task
 from smoothtune.trainer.regularized import all_have_acted
@@ -103,20 +104,20 @@ class RunTrainer(SmoothTrainer):
     def evaluation_loop(self, *args: Any, **kwargs: Any) -> EvalLoopOutput:
         """As the Trainer's; over several processes with the mean loss of all rows."""
         self.losses = torch.zeros(2, dtype=torch.float64)
-        found = super().evaluation_loop(*args, **kwargs)
+        output = super().evaluation_loop(*args, **kwargs)
         name = f"{kwargs.get('metric_key_prefix', 'eval')}_loss"
-        if self.args.world_size > 1 and found.metrics and name in found.metrics:
+        if self.args.world_size > 1 and output.metrics and name in output.metrics:
             total, rows = self.accelerator.reduce(self.losses.to(self.args.device)).tolist()
-            found.metrics[name] = total / rows
-        return found
+            output.metrics[name] = total / rows
+        return output
 
     def prediction_step(self, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """As the Trainer's, on the rows that count."""
         rows = 0 if inputs.pop(PADDING_BATCH, False) else rows_of(inputs)
-        found = super().prediction_step(model, inputs, *args, **kwargs)
-        if found[0] is not None and rows:
-            self.losses += torch.tensor([rows * found[0].item(), rows], dtype=torch.float64)
-        return found
+        output = super().prediction_step(model, inputs, *args, **kwargs)
+        if output[0] is not None and rows:
+            self.losses += torch.tensor([rows * output[0].item(), rows], dtype=torch.float64)
+        return output
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
         if self.args.train_sampling_strategy != "group_by_length":
@@ -174,16 +175,7 @@ def build_trainer(
     if trainer.is_fsdp_enabled:
         prepare_shards(trainer, model, config)
     if config.early_stopping_patience is not None:
-        metric, greater = best_score(config, task)
-        trainer.add_callback(
-            EarlyStopping(
-                metric,
-                greater_is_better=greater,
-                patience=config.early_stopping_patience,
-                threshold=config.early_stopping_threshold,
-                counts=partial(all_have_acted, regularizers),
-            )
-        )
+        trainer.add_callback(_early_stopping(config, task, regularizers))
     trainer.task = task
     trainer.kinds = 2 if inputs.unlabeled and config.alternate == "batch" else 1
     trainer.run_identity = {
@@ -193,7 +185,30 @@ def build_trainer(
         "base model's weights": inputs.fingerprints["base_weights"],
     }
     trainer.remove_callback(PrinterCallback)
-    attention = model.config._attn_implementation
+    _say_attention(regularizers, loaded_with, model.config._attn_implementation, console)
+    if clips := clipping_methods(config.methods):
+        say(console, f"max_grad_norm is 0: {clips[0]} clips gradients itself")
+    return trainer
+
+
+def _early_stopping(
+    config: RunConfig, task: Task, regularizers: Sequence[Regularizer]
+) -> EarlyStopping:
+    metric, greater = best_score(config, task)
+    assert config.early_stopping_patience is not None
+    return EarlyStopping(
+        metric,
+        greater_is_better=greater,
+        patience=config.early_stopping_patience,
+        threshold=config.early_stopping_threshold,
+        counts=partial(all_have_acted, regularizers),
+    )
+
+
+def _say_attention(
+    regularizers: Sequence[Regularizer], loaded_with: str, attention: str, console: Console
+) -> None:
+    """Print the attention implementation, and why it is that."""
     if attention != loaded_with:
         second = [
             regularizer.name
@@ -204,9 +219,6 @@ def build_trainer(
     else:
         why = "transformers' choice for this model; no method needs another"
     say(console, f"attention: {attention} ({why})")
-    if clips := clipping_methods(config.methods):
-        say(console, f"max_grad_norm is 0: {clips[0]} clips gradients itself")
-    return trainer
 
 
 def weighted_loss(task: Task, weights: Mapping[str, float]) -> Callable[..., Tensor]:

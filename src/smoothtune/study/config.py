@@ -25,31 +25,15 @@ __all__ = [
     "LONGER",
     "PLAIN",
     "Condition",
-    "Outline",
     "Paper",
     "Study",
     "StudyConfig",
     "load_study",
-    "read_study",
 ]
 
 T = TypeVar("T")
 OWN = "own"
 """In the place of unlabeled data: the texts of the task's own training rows."""
-
-
-@dataclass(frozen=True)
-class Outline:
-    """A study as far as it is known without the methods' classes."""
-
-    name: str
-    draft: Draft
-    config: StudyConfig
-    conditions: list[Condition]
-    entries: list[Entry]
-    runs: dict[tuple[int, int, int], dict[str, Any]]
-    """Fields of each run, as `Study.runs`."""
-    protocol: Protocol | None = None
 
 
 @dataclass(frozen=True)
@@ -92,31 +76,6 @@ def load_study(
     Raises:
         ConfigError: with all that is wrong, each with file, line and field.
     """
-    outline = read_study(file, scale=scale, options=options, only=only)
-    draft, runs = outline.draft, dict[tuple[int, int, int], RunConfig]()
-    for (c, e, s), options_of_run in outline.runs.items():
-        entry = outline.entries[e]
-        run = _reported(draft, entry, partial(load_config, options=_own_texts(options_of_run)))
-        if run is not None:
-            runs[c, e, s] = run
-    draft.stop_at_problems()
-    return Study(
-        outline.name, outline.config, outline.conditions, outline.entries, runs, outline.protocol
-    )
-
-
-def read_study(
-    file: str | Path,
-    *,
-    scale: str | None = None,
-    options: Mapping[str, Any] | None = None,
-    only: Mapping[str, Sequence[str]] | None = None,
-) -> Outline:
-    """Read a study as `load_study` does, and check what can be checked without importing torch.
-
-    Raises:
-        ConfigError: with all that is found wrong so, each with file, line and field.
-    """
     draft = read_study_file(Path(file), scale)
     given = {key: value for key, value in (options or {}).items() if value is not None}
     draft.put_options(given)
@@ -133,7 +92,7 @@ def read_study(
     _check_method_fields(draft, config, conditions, entries)
     _check_stand_ins(draft, config, conditions)
     conditions, entries = _chosen(draft, conditions, entries, only or {})
-    runs = {
+    fields = {
         (c, e, s): _options(condition, entry, setting, config.seeds[0])
         for (c, condition), (e, entry) in itertools.product(
             enumerate(conditions), enumerate(entries)
@@ -141,11 +100,29 @@ def read_study(
         for s, setting in enumerate(entry.settings)
         if condition.methods is None or entry.label in (PLAIN, *condition.methods)
     }
-    for (_, e, _), options_of_run in runs.items():
-        _reported(draft, entries[e], partial(read_config, options=options_of_run))
-    draft.stop_at_problems()
+    runs = _checked_runs(draft, entries, fields)
     name = Path(file).stem + (f" ({scale})" if scale else "")
-    return Outline(name, draft, config, conditions, entries, runs, protocol)
+    return Study(name, config, conditions, entries, runs, protocol)
+
+
+def _checked_runs(
+    draft: Draft, entries: Sequence[Entry], fields: Mapping[tuple[int, int, int], dict[str, Any]]
+) -> dict[tuple[int, int, int], RunConfig]:
+    """The runs of a study, as `Study.runs`, from their fields.
+
+    Raises:
+        ConfigError: with all that can be found wrong without importing torch, or else with it.
+    """
+    for (_, e, _), options in fields.items():
+        _reported(draft, entries[e], partial(read_config, options=options))
+    draft.stop_at_problems()
+    runs = {}
+    for (c, e, s), options in fields.items():
+        run = _reported(draft, entries[e], partial(load_config, options=_own_texts(options)))
+        if run is not None:
+            runs[c, e, s] = run
+    draft.stop_at_problems()
+    return runs
 
 
 def _config(draft: Draft) -> StudyConfig:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, get_origin
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from smoothtune.catalog import fields_model, known_methods
+from smoothtune.catalog import known_methods, takes_list
 from smoothtune.config.draft import Draft, message_of
 from smoothtune.config.fields import Fields, without_none
 from smoothtune.config.run import RunConfig
@@ -146,12 +146,8 @@ def _candidates(method: str, key: str, value: Any) -> list[Any]:
     """The values of a method's field to try: a list, unless the field itself takes this list."""
     if not isinstance(value, list) or not value or method not in known_methods():
         return [value]
-    try:
-        fields_model(method)(**{key: value})
-    except ValidationError as error:
-        taken = all(detail["loc"][:1] != (key,) for detail in error.errors())
-        return [value] if taken else value
-    return [value]
+    lists = any(isinstance(candidate, list) for candidate in value)
+    return value if lists or not takes_list(method, key) else [value]
 
 
 def is_search(key: str, value: Any) -> bool:

@@ -25,7 +25,7 @@ from smoothtune.errors import STOP_SIGNALS, OutputError
 from smoothtune.study.records import RESULTS, Cell, Records, Status
 from smoothtune.study.room import visible_gpus
 
-PRELOAD = ["smoothtune.quiet_imports", "smoothtune.study.worker"]
+PRELOAD = ["smoothtune.study.worker"]
 STARTS = 5
 """Attempts to get a process from a server that is killed again and again."""
 ONE_THREAD = {

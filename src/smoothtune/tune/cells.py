@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from rich.console import Console
@@ -16,7 +14,7 @@ from rich.console import Console
 from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import OUTPUT_FIELDS
 from smoothtune.config.tuning import Tune
-from smoothtune.console import progress_bar, say
+from smoothtune.console import Bar, say
 from smoothtune.run.signals import Signals
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import base_weights_fingerprint, data_fingerprint
@@ -31,28 +29,19 @@ from smoothtune.tune.split import TrainingRows, parts_of, write_split
 PARTS = "parts"
 SET_HERE = ("data", "sep", "encoding", "max_train_samples", "max_eval_samples", "save_strategy")
 """Fields of a run that its trials have otherwise: they read the parts, and leave nothing."""
-SECONDS_BETWEEN_LINES = 10.0
 
 
-class Progress:
-    """Trainings that are done, of about how many: a bar in a terminal, elsewhere lines."""
+class Progress(Bar):
+    """The trainings of a search, of about how many there will be."""
 
     def __init__(self, console: Console, expected: int) -> None:
-        self.console, self.expected, self.done, self.new = console, expected, 0, 0
-        self.bar = progress_bar(console)
-        self.row = self.bar.add_task("trainings", total=expected)
-        self.began = self.told = time.monotonic()
+        super().__init__(console, "trainings")
+        self.expected = expected
 
-    def __enter__(self) -> Progress:
-        self.bar.start()
+    def __enter__(self) -> Self:
+        super().__enter__()
+        self.start("search", self.expected)
         return self
-
-    def __exit__(self, *_: object) -> None:
-        self.bar.stop()
-
-    def kept(self, count: int) -> None:
-        """Trainings that need not be done again."""
-        self._advance(count)
 
     def started(self, cell: Cell) -> None:
         """A training begins."""
@@ -63,31 +52,14 @@ class Progress:
             more = "; tried again" * again
             say(self.console, f"{ended.cell.title}: {ended.status}: {ended.message}{more}")
         if not again:
-            self.new += 1
-            self._advance(1)
-            self._tell()
-
-    def _advance(self, count: int) -> None:
-        self.done += count
-        self.expected = max(self.expected, self.done)
-        self.bar.update(self.row, completed=self.done, total=self.expected)
-
-    def _tell(self) -> None:
-        """Say how far it is, where there is no bar, ten seconds after it was said last."""
-        now = time.monotonic()
-        if self.console.is_terminal or now - self.told < SECONDS_BETWEEN_LINES:
-            return
-        self.told = now
-        left = (now - self.began) / self.new * (self.expected - self.done)
-        about = timedelta(seconds=round(left))
-        say(self.console, f"{self.done} of about {self.expected} trainings, about {about} left")
+            self.advance()
 
     def refresh(self) -> None:
         """The bar draws itself."""
 
     def state(self) -> str:
         """How far it is."""
-        return f"{self.done} of about {self.expected} trainings done"
+        return f"{self.done} of about {max(self.done, self.total)} trainings done"
 
 
 @dataclass
@@ -125,7 +97,7 @@ class Trainings:
         """The record, or the failure, of every cell."""
         unique = {cell.id: cell for cell in cells}
         missing = [cell for cell in unique.values() if self.records.row(cell.id) is None]
-        self.progress.kept(len(unique) - len(missing))
+        self.progress.skip(len(unique) - len(missing))
         if missing:
             self.pool = self.pool or self.make_pool()
             execute(missing, self.pool, self.progress, self.signals)

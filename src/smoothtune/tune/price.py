@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -19,10 +19,8 @@ from smoothtune.config.tuning import Tune
 from smoothtune.console import quiet, say
 from smoothtune.core import strength
 from smoothtune.errors import ConfigError
+from smoothtune.run.cost import COST_MAX_PARAMETERS, time_steps
 from smoothtune.run.inputs import prepare_model, read_inputs
-from smoothtune.run.train import COST_MAX_PARAMETERS
-from smoothtune.run.trainer import as_config_error
-from smoothtune.trainer.cost import measure_step_cost
 from smoothtune.tune.search import stages
 
 STEPS = 3
@@ -63,20 +61,14 @@ def measure(tune: Tune, console: Console) -> tuple[StepTimes | None, dict[str, s
         start = time.perf_counter() - began
         if model.num_parameters() > COST_MAX_PARAMETERS:
             return None, {}
-        rows, collate = inputs.prepared.train, inputs.task.head.collator(inputs.base.tokenizer)
         size = tune.run.per_device_train_batch_size
-        chosen = np.random.default_rng(0).integers(len(rows), size=(STEPS, size))
-        batches = [collate([rows[int(i)] for i in batch]) for batch in chosen]
         autocast = torch.bfloat16 if tune.run.bf16 else None
         plain, ratios, misfits = [], {}, {}
         for name, fields in tune.methods.items():
-            (method,) = RunConfig.model_validate(
-                tune.run.model_dump() | {"methods": {name: fields}}
-            ).regularizers()
+            run = RunConfig.model_validate(tune.run.model_dump() | {"methods": {name: fields}})
             try:
-                with as_config_error(), _silent_strengths():
-                    method.read_training_rows(rows, inputs.base.tokenizer)
-                    cost = measure_step_cost(model, [method], batches, autocast=autocast)
+                with _silent_strengths():
+                    cost = time_steps(model, run.regularizers(), inputs, size, STEPS, autocast)
             except ConfigError as error:
                 misfits[name] = error.problems[0].message
                 continue
@@ -179,8 +171,3 @@ def tell(
 def _listed(names: Sequence[str]) -> str:
     *first, last = names
     return f"{', '.join(first)} and {last}" if first else last
-
-
-def without(tune: Tune, misfits: Mapping[str, str]) -> dict[str, dict[str, object]]:
-    """The methods that fit."""
-    return {name: fields for name, fields in tune.methods.items() if name not in misfits}

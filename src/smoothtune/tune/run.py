@@ -11,12 +11,15 @@ from typing import Any
 
 from rich.console import Console
 
+from smoothtune.config.names import TUNE
 from smoothtune.config.tuning import Tune
 from smoothtune.console import say
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import ConfigError, OutputError, Problem
-from smoothtune.files import owned, read_json, refuse_other_files, write_json
+from smoothtune.files import RESULT, owned, read_json, refuse_other_files, write_json
+from smoothtune.run import output
 from smoothtune.run.signals import Signals
+from smoothtune.run.train import train
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import num_parameters
 from smoothtune.study.pool import Where, start_server
@@ -27,8 +30,8 @@ from smoothtune.study.worker import WORK
 from smoothtune.tune.cells import PARTS, Progress, Trainings
 from smoothtune.tune.confirm import Fresh, compare, fresh_runs, search_run
 from smoothtune.tune.findings import Found
-from smoothtune.tune.price import expected_trainings, measure, tell, without
-from smoothtune.tune.report import write_report
+from smoothtune.tune.price import expected_trainings, measure, tell
+from smoothtune.tune.report import best_run, write_report
 from smoothtune.tune.search import Arm, Trial, arms, optuna, search
 from smoothtune.tune.split import TrainingRows, check_parts, training_rows
 
@@ -101,6 +104,34 @@ def run_tune(
         return write_report(tune, found, folder, console)
 
 
+def tune_and_train(tune: Tune, *, resume: bool, dry_run: bool, console: Console) -> dict[str, Any]:
+    """Search in ``tune/`` of the output folder, unless that is done, and train what it picks.
+
+    Args:
+        tune: the search; its run's `output_dir` becomes the model folder.
+        resume: continue from the newest checkpoint, if training had begun.
+        dry_run: say what the search would do, and do nothing.
+        console: where to print.
+
+    Returns:
+        The content of ``result.json``; empty after a dry run.
+
+    Raises:
+        ConfigError, DataError, ModelError, OutputError, NonFiniteLoss, Stopped: as `run_tune` and
+            `train`.
+    """
+    folder = Path(tune.run.output_dir)
+    if folder.is_dir() and not any((folder / name).exists() for name in (output.STARTED, RESULT)):
+        refuse_other_files(folder, "run of smoothtune", (TUNE,))
+    inside = tune.run.model_copy(update={"output_dir": str(folder / TUNE)})
+    content = run_tune(replace(tune, run=inside), dry_run=dry_run, console=console)
+    if dry_run:
+        return {}
+    say(console, "")
+    begun = output.newest_checkpoint(folder).folder is not None
+    return train(best_run(tune, content, str(folder)), resume=resume and begun, console=console)
+
+
 def _weight_bytes(tune: Tune) -> int:
     return 4 * num_parameters(tune.run.model)
 
@@ -129,7 +160,8 @@ def _priced(
         raise ConfigError([Problem("", f"methods.{name}", why) for name, why in misfits.items()])
     for name, why in misfits.items():
         say(console, f"{name} is left out: {why}")
-    tune = replace(tune, methods=without(tune, misfits))
+    fitting = {name: fields for name, fields in tune.methods.items() if name not in misfits}
+    tune = replace(tune, methods=fitting)
     at_once = jobs or (None if ray else default_jobs(_weight_bytes(tune)))
     tell(tune, times, len(training.texts), at_once, console)
     return tune, misfits

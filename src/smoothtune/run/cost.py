@@ -1,0 +1,74 @@
+"""What a step of a run costs beside one of plain fine-tuning, measured before it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from rich.console import Console
+from transformers import PreTrainedModel
+
+from smoothtune.config.run import RunConfig
+from smoothtune.console import say
+from smoothtune.core.regularizer import Regularizer
+from smoothtune.run.inputs import Inputs
+from smoothtune.run.trainer import as_config_error
+from smoothtune.trainer.cost import StepCost, measure_step_cost
+
+COST_MAX_PARAMETERS = 400_000_000
+"""Larger models are not copied to measure the cost of a step."""
+
+
+def step_cost(
+    config: RunConfig, inputs: Inputs, model: PreTrainedModel, console: Console
+) -> StepCost | None:
+    """Measure and print the cost of a step relative to plain fine-tuning; None: not measured.
+
+    Raises:
+        ConfigError: the methods do not fit the model.
+    """
+    if not config.cost_steps or list(config.methods) == ["plain"]:
+        return None
+    why = ""
+    if config.frozen_weights != "float32":  # its plain updates need autocast
+        why = f"with frozen_weights: {config.frozen_weights}"
+    elif config.torch_compile:
+        why = "with torch_compile: copies would be compiled too"
+    elif model.num_parameters() > COST_MAX_PARAMETERS:
+        why = "here: that needs two copies of this large model"
+    if why:
+        say(console, f"cost of a step not measured {why}")
+        return None
+    size, count = config.per_device_train_batch_size, config.cost_steps
+    cost = time_steps(model, config.regularizers(), inputs, size, count)
+    on_top = "" if config.unlabeled is None else "; unlabeled batches, as many again, come on top"
+    say(
+        console,
+        f"a step with {' + '.join(config.methods)} costs {cost.ratio:.2f} times a plain step "
+        f"({cost.seconds:.3g} s and {cost.plain_seconds:.3g} s, medians of {count}){on_top}",
+    )
+    return cost
+
+
+def time_steps(
+    model: PreTrainedModel,
+    regularizers: Sequence[Regularizer],
+    inputs: Inputs,
+    size: int,
+    count: int,
+    autocast: torch.dtype | None = None,
+) -> StepCost:
+    """Time `count` steps on random batches of `size` training rows, with methods and without.
+
+    Raises:
+        ConfigError: the methods do not fit the model.
+    """
+    rows, tokenizer = inputs.prepared.train, inputs.base.tokenizer
+    collate = inputs.task.head.collator(tokenizer)
+    chosen = np.random.default_rng(0).integers(len(rows), size=(count, size))
+    batches = [collate([rows[int(i)] for i in batch]) for batch in chosen]
+    with as_config_error():
+        for regularizer in regularizers:
+            regularizer.read_training_rows(rows, tokenizer)
+        return measure_step_cost(model, regularizers, batches, autocast=autocast)
