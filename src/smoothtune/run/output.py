@@ -17,11 +17,9 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from smoothtune.config.checks import with_present_names
 from smoothtune.config.draft import message_of
 from smoothtune.config.names import TUNE
 from smoothtune.config.run import RunConfig
-from smoothtune.config.run_fields import LATER_DEFAULTS
 from smoothtune.errors import OutputError, changed_fields, dotted
 from smoothtune.files import (
     CARD,
@@ -199,13 +197,9 @@ def _changed(record: Mapping[str, Any], config: RunConfig, *, resume: bool = Fal
 
     A resumed run may cut its updates otherwise, over more processes or fewer.
     """
-    recorded = (
-        LATER_DEFAULTS
-        | dict(record.get("config", {}))
-        | {"versions of methods": record.get("method_versions")}
-        | {"world_size": record.get("world_size", 1)}
-    )
-    recorded["methods"] = with_present_names(recorded.get("methods", {}))
+    recorded = dict(record.get("config", {}))
+    recorded |= {"versions of methods": record.get("method_versions")}
+    recorded |= {"world_size": record.get("world_size", 1)}
     current = config.identity() | {"versions of methods": config.method_versions()}
     current["world_size"] = world_size()
     if config.unlabeled is None:
