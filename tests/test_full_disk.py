@@ -75,7 +75,7 @@ def save(trained: Trained, folder: Path, room: int, room_for_result: int) -> Non
         with no_room(room):
             trained.save(folder / STAGING)
         with no_room(room_for_result):
-            publish(folder, trained.result, keep_checkpoints=False)
+            publish(folder, trained.result.content(), keep_checkpoints=False)
 
 
 def test_a_model_folder(trained: Trained, old: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from helpers.study_files import content_of, made_result
 from smoothtune.config.part_names import OOD, further_title
 from smoothtune.report.curves import Curve, CurvePoint
 from smoothtune.study.config import Study
@@ -65,19 +66,17 @@ def write_record(folder: Path, study: Study, cell: Cell, **metrics: float) -> No
     probabilities = {} if cell.task in ("stsb", "squad") else {"brier": 0.3, "nll": 0.5}
     log = [{"step": step, "loss/task": 1 / step} for step in (1, 2, 3)]
     log += [{"step": s, **{f"eval_{n}": v for n, v in scores.items()}} for s in (1, 2, 3)]
-    result: dict[str, Any] = {
+    result: dict[str, Any] = made_result(0.5) | {
         "headline": names[0],
         "metrics": scores | probabilities,
         "train_metrics": {name: value + 0.05 for name, value in scores.items()} | probabilities,
         "trivial_baseline": 0.5,
         "generalization_gap": 0.05,
-        "cost": {"steps": 3, "train_seconds": 1.0, "evaluation_seconds": 0.5},
-        "versions": {},
         "log_history": log,
     }
     extras = {"ece": 0.1, "parts": _parts(study, cell, names)}
-    record = {"status": "done", "result": result, "extras": extras}
-    Records(folder).write(cell, record)
+    content = content_of({"status": "done", "result": result, "extras": extras})
+    Records(folder).write(cell, content)
 
 
 def _parts(study: Study, cell: Cell, names: tuple[str, ...]) -> dict[str, Any]:

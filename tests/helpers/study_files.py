@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 
 from helpers.tiny_folder import tiny_bert, tiny_data
+from smoothtune.report.curves import Curve, CurvePoint
+from smoothtune.results import CellContent
 
 COMMON = """
 task: quality
@@ -40,16 +42,39 @@ def write(inputs: Path, tmp_path: Path):
     return write_file
 
 
-def finished(accuracy: float) -> dict[str, Any]:
-    """What a finished cell records, as far as reports read it."""
-    result = {
+SPLIT = {"source_rows": 100, "labels": {}, "lengths": {}, "truncated": 0}
+
+
+def made_result(accuracy: float) -> dict[str, Any]:
+    """The content of a ``result.json``."""
+    splits = {"train": {"rows": 100, **SPLIT}, "validation": {"rows": 50, **SPLIT}}
+    return {
+        **{"task": "quality", "task_type": "text-classification", "model": "model", "seed": 0},
+        "methods": {"plain": {}},
         "headline": "accuracy",
         "metrics": {"accuracy": accuracy},
         "train_metrics": {"accuracy": 1.0},
         "trivial_baseline": 0.5,
         "generalization_gap": 1 - accuracy,
         "cost": {"steps": 3, "train_seconds": 1.0, "evaluation_seconds": 0.5},
+        "data": {"max_seq_length": 16, "splits": splits},
         "versions": {},
         "log_history": [],
+        "config": {},
     }
-    return {"status": "done", "result": result, "extras": {}}
+
+
+def finished(accuracy: float) -> CellContent:
+    """What a finished cell records."""
+    return content_of({"status": "done", "result": made_result(accuracy), "extras": {}})
+
+
+def content_of(plain: dict[str, Any]) -> CellContent:
+    """The content of a record from plain data."""
+    return CellContent.parse(plain)
+
+
+def made_curve(series: dict[str, Any], numbers: dict[str, float] | None = None) -> Curve:
+    """A curve from the points of its lines."""
+    lines = {name: [CurvePoint(*point) for point in points] for name, points in series.items()}
+    return Curve("title", "x", "y", lines, numbers=numbers or {})

@@ -189,7 +189,7 @@ def test_four_bits_train_on_after_an_evaluation_on_any_cpu(folder, tmp_path, mon
     changes = {"eval_strategy": "epoch"}  # four updates, three of them in the first epoch
     config = RunConfig(**in_few_bits(folder, tmp_path / "out", "4bit", **changes))
     trained = fit(config, tmp_path / "work", console=NOWHERE)
-    evaluated = [entry["epoch"] for entry in trained.result["log_history"] if "eval_loss" in entry]
+    evaluated = [entry["epoch"] for entry in trained.result.log_history if "eval_loss" in entry]
     assert evaluated[0] == 1
     assert evaluated[-1] > 1
 

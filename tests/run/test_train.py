@@ -22,6 +22,7 @@ from smoothtune.device import SLOW_BFLOAT16
 from smoothtune.errors import ConfigError, DataError, OutputError, Stopped
 from smoothtune.methods import noise_base
 from smoothtune.models.load import load_base
+from smoothtune.results import RunResult
 from smoothtune.run import train as train_module
 from smoothtune.run.callbacks import ProgressCallback
 from smoothtune.run.output import newest_checkpoint
@@ -244,7 +245,7 @@ def test_a_model_at_chance_is_told_in_the_terminal(settings: dict) -> None:
     assert result["metrics"]["accuracy"] <= result["trivial_baseline"] == 0.5
     assert "is not better than the best constant answer, which has 0.5000:" in said.getvalue()
     better = result | {"metrics": {"accuracy": 0.51}}
-    assert below_constant(better) == ""
+    assert below_constant(RunResult.parse(better)) == ""
 
 
 @pytest.mark.parametrize(

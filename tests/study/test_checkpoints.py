@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from smoothtune.errors import ConfigError
+from smoothtune.results import CellContent
 from smoothtune.run.callbacks import Stopwatch
 from smoothtune.run.trainer import RunTrainer
 from smoothtune.study.config import load_study
@@ -42,10 +43,10 @@ def broken_off(cell: Cell, tmp_path: Path, steps: int, monkeypatch) -> tuple[Any
         return attempt(cell, tmp_path / "work", tmp_path / "kept")
 
 
-def told(record: dict) -> tuple:
-    result = record["result"]
-    losses = [entry["loss"] for entry in result["log_history"] if "loss" in entry]
-    return result["metrics"], result["train_metrics"], losses
+def told(record: CellContent) -> tuple:
+    result = record.result
+    losses = [entry["loss"] for entry in result.log_history if "loss" in entry]
+    return result.metrics, result.train_metrics, losses
 
 
 def test_a_cell_goes_on_from_its_checkpoint(write, tmp_path: Path, monkeypatch) -> None:
@@ -53,9 +54,9 @@ def test_a_cell_goes_on_from_its_checkpoint(write, tmp_path: Path, monkeypatch) 
     status, _ = broken_off(cell, tmp_path, 2, monkeypatch)
     assert status == "out of memory"
     status, found = attempt(cell, tmp_path / "work", tmp_path / "kept")
-    assert (status, found["result"]["cost"]["resumed_from_step"]) == ("done", 2)
+    assert (status, found.result.cost.resumed_from_step) == ("done", 2)
     _, whole = attempt(cell, tmp_path / "work", tmp_path / "other")
-    assert whole["result"]["cost"]["resumed_from_step"] == 0
+    assert whole.result.cost.resumed_from_step == 0
     assert told(found) == told(whole)
 
     forget(cell, "out of memory", tmp_path / "kept")
@@ -82,7 +83,7 @@ def test_a_checkpoint_of_another_version_is_not_taken(
     content["run"]["r3f.version"] = -1
     manifest.write_text(json.dumps(content))
     status, found = attempt(cell, tmp_path / "work", tmp_path / "kept")
-    assert (status, found["result"]["cost"]["resumed_from_step"]) == ("done", 0)
+    assert (status, found.result.cost.resumed_from_step) == ("done", 0)
     assert "the run begins anew" in capsys.readouterr().out
 
 

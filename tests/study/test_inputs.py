@@ -115,7 +115,7 @@ def test_a_run_during_which_it_changed_leaves_no_record(
 
 
 def test_a_run_on_what_was_planned_is_done(place: Path, tmp_path: Path) -> None:
-    assert worker.compute(planned(place), tmp_path / "work")["status"] == "done"
+    assert worker.compute(planned(place), tmp_path / "work").status == "done"
 
 
 @pytest.fixture
@@ -129,8 +129,8 @@ def finished(place: Path, tmp_path: Path) -> Path:
     for number, cell in enumerate(cells):
         found = ended(0.7 + number / 100)
         config = portable_fields(cell.config.model_dump(mode="json"))
-        found["result"] |= {"config": config, "methods": cell.config.methods}
-        found["extras"] = {"noise": {"0.1": 0.7, "0.2": 0.6, "area": 0.65}}
+        found.result.config, found.result.methods = config, cell.config.methods
+        found.extras.noise = {"0.1": 0.7, "0.2": 0.6, "area": 0.65}
         records.end(cell, "done", found)
     return folder
 

@@ -24,8 +24,8 @@ def test_adapters_have_a_distance_to_the_pretrained_weights(write, tmp_path: Pat
     cell = cell_of(write, tmp_path, "lora: {r: 2}\n")
     status, content = worker.attempt(cell, tmp_path)
     assert status == "done", content
-    parts = content["extras"]["parts"]
-    numbers = parts["effect"]["numbers"]
+    parts = content.extras.parts
+    numbers = parts["effect"].numbers
     assert numbers["not measured"] == {}
     (tmp_path / "again").mkdir()
     trained = fit(cell.config, tmp_path / "again", resumable=False)
@@ -33,7 +33,7 @@ def test_adapters_have_a_distance_to_the_pretrained_weights(write, tmp_path: Pat
     expected = weight_distance(merged(trained.model), before, new=new)["weight distance"]
     assert numbers["quantities"]["weight distance"] == pytest.approx(expected)
     assert expected > 0
-    distances = parts["drift"]["curves"]["distance"]["series"]["weights"]
+    distances = parts["drift"].curves["distance"].series["weights"]
     assert [point[1] for point in distances[1:]] != [0, 0]
     assert distances[0][1] == 0  # the embeddings are frozen
 
@@ -48,14 +48,14 @@ def test_a_part_that_cannot_be_measured_does_not_take_the_scores(
     monkeypatch.setattr("smoothtune.evaluation.parts.weight_drift", refuse)
     status, content = worker.attempt(cell_of(write, tmp_path), tmp_path)
     assert status == "done"
-    assert "accuracy" in content["result"]["metrics"]
-    numbers = content["extras"]["parts"]["effect"]["numbers"]
+    assert "accuracy" in content.result.metrics
+    numbers = content.extras.parts["effect"].numbers
     assert numbers["not measured"] == {
         "weight distance": "the two models have no weights in common"
     }
     assert "weight distance" not in numbers["quantities"]
     assert "sharpness" in numbers["quantities"]
-    assert "drift" not in content["extras"]["parts"]
+    assert "drift" not in content.extras.parts
     assert "drift is not measured: --base-model" in capsys.readouterr().out
 
 

@@ -129,7 +129,7 @@ def test_a_cell_goes_on_at_another_node_from_its_checkpoint(
     assert len(lost) == 1
     (row,) = content["rows"]
     record = Records(folder).read(row["cell"])
-    assert 100 <= record["result"]["cost"]["resumed_from_step"] < 1000
+    assert 100 <= record.result.cost.resumed_from_step < 1000
     assert not kept.exists()
     local = run_study(study, tmp_path / "local", jobs=1, console=console)
     assert scores(content) == scores(local)

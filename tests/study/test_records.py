@@ -8,9 +8,10 @@ import datasets
 import pytest
 from rich.console import Console
 
-from helpers.study_files import finished
+from helpers.study_files import finished, made_result
 from smoothtune.config.task import configured_task
 from smoothtune.errors import DataError, OutputError
+from smoothtune.results import CellContent, CellRecord
 from smoothtune.study.config import load_study
 from smoothtune.study.inputs import data_fingerprint, write_parts
 from smoothtune.study.plan import Plan
@@ -81,9 +82,10 @@ def test_records_verify(write, tmp_path: Path) -> None:
     assert records.failure(cell.id) is None
     path = tmp_path / "cells" / f"{cell.id}.json"
     content = json.loads(path.read_text())
-    assert records.read(cell.id) == content
+    assert records.read(cell.id) == CellRecord.parse(content)
+    assert records.read(cell.id).result.score == 0.6
     assert records.read(other.id) is None
-    for change in (finished(0.7), {"status": "nan"}, {"sha256": "0"}):
+    for change in (finished(0.7).content(), {"status": "nan"}, {"sha256": "0"}):
         path.write_text(json.dumps(content | change))
         assert records.read(cell.id) is None
     path.write_text(path.read_text()[:-20])
@@ -101,7 +103,7 @@ def test_a_record_that_changes_has_another_row(write, tmp_path: Path) -> None:
     assert records.row(cell.id) is None
     for score in (0.6, 0.7):
         Records(tmp_path).write(cell, finished(score))  # as another process does
-        assert records.row(cell.id)["score"] == score
+        assert records.row(cell.id).score == score
     path = tmp_path / "cells" / f"{cell.id}.json"
     path.write_text(path.read_text()[:-20])
     assert records.row(cell.id) is None
@@ -170,7 +172,7 @@ def test_no_choice_before_all_settings_have_ended(write, tmp_path: Path) -> None
     choice = plan.choices(records)[0, 0]
     assert (choice.setting, choice.tried) == (1, 2)
     assert {c.config.weight_decay for c in plan.final({(0, 0): choice})} == {1}
-    records.write(second, {"status": "nan", "message": ""})
+    records.write(second, CellContent(status="nan"))
     assert plan.choices(records)[0, 0].setting == 0
 
 
@@ -182,16 +184,7 @@ def signed(content: dict) -> str:
     return json.dumps(content | {"sha256": digest(content)})
 
 
-RESULT = {
-    "headline": "accuracy",
-    "metrics": {"accuracy": 0.5},
-    "train_metrics": {"accuracy": 0.5},
-    "trivial_baseline": 0.5,
-    "generalization_gap": 0.0,
-    "cost": {"steps": 3, "train_seconds": 1.0, "evaluation_seconds": 1.0},
-    "versions": {"torch": "2"},
-    "log_history": [{"step": 1, "loss": 0.7}],
-}
+RESULT = made_result(0.5) | {"log_history": [{"step": 1, "loss": 0.7}]}
 
 
 @pytest.mark.parametrize(
@@ -202,7 +195,7 @@ RESULT = {
         {"extras": None},
         {"extras": {"ece": "x"}},
         {"extras": {"noise": 3}},
-        *({"result": RESULT | {name: "x"}} for name in RESULT),
+        *({"result": RESULT | {name: "x"}} for name in RESULT if name not in ("task", "model")),
         {"result": RESULT | {"metrics": {"other": 1.0}}},
         {"result": RESULT | {"log_history": [{"step": "x"}]}},
         {"result": RESULT | {"log_history": [{"step": 1, "loss": "x"}]}},

@@ -69,9 +69,9 @@ def test_a_study_from_start_to_end(write, tmp_path: Path, output: Output) -> Non
 
     by_train = same_by_train(study.runs[0, 3, 0], tmp_path / "train")
     cell = next(r for r in content["rows"] if r["method"] == "mixout+r3f" and r["seed"] == 0)
-    result = Records(folder).read(cell["cell"])["result"]
-    assert result["metrics"] == by_train["metrics"]
-    assert losses(result) == losses(by_train)
+    result = Records(folder).read(cell["cell"]).result
+    assert result.metrics == by_train["metrics"]
+    assert losses(result.content()) == losses(by_train)
 
     more = load_study(write("methods: [{name: l2_sp, alpha: 0.5}, lnsr]\nseeds: [0, 1, 2]\n"))
     before = starts(folder)
@@ -126,11 +126,11 @@ def test_settings_are_chosen_on_training_rows(write, tmp_path: Path, output: Out
     assert {row["setting"] for row in content["rows"]} == {choice["chosen"]}
     assert "1 finished" not in output.text
     splits = [
-        record["result"]["data"]["splits"]
+        record.result.data.splits
         for path in (folder / "cells").iterdir()
         if (record := Records(folder).read(path.stem))
     ]
-    sizes = Counter((split["train"]["rows"], split["validation"]["rows"]) for split in splits)
+    sizes = Counter((split["train"].rows, split["validation"].rows) for split in splits)
     assert sizes == {(24, 24): 2, (19, 5): 2}
 
     described = json.loads((folder / "study.json").read_text())
@@ -281,10 +281,10 @@ def test_extras_and_models(write, tmp_path: Path, output: Output) -> None:
     content = run_study(study, folder, jobs=1, console=output.console)
     (row,) = content["rows"]
     record = Records(folder).read(row["cell"])
-    assert set(record["extras"]["parts"]) == {"calibration", "drift"}
-    by_part = record["extras"]["parts"]["calibration"]["numbers"]["all_rows"]["ece"]
-    assert record["extras"]["ece"] == pytest.approx(by_part)
-    assert record["extras"]["noise"]["clean"] == row["score"]
+    assert set(record.extras.parts) == {"calibration", "drift"}
+    by_part = record.extras.parts["calibration"].numbers["all_rows"]["ece"]
+    assert record.extras.ece == pytest.approx(by_part)
+    assert record.extras.noise["clean"] == row["score"]
     model = folder / "models" / row["cell"]
     assert {"config.json", "model.safetensors"} <= {path.name for path in model.iterdir()}
 

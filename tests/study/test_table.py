@@ -3,6 +3,7 @@
 import pytest
 
 from helpers.study_files import finished
+from smoothtune.results import CellRecord, Part
 from smoothtune.study.table import row_of
 
 
@@ -18,12 +19,11 @@ from smoothtune.study.table import row_of
 def test_the_score_on_other_data_is_the_mean_over_the_sets(
     scores: dict[str, float | None], expected: float | None
 ) -> None:
-    record = {"id": "1", "status": "done", **finished(0.5)}
-    metric = record["result"]["headline"]
-    record["extras"] = {
-        "parts": {
-            name: {"numbers": {"metrics": {metric: {"value": value}} if value else {}}}
-            for name, value in scores.items()
-        }
+    content = finished(0.5)
+    metric = content.result.headline
+    content.extras.parts = {
+        name: Part(numbers={"metrics": {metric: {"value": value}} if value else {}}, curves={})
+        for name, value in scores.items()
     }
-    assert row_of(record)["ood"] == (expected and pytest.approx(expected))
+    record = CellRecord(id="1", identity={}, **vars(content))
+    assert row_of(record).ood == (expected and pytest.approx(expected))

@@ -82,7 +82,7 @@ class MadeUp:
                 Records(self.folder).end(cell, "nan", "loss/task is not finite")
             else:
                 record = finished(score)
-                record["result"]["cost"]["train_seconds"] = 1.0 + ("lnsr" in cell.config.methods)
+                record.result.cost.train_seconds = 1.0 + ("lnsr" in cell.config.methods)
                 Records(self.folder).end(cell, "done", record)
         return [
             Ended(cell, "nan" if math.isnan(self.score(cell.config)) else "done") for cell in done

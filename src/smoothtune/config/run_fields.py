@@ -24,29 +24,6 @@ from smoothtune.config.fields import (
 from smoothtune.config.names import task_type_of
 from smoothtune.models.lora import LoraSettings, Stored
 
-LATER = (
-    "sep",
-    "encoding",
-    "merge_labels",
-    "label_type",
-    "drop_missing",
-    "label_separator",
-    "label_columns",
-    "class_weights",
-    "load_best_model_at_end",
-    "metric_for_best_model",
-    "greater_is_better",
-    "early_stopping_patience",
-    "early_stopping_threshold",
-    "bias_correction",
-    "from_scratch",
-    "allow_new_weights",
-    "frozen_weights",
-    "label_noise",
-    "max_train_eval_samples",
-    "torch_compile",
-)
-"""Fields that runs recorded before them lack; unset they leave a run what it was."""
 OUTPUT_FIELDS = (
     "output_dir",
     "overwrite_output_dir",
@@ -231,6 +208,3 @@ class RunFields(SpanFields, DataFields):
         if not declared.similar_lengths:
             defaults["train_sampling_strategy"] = "random"
         return defaults | dict(values)
-
-
-LATER_DEFAULTS: dict[str, Any] = {name: RunFields.model_fields[name].default for name in LATER}

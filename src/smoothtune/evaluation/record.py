@@ -7,94 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from smoothtune.config.draft import message_of
-from smoothtune.config.fields import TaskType
 from smoothtune.errors import OutputError, dotted
+from smoothtune.results import Evaluation, Record, Scores, Training
 
 ENDS = (StopIteration, RuntimeError)
 """A point that is not there; a generator turns the first into the second."""
-Numbers = dict[str, float]
-Point = Annotated[list[float | None], Field(min_length=2, max_length=4)]
-
-
-class _Record(BaseModel):
-    """Only the types that are read later are checked; other fields are let through."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
-
-
-class _Cost(_Record):
-    train_seconds: float
-    ratio_to_plain: float | None = None
-
-
-class Training(_Record):
-    """``result.json`` of a training run, as far as an evaluation reads it."""
-
-    config: dict[str, Any] = {}
-    methods: dict[str, Any] | list[str] | None = None
-    cost: _Cost | None = None
-    seed: int | None = None
-    fingerprints: dict[str, str | None] = {}
-
-
-class _Metric(_Record):
-    value: float
-    low: float | None
-    high: float | None
-
-
-class _Scores(_Record):
-    metrics: Annotated[dict[str, _Metric], Field(min_length=1)]
-    train_metrics: Numbers | None
-    generalization_gap: float | None
-    trivial_baseline: float
-    rows: int
-
-
-class _Curve(_Record):
-    title: str
-    x_label: str
-    y_label: str
-    series: Annotated[dict[str, Annotated[list[Point], Field(min_length=1)]], Field(min_length=1)]
-    band: str
-    log_y: bool
-    numbers: Numbers
-
-
-class _Part(_Record):
-    numbers: dict[str, Any]
-    curves: dict[str, _Curve]
-    skipped: str
-    seconds: float
-
-
-class _Settings(_Record):
-    seed: int
-    num_resamples: Annotated[int, Field(ge=1)]
-
-
-class _Data(_Record):
-    splits: dict[str, dict[str, Any]]
-
-
-class Evaluation(_Record):
-    """``evaluation.json``, as far as reports read it."""
-
-    model: str
-    task: str
-    task_type: TaskType
-    headline: str
-    metrics: Annotated[list[str], Field(min_length=1)]
-    label_names: list[str]
-    training: Training | None
-    data: _Data
-    settings: _Settings
-    fingerprints: dict[str, str]
-    versions: dict[str, str]
-    parts: dict[str, _Part]
 
 
 def check_training(content: dict[str, Any], path: Path) -> None:
@@ -115,14 +35,14 @@ def check_evaluation(content: dict[str, Any], path: Path) -> None:
     _check(Evaluation, content, path, "smoothtune evaluate")
     found = content["parts"].get("metrics")
     if found is not None:
-        _check(_Scores, found["numbers"], path, "smoothtune evaluate", ("parts.metrics.numbers",))
+        _check(Scores, found["numbers"], path, "smoothtune evaluate", ("parts.metrics.numbers",))
         if content["headline"] not in found["numbers"]["metrics"]:
             raise OutputError(
                 _message(path, "headline", "is no metric of it", "smoothtune evaluate")
             )
 
 
-class _Examples(_Record):
+class _Examples(Record):
     """``examples.json``; every list has one item for each sentence."""
 
     shown: Annotated[int, Field(ge=1)]
@@ -154,10 +74,10 @@ def check_examples(content: dict[str, Any], path: Path) -> None:
 
 
 def _check(
-    record: type[BaseModel], content: Any, path: Path, command: str, within: tuple[str, ...] = ()
+    record: type[Record], content: Any, path: Path, command: str, within: tuple[str, ...] = ()
 ) -> None:
     try:
-        record.model_validate(content)
+        record.parse(content)
     except ValidationError as error:
         detail = error.errors()[0]
         field = dotted((*within, *detail["loc"]))

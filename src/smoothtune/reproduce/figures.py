@@ -90,7 +90,7 @@ def why_missing(layout: FigureLayout, runs: Runs) -> str:
     if not done:
         return "no run of what it shows is done"
     part, _, name = (layout.curve or "").partition("/")
-    known = (done[0].part(part) or {}).get("curves", {})
+    known = done[0].curves(part)
     if known:
         return f"the runs have no curve {name!r} of {part}; they have {', '.join(known)}"
     return "the finished runs have not measured what it shows"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import mean
@@ -29,6 +29,7 @@ from smoothtune.reproduce.tables import (
     numbers_here,
     numbers_printed,
 )
+from smoothtune.results import RunResult
 from smoothtune.study.config import PLAIN, Study
 from smoothtune.study.layout import FigureLayout, Line, TableLayout
 from smoothtune.study.plan import Plan, read_fingerprints
@@ -250,14 +251,14 @@ def _unit(layout: TableLayout, test: str) -> str:
 
 def _at_chance(runs: Runs) -> Iterator[Sentence]:
     """Conditions in which plain fine-tuning has learned nothing."""
-    conditions: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    conditions: dict[tuple[Any, ...], list[RunResult]] = {}
     for run in runs.done:
-        if run.cell.label == PLAIN and run.result["trivial_baseline"] is not None:
+        if run.cell.label == PLAIN:
             key = (run.cell.task, run.cell.model, run.cell.max_train_samples)
             conditions.setdefault(key, []).append(run.result)
     for (task, model, _), results in conditions.items():
-        score = mean(result["metrics"][result["headline"]] for result in results)
-        constant = mean(result["trivial_baseline"] for result in results)
+        score = mean(result.score for result in results)
+        constant = mean(result.trivial_baseline for result in results)
         if score <= constant:
             yield Sentence(
                 "fragile",

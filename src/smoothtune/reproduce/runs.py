@@ -10,6 +10,7 @@ import numpy as np
 
 from smoothtune.config.part_names import OOD, further_title
 from smoothtune.report.curves import Curve
+from smoothtune.results import Measured, RunResult
 from smoothtune.study.config import Study
 from smoothtune.study.layout import About, paper_models
 from smoothtune.study.plan import Plan
@@ -25,24 +26,21 @@ class Run:
     """A cell that is done."""
 
     cell: Cell
-    record: Mapping[str, Any]
+    result: RunResult
+    measured: Measured
 
-    @property
-    def result(self) -> Mapping[str, Any]:
-        """As in result.json."""
-        result: Mapping[str, Any] = self.record["result"]
-        return result
+    def numbers(self, part: str) -> dict[str, Any]:
+        """Numbers of a part of the evaluation; empty if it was not measured."""
+        return self.measured.parts[part].numbers if part in self.measured.parts else {}
 
-    def part(self, name: str) -> Mapping[str, Any] | None:
-        """A part of the evaluation, if it was measured."""
-        found: Mapping[str, Any] | None = self.record["extras"].get("parts", {}).get(name)
-        return found
+    def curves(self, part: str) -> dict[str, Curve]:
+        """Curves of a part by name."""
+        return self.measured.parts[part].curves if part in self.measured.parts else {}
 
     def curve(self, path: str) -> Curve | None:
         """A curve of a part, by PART/CURVE."""
         part, _, name = path.partition("/")
-        plain = (self.part(part) or {}).get("curves", {}).get(name)
-        return None if plain is None else Curve.from_dict(plain)
+        return self.curves(part).get(name)
 
 
 @dataclass(frozen=True)
@@ -83,7 +81,11 @@ def finished_runs(study: Study, plan: Plan, records: Records) -> Runs:
     """Read the records of a study."""
     asked = plan.final(plan.choices(records))
     read = [(cell, records.read(cell.id)) for cell in asked]
-    done = [Run(cell, record) for cell, record in read if record and record["status"] == "done"]
+    done = [
+        Run(cell, record.result, record.extras)
+        for cell, record in read
+        if record and record.result and record.extras
+    ]
     used = list(dict.fromkeys(condition.model for condition in study.conditions))
     named = stand_ins(paper_models(study.config.layout), used, study.config.stand_ins)
     return Runs(done, asked, named, _updates(study))
@@ -123,17 +125,17 @@ def number_of(run: Run, about: About) -> float | None:
     if about.data is not None:
         metrics = _elsewhere(run, about.data, about.share)
     elif about.value == "train":
-        metrics = run.result["train_metrics"]
+        metrics = run.result.train_metrics
     else:
-        metrics = run.result["metrics"]
+        metrics = run.result.metrics
     if about.value in ("brier", "nll"):
         return metrics.get(about.value)
     if about.value == "ece":
         return _ece(run)
-    score = _mean_metric(metrics, about.metric or run.result["headline"])
+    score = _mean_metric(metrics, about.metric or run.result.headline)
     if about.value != "gap" or score is None:
         return score
-    train = _mean_metric(run.result["train_metrics"], about.metric or run.result["headline"])
+    train = _mean_metric(run.result.train_metrics, about.metric or run.result.headline)
     return None if train is None else train - score
 
 
@@ -147,15 +149,14 @@ def _mean_metric(metrics: Mapping[str, float], names: str | Sequence[str]) -> fl
 
 def _elsewhere(run: Run, data: str, share: float | None) -> dict[str, float]:
     """Metrics on another data set."""
-    part = run.part(OOD + data if share is None else further_title(data, share))
-    metrics = (part or {}).get("numbers", {}).get("metrics", {})
+    part = OOD + data if share is None else further_title(data, share)
+    metrics = run.numbers(part).get("metrics", {})
     return {name: metric["value"] for name, metric in metrics.items()}
 
 
 def _ece(run: Run) -> float | None:
-    part = run.part("calibration") or {}
-    error: float | None = part.get("numbers", {}).get("all_rows", {}).get("ece")
-    return run.record["extras"].get("ece") if error is None else error
+    error: float | None = run.numbers("calibration").get("all_rows", {}).get("ece")
+    return run.measured.ece if error is None else error
 
 
 def _on_curve(run: Run, about: About) -> float | None:

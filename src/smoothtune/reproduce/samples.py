@@ -47,16 +47,15 @@ def _of_curve(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Samp
         if layout.series is None or name in layout.series:
             low, high = layout.x_range or (-np.inf, np.inf)
             shown = [point for point in points if low <= point.x <= high]
-            metric, metrics = run.result["headline"], run.result["metrics"]
             y_label = layout.y_label or curve.y_label
-            score = f"{metric} {metrics[metric]:.4f}"
+            score = f"{run.result.headline} {run.result.score:.4f}"
             yield Sample(_where(run, series=name), shown, y_label, curve, score)
 
 
 def _of_training(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Sample]:
     names = ("loss/task", "loss") if layout.quantity == "loss" else (f"eval_{layout.quantity}",)
     points = []
-    for entry in run.result["log_history"]:
+    for entry in run.result.log_history:
         value = next((entry[name] for name in names if entry.get(name) is not None), None)
         if value is not None:
             points.append(CurvePoint(float(entry["step"]), float(value)))
@@ -88,7 +87,7 @@ def _of_sizes(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Samp
 
 
 def _of_reliability(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Sample]:
-    bins = (run.part("calibration") or {}).get("numbers", {}).get("bins")
+    bins = run.numbers("calibration").get("bins")
     if bins:
         parts = zip(bins["confidence"], bins["accuracy"], bins["count"], strict=True)
         # y for x, and as `low` the number of examples, by which runs are put together
@@ -105,7 +104,7 @@ def _of_boxes(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Samp
 def _score_label(run: Run, layout: FigureLayout) -> str:
     """The number that `number_of` reads, as the label of an axis."""
     about = layout.about
-    wanted = about.metric or run.result["headline"]
+    wanted = about.metric or run.result.headline
     names = [wanted] if isinstance(wanted, str) else wanted
     metric = metric_label(names[0]) if len(names) == 1 else f"mean of {', '.join(names)}"
     others = {

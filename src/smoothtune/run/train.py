@@ -23,6 +23,7 @@ from smoothtune.files import CARD, RESULT, check_owned, read_json, write_atomic
 from smoothtune.memory import keep_freed_memory
 from smoothtune.models.load import Base
 from smoothtune.models.lora import merged, save
+from smoothtune.results import RunResult
 from smoothtune.run.callbacks import (
     EvaluationEnded,
     ProgressCallback,
@@ -52,7 +53,7 @@ from smoothtune.run.processes import (
     wait_for_all,
     whole_weights,
 )
-from smoothtune.run.result import below_constant, run_result, told_kept
+from smoothtune.run.result import below_constant, run_cost, run_result, told_kept
 from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import (
     RunTrainer,
@@ -75,8 +76,7 @@ class Trained:
     """The trained model, with all methods detached."""
     predictions: np.ndarray
     """(N, W) of the validation rows, see `Task`; for text classification the logits (N, C)."""
-    result: dict[str, Any]
-    """The content of ``result.json``."""
+    result: RunResult
     weights: dict[str, Tensor] | None = None
     """Whole weights by name in place of the model's, of which FSDP2 has left it a part."""
 
@@ -125,19 +125,19 @@ def train(
         wait_for_all()
         trained = fit(config, folder, resume=resume, console=console, more_logs=True)
         if not is_main():
-            return trained.result
+            return trained.result.content()
         with Signals(), writing(folder):  # a first signal waits for the end, which is near
             check_owned(folder)
             trained.save(folder / STAGING)
-            publish(folder, trained.result, keep_checkpoints=config.save_strategy != "no")
-    scores = (f"{name} {value:.4f}" for name, value in trained.result["metrics"].items())
+            publish(folder, trained.result.content(), keep_checkpoints=config.save_strategy != "no")
+    scores = (f"{name} {value:.4f}" for name, value in trained.result.metrics.items())
     say(console, f"validation: {'  '.join(scores)}")
     if kept := told_kept(trained.result):
         say(console, kept)
     if not_better := below_constant(trained.result):
         say(console, not_better)
     push(config, read_json(folder / RESULT) or {}, console)
-    return trained.result
+    return trained.result.content()
 
 
 def finished_here(config: RunConfig) -> dict[str, Any] | None:
@@ -209,15 +209,15 @@ def fit(
             stopwatch = train_to_the_end(
                 trainer, "+".join(config.methods), checkpoint, signals, console
             )
-            train_seconds = stopwatch.seconds
+            seconds = {"train": stopwatch.seconds}
             if resumable:
                 keep_training(trainer, console)
             start = time.perf_counter()
             seen = some_examples(inputs.prepared.train, config.max_train_eval_samples, config.seed)
             metrics, train_metrics, predictions = final_evaluation(trainer, inputs, seen)
-    times = {"train": train_seconds, "evaluation": time.perf_counter() - start}
-    result = run_result(config, inputs, trainer, metrics, train_metrics, cost, times)
-    result["cost"]["resumed_from_step"] = stopwatch.resumed_from
+            seconds["evaluation"] = time.perf_counter() - start
+    whole_cost = run_cost(trainer, cost, seconds, stopwatch.resumed_from)
+    result = run_result(config, inputs, trainer, metrics, train_metrics, whole_cost)
     trainer.objective.detach()
     weights = whole_weights(trainer)
     model = merged(model) if config.merge_adapter else model

@@ -50,7 +50,7 @@ class Live:
 
     def _read(self, cell: Cell, records: Records) -> None:
         if row := records.row(cell.id):
-            self.scores[cell.id] = row["score"]
+            self.scores[cell.id] = row.score
 
     def started(self, cell: Cell) -> None:
         """A cell begins."""

@@ -302,9 +302,9 @@ def _mean_score(cells: list[Cell], records: Records) -> float | None:
     scores: list[float] = []
     for cell in cells:
         row = records.row(cell.id)
-        if row is None or row["status"] != "done":
+        if row is None or row.score is None:
             return None
-        scores.append(row["score"])
+        scores.append(row.score)
     return float(np.mean(scores))
 
 

@@ -179,7 +179,7 @@ class LocalPool:
 
     def _judge(self, cell: Cell, code: int | None) -> Ended:
         if record := self.records.read(cell.id):
-            return Ended(cell, record["status"], record.get("message", ""))
+            return Ended(cell, record.status, record.message)
         failure = self.records.failure(cell.id)
         if code == 1 and failure:  # else it is of an attempt before
             return Ended(cell, failure["status"], failure["message"])

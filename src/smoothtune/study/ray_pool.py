@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from smoothtune.errors import ConfigError, Problem
+from smoothtune.results import CellContent
 from smoothtune.study.pool import ONE_THREAD, SAFE_PATH, Ended, Where, forget
 from smoothtune.study.records import Cell, Records, Status
 
 
-def compute_on_node(cell: Cell, checkpoints: Path | None, gpus: float | None) -> tuple[Status, Any]:
+def compute_on_node(
+    cell: Cell, checkpoints: Path | None, gpus: float | None
+) -> tuple[Status, CellContent | str]:
     """Run a cell on a node, with its share of a GPU's memory where it shares one.
 
     Returns:
@@ -130,7 +133,7 @@ class RayPool:
         self.records.end(cell, status, found)
         if self.checkpoints is not None:
             forget(cell, status, self.checkpoints)
-        return Ended(cell, status, "" if status == "done" else found)
+        return Ended(cell, status, found if isinstance(found, str) else "")
 
     def stop(self) -> None:
         """End all cells."""

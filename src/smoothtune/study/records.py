@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic import ValidationError
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.config.run import RunConfig
-from smoothtune.config.run_fields import LATER_DEFAULTS
 from smoothtune.errors import OutputError
 from smoothtune.files import make_folder, not_written, open_log, read_json, write_json
+from smoothtune.results import CellContent, CellRecord
 from smoothtune.study.table import Row, row_of
 
 STUDY, CELLS, FAILURES, LOG = "study.json", "cells", "failures", "log.jsonl"
@@ -84,9 +84,6 @@ def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> di
     for place in ("data", "sep", "encoding", "unlabeled", "model", "task"):
         fields.pop(place, None)
     fields |= {"save_strategy": "no", "save_steps": 500}  # a resumed run is the same run
-    for name, default in LATER_DEFAULTS.items():
-        if fields.get(name) == default:
-            fields.pop(name, None)
     found: dict[str, Any] = {
         "config": fields,
         "data": prints.data,
@@ -165,14 +162,14 @@ class Records:
         self._rows: dict[str, tuple[str, Row]] = {}
         """Rows of verified records, with the sha256 of the files that they are of."""
 
-    def write(self, cell: Cell, content: dict[str, Any]) -> None:
+    def write(self, cell: Cell, content: CellContent) -> None:
         """Write a finished cell, and forget how it failed before."""
-        record = {"id": cell.id, "identity": cell.identity, **content}
+        record = {"id": cell.id, "identity": cell.identity, **content.content()}
         make_folder(self.folder / CELLS)
         write_json(self._path(cell.id), record | {"sha256": digest(record)})
         (self.folder / FAILURES / f"{cell.id}.json").unlink(missing_ok=True)
 
-    def read(self, cell_id: str) -> dict[str, Any] | None:
+    def read(self, cell_id: str) -> CellRecord | None:
         """The record of a finished cell; None if there is none, or it does not verify."""
         return _verified(self._path(cell_id))
 
@@ -194,14 +191,14 @@ class Records:
     def _path(self, cell_id: str) -> Path:
         return self.folder / CELLS / f"{cell_id}.json"
 
-    def end(self, cell: Cell, status: Status, found: Any) -> None:
+    def end(self, cell: Cell, status: Status, ended: CellContent | str) -> None:
         """Write how a cell ended: the content of its record, or the message of an error."""
-        if status == "done":
-            self.write(cell, found)
+        if isinstance(ended, CellContent):
+            self.write(cell, ended)
         elif status == "nan":
-            self.write(cell, {"status": "nan", "message": found})
+            self.write(cell, CellContent(status="nan", message=ended))
         else:
-            self.fail(cell, status, found)
+            self.fail(cell, status, ended)
         self.note(status, cell.id)
 
     def fail(self, cell: Cell, status: str, message: str) -> None:
@@ -242,72 +239,16 @@ class Records:
         return lines
 
 
-class _Plain(BaseModel):
-    """Types of what the report reads; other fields are let through."""
-
-    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
-
-
-class _Cost(_Plain):
-    steps: int
-    train_seconds: float
-    evaluation_seconds: float
-    device: str | None = None
-
-
-class _Result(_Plain):
-    headline: str
-    metrics: dict[str, float]
-    train_metrics: dict[str, float]
-    trivial_baseline: float
-    generalization_gap: float
-    cost: _Cost
-    versions: dict[str, str]
-    log_history: list[dict[str, Any]]
-
-    @model_validator(mode="after")
-    def _has_its_score(self) -> _Result:
-        if not {self.headline} <= self.metrics.keys() & self.train_metrics.keys():
-            raise ValueError("the main metric is missing")
-        steps = [entry.get("step") for entry in self.log_history]
-        losses = [entry.get(key) for entry in self.log_history for key in ("loss", "loss/task")]
-        if not all(isinstance(step, int) for step in steps) or not all(
-            isinstance(loss, int | float | None) for loss in losses
-        ):
-            raise ValueError("the log holds other things than numbers")
-        return self
-
-
-class _Extras(_Plain):
-    ece: float | None = None
-    noise: dict[str, float] = {}
-
-
-class _Ended(_Plain):
-    """A record of a cell."""
-
-    status: Literal["done", "nan"]
-    message: str = ""
-    result: _Result | None = None
-    extras: _Extras | None = None
-
-    @model_validator(mode="after")
-    def _is_complete(self) -> _Ended:
-        if self.status == "done" and None in (self.result, self.extras):
-            raise ValueError("the result is missing")
-        return self
-
-
-def _verified(path: Path) -> dict[str, Any] | None:
+def _verified(path: Path) -> CellRecord | None:
     """The record in a cell's file; None if it is not whole, or that of another cell."""
-    record = _read(path)
-    if record is None:
+    content = _read(path)
+    if content is None:
         return None
-    content = {key: value for key, value in record.items() if key != "sha256"}
+    signed = {key: value for key, value in content.items() if key != "sha256"}
     try:
-        whole = record.get("sha256") == digest(content)
-        own = digest(record.get("identity"))[:16] == path.stem == record.get("id")
-        _Ended.model_validate(content)
+        whole = content.get("sha256") == digest(signed)
+        own = digest(content.get("identity"))[:16] == path.stem == content.get("id")
+        record = CellRecord.parse(signed)
     except (ValidationError, ValueError, RecursionError):
         return None
     return record if whole and own else None

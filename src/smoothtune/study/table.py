@@ -1,51 +1,63 @@
-"""A row for every cell of a study: what a report needs of its record."""
+"""A row for every cell of a study: what tables and progress need of its record."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-from smoothtune.config.part_names import OOD, other_data_set
-
-Row = dict[str, Any]
-COLUMNS = (
-    *("status", "message", "metric", "score", "trivial_baseline", "train_score"),
-    *("generalization_gap", "brier", "nll", "ece", "noise", "ood"),
-    *("steps", "train_seconds", "evaluation_seconds", "device", "fields", "versions", "cell"),
-)
+from smoothtune.results import CellRecord
 
 
-def row_of(record: Mapping[str, Any]) -> Row:
+@dataclass(frozen=True)
+class Row:
+    """A cell that has ended, or is missing; None stands for what was not measured."""
+
+    cell: str
+    status: str
+    message: str = ""
+    metric: str | None = None
+    score: float | None = None
+    trivial_baseline: float | None = None
+    train_score: float | None = None
+    generalization_gap: float | None = None
+    brier: float | None = None
+    nll: float | None = None
+    ece: float | None = None
+    noise: float | None = None
+    """Mean score under Gaussian noise on the embeddings."""
+    ood: float | None = None
+    """Mean score on the other data sets."""
+    steps: int | None = None
+    train_seconds: float | None = None
+    evaluation_seconds: float | None = None
+    device: str | None = None
+    methods: dict[str, dict[str, Any]] | None = None
+    """Fields by method."""
+    versions: dict[str, str] = field(default_factory=dict)
+
+
+def row_of(record: CellRecord) -> Row:
     """The row of a verified record."""
-    row: Row = dict.fromkeys(COLUMNS) | {"cell": record["id"], "status": record["status"]}
-    row["message"] = record.get("message", "")
-    if record["status"] != "done":
-        return row
-    result, extras = record["result"], record["extras"]
-    metric, metrics, methods = result["headline"], result["metrics"], result.get("methods")
-    return row | {
-        "metric": metric,
-        "score": metrics[metric],
-        "trivial_baseline": result["trivial_baseline"],
-        "train_score": result["train_metrics"][metric],
-        "generalization_gap": result["generalization_gap"],
-        "brier": metrics.get("brier"),
-        "nll": metrics.get("nll"),
-        "ece": extras.get("ece"),
-        "noise": extras.get("noise", {}).get("area"),
-        "ood": _elsewhere(extras.get("parts", {}), metric),
-        **{n: result["cost"][n] for n in ("steps", "train_seconds", "evaluation_seconds")},
-        "device": result["cost"].get("device"),
-        "fields": json.dumps(methods) if isinstance(methods, Mapping) else None,
-        "versions": json.dumps(result["versions"]),
-    }
-
-
-def _elsewhere(parts: Mapping[str, Any], metric: str) -> float | None:
-    """Mean score over the other data sets, without further training; None without any."""
-    titles = [title for title in parts if title == f"{OOD}{other_data_set(title)}"]
-    metrics = [(parts[title].get("numbers") or {}).get("metrics", {}) for title in titles]
-    if not metrics or not all(metric in each for each in metrics):
-        return None
-    return sum(each[metric]["value"] for each in metrics) / len(metrics)
+    result, extras = record.result, record.extras
+    if result is None or extras is None:
+        return Row(record.id, record.status, record.message)
+    return Row(
+        cell=record.id,
+        status=record.status,
+        metric=result.headline,
+        score=result.score,
+        trivial_baseline=result.trivial_baseline,
+        train_score=result.train_metrics[result.headline],
+        generalization_gap=result.generalization_gap,
+        brier=result.metrics.get("brier"),
+        nll=result.metrics.get("nll"),
+        ece=extras.ece,
+        noise=extras.noise.get("area"),
+        ood=extras.score_on_other_data(result.headline),
+        steps=result.cost.steps,
+        train_seconds=result.cost.train_seconds,
+        evaluation_seconds=result.cost.evaluation_seconds,
+        device=result.cost.device,
+        methods=result.methods,
+        versions=result.versions,
+    )

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from multiprocessing.connection import wait
 from multiprocessing.process import parent_process
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -38,6 +37,7 @@ from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import FURTHER_NOISE, noise_curve
 from smoothtune.evaluation.run import evaluate_part
 from smoothtune.methods.find import find_method
+from smoothtune.results import CellContent, Measured, Part
 from smoothtune.run.train import Trained, fit
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.inputs import fingerprints_of
@@ -95,7 +95,7 @@ def _end_with_parent() -> None:
 
 def attempt(
     cell: Cell, work: Path, checkpoints: Path | None = None, models: Path | None = None
-) -> tuple[Status, Any]:
+) -> tuple[Status, CellContent | str]:
     """`compute` a cell; an error becomes its status.
 
     Returns:
@@ -116,7 +116,7 @@ def attempt(
 
 def compute(
     cell: Cell, work: Path, checkpoints: Path | None = None, models: Path | None = None
-) -> dict[str, Any]:
+) -> CellContent:
     """Train as ``smoothtune train`` does, with one thread, and measure.
 
     Args:
@@ -127,7 +127,7 @@ def compute(
         models: keep the model folder in it.
 
     Returns:
-        What the record holds: status, ``result`` as in result.json, ``extras``.
+        What the record holds.
     """
     import torch
 
@@ -140,11 +140,15 @@ def compute(
         trained.save(work / "model")
         shutil.rmtree(models / cell.id, ignore_errors=True)  # of the same cell, its record lost
         os.replace(work / "model", models / cell.id)
-    result = trained.result | {"model": portable(cell.config.model)}
-    result["config"] = portable_fields(trained.result["config"])
+    places = {
+        "model": portable(cell.config.model),
+        "config": portable_fields(trained.result.config),
+    }
     extras = measure(trained, cell)
     check_inputs(cell)
-    return {"status": "done", "result": result, "extras": extras}
+    return CellContent(
+        status="done", result=trained.result.model_copy(update=places), extras=extras
+    )
 
 
 def check_inputs(cell: Cell) -> None:
@@ -175,37 +179,31 @@ def _fit(cell: Cell, work: Path, checkpoints: Path | None, console: Console) -> 
         return fit(cell.config, own, console=console)
 
 
-def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
-    """Calibration, and what the study asks for.
-
-    Returns:
-        ``ece`` for classes, a mean over labels where a row has several; ``noise`` (score by noise
-        level, and its mean); ``parts`` with numbers and curves of the parts of an evaluation, and
-        of the scores on other data sets.
-    """
+def measure(trained: Trained, cell: Cell) -> Measured:
+    """Calibration, and what the study asks for."""
     task, extras = trained.prepared.task, cell.extras
-    found: dict[str, Any] = {}
+    ece: float | None = None
     if task.head.problem_type == "single_label_classification":
         labels = np.asarray(trained.prepared.validation["labels"][:])
-        found["ece"] = reliability(trained.predictions, labels).expected_error
+        ece = reliability(trained.predictions, labels).expected_error
     elif task.head.problem_type == "multi_label_classification":
         logits = np.asarray(trained.predictions, np.float64)
         gold = np.asarray(trained.prepared.validation["labels"][:])
-        found["ece"] = float(np.mean(label_errors(expit(logits), gold)))
+        ece = float(np.mean(label_errors(expit(logits), gold)))
     if extras == Extras():
-        return found
-    subject = _subject(trained, cell)
+        return Measured(ece=ece)
+    subject, measured = _subject(trained, cell), Measured(ece=ece)
     if extras.noise_curve:
         rows = subject.rows(NOISE_ROWS)
         curve = noise_curve(  # every seed draws anew
             subject.predictor, rows, num_samples=1, further=FURTHER_NOISE
         )
-        found["noise"] = curve.numbers | {
+        measured.noise = curve.numbers | {
             f"{point.x:g}": point.y for points in curve.series.values() for point in points
         }
     if extras.evaluate:
-        found["parts"] = _measured_parts(extras.evaluate, subject)
-        found["claims"] = {
+        measured.parts = _measured_parts(extras.evaluate, subject)
+        measured.claims = {
             name: list(find_method(name).declared.lowers) for name in cell.config.methods
         }
     for name, other in extras.ood:
@@ -215,17 +213,16 @@ def measure(trained: Trained, cell: Cell) -> dict[str, Any]:
         for result in results.values():
             if read_as := result.numbers.get("read_as"):
                 read_as["source"] = portable(read_as["source"])
-        plain = {title: result.to_dict() for title, result in results.items()}
-        found["parts"] = found.get("parts", {}) | plain
-    return found
+        measured.parts |= {title: Part(**vars(result)) for title, result in results.items()}
+    return measured
 
 
-def _measured_parts(names: Sequence[str], subject: Subject) -> dict[str, Any]:
+def _measured_parts(names: Sequence[str], subject: Subject) -> dict[str, Part]:
     """Parts of an evaluation by name; one that the model is not made for is left out."""
     found = {}
     for name in names:
         try:
-            found[name] = evaluate_part(name, PART_FUNCTIONS[name], subject).to_dict()
+            found[name] = Part(**vars(evaluate_part(name, PART_FUNCTIONS[name], subject)))
         except ModelError as error:  # the training and its scores are not to be lost by it
             print(f"{name} is not measured: {error}")
     return found

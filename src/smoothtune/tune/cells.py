@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 from rich.console import Console
@@ -15,6 +15,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import OUTPUT_FIELDS
 from smoothtune.config.tuning import Tune
 from smoothtune.console import Bar, say
+from smoothtune.results import CellRecord
 from smoothtune.run.signals import Signals
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import base_weights_fingerprint, data_fingerprint
@@ -93,15 +94,19 @@ class Trainings:
         ]
         return [_outcome(end) for end in self.run(cells)]
 
-    def run(self, cells: Sequence[Cell]) -> list[dict[str, Any]]:
-        """The record, or the failure, of every cell."""
+    def run(self, cells: Sequence[Cell]) -> list[CellRecord | str]:
+        """The record of every cell, or the message of its failure."""
         unique = {cell.id: cell for cell in cells}
         missing = [cell for cell in unique.values() if self.records.row(cell.id) is None]
         self.progress.skip(len(unique) - len(missing))
         if missing:
             self.pool = self.pool or self.make_pool()
             execute(missing, self.pool, self.progress, self.signals)
-        return [self.records.read(cell.id) or self.records.failure(cell.id) or {} for cell in cells]
+        return [self.records.read(cell.id) or self._why_failed(cell) for cell in cells]
+
+    def _why_failed(self, cell: Cell) -> str:
+        failure = self.records.failure(cell.id)
+        return str(failure["message"]) if failure else ""
 
     def cell(self, setting: Setting, fresh: Fresh, title: str) -> Cell:
         """One training."""
@@ -148,9 +153,13 @@ class Trainings:
         return folder
 
 
-def _outcome(end: dict[str, Any]) -> Outcome:
-    if end.get("status") == "done":
-        result = end["result"]
-        return Outcome(result["metrics"][result["headline"]])
-    score = math.nan if end.get("status") == "nan" else None
-    return Outcome(score, end.get("message", ""))
+def score_of(ended: CellRecord | str) -> float | None:
+    """Main metric of a cell; NaN where its loss diverged, None where it failed."""
+    if isinstance(ended, str):
+        return None
+    return ended.result.score if ended.result else math.nan
+
+
+def _outcome(ended: CellRecord | str) -> Outcome:
+    message = ended if isinstance(ended, str) else ended.message
+    return Outcome(score_of(ended), message)

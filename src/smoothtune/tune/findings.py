@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from statistics import fmean
-from typing import Any
 
 from smoothtune.config.tuning import Tune
 from smoothtune.report.page import Sentence
 from smoothtune.report.tables import POINTS
-from smoothtune.study.report.statistics import time_ratio
+from smoothtune.results import CellRecord, Cost, RunResult
+from smoothtune.study.report.statistics import TrainingTime, time_ratio
 from smoothtune.tune.confirm import LEVEL, Comparison, Fresh
 from smoothtune.tune.search import Trial
 from smoothtune.tune.space import PLAIN
@@ -28,8 +28,8 @@ class Found:
     """The best of the methods; None if no trial of theirs ended with a score."""
     fresh: list[Fresh]
     comparison: Comparison
-    records: dict[str, list[dict[str, Any]]]
-    """Of the confirming runs, by arm."""
+    records: dict[str, list[CellRecord | str]]
+    """Of the confirming runs, by arm; messages of those that failed."""
     misfits: dict[str, str]
     """Why methods were left out."""
     rows: int
@@ -43,29 +43,31 @@ class Found:
     @property
     def metric(self) -> str:
         """Name of the main metric."""
-        done = [r for ends in self.records.values() for r in ends if r.get("status") == "done"]
-        return str(done[0]["result"]["headline"]) if done else "score"
+        done = [result for ends in self.records.values() for result in _results(ends) if result]
+        return done[0].headline if done else "score"
 
     @property
     def trivial_baseline(self) -> float | None:
         """Mean score of the best constant answer in the fresh runs; None if plain finished none."""
-        done = [r for r in self.records[PLAIN] if r.get("status") == "done"]
-        return fmean(r["result"]["trivial_baseline"] for r in done) if done else None
+        done = [result for result in _results(self.records[PLAIN]) if result]
+        return fmean(result.trivial_baseline for result in done) if done else None
 
     def cost(self, name: str) -> float | None:
         """Time of the method relative to plain's: of a step ("step") or of training ("train")."""
         if self.method is None:
             return None
-        ends = zip(*(self.records[t.arm] for t in (self.method, self.plain)), strict=True)
-        done = (pair for pair in ends if {end.get("status") for end in pair} == {"done"})
-        costs = ([end["result"]["cost"] for end in pair] for pair in done)
-        if name == "step":
-            costs = ([_of_a_step(cost) for cost in pair] for pair in costs)
-        return time_ratio((a, b) for a, b in costs)
+        ours, plain = (_results(self.records[t.arm]) for t in (self.method, self.plain))
+        pairs = zip(ours, plain, strict=True)
+        return time_ratio((_time(a.cost, name), _time(b.cost, name)) for a, b in pairs if a and b)
 
 
-def _of_a_step(cost: Mapping[str, Any]) -> dict[str, Any]:
-    return {**cost, "train_seconds": cost["train_seconds"] / cost["steps"]}
+def _results(ended: Sequence[CellRecord | str]) -> list[RunResult | None]:
+    return [None if isinstance(end, str) else end.result for end in ended]
+
+
+def _time(cost: Cost, name: str) -> TrainingTime:
+    seconds = cost.seconds_per_step if name == "step" else cost.train_seconds
+    return TrainingTime(seconds, cost.device)
 
 
 def sentence(found: Found) -> str:

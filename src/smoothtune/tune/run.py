@@ -27,7 +27,7 @@ from smoothtune.study.records import CELLS
 from smoothtune.study.room import default_jobs
 from smoothtune.study.run import make_pool
 from smoothtune.study.worker import WORK
-from smoothtune.tune.cells import PARTS, Progress, Trainings
+from smoothtune.tune.cells import PARTS, Progress, Trainings, score_of
 from smoothtune.tune.confirm import Fresh, compare, fresh_runs, search_run
 from smoothtune.tune.findings import Found
 from smoothtune.tune.price import expected_trainings, measure, tell
@@ -191,7 +191,7 @@ def _found(tune: Tune, trainings: Trainings, misfits: dict[str, str], console: C
         for trial in (plain, method)
         if trial is not None
     }
-    scores = {arm: [_score(record) for record in ends] for arm, ends in records.items()}
+    scores = {arm: [score_of(record) for record in ends] for arm, ends in records.items()}
     nothing: list[float | None] = [None] * len(fresh)
     comparison = compare(
         scores[plain.arm], scores[method.arm] if method else nothing, settings.num_parts
@@ -207,12 +207,6 @@ def _cells(trainings: Trainings, trial: Trial, fresh: Sequence[Fresh]) -> list[A
         trainings.cell(trial.setting, each, f"confirming {trial.arm}, run {number + 1}")
         for number, each in enumerate(fresh)
     ]
-
-
-def _score(record: dict[str, Any]) -> float | None:
-    if record.get("status") == "done":
-        return float(record["result"]["metrics"][record["result"]["headline"]])
-    return float("nan") if record.get("status") == "nan" else None
 
 
 def _title(trial: Trial, searches: Sequence[Arm]) -> str:

@@ -11,8 +11,9 @@ from rich.console import Console
 from scipy import stats
 from typer.testing import CliRunner
 
-from helpers.study_files import finished
+from helpers.study_files import finished, made_curve
 from smoothtune.cli import app
+from smoothtune.results import CellContent, Measured, Part
 from smoothtune.study.records import STUDY, Extras, Records, digest
 from smoothtune.study.report.effect import (
     ALL,
@@ -57,22 +58,22 @@ SCORES = {
 }
 
 
-def record(task: str, method: str, seed: int, values: dict[str, float]) -> dict:
+def record(task: str, method: str, seed: int, values: dict[str, float]) -> CellContent:
     found = finished(SCORES[method] + 0.001 * seed)
-    found["result"]["config"] = {
+    found.result.config = {
         "task": task,
         "model": "minilm",
         "max_train_samples": 100,
         "seed": seed,
         "methods": {method: {}},
     }
-    found["result"]["cost"]["train_seconds"] = 10.0 if method == "plain" else 25.0
+    found.result.cost.train_seconds = 10.0 if method == "plain" else 25.0
     numbers = {"rows": 64, "quantities": values, "beside": {}, "not measured": {}}
-    found["extras"]["parts"] = {"effect": {"numbers": numbers, "curves": {}, "skipped": ""}}
+    found.extras.parts = {"effect": Part(numbers=numbers, curves={})}
     return found
 
 
-def study(methods=("lnsr", "r_drop", "sam")) -> list[tuple[str, dict]]:
+def study(methods=("lnsr", "r_drop", "sam")) -> list[tuple[str, CellContent]]:
     runs = []
     for task, plain in PLAIN.items():
         for seed in SEEDS:
@@ -125,12 +126,12 @@ def test_over_conditions_relative_changes_are_averaged_for_each_seed() -> None:
 def test_times_on_other_devices_are_not_compared() -> None:
     runs = study(methods=("lnsr",))
     for method, run in runs:
-        cost, seed = run["result"]["cost"], run["result"]["config"]["seed"]
-        cost["device"] = method if seed < 4 else "same"
-        cost["train_seconds"] += seed
+        cost, seed = run.result.cost, run.result.config["seed"]
+        cost.device = method if seed < 4 else "same"
+        cost.train_seconds += seed
     assert {item["cost_ratio"] for item in compare_effects(effect_rows(runs))} == {29 / 14}
     for method, run in runs:
-        run["result"]["cost"]["device"] = method
+        run.result.cost.device = method
     assert {item["cost_ratio"] for item in compare_effects(effect_rows(runs))} == {None}
     assert "–" in effect_table(compare_effects(effect_rows(runs))).rows[0]
 
@@ -160,13 +161,13 @@ def test_robustness_is_compared_for_every_method() -> None:
     bears["lnsr"] = bears["plain"] + [2.0, 2.1, 1.9, 2.0, 2.05]
     bears["reinit"] = bears["plain"] + [0.3, -0.3, 0.2, -0.2, 0.01]
     for method, found in runs:
-        seed = found["result"]["config"]["seed"]
+        seed = found.result.config["seed"]
         line = {"Gaussian noise": [[0, 0.9, None, None], [10, 0.7, None, None]]}
         numbers = {"area": 0.8, "loses 10 points at": bears[method][seed]}
-        curve = {"series": line, "numbers": numbers}
-        found["extras"]["parts"]["robustness"] = {"numbers": {}, "curves": {"gaussian": curve}}
-        words = {"series": {"words": [[0, 0.9], [3, 0.4 + 0.001 * seed]]}, "numbers": {}}
-        found["extras"]["parts"]["substitution"] = {"numbers": {}, "curves": {"words": words}}
+        curve = made_curve(line, numbers)
+        found.extras.parts["robustness"] = Part(numbers={}, curves={"gaussian": curve})
+        words = made_curve({"words": [[0, 0.9], [3, 0.4 + 0.001 * seed]]})
+        found.extras.parts["substitution"] = Part(numbers={}, curves={"words": words})
     rows = effect_rows(runs)
     compared = [i for i in compare_robustness(rows) if i["condition"] != ALL]
     noise = {i["method"]: i for i in compared if i["quantity"] == NOISE}
@@ -188,8 +189,8 @@ def test_smaller_logits_are_told_from_smoother_ones() -> None:
     gaps = {"plain": np.zeros(5), "smart": np.array([0.1, -0.1, 0.05, -0.06, 0.02])}
     gaps["r3f"] = np.array([-0.2, -0.21, -0.19, -0.2, -0.18])
     for method, found in runs:
-        seed = found["result"]["config"]["seed"]
-        numbers = found["extras"]["parts"]["effect"]["numbers"]
+        seed = found.result.config["seed"]
+        numbers = found.extras.parts["effect"].numbers
         numbers["quantities"] = {"worst divergence": 1.0 + 0.1 * seed, "noise divergence": 1.0}
         if method != "plain":
             numbers["quantities"]["worst divergence"] *= 0.1
@@ -217,10 +218,10 @@ def test_robustness_is_compared_without_the_part_effect() -> None:
     """Also where nothing but a curve of noise was asked for."""
     runs = study(["lnsr", "reinit"])
     for method, found in runs:
-        seed = found["result"]["config"]["seed"]
+        seed = found.result.config["seed"]
         bears = {"plain": 1.0, "lnsr": 0.5 - 0.01 * seed, "reinit": 1.0 + 0.1 * (-1) ** seed}
-        found["extras"] |= {"parts": {}, "noise": {"clean": 0.9, "0": 0.9, "2": 0.6}}
-        found["extras"]["noise"]["loses 10 points at"] = bears[method]
+        noise = {"clean": 0.9, "0": 0.9, "2": 0.6, "loses 10 points at": bears[method]}
+        found.extras = Measured(noise=noise)
     rows = effect_rows(runs)
     assert compare_effects(rows) == effect_sentences([], rows) == []
     compared = compare_robustness(rows)
@@ -236,53 +237,53 @@ def test_robustness_is_compared_without_the_part_effect() -> None:
     assert is_compared(Extras(evaluate=("corruption",)))
     assert not is_compared(Extras(evaluate=("calibration", "drift")))
     for _, found in runs:
-        del found["extras"]["noise"]
+        found.extras.noise = {}
     assert effect_rows(runs) == []
 
 
 def test_what_never_costs_ten_points_bears_all_that_was_tried() -> None:
-    line = {"series": {"x": [[0, 0.9], [10, 0.85]]}, "numbers": {"area": 0.8}}
-    parts = {"robustness": {"curves": {"gaussian": line}}}
-    assert robustness_of({"parts": parts}, 0.4) == {NOISE: 10}
+    line = made_curve({"x": [[0, 0.9], [10, 0.85]]}, {"area": 0.8})
+    parts = {"robustness": Part(numbers={}, curves={"gaussian": line})}
+    assert robustness_of(Measured(parts=parts), 0.4) == {NOISE: 10}
     noise = {"area": 0.8, "clean": 0.9, "0": 0.9, "0.5": 0.89, "1.5": 0.7}
-    assert robustness_of({"noise": noise}, 0.4) == {NOISE: 1.5}
-    assert robustness_of({"noise": noise | {"loses 10 points at": 1.2}}, 0.4) == {NOISE: 1.2}
-    assert robustness_of({}, 0.4) == {}
+    assert robustness_of(Measured(noise=noise), 0.4) == {NOISE: 1.5}
+    assert robustness_of(Measured(noise=noise | {"loses 10 points at": 1.2}), 0.4) == {NOISE: 1.2}
+    assert robustness_of(Measured(), 0.4) == {}
 
 
 def test_what_has_no_ten_points_to_lose_is_not_compared() -> None:
-    line = {"series": {"x": [[0, 0.5], [10, 0.5]]}, "numbers": {}}
-    curves = {"gaussian": line, "tokens": line, "words": line}
-    parts = {part: {"curves": curves} for part in ("robustness", "corruption", "substitution")}
-    assert robustness_of({"parts": parts}, 0.09) == {WORDS: 0.5}
-    assert robustness_of({"noise": {"0": 0.5, "1.5": 0.5}}, 0.0) == {}
+    line = made_curve({"x": [[0, 0.5], [10, 0.5]]})
+    part = Part(numbers={}, curves={"gaussian": line, "tokens": line, "words": line})
+    parts = dict.fromkeys(("robustness", "corruption", "substitution"), part)
+    assert robustness_of(Measured(parts=parts), 0.09) == {WORDS: 0.5}
+    assert robustness_of(Measured(noise={"0": 0.5, "1.5": 0.5}), 0.0) == {}
     runs = study(methods=("lnsr",))
     for method, run in runs:
-        run["extras"]["noise"] = {"0": 0.8, "1.5": 0.6}
+        run.extras.noise = {"0": 0.8, "1.5": 0.6}
         if method == "lnsr":
-            run["result"]["trivial_baseline"] = run["result"]["metrics"]["accuracy"] - 0.05
+            run.result.trivial_baseline = run.result.score - 0.05
     assert compare_robustness(effect_rows(runs)) == []
 
 
 def test_of_few_seeds_the_first_thing_said_is_that_they_are_few() -> None:
-    def said(runs: list[tuple[str, dict]]) -> list[str]:
+    def said(runs: list[tuple[str, CellContent]]) -> list[str]:
         rows = effect_rows(runs)
         found = findings_of(
             rows, compare_effects(rows), compare_beside(rows), compare_robustness(rows)
         )
         return [f"{sentence.verdict}: {sentence.text}" for sentence in found]
 
-    few = said([r for r in study() if r[1]["result"]["config"]["seed"] < 3])
+    few = said([r for r in study() if r[1].result.config["seed"] < 3])
     assert few[0].startswith("fragile: 3 seeds are few: nothing here is established")
     assert "note: moves it: 1 of 3: lnsr (noise sensitivity)." in few
     assert said(study())[0] == "good: moves it: 1 of 3: lnsr (noise sensitivity)."
 
 
 def test_only_seeds_that_both_have_count() -> None:
-    runs = [r for r in study() if (r[0], r[1]["result"]["config"]["seed"]) != ("plain", 2)]
+    runs = [r for r in study() if (r[0], r[1].result.config["seed"]) != ("plain", 2)]
     for item in compare_effects(effect_rows(runs)):
         assert item["seeds"] == [0, 1, 3, 4]
-    alone = [r for r in study() if r[1]["result"]["config"]["seed"] == 0]
+    alone = [r for r in study() if r[1].result.config["seed"] == 0]
     compared = compare_effects(effect_rows(alone))
     assert {item["verdict"] for item in compared} == {"too few seeds"}
     (said, *_) = effect_sentences(compared, effect_rows(alone))
@@ -294,7 +295,7 @@ def test_only_seeds_that_both_have_count() -> None:
 def test_no_difference_at_all_is_no_effect() -> None:
     runs = study(["lnsr"])
     for _, found in runs:
-        found["extras"]["parts"]["effect"]["numbers"]["quantities"]["noise sensitivity"] = 1.0
+        found.extras.parts["effect"].numbers["quantities"]["noise sensitivity"] = 1.0
     compared = compare_effects(effect_rows(runs))
     assert {item["verdict"] for item in compared} == {"no effect seen"}
 
@@ -308,7 +309,7 @@ def test_compositions_are_about_what_their_methods_are_about() -> None:
 
 def test_sentences_name_who_moves_what_and_who_loses() -> None:
     runs = study(["lnsr", "r_drop", "sam", "reinit"])
-    numbers = runs[1][1]["extras"]["parts"]["effect"]["numbers"]
+    numbers = runs[1][1].extras.parts["effect"].numbers
     numbers["not measured"] = {"noise sensitivity": "no blocks"}
     rows = effect_rows(runs)
     said = [sentence.text for sentence in effect_sentences(compare_effects(rows), rows)]
@@ -327,7 +328,7 @@ def folder(tmp_path: Path) -> Path:
     for number, (label, found) in enumerate(study()):
         identity = {"number": number}
         name = digest(identity)[:16]
-        content = {"id": name, "identity": identity, **found}
+        content = {"id": name, "identity": identity, **found.content()}
         (tmp_path / "cells").mkdir(exist_ok=True)
         path = tmp_path / "cells" / f"{name}.json"
         path.write_text(json.dumps(content | {"sha256": digest(content)}))

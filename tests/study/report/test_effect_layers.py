@@ -9,7 +9,9 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from helpers.study_files import finished
+from helpers.study_files import finished, made_curve
+from smoothtune.report.curves import CurvePoint
+from smoothtune.results import CellContent, Part
 from smoothtune.study.records import STUDY, Records, digest
 from smoothtune.study.report.effect import effect_rows
 from smoothtune.study.report.effect_layers import (
@@ -32,21 +34,23 @@ CURVES = {
 }
 
 
-def record(method: str, seed: int, quantity: str, values: np.ndarray) -> dict:
+def record(method: str, seed: int, quantity: str, values: np.ndarray) -> CellContent:
     found = finished(0.8)
-    found["result"]["config"] = {
+    found.result.config = {
         **{"task": "one", "model": "minilm", "max_train_samples": 100, "seed": seed},
         "methods": {method: {}},
     }
     points = [[float(x), float(y), 0.0, 9.0] for x, y in zip(BLOCKS, values, strict=True)]
     before = [[0.0, 7.0, 0.0, 9.0]] * (quantity == "noise sensitivity")  # input of the first block
     numbers = {"quantities": {quantity: float(values.mean())}, "not measured": {}}
-    curves = {CURVES[quantity]: {"series": {"a line": before + points}}}
-    found["extras"] = {"parts": {"effect": {"numbers": numbers, "curves": curves}}}
+    curves = {CURVES[quantity]: made_curve({"a line": before + points})}
+    found.extras.parts = {"effect": Part(numbers=numbers, curves=curves)}
     return found
 
 
-def study(method: str = "lnsr", quantity: str = "noise sensitivity") -> list[tuple[str, dict]]:
+def study(
+    method: str = "lnsr", quantity: str = "noise sensitivity"
+) -> list[tuple[str, CellContent]]:
     runs = [("plain", record("plain", s, quantity, PLAIN[:, s])) for s in SEEDS]
     ours = [(method, record(method, s, quantity, (PLAIN + GAPS)[:, s])) for s in SEEDS]
     return [*runs, *reversed(ours)]
@@ -76,10 +80,8 @@ def test_every_layer_is_compared_on_pairs(method: str, quantity: str) -> None:
 def test_gradients_have_a_layer_below_the_blocks() -> None:
     runs = study("cwgnc", "gradient spread")
     for _, found in runs:
-        (points,) = found["extras"]["parts"]["effect"]["curves"]["gradient_spread"][
-            "series"
-        ].values()
-        points.insert(0, [0.0, 2.0])
+        (points,) = found.extras.parts["effect"].curves["gradient_spread"].series.values()
+        points.insert(0, CurvePoint(0.0, 2.0))
     assert [item["layer"] for item in compare_layers(effect_rows(runs))] == [0, 1, 2, 3]
 
 
@@ -88,7 +90,7 @@ def test_methods_without_values_by_layer_have_no_rows() -> None:
     assert compare_layers(effect_rows(runs)) == []
     runs = study()
     for _, found in runs:
-        del found["extras"]["parts"]["effect"]["curves"]
+        found.extras.parts["effect"].curves.clear()
     assert compare_layers(effect_rows(runs)) == []
 
 
@@ -98,7 +100,7 @@ def folder(tmp_path: Path) -> Path:
     (tmp_path / "cells").mkdir()
     for number, (label, found) in enumerate(study()):
         name = digest({"number": number})[:16]
-        content = {"id": name, "identity": {"number": number}, **found}
+        content = {"id": name, "identity": {"number": number}, **found.content()}
         whole = content | {"sha256": digest(content)}
         (tmp_path / "cells" / f"{name}.json").write_text(json.dumps(whole))
         assert records.read(name)
@@ -123,7 +125,7 @@ def test_the_command_writes_table_numbers_and_figure(folder: Path) -> None:
 
 
 def test_one_seed_has_values_and_no_interval() -> None:
-    runs = [r for r in study() if r[1]["result"]["config"]["seed"] == 0]
+    runs = [r for r in study() if r[1].result.config["seed"] == 0]
     compared = compare_layers(effect_rows(runs))
     assert [item["difference"]["interval"] for item in compared] == [None] * 3
     pytest.importorskip("matplotlib")

@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
+from helpers.study_files import content_of, made_result
 from smoothtune.study.config import StudyConfig
 from smoothtune.study.records import Records
 from smoothtune.study.report.aggregate import aggregates
@@ -388,7 +389,8 @@ def test_every_figure_has_its_numbers(tmp_path: Path) -> None:
     records = Records(tmp_path)
     everything = table_of_runs([*found, *small])
     history = {"log_history": [{"step": 1, "loss": 0.7}, {"step": 2, "loss": 0.5}]}
-    records.read = lambda cell_id: {"result": history}  # type: ignore[method-assign]
+    ended = content_of({"status": "done", "result": made_result(0.5) | history, "extras": {}})
+    records.read = lambda cell_id: ended  # type: ignore[method-assign]
     plots = study_plots(everything, compare(everything, "paired t"), records, Console(quiet=True))
     drawn = [plot for section in plots.values() for plot in section]
     names = [figure.name for figure in drawn]

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from helpers.study_files import content_of, made_result
 from smoothtune.config.run import load_config
+from smoothtune.results import CellContent
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
 from smoothtune.study.report.training import (
     method_fields,
@@ -29,16 +31,14 @@ def records(tmp_path: Path) -> Records:
     return Records(tmp_path)
 
 
-def done(cell: Cell) -> dict:
+def done(cell: Cell) -> CellContent:
     config = {"learning_rate": 1e-4, "num_train_epochs": 2.0, "data": "one", "max_steps": -1}
-    result = {
-        **{"headline": "accuracy", "metrics": {"accuracy": 0.8}, "trivial_baseline": 0.5},
-        **{"train_metrics": {"accuracy": 0.9}, "generalization_gap": 0.1, "versions": {}},
-        **{"cost": {"steps": 7, "train_seconds": 1.0, "evaluation_seconds": 1.0}},
-        **{"log_history": [], "config": config, "methods": {"lnsr": {"weight": 2.0, "k": None}}},
-        "data": {"splits": {"train": {"rows": 100}, "validation": {"rows": 50}}},
+    result = made_result(0.8) | {
+        "config": config,
+        "methods": {"lnsr": {"weight": 2.0, "k": None}},
+        "cost": {"steps": 7, "train_seconds": 1.0, "evaluation_seconds": 1.0},
     }
-    return {"status": "done", "result": result, "extras": {}}
+    return content_of({"status": "done", "result": result, "extras": {}})
 
 
 def test_finished_runs_say_what_they_ran_with(records: Records) -> None:

@@ -13,6 +13,7 @@ from smoothtune.study.config import PLAIN
 from smoothtune.study.records import Cell, Records
 from smoothtune.study.report import statistics
 from smoothtune.study.report.power import smallest_difference
+from smoothtune.study.table import Row
 
 Condition = tuple[str, str, int | None]
 """Task, model and number of training examples."""
@@ -54,8 +55,8 @@ def run_of(cell: Cell, records: Records) -> dict[str, Any]:
     row = records.row(cell.id)
     if row is None:
         status = (records.failure(cell.id) or {"status": "missing"})["status"]
-        row = {"status": status, "cell": cell.id}
-    return row | cell.described
+        row = Row(cell.id, status)
+    return vars(row) | cell.described
 
 
 def devices(runs: pd.DataFrame) -> list[str]:
@@ -190,7 +191,10 @@ def _cost_ratio(runs: pd.DataFrame, method: str) -> float | None:
     """Training time relative to plain's, under one condition."""
     done = runs[(runs["status"] == "done") & runs["train_seconds"].notna()]
     ours, plain = (
-        {run["seed"]: run for run in done[done["method"] == name].to_dict("records")}
+        {
+            run.seed: statistics.TrainingTime(run.train_seconds, run.device)
+            for run in done[done["method"] == name].itertuples()
+        }
         for name in (method, PLAIN)
     )
     return statistics.time_ratio((ours[seed], plain[seed]) for seed in ours if seed in plain)

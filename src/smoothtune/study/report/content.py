@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -109,19 +108,23 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 def _failures(cells: Sequence[Cell], records: Records) -> list[dict[str, str]]:
     """Every cell that gave no scores, with the reason."""
-    ended = [(cell, records.row(cell.id) or records.failure(cell.id)) for cell in cells]
-    return [
-        {"title": cell.title, "status": end["status"], "message": end["message"]}
-        for cell, end in ended
-        if end and end["status"] != "done"
-    ]
+    failures = []
+    for cell in cells:
+        if row := records.row(cell.id):
+            status, message = row.status, row.message
+        elif failure := records.failure(cell.id):
+            status, message = failure["status"], failure["message"]
+        else:
+            continue
+        if status != "done":
+            failures.append({"title": cell.title, "status": status, "message": message})
+    return failures
 
 
 def _versions(cells: Sequence[Cell], records: Records) -> dict[str, list[str]]:
     """Versions that the finished cells were run with."""
     found: dict[str, set[str]] = {}
-    rows = [row for cell in cells if (row := records.row(cell.id))]
-    for text in dict.fromkeys(row["versions"] for row in rows if row["versions"]):
-        for name, value in json.loads(text).items():
+    for row in filter(None, (records.row(cell.id) for cell in cells)):
+        for name, value in row.versions.items():
             found.setdefault(name, set()).add(value)
     return {name: sorted(values) for name, values in found.items()}

@@ -21,11 +21,18 @@ import numpy as np
 from smoothtune.errors import OutputError
 from smoothtune.files import read_json
 from smoothtune.methods import METHODS
-from smoothtune.report.curves import LOSES, LOST
+from smoothtune.report.curves import LOSES, LOST, Curve
+from smoothtune.results import CellContent, Measured, Part
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import STUDY, Extras, Records
 from smoothtune.study.report.comparison import CONDITION, Condition, condition_of, condition_title
-from smoothtune.study.report.statistics import holm, mean_difference, p_value, time_ratio
+from smoothtune.study.report.statistics import (
+    TrainingTime,
+    holm,
+    mean_difference,
+    p_value,
+    time_ratio,
+)
 
 LEVEL = 0.05
 EFFECT, ALL = "effect", "all conditions"
@@ -90,7 +97,7 @@ def is_compared(extras: Extras) -> bool:
     return extras.noise_curve or not PARTS.isdisjoint(extras.evaluate)
 
 
-def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+def effect_rows(labeled: Iterable[tuple[str, CellContent]]) -> list[dict[str, Any]]:
     """One row for each finished run that has one of the parts `PARTS`, or a curve of noise.
 
     Args:
@@ -98,25 +105,25 @@ def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[s
     """
     rows = []
     for label, record in labeled:
-        if record["status"] != "done":
+        result, extras = record.result, record.extras
+        if result is None or extras is None:
             continue
-        result, extras = record["result"], record["extras"]
-        part = (extras.get("parts") or {}).get(EFFECT)
-        numbers = part["numbers"] if part else {"quantities": {}, "not measured": {}}
-        score = result["metrics"][result["headline"]]
-        above = score - (result["trivial_baseline"] or 0.0)
+        part = extras.parts.get(EFFECT)
+        numbers = part.numbers if part else {"quantities": {}, "not measured": {}}
+        score = result.score
+        above = score - result.trivial_baseline
         values = numbers["quantities"] | numbers.get("beside", {}) | robustness_of(extras, above)
         if not values:
             continue
-        config = result["config"]
+        config = result.config
         rows.append(
             {
                 **{name: config.get(name) for name in CONDITION},
                 "method": label,
-                "claims": claims_of(config["methods"], extras.get("claims", {})) if part else None,
+                "claims": claims_of(config["methods"], extras.claims) if part else None,
                 "seed": config["seed"],
                 "score": score,
-                "cost": result["cost"],
+                "cost": TrainingTime(result.cost.train_seconds, result.cost.device),
                 "values": values,
                 "layers": layers_of(part) if part else {},
                 "missing": numbers["not measured"],
@@ -125,21 +132,21 @@ def effect_rows(labeled: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[s
     return rows
 
 
-def layers_of(part: Mapping[str, Any]) -> dict[str, dict[int, float]]:
+def layers_of(part: Part) -> dict[str, dict[int, float]]:
     """Quantities of the part `effect` that are one number for several layers, layer by layer.
 
     Layer 0 are the embeddings, where they have a value.
     """
     found = {}
     for quantity, curve in BY_BLOCK.items():
-        if curve in part.get("curves", {}):
-            points, *_ = part["curves"][curve]["series"].values()
+        if curve in part.curves:
+            points, *_ = part.curves[curve].series.values()
             first = 1 if quantity in AT_INPUT else 0
-            found[quantity] = {round(x): y for x, y, *_ in points if x >= first}
+            found[quantity] = {round(p.x): p.y for p in points if p.x >= first}
     return found
 
 
-def robustness_of(extras: Mapping[str, Any], above: float) -> dict[str, float]:
+def robustness_of(extras: Measured, above: float) -> dict[str, float]:
     """How much a run bears; a metric that never falls bears all that was tried.
 
     Args:
@@ -147,24 +154,24 @@ def robustness_of(extras: Mapping[str, Any], above: float) -> dict[str, float]:
         above: its score above that of a constant answer; what it has not it cannot lose, so a run
             with less than 0.1 bears nothing that could be compared.
     """
-    parts, found = extras.get("parts") or {}, {}
+    found = {}
 
-    def curve(part: str, name: str) -> Mapping[str, Any] | None:
-        return parts.get(part, {}).get("curves", {}).get(name)
+    def curve(part: str, name: str) -> Curve | None:
+        return extras.parts[part].curves.get(name) if part in extras.parts else None
 
     for name, measured in (
         (NOISE, curve("robustness", "gaussian")),
         (TOKENS, curve("corruption", "tokens")),
     ):
         if measured is not None and above >= LOST:
-            (points,) = measured["series"].values()
-            found[name] = measured["numbers"].get(LOSES, points[-1][0])
-    if NOISE not in found and above >= LOST and (noise := extras.get("noise")):
+            (points,) = measured.series.values()
+            found[name] = measured.numbers.get(LOSES, points[-1].x)
+    if NOISE not in found and above >= LOST and (noise := extras.noise):
         levels = [float(level) for level in noise if level[0].isdigit()]
         found[NOISE] = noise.get(LOSES, max(levels))
     if (measured := curve("substitution", "words")) is not None:
-        (points,) = measured["series"].values()
-        found[WORDS] = points[-1][1]
+        (points,) = measured.series.values()
+        found[WORDS] = points[-1].y
     return found
 
 

@@ -200,7 +200,8 @@ def _training(runs: pd.DataFrame, records: Records) -> Curve | None:
     for method, own in runs.groupby("method", sort=False):
         losses: dict[int, list[float]] = {}
         for cell in own["cell"]:
-            for entry in (records.read(cell) or {})["result"]["log_history"]:
+            record = records.read(cell)
+            for entry in record.result.log_history if record and record.result else ():
                 if (loss := entry.get("loss/task", entry.get("loss"))) is not None:
                     losses.setdefault(entry["step"], []).append(loss)
         if len(losses) > 1:

@@ -16,9 +16,9 @@ Edge of the Statistical Precipice, NeurIPS 2021 (probability of improvement).
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -51,11 +51,14 @@ def summary(scores: ArrayLike) -> dict[str, float | None]:
     }
 
 
-Cost = Mapping[str, Any]
-"""`train_seconds` of a run, and its `device`, if the run names it."""
+class TrainingTime(NamedTuple):
+    """Training time of a run, and where it ran, if the run names it."""
+
+    seconds: float
+    device: str | None
 
 
-def time_ratio(pairs: Iterable[tuple[Cost, Cost]]) -> float | None:
+def time_ratio(pairs: Iterable[tuple[TrainingTime, TrainingTime]]) -> float | None:
     """Median of the ratios of training times; None without any.
 
     Runs on different kinds of device are not compared; those that do not name theirs only with
@@ -64,11 +67,7 @@ def time_ratio(pairs: Iterable[tuple[Cost, Cost]]) -> float | None:
     Args:
         pairs: a run with a method, and one of plain fine-tuning.
     """
-    ratios = [
-        ours["train_seconds"] / plain["train_seconds"]
-        for ours, plain in pairs
-        if ours.get("device") == plain.get("device")
-    ]
+    ratios = [ours.seconds / plain.seconds for ours, plain in pairs if ours.device == plain.device]
     return float(np.median(ratios)) if ratios else None
 
 

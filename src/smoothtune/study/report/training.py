@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from smoothtune.report.page import DASH, Table
+from smoothtune.results import RunResult
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import Cell, Records
 from smoothtune.study.report.comparison import Condition, condition_of, condition_title
@@ -53,10 +53,11 @@ def training_of(cells: Sequence[Cell], records: Records) -> list[dict[str, Any]]
         condition = _condition(cell)
         if condition in found and found[condition]["done"]:
             continue
-        result = (records.read(cell.id) or {}).get("result")
+        record = records.read(cell.id)
+        result = record and record.result
         if condition in found and result is None:
             continue
-        config = (result or {}).get("config") or cell.identity["config"]  # without places
+        config = (result and result.config) or cell.identity["config"]  # without places
         found[condition] = {
             "task": cell.task,
             "model": cell.model,
@@ -65,7 +66,7 @@ def training_of(cells: Sequence[Cell], records: Records) -> list[dict[str, Any]]
             "fields": {name: config.get(name) for name in FIELDS}
             | {"model": cell.model, CLIP: clip_norms[condition][cell.label]},
             "clip_norms": clip_norms[condition],
-            "sizes": _sizes(result or {}),
+            "sizes": _sizes(result) if result else {},
         }
     return list(found.values())
 
@@ -74,12 +75,11 @@ def _condition(cell: Cell) -> Condition:
     return cell.task, cell.model, cell.max_train_samples
 
 
-def _sizes(result: Mapping[str, Any]) -> dict[str, int]:
-    splits = result.get("data", {}).get("splits", {})
-    steps = result.get("cost", {}).get("steps")
-    sizes = {ROWS: splits.get("train", {}).get("rows")}
-    sizes |= {EVALUATED: splits.get("validation", {}).get("rows"), UPDATES: steps}
-    return {name: size for name, size in sizes.items() if size is not None}
+def _sizes(result: RunResult) -> dict[str, int]:
+    rows = {name: split.rows for name, split in result.data.splits.items()}
+    titles = {"train": ROWS, "validation": EVALUATED}
+    sizes = {title: rows[name] for name, title in titles.items() if name in rows}
+    return sizes | {UPDATES: result.cost.steps}
 
 
 def method_fields(cells: Sequence[Cell], records: Records) -> list[dict[str, Any]]:
@@ -91,8 +91,8 @@ def method_fields(cells: Sequence[Cell], records: Records) -> list[dict[str, Any
     """
     found: list[dict[str, Any]] = []
     for cell in cells:
-        recorded = (records.row(cell.id) or {}).get("fields")
-        fields = json.loads(recorded) if recorded else dict(cell.config.methods)
+        row = records.row(cell.id)
+        fields = (row and row.methods) or dict(cell.config.methods)
         item = {"method": cell.label, "fields": fields, "changes": cell.changes}
         if item not in found:
             found.append(item)
