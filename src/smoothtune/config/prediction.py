@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
+from pydantic import Field
+
 from smoothtune.config.draft import Draft
 from smoothtune.config.fields import (
     DATA,
@@ -38,6 +40,10 @@ class Prediction(SpanFields, DataFields):
     """Also write the probability of every class, in columns probability_LABEL."""
     calibrated: Annotated[bool, OUTPUT] = False
     """Divide logits by the temperature that `smoothtune evaluate --calibration` has left in the
+    model's folder."""
+    coverage: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, OUTPUT] = None
+    """Also write a set of classes that holds the right one with this probability, such as 0.9, in
+    the column prediction_set; by scores that `smoothtune evaluate --calibration` has left in the
     model's folder."""
     overwrite: Annotated[bool, OUTPUT] = False
     """Replace the file."""

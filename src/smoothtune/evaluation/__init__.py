@@ -7,6 +7,11 @@ from smoothtune.evaluation.calibration import (
     reliability,
     split_for_temperature,
 )
+from smoothtune.evaluation.conformal import (
+    conformal_scores,
+    conformal_threshold,
+    prediction_sets,
+)
 from smoothtune.evaluation.corruption import (
     corrupt_tokens,
     drop_words,

@@ -14,8 +14,9 @@ from smoothtune.config.evaluation import Settings
 from smoothtune.config.part_names import other_data_set
 from smoothtune.console import say
 from smoothtune.errors import OutputError, PlotsMissing, changed_fields
-from smoothtune.evaluation.parts import PartResult, Subject
+from smoothtune.evaluation.parts import PartResult
 from smoothtune.evaluation.record import check_evaluation
+from smoothtune.evaluation.subject import Subject
 from smoothtune.files import read_json, refuse_other_files, write_atomic
 from smoothtune.report.curves import csv_text
 from smoothtune.report.plots import draw

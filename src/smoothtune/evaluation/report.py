@@ -8,10 +8,11 @@ from typing import Any
 
 from smoothtune.config.part_names import OOD
 from smoothtune.errors import OutputError, PlotsMissing
-from smoothtune.evaluation.compare import Run, load_runs, paired_differences
+from smoothtune.evaluation.compare import Run, comparison, load_runs, paired_differences
 from smoothtune.evaluation.examples import example_tables
-from smoothtune.evaluation.findings import comparison, sentences, verdict
+from smoothtune.evaluation.findings import sentences, verdict
 from smoothtune.evaluation.output import EVALUATION
+from smoothtune.evaluation.parts import PARTS
 from smoothtune.evaluation.record import only_damage
 from smoothtune.files import make_folder, write_atomic
 from smoothtune.report.curves import Curve, metric_label
@@ -19,15 +20,7 @@ from smoothtune.report.page import DASH, Plot, Sentence, Table, number, render, 
 from smoothtune.report.plots import MOST_LINES, Frame, draw, num_lines, styles
 
 LARGEST_TABLE = 60  # points; a plot with more has its numbers in its CSV file alone
-SECTIONS = {
-    "calibration": "Calibration",
-    "robustness": "Robustness in embedding space",
-    "corruption": "Robustness in text",
-    "smoothness": "Smoothness",
-    "drift": "Drift from the pre-trained model",
-    "effect": "What methods are about",
-    "substitution": "Adversarial word substitutions",
-}
+SECTIONS = {name: part.title for name, part in PARTS.items() if name != "metrics"}
 
 
 def write_report(
@@ -177,14 +170,11 @@ def summary_table(runs: Sequence[Run], part: str) -> Table:
     return Table(["", *(run.name for run in runs)], rows)
 
 
-def _flat(numbers: dict[str, Any]) -> dict[str, Any]:
+def _flat(numbers: dict[str, Any], within: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in numbers.items():
-        title = name.replace("_", " ")
-        if isinstance(value, dict):
-            flat |= {f"{title}: {key}": inner for key, inner in value.items()}
-        else:
-            flat[title] = value
+        title = within + name if within else name.replace("_", " ")
+        flat |= _flat(value, f"{title}: ") if isinstance(value, dict) else {title: value}
     return flat
 
 
