@@ -21,7 +21,7 @@ from numpy.typing import ArrayLike
 from scipy.special import softmax
 from scipy.stats import binomtest
 
-COVERAGES = (0.8, 0.9, 0.95, 0.99)
+COVERAGES = (0.8, 0.9, 0.95)
 """Those that an evaluation measures, as far as the rows suffice."""
 
 

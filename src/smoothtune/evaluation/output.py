@@ -79,8 +79,7 @@ def check_read_as(name: str, part: dict[str, Any], settings: Settings) -> None:
     then = part["numbers"]["read_as"]
     if not isinstance(then, dict):
         raise OutputError(f"{name}: read_as in {EVALUATION} is damaged; evaluate the model again")
-    now = {k: v for k, v in asdict(settings.ood[data_set]).items() if k in then or v is not None}
-    if then != json.loads(json.dumps(then | now)):
+    if then != json.loads(json.dumps(then | asdict(settings.ood[data_set]))):
         raise OutputError(
             f"{name} was evaluated before with {then}: give this data set another name, or replace "
             "the evaluation with --overwrite-output-dir"

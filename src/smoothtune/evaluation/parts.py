@@ -28,8 +28,8 @@ from smoothtune.evaluation.corruption import (
     text_corruption_curve,
     token_corruption_curve,
 )
-from smoothtune.evaluation.drift import representation_drift, weight_drift
-from smoothtune.evaluation.effect import measure, weight_distance
+from smoothtune.evaluation.drift import representation_drift, weight_distance, weight_drift
+from smoothtune.evaluation.effect import measure
 from smoothtune.evaluation.ensemble import Ensemble
 from smoothtune.evaluation.intervals import scores_with_intervals
 from smoothtune.evaluation.predictor import Predictor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,7 @@ def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:
     with only_damage(_records(runs)):
         rows = [list(row) for row in score_table(runs).rows]
         if numbers := run.numbers("calibration"):
-            rows.append(_calibration_row(numbers))
+            rows += _calibration_rows(numbers)
         for part in ("robustness", "corruption", "substitution"):
             for curve in run.curves(part).values():
                 area, clean = (number(curve.numbers.get(name)) for name in ("area", "clean"))
@@ -81,13 +81,16 @@ def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:
         return rows, verdict(run)
 
 
-def _calibration_row(numbers: dict[str, Any]) -> list[str]:
-    """The error that is judged, with that of a calibrated model."""
+def _calibration_rows(numbers: dict[str, Any]) -> Iterator[list[str]]:
+    """The error that is judged, with that of a calibrated model; coverage and size of sets."""
     of_labels = numbers.get("mean_ece_of_labels")
     error = numbers["all_rows"]["ece"] if of_labels is None else of_labels
-    chance = numbers.get("ece_by_chance", {}).get("high")
-    by_chance = "" if chance is None else f", by chance up to {number(chance)}"
-    return ["ece" if of_labels is None else "ece, mean of labels", number(error) + by_chance]
+    by_chance = f"{number(error)}, by chance up to {number(numbers['ece_by_chance']['high'])}"
+    yield ["ece" if of_labels is None else "ece, mean of labels", by_chance]
+    for coverage, found in numbers.get("prediction_sets", {}).items():
+        measured = with_interval(found["coverage"], (found["low"], found["high"]))
+        size = f"{found['mean_size']:.2f} classes"
+        yield [f"coverage of sets for {coverage}", f"{measured}, {size}"]
 
 
 def _records(runs: Sequence[Run]) -> str:
