@@ -26,7 +26,9 @@ from sklearn.model_selection import train_test_split
 
 from smoothtune.evaluation.conformal import set_numbers
 from smoothtune.report.curves import Curve, CurvePoint
+from smoothtune.tasks.base import Task
 from smoothtune.tasks.metrics import brier
+from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.multi_label_metrics import cross_entropy
 
 Bins = Literal["width", "mass"]
@@ -245,6 +247,15 @@ ANSWERS = Kind(
     _CONFIDENCE,
     "exact matches (share of the bin)",
 )
+
+
+def kind_of(task: Task) -> Kind | None:
+    """What the probabilities of a task are stated of; None: it predicts scores."""
+    if isinstance(task, MultiLabelClassification):
+        return LABELS
+    if task.regression:
+        return None
+    return CLASSES if task.predicts_logits else ANSWERS
 
 
 def calibration_report(

@@ -14,9 +14,9 @@ from datasets import Dataset
 from scipy.special import log_expit, log_softmax, logsumexp
 
 from smoothtune.errors import ModelError
+from smoothtune.evaluation.calibration import ANSWERS, LABELS, kind_of
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.multi_label import MultiLabelClassification
 
 
 @dataclass
@@ -42,7 +42,7 @@ class Ensemble(Predictor):
         """
         first, *others = members
         task = first.task
-        if not (task.predicts_logits or isinstance(task, MultiLabelClassification)):
+        if kind_of(task) is ANSWERS:
             raise ModelError(
                 f"an ensemble needs probabilities or scores to average, and {task.task_type} has "
                 "none: evaluate one model"
@@ -68,10 +68,11 @@ class Ensemble(Predictor):
 
 def mean_prediction(predictions: np.ndarray, task: Task) -> np.ndarray:
     """Predictions (N, W) of an ensemble from those of its M models (M, N, W)."""
-    if task.regression:
+    kind = kind_of(task)
+    if kind is None:
         scores: np.ndarray = predictions.mean(0)
         return scores
-    if isinstance(task, MultiLabelClassification):
+    if kind is LABELS:
         return _log_mean(log_expit(predictions)) - _log_mean(log_expit(-predictions))
     return _log_mean(log_softmax(predictions, axis=-1))
 

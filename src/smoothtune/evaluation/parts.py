@@ -21,6 +21,7 @@ from smoothtune.evaluation.calibration import (
     FEWEST_ROWS,
     LABELS,
     calibration_report,
+    kind_of,
 )
 from smoothtune.evaluation.corruption import (
     FURTHER_RATES,
@@ -44,7 +45,6 @@ from smoothtune.evaluation.transfer import (
 )
 from smoothtune.models.lora import merged_copy
 from smoothtune.report.curves import Curve
-from smoothtune.tasks.multi_label import MultiLabelClassification
 
 MAX_ATTACKED = 128
 """Rows for what costs many passes: PGD, and derivatives."""
@@ -87,18 +87,17 @@ def metrics(subject: Subject) -> PartResult:
 def calibration(subject: Subject) -> PartResult:
     """Calibration, where there are probabilities."""
     task, rows = subject.prepared.task, subject.prepared.validation
-    predictions, names = subject.predictions, ()
-    if task.regression:
+    kind, predictions = kind_of(task), subject.predictions
+    if kind is None:
         return PartResult(skipped="a regression model gives no probabilities")
-    if isinstance(task, MultiLabelClassification):
-        kind, labels = LABELS, task.confidence(predictions, rows)[1]
-        names = task.known_label_names
-    elif not task.predicts_logits:
-        kind, (predictions, labels) = ANSWERS, task.confidence(predictions, rows)
-    else:
-        kind, labels = CLASSES, np.asarray(rows["labels"][:])
+    if kind is CLASSES:
+        labels = np.asarray(rows["labels"][:])
         if len(labels) < FEWEST_ROWS:
             return PartResult(skipped=f"fewer than {FEWEST_ROWS} rows")
+    else:
+        confidence, labels = task.confidence(predictions, rows)
+        predictions = confidence if kind is ANSWERS else predictions
+    names = task.known_label_names if kind is LABELS else ()
     numbers, curve = calibration_report(
         kind, predictions, labels, names=names, seed=subject.settings.seed
     )

@@ -15,6 +15,7 @@ from smoothtune.console import Bar, quiet, say
 from smoothtune.data.missing import Needed, told_left_out
 from smoothtune.data.sources import load_rows
 from smoothtune.errors import ConfigError, DataError, ModelError, Problem
+from smoothtune.evaluation.calibration import CLASSES, LABELS, kind_of
 from smoothtune.evaluation.calibration_file import CALIBRATION, kept_calibration
 from smoothtune.evaluation.conformal import conformal_threshold, prediction_sets
 from smoothtune.evaluation.predictor import load_predictor
@@ -22,7 +23,6 @@ from smoothtune.evaluation.rows_file import CsvForm, target_file, write_rows
 from smoothtune.evaluation.settings import resolve_prediction, training_record
 from smoothtune.models.load import Base, load_base, weights_fingerprint
 from smoothtune.tasks.base import Task
-from smoothtune.tasks.multi_label import MultiLabelClassification
 from smoothtune.tasks.unlabeled import unlabeled_rows
 
 SET = "prediction_set"
@@ -107,24 +107,22 @@ def column_names(task: Task, settings: Prediction) -> list[str]:
     Raises:
         ConfigError: an option asks for what the task does not have.
     """
-    one_class = task.predicts_logits and not task.regression
-    several = isinstance(task, MultiLabelClassification)
-    kind = task.task_type + " of scores" * task.regression
+    kind, type_ = kind_of(task), task.task_type + " of scores" * task.regression
     problems = []
-    if settings.probabilities and not (one_class or several):
-        message = f"only for classes or labels of texts and for choices, not for {kind}"
+    if settings.probabilities and kind not in (CLASSES, LABELS):
+        message = f"only for classes or labels of texts and for choices, not for {type_}"
         problems.append(Problem("", "--probabilities", message))
-    if settings.calibrated and not (one_class or several):
+    if settings.calibrated and kind not in (CLASSES, LABELS):
         problems.append(Problem("", "--calibrated", "needs a task with probabilities"))
-    if settings.coverage is not None and not one_class:
-        message = f"only where a row has one of several classes or choices, not for {kind}"
+    if settings.coverage is not None and kind is not CLASSES:
+        message = f"only where a row has one of several classes or choices, not for {type_}"
         problems.append(Problem("", "--coverage", message))
     if problems:
         raise ConfigError(problems)
     every_class = task.known_label_names if settings.probabilities else ()
     return [
         "prediction",
-        *["probability"] * one_class,
+        *["probability"] * (kind is CLASSES),
         *(f"probability_{name}" for name in every_class),
         *[SET] * (settings.coverage is not None),
     ]
@@ -155,13 +153,11 @@ def _fitted(settings: Prediction, base: Base) -> tuple[float | None, float | Non
 
 def _probabilities(task: Task, predictions: np.ndarray) -> dict[str, list[float]]:
     """Columns: the probability of the prediction, where there is one, and of every class."""
-    if isinstance(task, MultiLabelClassification):
-        shares, columns = expit(predictions), {}
-    elif task.predicts_logits and not task.regression:
-        shares = softmax(predictions, axis=1)
-        columns = {"probability": shares.max(axis=1).tolist()}
-    else:
+    kind = kind_of(task)
+    if kind not in (CLASSES, LABELS):
         return {}
+    shares = softmax(predictions, axis=1) if kind is CLASSES else expit(predictions)
+    columns = {"probability": shares.max(axis=1).tolist()}
     each = zip(task.known_label_names, shares.T.tolist(), strict=True)
     return columns | {f"probability_{name}": values for name, values in each}
 

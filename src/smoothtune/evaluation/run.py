@@ -43,7 +43,7 @@ from smoothtune.evaluation.settings import (
 from smoothtune.evaluation.subject import Subject
 from smoothtune.evaluation.transfer import labeled_rows
 from smoothtune.files import check_owned, owned, versions, write_json
-from smoothtune.models.load import check_unchanged, load_base, weights_fingerprint
+from smoothtune.models.load import Base, check_unchanged, load_base, weights_fingerprint
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.prepare import Prepared, prepare, prepare_evaluation, rows_fingerprint
 
@@ -172,7 +172,7 @@ def check_other_data(subject: Subject, done: Collection[str]) -> None:
 def load_subject(
     settings: Settings, training: dict[str, Any] | None, bar: Bar
 ) -> tuple[Subject, dict[str, str]]:
-    """Load the model and its data, with their fingerprints.
+    """Load the model, or the ensemble, and its data, with their fingerprints.
 
     Args:
         settings: of `resolve`.
@@ -184,14 +184,32 @@ def load_subject(
         ModelError: the model cannot be loaded, or does not fit the task.
         DataError: the data cannot be evaluated on.
     """
-    base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
+    names = (settings.model, *settings.ensemble)
+    bases = [load_base(name, trust_remote_code=settings.trust_remote_code) for name in names]
+    prepared = _read_data(settings, training, bases[0])
+    weights, members = [], []
+    for base in bases:
+        weights.append(weights_fingerprint(base.source))
+        options: dict[str, Any] = {"batch_size": settings.batch_size, "seed": settings.seed}
+        members.append(load_predictor(base, prepared.task, progress=bar, **options))
+        check_unchanged(base.source, weights[-1])
+    predictor, digest = members[0], weights[0]
+    if settings.ensemble:
+        predictor = Ensemble.of(members, names)
+        digest = sha256("".join(weights).encode()).hexdigest()
+    fingerprints = {"weights": digest, "data": prepared.fingerprint}
+    return Subject(settings, predictor, prepared), fingerprints
+
+
+def _read_data(settings: Settings, training: dict[str, Any] | None, base: Base) -> Prepared:
+    """The data; of the training run they are split as they were then."""
     task = configured_task(settings)
     read: Callable[..., Prepared] = prepare
     if not (is_training_data(settings, training) or is_copy(settings, training, task)):
         names = [str(name) for name in (base.config.id2label or {}).values()]
         read = partial(prepare_evaluation, model_labels=names)
     try:
-        prepared = read(
+        return read(
             settings.data or task.hub_id or "",
             task,
             base.tokenizer,
@@ -203,27 +221,6 @@ def load_subject(
         )
     except DataError as error:
         raise DataError(f"{error}{where_recorded(settings, training)}") from error
-    bases = [base]
-    for model in settings.ensemble:
-        bases.append(load_base(model, trust_remote_code=settings.trust_remote_code))
-    weights, members = [], []
-    for each in bases:
-        weights.append(weights_fingerprint(each.source))
-        members.append(
-            load_predictor(
-                each,
-                prepared.task,
-                batch_size=settings.batch_size,
-                seed=settings.seed,
-                progress=bar,
-            )
-        )
-        check_unchanged(each.source, weights[-1])
-    names = (settings.model, *settings.ensemble)
-    predictor = Ensemble.of(members, names) if settings.ensemble else members[0]
-    digest = sha256("".join(weights).encode()).hexdigest() if settings.ensemble else weights[0]
-    fingerprints = {"weights": digest, "data": prepared.fingerprint}
-    return Subject(settings, predictor, prepared), fingerprints
 
 
 def is_copy(settings: Settings, training: dict[str, Any] | None, task: Task) -> bool:
