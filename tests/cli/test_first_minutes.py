@@ -16,7 +16,7 @@ from smoothtune.cli import NEEDED, app
 from smoothtune.cli.method_list import GROUPS
 from smoothtune.config.run import load_config
 from smoothtune.data.sources import load_rows
-from smoothtune.evaluation.temperature import CALIBRATION
+from smoothtune.evaluation.calibration_file import CALIBRATION
 
 ROOT = Path(__file__).parents[2]
 TICKETS = [("the printer is dead", "high", "it"), ("send the offer", "low", "sales")]

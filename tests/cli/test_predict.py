@@ -362,3 +362,25 @@ def test_answers_are_texts_of_their_contexts(base: Path, tmp_path: Path) -> None
         assert row["prediction"] == row["context"].split()[scores.argmax()]
     assert len(short) == 8
     assert all(row["prediction"] in row["context"].split() for row in written)
+
+
+def test_sets_of_classes_have_the_coverage_that_was_asked_for(
+    trained: Path, tmp_path: Path
+) -> None:
+    data = write_csv(tmp_path / "new.csv", text=[*TEXTS, "good film", "bad film"])
+    arguments = (trained, "--data", data, "--to", tmp_path / "out.jsonl", "--coverage")
+    assert "holds no calibration.json" in call(*arguments, 0.9).stderr
+    out = ("--calibration", "--num-resamples", 20, "--output-dir", tmp_path / "e")
+    assert CliRunner().invoke(app, ["evaluate", *map(str, (trained, *out))]).exit_code == 0
+    kept = json.loads((trained / "calibration.json").read_text())
+    assert len(kept["conformal_scores"]) == kept["fitted_on"] == 12
+    done(*arguments, 0.9)
+    rows = read_lines(tmp_path / "out.jsonl")
+    assert all(row["prediction"] in row["prediction_set"] for row in rows)
+    assert all(set(row["prediction_set"]) <= {"fine", "poor"} for row in rows)
+    assert [row["prediction_set"] for row in rows[-2:]] == [["fine"], ["poor"]]
+    told = call(*arguments, 0.95, "--overwrite")
+    assert "needs 19 held-out rows, not 12" in told.stderr
+    found = call(*arguments, 0.9, "--overwrite", "--task-type", "token-classification")
+    assert found.exit_code != 0
+    (trained / "calibration.json").unlink()

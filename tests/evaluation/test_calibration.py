@@ -7,7 +7,7 @@ from sklearn.calibration import calibration_curve
 from sklearn.metrics import brier_score_loss, log_loss
 
 from smoothtune.evaluation import brier, fit_temperature, nll, reliability, split_for_temperature
-from smoothtune.evaluation.calibration import answer_calibration, chance_errors, label_calibration
+from smoothtune.evaluation.calibration import ANSWERS, LABELS, calibration_report, chance_errors
 
 sample = st.tuples(st.integers(2, 80), st.integers(2, 5), st.integers(0, 10_000))
 
@@ -102,7 +102,9 @@ def test_labels_are_calibrated_over_pairs_and_by_label():
     """Two labels of three rows; bins of width 1/15."""
     probabilities = np.array([[0.9, 0.1], [0.9, 0.1], [0.3, 0.1]])
     gold = np.array([[1, 0], [0, 0], [0, 1]])
-    numbers, curve = label_calibration(logit(probabilities), gold, ["a", "b"], seed=0)
+    numbers, curve = calibration_report(
+        LABELS, logit(probabilities), gold, names=["a", "b"], seed=0
+    )
     # a: two rows at 0.9, one right; one at 0.3, wrong. b: three at 0.1, one right.
     assert numbers["ece_by_label"]["a"] == pytest.approx((2 * 0.4 + 1 * 0.3) / 3)
     assert numbers["ece_by_label"]["b"] == pytest.approx(1 / 3 - 0.1)
@@ -121,7 +123,7 @@ def test_one_temperature_is_fitted_for_all_labels_on_half_of_the_rows():
     rng = np.random.default_rng(0)
     true = rng.normal(0, 1.5, (4000, 2))
     gold = (rng.random(true.shape) < 1 / (1 + np.exp(-true))).astype(float)
-    numbers, curve = label_calibration(3 * true, gold, ["a", "b"], seed=0)
+    numbers, curve = calibration_report(LABELS, 3 * true, gold, names=["a", "b"], seed=0)
     assert numbers["temperature"] == pytest.approx(3, rel=0.1)
     assert numbers["temperature_fitted_on"] + numbers["judged_on"] == 4000
     before, after = numbers["judged_rows_before"], numbers["judged_rows_after"]
@@ -151,7 +153,7 @@ def test_the_bound_by_chance_keeps_calibrated_models():
         generator = np.random.default_rng(seed)
         confidence = generator.uniform(0.5, 1, 80)
         right = generator.random(80) < confidence
-        numbers, _ = answer_calibration(confidence, right)
+        numbers, _ = calibration_report(ANSWERS, confidence, right, seed=0)
         beyond += numbers["all_rows"]["ece"] > numbers["ece_by_chance"]["high"]
     assert 3 <= beyond <= 20
 
@@ -161,8 +163,8 @@ def test_labels_have_chance_errors_of_their_own():
     logits = generator.normal(size=(50, 8))
     gold = (generator.random((50, 8)) < expit(logits)).astype(float)
     names = [f"label {number}" for number in range(8)]
-    numbers, _ = label_calibration(logits, gold, names, seed=0)
-    alone, _ = label_calibration(logits[:, :1], gold[:, :1], names[:1], seed=0)
+    numbers, _ = calibration_report(LABELS, logits, gold, names=names, seed=0)
+    alone, _ = calibration_report(LABELS, logits[:, :1], gold[:, :1], names=names[:1], seed=0)
     spread = numbers["ece_by_chance"]["high"] - numbers["ece_by_chance"]["mean"]
     spread_alone = alone["ece_by_chance"]["high"] - alone["ece_by_chance"]["mean"]
     assert spread < 0.6 * spread_alone  # a mean of eight independent ones

@@ -9,12 +9,12 @@ from torch import nn
 
 from helpers.linear_network import WIDTH, rotation
 from smoothtune.core.quantities import QUANTITIES
+from smoothtune.evaluation.drift import weight_distance
 from smoothtune.evaluation.effect import (
     loss_gradient_norm,
     measure,
     prediction_divergences,
     prediction_scale,
-    weight_distance,
     worst_perturbation,
 )
 from smoothtune.evaluation.weight_gradients import gradient_spread, task_gradient, weight_side

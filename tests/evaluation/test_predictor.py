@@ -95,8 +95,9 @@ def test_progress_counts_every_batch(linear_predictor, rows):
 
 def test_perturbation_is_added_to_the_word_embeddings(linear_predictor, rows):
     predictor = linear_predictor([rotation(0)], batch_size=2)
-    doubled = predictor.predict(rows, lambda clean, number: clean.embeddings())
-    np.testing.assert_allclose(doubled, 2 * predictor.predict(rows), rtol=1e-6)
+    both = predictor.predict_perturbed(rows, 2, lambda clean, number: [clean.embeddings(), None])
+    np.testing.assert_allclose(both[0], 2 * both[1], rtol=1e-6)
+    np.testing.assert_array_equal(both[1], predictor.predict(rows))
 
 
 def saved(folder, base, names=("poor", "fine"), kind=BertForSequenceClassification):

@@ -4,7 +4,7 @@ import torch
 
 from helpers.linear_network import rotation
 from smoothtune.evaluation import attack_curve, noise_curve
-from smoothtune.evaluation.robustness import attack_perturbations, sample_noise
+from smoothtune.evaluation.robustness import attacks, sample_noise
 from smoothtune.functional.noise import EmbeddingNoise, relative_norm
 
 
@@ -64,9 +64,10 @@ def test_noise_is_as_large_as_the_embeddings(linear_predictor, rows, kind, toler
 def test_attack_of_a_linear_model_goes_along_the_weights(linear_predictor, rows, attack):
     predictor = linear_predictor([rotation(0)], batch_size=5)
     ((_, batch),) = predictor.batches(rows)
-    zero, delta = attack_perturbations(predictor, batch, attack, (0.0, 0.2), 3)
-    assert not zero.any()
     clean = predictor.clean(batch)
+    levels = (0.0, 0.2)
+    zero, delta = attacks(predictor, clean, attack=attack, levels=levels, num_steps=3)
+    assert not zero.any()
     x = clean.embeddings() * clean.mask[..., None]
     norms = delta.flatten(1).norm(dim=1) / x.flatten(1).norm(dim=1)
     torch.testing.assert_close(norms, torch.full_like(norms, 0.2))

@@ -33,7 +33,6 @@ from smoothtune.console import Bar
 from smoothtune.evaluation import parts
 from smoothtune.evaluation.output import read_predictions
 from smoothtune.evaluation.report import write_report
-from smoothtune.evaluation.run import wanted_parts
 from smoothtune.evaluation.settings import is_training_data, resolve, training_record
 from smoothtune.models.load import load_base
 from smoothtune.run.train import train
@@ -74,7 +73,7 @@ def test_shares_that_round_alike_are_different_parts() -> None:
     def names(share: float) -> list[str]:
         data = {"r": OtherData("rows.csv")}
         settings = Settings(model="m", output_dir="o", ood=data, further_share=share)
-        return list(wanted_parts(settings))
+        return list(parts.wanted_parts(settings))
 
     assert names(0.07) == ["metrics", "ood: r", "ood: r after 7% of it"]
     assert names(0.074)[-1] == "ood: r after 7.4% of it"
@@ -237,7 +236,7 @@ def test_finished_parts_are_kept_when_a_later_one_fails(
 ) -> None:
     arguments = [tiny_folder / "tuned", "--calibration", "--drift", "--output-dir", tmp_path]
     with monkeypatch.context() as patch:
-        patch.setitem(parts.PART_FUNCTIONS, "drift", lambda subject: 1 / 0)
+        patch.setitem(parts.PARTS, "drift", parts.Part("", lambda subject: 1 / 0))
         assert isinstance(call(*arguments).exception, ZeroDivisionError)
     kept = content_of(tmp_path)["parts"]
     assert list(kept) == ["metrics", "calibration"]

@@ -5,14 +5,14 @@ import pytest
 import torch
 
 from helpers.linear_network import WIDTH, rotation
-from smoothtune.evaluation import derivative_norms, noise_attenuation, noise_spectrum
+from smoothtune.evaluation import derivative_norms, noise_propagation, noise_spectrum
 from smoothtune.nn import rng
 from smoothtune.testing import fixed_draws
 
 
 def test_a_rotation_keeps_relative_errors(linear_predictor, rows):
     predictor = linear_predictor([rotation(0, 2.0), rotation(1, 0.5), rotation(2)], batch_size=2)
-    curve = noise_attenuation(predictor, rows, layers=(0, 2))
+    curve = noise_propagation(predictor, rows, layers=(0, 2))["attenuation"]
     assert set(curve.series) == {"noise before block 0", "noise before block 2"}
     assert [point.x for point in curve.series["noise before block 2"]] == [2, 3]
     for points in curve.series.values():
@@ -25,7 +25,7 @@ def test_attenuation_is_the_closed_form_of_a_linear_network(linear_predictor, ro
     monkeypatch.setattr(rng, "normal_like", lambda x: direction.expand_as(x))
     squeeze = torch.diag(torch.linspace(0.1, 2, WIDTH, dtype=torch.float64))
     predictor = linear_predictor([squeeze, squeeze], batch_size=2)
-    curve = noise_attenuation(predictor, rows, layers=(0,), num_samples=1)
+    curve = noise_propagation(predictor, rows, layers=(0,), num_samples=1)["attenuation"]
     (points,) = curve.series.values()
     table = predictor.model.embedding.weight.detach().numpy()
     e = (direction / direction.norm()).numpy()
@@ -47,14 +47,13 @@ def test_attenuation_is_the_closed_form_of_a_linear_network(linear_predictor, ro
     assert curve.numbers["amplification, noise before block 0"] == points[-1].y / 0.05
 
 
-@pytest.mark.parametrize("measure", [noise_attenuation, derivative_norms])
+@pytest.mark.parametrize("measure", [noise_propagation, derivative_norms])
 def test_padding_changes_nothing(linear_predictor, rows, measure):
     squeeze = torch.diag(torch.linspace(0.1, 2, WIDTH, dtype=torch.float64))
     found = []
     for batch_size in (1, 5):  # alone there is no padding
         with fixed_draws():
             curves = measure(linear_predictor([squeeze, rotation(1)], batch_size=batch_size), rows)
-        curves = curves if isinstance(curves, dict) else {"": curves}
         found.append([p.y for c in curves.values() for s in c.series.values() for p in s])
     assert found[0] == pytest.approx(found[1], rel=1e-9, abs=1e-6)
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothtune.evaluation.effect import weight_distance
+from smoothtune.evaluation.drift import weight_distance
 from smoothtune.models.lora import merged, merged_copy
 from smoothtune.run.train import fit
 from smoothtune.study import worker

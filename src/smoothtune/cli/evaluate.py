@@ -48,11 +48,18 @@ class Options(Settings):
     """Scores under adversarial word substitutions; about 50 forward passes for a row."""
 
 
-@options_from(Options, but=["model", "parts", "ood", "data_seed"])
+@options_from(Options, but=["model", "ensemble", "parts", "ood", "data_seed"])
 def evaluate(
     options: dict[str, Any],
     *,
-    model: Annotated[str, typer.Argument(help=Settings.model_fields["model"].description)],
+    models: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL...",
+            help=f"{Settings.model_fields['model'].description} Several are evaluated as one "
+            "ensemble: the mean of their probabilities.",
+        ),
+    ],
     ood: Annotated[
         list[str] | None,
         repeatable("NAME=DATA", "Another data set of the task; repeatable.", DATA),
@@ -69,14 +76,14 @@ def evaluate(
     as_json: JSON = False,
 ) -> None:
     """Evaluate, print the scores, and write a page."""
-    typed = ["evaluate", model, *as_arguments(options)]
+    typed = ["evaluate", *models, *as_arguments(options)]
     given = {"--ood": ood, "--ood-set": ood_set, "--set": set_}
     typed += [part for flag, values in given.items() for x in values or () for part in (flag, x)]
     every = options.pop("all", False)
     flags = {name: options.pop(name, every) for name in get_args(PartName)}
     parts = tuple(name for name, chosen in flags.items() if chosen)
     with errors_as_exit_codes():
-        options |= {"model": model, "parts": parts}
+        options |= {"model": models[0], "ensemble": tuple(models[1:]), "parts": parts}
         settings = load_settings(set_ or (), options, ood or (), ood_set or ())
         _refuse_foreign(settings, typed)
         from smoothtune.evaluation.run import evaluate as run_evaluation

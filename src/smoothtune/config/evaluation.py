@@ -90,6 +90,8 @@ class Settings(SpanFields, DataFields):
 
     model: Annotated[Name, MODEL]
     """minilm, a fine-tuned model folder, the name of one in $SMOOTHTUNE_MODELS, or a hub id."""
+    ensemble: Annotated[tuple[Name, ...], MODEL] = ()
+    """Further models, such as those of other seeds; the mean of all probabilities is evaluated."""
     base_model: Annotated[Name | None, MODEL] = None
     """The pre-trained model, for `drift`; unset: what the training run started from."""
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from pydantic import Field
+
 from smoothtune.config.fields import (
     DATA,
     MODEL,
@@ -36,6 +38,10 @@ class Prediction(SpanFields, DataFields):
     """Also write the probability of every class, in columns probability_LABEL."""
     calibrated: Annotated[bool, OUTPUT] = False
     """Divide logits by the temperature that `smoothtune evaluate --calibration` has left in the
+    model's folder."""
+    coverage: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, OUTPUT] = None
+    """Also write a set of classes that holds the right one with this probability, such as 0.9, in
+    the column prediction_set; by scores that `smoothtune evaluate --calibration` has left in the
     model's folder."""
     overwrite: Annotated[bool, OUTPUT] = False
     """Replace the file."""

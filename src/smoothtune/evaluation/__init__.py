@@ -7,6 +7,11 @@ from smoothtune.evaluation.calibration import (
     reliability,
     split_for_temperature,
 )
+from smoothtune.evaluation.conformal import (
+    conformal_scores,
+    conformal_threshold,
+    prediction_sets,
+)
 from smoothtune.evaluation.corruption import (
     corrupt_tokens,
     drop_words,
@@ -20,7 +25,7 @@ from smoothtune.evaluation.intervals import Interval, bootstrap_intervals
 from smoothtune.evaluation.predictor import Predictor, load_predictor
 from smoothtune.evaluation.robustness import attack_curve, noise_curve
 from smoothtune.evaluation.run import evaluate
-from smoothtune.evaluation.smoothness import derivative_norms, noise_attenuation, noise_spectrum
+from smoothtune.evaluation.smoothness import derivative_norms, noise_propagation, noise_spectrum
 from smoothtune.report.curves import Curve, CurvePoint, area
 from smoothtune.report.plots import draw
 from smoothtune.tasks.metrics import brier, nll

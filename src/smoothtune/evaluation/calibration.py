@@ -1,8 +1,8 @@
-"""Calibration of a classifier's probabilities.
+"""Calibration of the probabilities that a model states.
 
-All functions take logits (N, C), of which log-probabilities are one kind, and class ids (N,).
-Confidence is the probability of the predicted class. Bins are open below and closed above; bins
-without examples are left out.
+Logits are (N, C) with class ids (N,), or (N, L) with whether a row has each of L labels (N, L).
+Confidence is the probability of the predicted class; of several labels, that of every label. Bins
+are open below and closed above; bins without examples are left out.
 
 Reference: Guo, Pleiss, Sun, Weinberger: On Calibration of Modern Neural Networks, ICML 2017 (ECE,
 MCE, temperature); Nguyen, O'Connor, EMNLP 2015 (bins of equal mass). ECE by chance: consistency
@@ -14,8 +14,8 @@ in classification, AISTATS 2019; here the stated probabilities are kept as they 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -24,13 +24,19 @@ from scipy.special import expit, log_softmax, softmax
 from scipy.stats import binomtest, sem, t
 from sklearn.model_selection import train_test_split
 
+from smoothtune.evaluation.conformal import set_numbers
 from smoothtune.report.curves import Curve, CurvePoint
-from smoothtune.tasks.metrics import binary_cross_entropy, brier, nll
+from smoothtune.tasks.base import Task
+from smoothtune.tasks.metrics import binary_cross_entropy, brier
 
 Bins = Literal["width", "mass"]
+Pairs = tuple[np.ndarray, np.ndarray]
+"""(M,) stated probabilities, and (M,) whether it is so."""
 
 NUM_BINS = 15
 LARGEST_LOG_TEMPERATURE = 5.0
+FEWEST_ROWS = 4
+"""To fit a temperature and to evaluate it."""
 CHANCE_DRAWS, CHANCE_BOUND = 1000, 0.95
 """Samples of labels that a calibrated model is judged on, and the share of them below the bound."""
 
@@ -57,6 +63,20 @@ class Reliability:
         """MCE, max_bins |accuracy - confidence|, 0 to 1."""
         return float(np.abs(self.accuracy - self.confidence).max())
 
+    def points(self) -> list[CurvePoint]:
+        """Accuracy against confidence, with 95 % Wilson intervals."""
+        points = []
+        for confidence, accuracy, count in zip(*map(np.ndarray.tolist, self._columns), strict=True):
+            interval = binomtest(round(accuracy * count), count).proportion_ci(method="wilson")
+            points.append(
+                CurvePoint(confidence, accuracy, float(interval.low), float(interval.high))
+            )
+        return points
+
+    @property
+    def _columns(self) -> tuple[np.ndarray, ...]:
+        return self.confidence, self.accuracy, self.count
+
 
 def reliability(
     logits: ArrayLike, labels: ArrayLike, *, num_bins: int = 15, bins: Bins = "width"
@@ -76,18 +96,11 @@ def reliability(
     Raises:
         ValueError: there are no examples, or the number of bins is not positive.
     """
-    return binned(*_answers(logits, labels), num_bins=num_bins, bins=bins)
-
-
-def _answers(logits: ArrayLike, labels: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """(N,) the confidence of each prediction, and (N,) whether it is right."""
-    probabilities = softmax(np.asarray(logits, np.float64), axis=1)
-    correct = probabilities.argmax(axis=1) == np.asarray(labels)
-    return probabilities.max(axis=1, initial=0), correct
+    return binned(*_predicted_class(logits, labels), num_bins=num_bins, bins=bins)
 
 
 def binned(
-    confidence: np.ndarray, correct: np.ndarray, *, num_bins: int = 15, bins: Bins = "width"
+    confidence: np.ndarray, correct: np.ndarray, *, num_bins: int = NUM_BINS, bins: Bins = "width"
 ) -> Reliability:
     """`reliability` from the confidence (N,) of each answer and whether it is right (N,)."""
     if not len(confidence) or num_bins < 1:
@@ -101,6 +114,13 @@ def binned(
         np.bincount(index, values, num_bins)[used] / count[used] for values in (confidence, correct)
     ]
     return Reliability(means[0], means[1], count[used])
+
+
+def label_errors(probabilities: np.ndarray, gold: np.ndarray) -> list[float]:
+    """(L,) ECE of each label, of probabilities (N, L) and of whether rows have it (N, L)."""
+    return [
+        binned(*columns).expected_error for columns in zip(probabilities.T, gold.T, strict=True)
+    ]
 
 
 def chance_errors(
@@ -126,25 +146,20 @@ def chance_errors(
     return np.array([np.abs(count - stated).sum() for count in right]) / len(confidence)
 
 
-def _by_chance(errors: np.ndarray) -> dict[str, float]:
-    """The mean of `chance_errors`, and the bound that 95 % of them do not exceed."""
-    return {"mean": float(errors.mean()), "high": float(np.quantile(errors, CHANCE_BOUND))}
-
-
 def fit_temperature(logits: ArrayLike, labels: ArrayLike) -> float:
-    """T > 0 with the least NLL of softmax(logits / T).
+    """T > 0 with the least NLL of softmax(logits / T); of several labels, of expit(logits / T).
 
     Predictions do not change. Where every prediction is right the NLL has no minimum: T ends at the
     bound exp(-5), and at exp(5) where the logits carry no information.
+
+    Args:
+        logits: (N, C) or (N, L).
+        labels: class ids (N,), or whether a row has each label (N, L).
     """
-    scores = np.asarray(logits, np.float64)
-    return _best_temperature(lambda temperature: nll(scores / temperature, labels))
-
-
-def _best_temperature(loss: Callable[[float], float]) -> float:
-    bound = LARGEST_LOG_TEMPERATURE
+    scores, gold = np.asarray(logits, np.float64), np.asarray(labels)
+    nll, bound = (_class_nll if gold.ndim == 1 else binary_cross_entropy), LARGEST_LOG_TEMPERATURE
     minimum = minimize_scalar(
-        lambda log_t: loss(float(np.exp(log_t))),
+        lambda log_t: float(nll(scores / float(np.exp(log_t)), gold).mean()),
         bounds=(-bound, bound),
         method="bounded",
         options={"xatol": 1e-6},
@@ -157,226 +172,174 @@ def split_for_temperature(labels: ArrayLike, *, seed: int) -> tuple[np.ndarray, 
 
     They are stratified by class where each class has two examples.
 
+    Args:
+        labels: class ids (N,), or several labels of a row (N, L), which stratify nothing.
+        seed: of the split.
+
     Raises:
         ValueError: there are fewer than four examples.
     """
     gold = np.asarray(labels)
-    if len(gold) < 4:
+    if len(gold) < FEWEST_ROWS:
         raise ValueError(f"{len(gold)} examples are too few to fit and to evaluate a temperature")
-    counts = np.unique(gold, return_counts=True)[1]
-    stratify = gold if counts.min() >= 2 and len(counts) <= len(gold) // 2 else None
+    classes = gold if gold.ndim == 1 else np.zeros(len(gold))
+    counts = np.unique(classes, return_counts=True)[1]
+    stratify = classes if counts.min() >= 2 and len(counts) <= len(gold) // 2 else None
     fit, judge = train_test_split(
         np.arange(len(gold)), test_size=0.5, random_state=seed, stratify=stratify
     )
     return np.sort(fit), np.sort(judge)
 
 
-def calibration_report(
-    logits: np.ndarray, labels: np.ndarray, *, seed: int
-) -> tuple[dict[str, Any], Curve]:
-    """Calibration on all rows, and before and after a temperature fitted on half of them.
-
-    Args:
-        logits: (N, C).
-        labels: class ids, (N,).
-        seed: of the split.
-
-    Returns:
-        Numbers, and the reliability diagram: the accuracy of 15 bins of equal width of confidence
-        with 95 % Wilson intervals; after scaling, of the rows the temperature was not fitted on.
-        `ece_by_chance` is the ECE that a calibrated model with the same confidences has on so many
-        rows: the mean over samples of labels, and the bound that 95 % of them do not exceed.
-        `nll_change` is what the temperature changes in the NLL of the rows it was not fitted on,
-        with a 95 % interval.
-    """
-    fit, judge = split_for_temperature(labels, seed=seed)
-    temperature = fit_temperature(logits[fit], labels[fit])
-    scaled = logits / temperature
-    numbers = {
-        "all_rows": calibration_numbers(logits, labels),
-        "ece_by_chance": _by_chance(chance_errors(_answers(logits, labels)[0])),
-        "mean_confidence": float(softmax(logits, axis=1).max(axis=1).mean()),
-        "temperature": temperature,
-        "temperature_fitted_on": len(fit),
-        "judged_on": len(judge),
-        "judged_rows_before": calibration_numbers(logits[judge], labels[judge]),
-        "judged_rows_after": calibration_numbers(scaled[judge], labels[judge]),
-        "nll_change": _mean_change(
-            _row_nll(scaled[judge], labels[judge]) - _row_nll(logits[judge], labels[judge])
-        ),
-        "bins": _bins(*_answers(logits, labels)),
-    }
-    series = {
-        "as it is": _answers(logits, labels),
-        f"temperature {temperature:.2f}, other half": _answers(scaled[judge], labels[judge]),
-    }
-    return numbers, _diagram("reliability", "accuracy (share of the bin)", series)
+def _predicted_class(logits: ArrayLike, labels: ArrayLike) -> Pairs:
+    """The confidence of each prediction, and whether it is right."""
+    probabilities = softmax(np.asarray(logits, np.float64), axis=1)
+    correct = probabilities.argmax(axis=1) == np.asarray(labels)
+    return probabilities.max(axis=1, initial=0), correct
 
 
-def _row_nll(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
+def _every_label(logits: np.ndarray, gold: np.ndarray) -> Pairs:
+    """The probability of every label of a row, and whether the row has it."""
+    return expit(logits).ravel(), gold.ravel()
+
+
+def _class_nll(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """(N,) NLL of every row, in nats."""
     return -log_softmax(logits, axis=1)[np.arange(len(labels)), labels]
 
 
-def _mean_change(changes: np.ndarray) -> dict[str, float]:
-    """The mean of changes (N,), two rows or more, with the ends of Student's 95 % interval."""
-    mean, half = changes.mean(), t.ppf(0.975, len(changes) - 1) * sem(changes)
-    return {"value": float(mean), "low": float(mean - half), "high": float(mean + half)}
+class Kind(NamedTuple):
+    """What probabilities are stated of; the functions take predictions and labels."""
+
+    pairs: Callable[[np.ndarray, np.ndarray], Pairs]
+    brier: Callable[[np.ndarray, np.ndarray], float]
+    nll: Callable[[np.ndarray, np.ndarray], np.ndarray] | None
+    """(N,) or (N, L) in nats; None: predictions are no logits, so no temperature is fitted."""
+    title: str
+    x_label: str
+    y_label: str
 
 
-def calibration_numbers(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Brier (0 to 2), nll (nats), ece and mce (15 bins of equal width), ece_mass (equal mass)."""
-    errors = _errors(*_answers(logits, labels))
-    return {"brier": brier(logits, labels), "nll": nll(logits, labels)} | errors
+_CONFIDENCE = "confidence (mean of the bin)"
+CLASSES = Kind(
+    _predicted_class,
+    brier,
+    _class_nll,
+    "reliability",
+    _CONFIDENCE,
+    "accuracy (share of the bin)",
+)
+LABELS = Kind(
+    _every_label,
+    lambda logits, gold: float(((expit(logits) - gold) ** 2).mean()),
+    binary_cross_entropy,
+    "reliability of labels",
+    "probability of a label (mean of the bin)",
+    "rows that have the label (share of the bin)",
+)
+ANSWERS = Kind(
+    lambda confidence, correct: (confidence, correct),
+    lambda confidence, correct: float(((confidence - correct) ** 2).mean()),
+    None,
+    "reliability of answers",
+    _CONFIDENCE,
+    "exact matches (share of the bin)",
+)
 
 
-def answer_calibration(confidence: np.ndarray, correct: np.ndarray) -> tuple[dict[str, Any], Curve]:
-    """Calibration of the probability of the answer that was given; no temperature is fitted.
-
-    Args:
-        confidence: (E,) 0 to 1.
-        correct: (E,) whether the answer is right.
-
-    Returns:
-        Numbers, and the reliability diagram.
-    """
-    squared = float(((confidence - correct) ** 2).mean())
-    numbers = {
-        "all_rows": {"brier": squared} | _errors(confidence, correct),
-        "ece_by_chance": _by_chance(chance_errors(confidence)),
-        "mean_confidence": float(confidence.mean()),
-        "mean_correct": float(correct.mean()),
-        "bins": _bins(confidence, correct),
+def kind_of(task: Task) -> Kind | None:
+    """What the probabilities of a task are stated of; None: it predicts scores."""
+    kinds = {
+        "regression": None,
+        "multi_label_classification": LABELS,
+        "single_label_classification": CLASSES,
+        None: ANSWERS,
     }
-    series = {"as it is": (confidence, correct)}
-    return numbers, _diagram("reliability of answers", "exact matches (share of the bin)", series)
+    return kinds[task.head.problem_type]
 
 
-def label_calibration(
-    logits: np.ndarray, gold: np.ndarray, names: Sequence[str], *, seed: int
+def calibration_report(
+    kind: Kind, predictions: np.ndarray, labels: np.ndarray, *, names: Sequence[str] = (), seed: int
 ) -> tuple[dict[str, Any], Curve]:
-    """Calibration of the probabilities of several labels, and one temperature for all of them.
+    """Calibration on all rows, and before and after a temperature fitted on half of them.
 
-    A bin holds pairs of a row and a label; its share of pairs where the row has the label stands
-    in the place of the accuracy. Rare labels fill the lowest bin, so the error over all pairs is
-    small; the errors by label, and their mean, are not.
+    With several labels a bin holds pairs of a row and a label; its share of pairs where the row has
+    the label stands in the place of the accuracy. Rare labels fill the lowest bin, so the error
+    over all pairs is small; the errors by label, and their mean, are not.
 
     Args:
-        logits: (N, L).
-        gold: (N, L) whether the row has the label.
-        names: (L,) of the labels.
-        seed: of the halves of the rows on which the temperature is fitted and judged.
+        kind: what the probabilities are stated of.
+        predictions: logits (N, C) or (N, L); of `ANSWERS`, the probability of each answer (N,).
+        labels: class ids (N,); whether a row has each label (N, L), or the answer is right (N,).
+        names: (L,) of several labels.
+        seed: of the halves.
 
     Returns:
-        Numbers, and the reliability diagram of all pairs; after scaling, of the rows the
-        temperature was not fitted on. With fewer than four rows none is fitted. `ece_by_chance` is
-        that of `calibration_report`, of the mean over labels.
+        Numbers, and the reliability diagram: 15 bins of equal width with 95 % Wilson intervals;
+        after scaling, of the rows the temperature was not fitted on. `ece_by_chance` is the ECE, or
+        the mean over labels, that a calibrated model with the same probabilities has on so many
+        rows: the mean over samples of labels, and the bound that 95 % of them do not exceed.
+        `nll_change` is what the temperature changes in the NLL of the rows it was not fitted on,
+        with a 95 % interval; `prediction_sets` are judged on the same rows. With fewer than four
+        rows no temperature is fitted.
     """
-    pairs = expit(logits).ravel(), gold.ravel()
-    by_label = dict(zip(names, label_errors(expit(logits), gold), strict=True))
-    by_chance = np.mean(
-        [chance_errors(column, seed=label) for label, column in enumerate(expit(logits).T)], axis=0
-    )
-    numbers = {
-        "all_rows": _label_numbers(logits, gold),
-        "ece_by_label": by_label,
-        "mean_ece_of_labels": float(np.mean(list(by_label.values()))),
-        "ece_by_chance": _by_chance(by_chance),
+    pairs = kind.pairs(predictions, labels)
+    numbers: dict[str, Any] = {"all_rows": _errors(kind, predictions, labels)}
+    columns = [pairs[0]]
+    if names:
+        columns = [*expit(predictions).T]
+        by_label = dict(zip(names, label_errors(expit(predictions), labels), strict=True))
+        numbers["ece_by_label"] = by_label
+        numbers["mean_ece_of_labels"] = float(np.mean(list(by_label.values())))
+    by_chance = np.mean([chance_errors(each, seed=i) for i, each in enumerate(columns)], axis=0)
+    bins = binned(*pairs)
+    numbers |= {
+        "ece_by_chance": {
+            "mean": float(by_chance.mean()),
+            "high": float(np.quantile(by_chance, CHANCE_BOUND)),
+        },
         "mean_confidence": float(pairs[0].mean()),
-        "mean_correct": float(gold.mean()),
-        "bins": _bins(*pairs),
+        "mean_correct": float(pairs[1].mean()),
+        "bins": {name: values.tolist() for name, values in asdict(bins).items()},
     }
-    series = {"as it is": pairs}
-    if len(logits) >= 4:
-        fit, judge = split_for_temperature(np.zeros(len(logits)), seed=seed)
-        temperature = _best_temperature(
-            lambda by: float(binary_cross_entropy(logits[fit] / by, gold[fit]).mean())
-        )
-        scaled = logits[judge] / temperature
+    lines = {"perfect": [CurvePoint(0, 0), CurvePoint(1, 1)], "as it is": bins.points()}
+    if kind.nll is not None and len(predictions) >= FEWEST_ROWS:
+        fit, judge = split_for_temperature(labels, seed=seed)
+        temperature = fit_temperature(predictions[fit], labels[fit])
+        before, after, gold = predictions[judge], predictions[judge] / temperature, labels[judge]
         numbers |= {
             "temperature": temperature,
             "temperature_fitted_on": len(fit),
             "judged_on": len(judge),
-            "judged_rows_before": _label_numbers(logits[judge], gold[judge]),
-            "judged_rows_after": _label_numbers(scaled, gold[judge]),
-            "nll_change": _mean_change(
-                binary_cross_entropy(scaled, gold[judge]).reshape(len(judge), -1).mean(1)
-                - binary_cross_entropy(logits[judge], gold[judge]).reshape(len(judge), -1).mean(1)
-            ),
+            "judged_rows_before": _errors(kind, before, gold),
+            "judged_rows_after": _errors(kind, after, gold),
+            "nll_change": _mean_change(kind.nll(before, gold), kind.nll(after, gold)),
         }
-        after = expit(scaled).ravel(), gold[judge].ravel()
-        series[f"temperature {temperature:.2f}, other half"] = after
-    return numbers, _diagram(
-        "reliability of labels",
-        "rows that have the label (share of the bin)",
-        series,
-        "probability of a label (mean of the bin)",
-    )
+        if kind is CLASSES:
+            numbers["prediction_sets"] = set_numbers(predictions, labels, fit, judge)
+        scaled = binned(*kind.pairs(after, gold)).points()
+        lines[f"temperature {temperature:.2f}, other half"] = scaled
+    curve = Curve(kind.title, kind.x_label, kind.y_label, lines, band="95 % Wilson interval")
+    return numbers, curve
 
 
-def label_errors(probabilities: np.ndarray, gold: np.ndarray) -> list[float]:
-    """(L,) ECE of each label, of probabilities (N, L) and of whether rows have it (N, L)."""
-    return [
-        binned(*columns, num_bins=NUM_BINS).expected_error
-        for columns in zip(probabilities.T, gold.T, strict=True)
-    ]
-
-
-def _label_numbers(logits: np.ndarray, gold: np.ndarray) -> dict[str, float]:
-    """As `calibration_numbers`, of pairs of a row and a label; brier 0 to 1."""
-    chances = expit(logits)
-    numbers = {
-        "brier": float(((chances - gold) ** 2).mean()),
-        "nll": float(binary_cross_entropy(logits, gold).mean()),
-    }
-    return numbers | _errors(chances.ravel(), gold.ravel())
-
-
-def _bins(confidence: np.ndarray, correct: np.ndarray) -> dict[str, list[float]]:
-    """The bins of equal width, from which several models' diagrams can be put together."""
-    found = binned(confidence, correct, num_bins=NUM_BINS)
+def _errors(kind: Kind, predictions: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Brier, nll (nats, of logits), ece and mce (bins of equal width), ece_mass (equal mass)."""
+    pairs = kind.pairs(predictions, labels)
+    width, mass = binned(*pairs), binned(*pairs, bins="mass")
+    nll = {"nll": float(kind.nll(predictions, labels).mean()) + 0.0} if kind.nll else {}  # no -0.0
     return {
-        "confidence": found.confidence.tolist(),
-        "accuracy": found.accuracy.tolist(),
-        "count": found.count.tolist(),
-    }
-
-
-def _errors(confidence: np.ndarray, correct: np.ndarray) -> dict[str, float]:
-    width = binned(confidence, correct, num_bins=NUM_BINS)
-    mass = binned(confidence, correct, num_bins=NUM_BINS, bins="mass")
-    return {
+        "brier": kind.brier(predictions, labels),
+        **nll,
         "ece": width.expected_error,
         "ece_mass": mass.expected_error,
         "mce": width.maximum_error,
     }
 
 
-def _diagram(
-    title: str,
-    y_label: str,
-    answers: dict[str, tuple[np.ndarray, np.ndarray]],
-    x_label: str = "confidence (mean of the bin)",
-) -> Curve:
-    """A reliability diagram; `answers` are confidences and whether they are right, by line."""
-    lines = {name: _points(binned(*pair, num_bins=NUM_BINS)) for name, pair in answers.items()}
-    return Curve(
-        title,
-        x_label,
-        y_label,
-        {"perfect": [CurvePoint(0, 0), CurvePoint(1, 1)]} | lines,
-        band="95 % Wilson interval",
-    )
-
-
-def _points(bins: Reliability) -> list[CurvePoint]:
-    points = []
-    for confidence, accuracy, count in zip(bins.confidence, bins.accuracy, bins.count, strict=True):
-        right = round(accuracy * count)
-        interval = binomtest(right, int(count)).proportion_ci(method="wilson")
-        points.append(
-            CurvePoint(
-                float(confidence), float(accuracy), float(interval.low), float(interval.high)
-            )
-        )
-    return points
+def _mean_change(before: np.ndarray, after: np.ndarray) -> dict[str, float]:
+    """The mean change of two rows or more, (N,) or (N, L), with Student's 95 % interval."""
+    rows = [each.reshape(len(each), -1).mean(1) for each in (before, after)]
+    changes = rows[1] - rows[0]
+    mean, half = changes.mean(), t.ppf(0.975, len(changes) - 1) * sem(changes)
+    return {"value": float(mean), "low": float(mean - half), "high": float(mean + half)}

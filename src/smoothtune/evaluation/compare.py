@@ -131,3 +131,30 @@ def paired_differences(first: Run, other: Run) -> list[Difference] | None:
     intervals = bootstrap_intervals(gaps, before, after, n_resamples=resamples)
     values = gaps(before, after)
     return [Difference(name, values[name], interval) for name, interval in intervals.items()]
+
+
+def comparison(first: Run, other: Run, gaps: list[Difference] | None) -> str:
+    """The metrics in which two runs differ by more than the sampling error of the examples."""
+    if gaps is None:
+        return (
+            f"{other.name} and {first.name} were not evaluated on the same examples, so their "
+            "difference cannot be tested."
+        )
+    beyond = [gap for gap in gaps if gap.beyond_noise]
+    if not beyond:
+        return (
+            f"{other.name} and {first.name} do not differ beyond the noise of the evaluated "
+            f"examples: {_signed(gaps[0])}. Evaluate more rows, or take the cheaper one."
+        )
+    choice = ""
+    if gaps[0].beyond_noise:
+        choice = f"Prefer {(other if gaps[0].value > 0 else first).name}. "
+    return (
+        f"{choice}{other.name} differs from {first.name} beyond the noise of the evaluated "
+        f"examples in {'; '.join(map(_signed, beyond))}. Another training seed may change this."
+    )
+
+
+def _signed(gap: Difference) -> str:
+    low, high = gap.interval
+    return f"{gap.metric} {gap.value:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"

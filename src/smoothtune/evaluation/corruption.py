@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import numpy as np
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.columns import TEXTS
+from smoothtune.evaluation.disturbance import disturbance_curve
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.report.curves import LOST, ROUNDING, Curve, CurvePoint, mean_and_range, metric_curve
+from smoothtune.report.curves import Curve
 
 RATES = (0.0, 0.05, 0.1, 0.2)
 FURTHER_RATES = (0.3, 0.5, 0.7, 1.0)
@@ -156,12 +157,8 @@ def token_corruption_curve(
         rows: tokenized examples with labels, without padding.
         vocab_size: rows of the model's embedding matrix.
         rates: shares, 0 to 1, rising from 0.
-        further: larger ones, each measured while the metric has not lost 10 points (0.1).
+        further: larger ones, see `disturbance_curve`.
         num_samples: samples for every rate above 0.
-
-    Returns:
-        Mean over the samples, with the least and greatest, the `area` under it over `rates`, and
-        the share at which 10 points are lost.
     """
     special = set(predictor.tokenizer.all_special_ids)
     ordinary = ordinary_tokens(predictor.tokenizer, vocab_size)
@@ -194,14 +191,10 @@ def text_corruption_curve(
         max_seq_length: inputs are cut to so many tokens.
         rates: shares, 0 to 1, rising from 0.
         num_samples: samples for every rate above 0.
-
-    Returns:
-        Mean over the samples, with the least and greatest, and the `area` under it.
     """
 
     def damaged(rate: float, rng: np.random.Generator) -> Dataset:
-        found = damaged_texts(predictor, texts, damage, rate, rng, max_seq_length=max_seq_length)
-        return found[1]
+        return damaged_texts(predictor, texts, damage, rate, rng, max_seq_length=max_seq_length)[1]
 
     return _curve(predictor, texts, damage, damaged, rates, num_samples)
 
@@ -236,18 +229,22 @@ def _curve(
     num_samples: int,
     further: Sequence[float] = (),
 ) -> Curve:
-    passes = sum(num_samples if rate else 1 for rate in rates)
-    predictor.progress.start(name, passes * predictor.num_batches(rows))
-    points: list[CurvePoint] = []
-    for rate in (*rates, *further):
-        if rate in further and points[-1].y <= points[0].y - LOST + ROUNDING:
-            break
-        scores = []
-        for sample in range(num_samples if rate else 1):
-            changed = damaged(rate, np.random.default_rng([predictor.seed, sample]))
-            scores.append(predictor.main_metric(predictor.predict(changed), changed))
-        points.append(mean_and_range(rate, scores))
-    metric, band = predictor.task.metrics[0], f"range of {num_samples} samples"
-    return metric_curve(
-        metric, f"with {name}", f"{name} (share)", name, points, band, num_common=len(rates)
+    def scores(some: Sequence[float]) -> Iterator[list[float]]:
+        samples = {rate: range(num_samples if rate else 1) for rate in some}
+        passes = sum(map(len, samples.values()))
+        predictor.progress.start(name, passes * predictor.num_batches(rows))
+        for rate in some:
+            draws = (np.random.default_rng([predictor.seed, sample]) for sample in samples[rate])
+            changed = [damaged(rate, rng) for rng in draws]
+            yield [predictor.main_metric(predictor.predict(each), each) for each in changed]
+
+    return disturbance_curve(
+        scores,
+        predictor.task.main_metric,
+        f"with {name}",
+        x_label=f"{name} (share)",
+        line=name,
+        levels=rates,
+        further=further,
+        num_samples=num_samples,
     )

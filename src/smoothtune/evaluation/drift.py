@@ -7,7 +7,7 @@ Representations Revisited, ICML 2019.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -16,10 +16,11 @@ from datasets import Dataset
 from torch import Tensor, nn
 
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.nn.architecture import blocks, word_embeddings
+from smoothtune.nn.architecture import base_model, blocks, word_embeddings
 from smoothtune.nn.dropout import evaluating
 from smoothtune.report.curves import Curve, CurvePoint
 
+Pair = tuple[Tensor, Tensor]
 LAYER = "layer (0: embeddings, then the blocks)"
 
 
@@ -40,16 +41,12 @@ def weight_drift(
     Raises:
         ValueError: the models have no weights of the same names and shapes in common.
     """
-    theirs = dict(base.named_parameters())
-    layers: dict[int, list[tuple[Tensor, Tensor]]] = defaultdict(list)
-    for number, names in weights_by_layer(model).items():
-        for name, weight in names.items():
-            if name in theirs and name not in new and theirs[name].shape == weight.shape:
-                layers[number].append((weight.detach().double(), theirs[name].detach().double()))
-    if not layers:
-        raise ValueError(
-            "the two models have no weights in common: name the model that this one was made from"
-        )
+    by_layer = weights_by_layer(model)
+    place = {name: number for number, names in by_layer.items() for name in names}
+    weights = {name: weight for names in by_layer.values() for name, weight in names.items()}
+    layers: dict[int, list[Pair]] = defaultdict(list)
+    for name, pair in shared_weights(weights, base, new).items():
+        layers[place[name]].append(pair)
     cosines, distances = [], []
     for number, pairs in sorted(layers.items()):
         dot, square, base_square, moved = (
@@ -66,6 +63,46 @@ def weight_drift(
         "cosine": Curve("cosine of the weights", LAYER, cosine, {"weights": cosines}),
         "distance": Curve("distance of the weights", LAYER, distance, {"weights": distances}),
     }
+
+
+def weight_distance(
+    model: nn.Module, base: nn.Module, *, new: Collection[str] = ()
+) -> dict[str, float]:
+    """Distance of the pre-trained part of a model from where it started; see `weight_drift`.
+
+    Returns:
+        `weight distance`: ||w - w0|| / ||w0||; `absolute`: ||w - w0||.
+    """
+    inside = {id(weight) for weight in base_model(model).parameters()}
+    weights = {name: w for name, w in model.named_parameters() if id(w) in inside}
+    moved, size = (
+        float(sum(part.square().sum() for part in parts)) ** 0.5
+        for parts in zip(
+            *((w - w0, w0) for w, w0 in shared_weights(weights, base, new).values()), strict=True
+        )
+    )
+    return {"weight distance": moved / size, "absolute": moved}
+
+
+def shared_weights(
+    weights: Mapping[str, nn.Parameter], base: nn.Module, new: Collection[str]
+) -> dict[str, Pair]:
+    """Each of the weights and the pre-trained one, by name, in float64.
+
+    Raises:
+        ValueError: there are none of the same name and shape.
+    """
+    before = dict(base.named_parameters())
+    pairs = {
+        name: (weight.detach().double(), before[name].detach().double())
+        for name, weight in weights.items()
+        if name in before and name not in new and before[name].shape == weight.shape
+    }
+    if not pairs:
+        raise ValueError(
+            "the two models have no weights in common: name the model that this one was made from"
+        )
+    return pairs
 
 
 def weights_by_layer(model: nn.Module) -> dict[int, dict[str, nn.Parameter]]:

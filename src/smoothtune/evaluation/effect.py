@@ -12,7 +12,7 @@ KL under the worst perturbation: Jiang et al., ACL 2020; all as in `smoothtune.m
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -26,12 +26,11 @@ from smoothtune.core.forward import Batch, ForwardPass
 from smoothtune.core.predictions import heads
 from smoothtune.core.quantities import Quantity
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.evaluation.smoothness import derivative_norms, noise_attenuation
+from smoothtune.evaluation.smoothness import derivative_norms, noise_propagation
 from smoothtune.evaluation.weight_gradients import gradient_spread, weight_side
 from smoothtune.functional.adversarial import Ascent, gradient_at, task_loss
 from smoothtune.functional.divergences import divergence
 from smoothtune.functional.noise import gaussian
-from smoothtune.nn.architecture import base_model
 from smoothtune.nn.dropout import evaluating, sites
 from smoothtune.report.curves import Curve, CurvePoint
 
@@ -189,43 +188,6 @@ def prediction_scale(predictor: Predictor, rows: Dataset) -> float:
     return float((logits - logits.mean(dim, keepdim=True)).square().sum(1).mean().sqrt())
 
 
-def weight_distance(
-    model: nn.Module, before: nn.Module, *, new: Collection[str] = ()
-) -> dict[str, float]:
-    """Distance of the pre-trained part of a model from where it started.
-
-    Args:
-        model: fine-tuned.
-        before: pre-trained, of the same architecture.
-        new: names of weights that the pre-trained model does not have, as its head.
-
-    Returns:
-        `weight distance`: ||w - w0|| / ||w0||; `absolute`: ||w - w0||.
-
-    Raises:
-        ValueError: the models have no weights of the same names and shapes in common.
-    """
-    inside = {id(weight) for weight in base_model(model).parameters()}
-    theirs = dict(before.named_parameters())
-    pairs = [
-        (weight.detach().double(), theirs[name].detach().double())
-        for name, weight in model.named_parameters()
-        if id(weight) in inside
-        and name not in new
-        and name in theirs
-        and theirs[name].shape == weight.shape
-    ]
-    if not pairs:
-        raise ValueError(
-            "the two models have no weights in common: name the model that this one was made from"
-        )
-    moved_by, size = (
-        float(sum(part.square().sum() for part in parts)) ** 0.5
-        for parts in zip(*((w - w0, w0) for w, w0 in pairs), strict=True)
-    )
-    return {"weight distance": moved_by / size, "absolute": moved_by}
-
-
 @dataclass
 class Found:
     """What was measured on one model."""
@@ -273,7 +235,7 @@ def measure(predictor: Predictor, rows: Dataset) -> Found:
         return found
     if gradients:
         found.curves["gradient_spread"] = gradient_spread(predictor.model, gradients)
-    curve = noise_attenuation(predictor, rows, layers=(0,))
+    curve = noise_propagation(predictor, rows, layers=(0,))["attenuation"]
     found.curves["noise_sensitivity"] = curve
     found.values["noise sensitivity"] = float(np.mean([point.y for point in _line(curve)[1:]]))
     found.values["loss gradient"] = loss_gradient_norm(predictor, rows)

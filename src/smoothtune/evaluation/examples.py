@@ -14,9 +14,9 @@ from smoothtune.data.columns import TEXTS
 from smoothtune.evaluation.compare import Run
 from smoothtune.evaluation.corruption import damaged_texts
 from smoothtune.evaluation.output import EXAMPLES
-from smoothtune.evaluation.parts import Subject
 from smoothtune.evaluation.record import check_examples
 from smoothtune.evaluation.robustness import noisy_predictions
+from smoothtune.evaluation.subject import Subject
 from smoothtune.files import read_json, write_json
 from smoothtune.report.page import Table
 from smoothtune.tasks.multi_label import NO_LABEL
@@ -51,8 +51,10 @@ def measured_examples(subject: Subject, part: str) -> dict[str, Any] | None:
             "predictions": {CLEAN: subject.predictions[subject.sample()].tolist()},
         }
     if part == "robustness":
-        found = noisy_predictions(subject.predictor, subject.rows(), NOISE_LEVEL)
-        return {"predictions": {NOISY: found.tolist()}}
+        predictor, rows = subject.predictor, subject.rows()
+        predictor.progress.start("sentences under noise", predictor.num_batches(rows))
+        predictions = noisy_predictions(predictor, rows, [NOISE_LEVEL])[0, 0]
+        return {"predictions": {NOISY: predictions.tolist()}}
     if part == "corruption":
         texts = subject.texts.select(subject.sample(), keep_in_memory=True)
         rng = np.random.default_rng([subject.predictor.seed, 0])

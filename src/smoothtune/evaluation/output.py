@@ -14,8 +14,9 @@ from smoothtune.config.evaluation import Settings
 from smoothtune.config.part_names import other_data_set
 from smoothtune.console import say
 from smoothtune.errors import OutputError, PlotsMissing, changed_fields
-from smoothtune.evaluation.parts import PartResult, Subject
+from smoothtune.evaluation.parts import PartResult
 from smoothtune.evaluation.record import check_evaluation
+from smoothtune.evaluation.subject import Subject
 from smoothtune.files import read_json, refuse_other_files, write_atomic
 from smoothtune.report.curves import csv_text
 from smoothtune.report.plots import draw
@@ -78,8 +79,7 @@ def check_read_as(name: str, part: dict[str, Any], settings: Settings) -> None:
     then = part["numbers"]["read_as"]
     if not isinstance(then, dict):
         raise OutputError(f"{name}: read_as in {EVALUATION} is damaged; evaluate the model again")
-    now = {k: v for k, v in asdict(settings.ood[data_set]).items() if k in then or v is not None}
-    if then != json.loads(json.dumps(then | now)):
+    if then != json.loads(json.dumps(then | asdict(settings.ood[data_set]))):
         raise OutputError(
             f"{name} was evaluated before with {then}: give this data set another name, or replace "
             "the evaluation with --overwrite-output-dir"

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import numpy as np
 from datasets import Dataset
 
 from smoothtune.config.evaluation import OtherData, Settings
+from smoothtune.config.part_names import OOD, further_title
+from smoothtune.console import quiet
 from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import ModelError
 from smoothtune.evaluation.calibration import (
-    answer_calibration,
+    ANSWERS,
+    CLASSES,
+    FEWEST_ROWS,
+    LABELS,
     calibration_report,
-    label_calibration,
+    kind_of,
 )
 from smoothtune.evaluation.corruption import (
     FURTHER_RATES,
@@ -23,24 +29,22 @@ from smoothtune.evaluation.corruption import (
     text_corruption_curve,
     token_corruption_curve,
 )
-from smoothtune.evaluation.drift import representation_drift, weight_drift
-from smoothtune.evaluation.effect import measure, weight_distance
+from smoothtune.evaluation.drift import representation_drift, weight_distance, weight_drift
+from smoothtune.evaluation.effect import measure
+from smoothtune.evaluation.ensemble import Ensemble
 from smoothtune.evaluation.intervals import scores_with_intervals
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import FURTHER_NOISE, attack_curve, noise_curve
 from smoothtune.evaluation.smoothness import derivative_norms, noise_propagation, noise_spectrum
+from smoothtune.evaluation.subject import Subject
 from smoothtune.evaluation.substitution import substitution_curve
 from smoothtune.evaluation.transfer import (
     other_rows,
     split_for_further,
     trained_further,
-    validation_texts,
 )
-from smoothtune.models.load import load_base, load_classifier
 from smoothtune.models.lora import merged_copy
-from smoothtune.nn.architecture import embedding_table
 from smoothtune.report.curves import Curve
-from smoothtune.tasks.prepare import Prepared
 
 MAX_ATTACKED = 128
 """Rows for what costs many passes: PGD, and derivatives."""
@@ -64,71 +68,6 @@ class PartResult:
         return {"numbers": self.numbers, "curves": curves, "skipped": self.skipped}
 
 
-@dataclass
-class Subject:
-    """A model and its data, loaded."""
-
-    settings: Settings
-    predictor: Predictor
-    prepared: Prepared
-
-    @cached_property
-    def predictions(self) -> np.ndarray:
-        """(N, W) of the validation rows as they are."""
-        rows = self.prepared.validation
-        self.predictor.progress.start("validation rows", self.predictor.num_batches(rows))
-        return self.predictor.predict(rows)
-
-    @cached_property
-    def texts(self) -> Dataset:
-        """Texts of the validation rows."""
-        source = self.settings.data or self.prepared.task.hub_id or ""
-        return validation_texts(source, self.prepared)
-
-    def num_examples(self, rows: Dataset) -> int:
-        """Number of examples; one with a long context has several rows."""
-        return len(self.prepared.task.scorer.example_ids(rows))
-
-    @cached_property
-    def pretrained(self) -> tuple[Any, list[str]] | None:
-        """The pre-trained model in evaluation mode, and names of weights that are new in it.
-
-        None where it is not known.
-
-        Raises:
-            ModelError: it cannot be loaded.
-        """
-        settings = self.settings
-        if settings.base_model is None:
-            return None
-        base = load_base(settings.base_model, trust_remote_code=settings.trust_remote_code)
-        model, new = load_classifier(base, self.prepared.task, seed=settings.seed)
-        model.config.pad_token_id = self.predictor.tokenizer.pad_token_id
-        return model.eval(), new
-
-    @property
-    def vocab_size(self) -> int:
-        """Rows of the model's embedding matrix."""
-        return len(embedding_table(self.predictor.model))
-
-    @property
-    def bootstrap(self) -> dict[str, int]:
-        """Arguments of the bootstrap."""
-        return {"num_resamples": self.settings.num_resamples, "seed": self.settings.seed}
-
-    def sample(self, count: int | None = None) -> np.ndarray:
-        """Rows of validation examples drawn at random; a smaller sample is a part of a larger."""
-        ids = np.asarray(self.prepared.validation["example_id"][:])
-        examples = self.prepared.task.scorer.example_ids(self.prepared.validation)
-        limit = self.settings.max_diagnostic_samples
-        drawn = np.random.default_rng(self.settings.seed).permutation(examples)
-        return np.flatnonzero(np.isin(ids, drawn[: min(limit, count or limit)]))
-
-    def rows(self, count: int | None = None) -> Dataset:
-        """The validation rows of `sample`."""
-        return self.prepared.validation.select(self.sample(count), keep_in_memory=True)
-
-
 def metrics(subject: Subject) -> PartResult:
     """Validation scores; training scores and the gap between them where there are training rows."""
     predictor, prepared = subject.predictor, subject.prepared
@@ -148,20 +87,20 @@ def metrics(subject: Subject) -> PartResult:
 def calibration(subject: Subject) -> PartResult:
     """Calibration, where there are probabilities."""
     task, rows = subject.prepared.task, subject.prepared.validation
-    if task.head.problem_type == "regression":
+    kind, predictions = kind_of(task), subject.predictions
+    if kind is None:
         return PartResult(skipped="a regression model gives no probabilities")
-    if task.head.problem_type == "multi_label_classification":
-        logits, gold = (np.asarray(x, np.float64) for x in (subject.predictions, rows["labels"][:]))
-        names, seed = task.known_label_names, subject.settings.seed
-        numbers, curve = label_calibration(logits, gold, names, seed=seed)
-        return PartResult(numbers, {"reliability": curve})
-    if task.head.problem_type is None:
-        numbers, curve = answer_calibration(*task.scorer.confidence(subject.predictions, rows))
-        return PartResult(numbers, {"reliability": curve})
-    labels = np.asarray(rows["labels"][:])
-    if len(labels) < 4:
-        return PartResult(skipped="fewer than four rows")
-    numbers, curve = calibration_report(subject.predictions, labels, seed=subject.settings.seed)
+    if kind is CLASSES:
+        labels = np.asarray(rows["labels"][:])
+        if len(labels) < FEWEST_ROWS:
+            return PartResult(skipped=f"fewer than {FEWEST_ROWS} rows")
+    else:
+        confidence, labels = task.scorer.confidence(predictions, rows)
+        predictions = confidence if kind is ANSWERS else predictions
+    names = task.known_label_names if kind is LABELS else ()
+    numbers, curve = calibration_report(
+        kind, predictions, labels, names=names, seed=subject.settings.seed
+    )
     return PartResult(numbers, {"reliability": curve})
 
 
@@ -299,13 +238,46 @@ def _scores(subject: Subject, predictor: Predictor, rows: Dataset, title: str) -
     return scores_with_intervals(predictor.task, predictions, rows, **subject.bootstrap)
 
 
-PART_FUNCTIONS = {
-    "metrics": metrics,
-    "calibration": calibration,
-    "robustness": robustness,
-    "corruption": corruption,
-    "smoothness": smoothness,
-    "drift": drift,
-    "effect": effect,
-    "substitution": substitution,
+class Part(NamedTuple):
+    """A part of an evaluation; a field of `PartName` and a flag of the command have its name."""
+
+    title: str
+    """Of its section in a report."""
+    measure: Callable[[Subject], PartResult]
+    needs_weights: bool = True
+    """Whether predictions alone do not suffice: an ensemble has no weights of its own."""
+
+
+PARTS = {
+    "metrics": Part("Scores", metrics, needs_weights=False),
+    "calibration": Part("Calibration", calibration, needs_weights=False),
+    "robustness": Part("Robustness in embedding space", robustness),
+    "corruption": Part("Robustness in text", corruption, needs_weights=False),
+    "smoothness": Part("Smoothness", smoothness),
+    "drift": Part("Drift from the pre-trained model", drift),
+    "effect": Part("What methods are about", effect),
+    "substitution": Part("Adversarial word substitutions", substitution),
 }
+
+
+def wanted_parts(settings: Settings) -> dict[str, Part]:
+    """The task's metrics, the parts that are asked for, and those about other data sets."""
+    wanted = {name: PARTS[name] for name in ("metrics", *settings.parts)}
+    for name, other in settings.ood.items():
+        title = OOD + name
+        wanted[title] = Part(title, partial(other_data, other=other), needs_weights=False)
+        if share := settings.further_share:
+            title = further_title(name, share)
+            wanted[title] = Part(title, partial(further_data, other=other, share=share))
+    return wanted
+
+
+def evaluate_part(name: str, part: Part, subject: Subject) -> PartResult:
+    """Measure a part, where it has a meaning for the task and the model."""
+    task = subject.prepared.task
+    if reason := task.unsupported_parts.get(name):
+        return PartResult(skipped=f"not for {task.task_type}: {reason}")
+    if part.needs_weights and isinstance(subject.predictor, Ensemble):
+        return PartResult(skipped="not for an ensemble: it is about the weights of one model")
+    with quiet():
+        return part.measure(subject)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -24,6 +24,10 @@ from smoothtune.nn import rng
 from smoothtune.nn.dropout import evaluating
 from smoothtune.nn.hooks import Point
 from smoothtune.tasks.base import Task
+
+Perturb = Callable[[ForwardPass, int], Iterable[Tensor | None]]
+"""From the clean pass over a batch, not run yet, and the batch's number to perturbations (B, T, D),
+each added to the word embeddings."""
 
 
 class Progress(Protocol):
@@ -138,47 +142,39 @@ class Predictor:
         call = int(np.random.SeedSequence(counters).generate_state(1)[0])
         return rng.stream(batch["input_ids"].device, self.seed, name, call)
 
-    def blank(self, rows: Dataset) -> np.ndarray:
-        """(N, W) zeros, to be filled with predictions."""
-        return np.zeros((len(rows), self.task.head.prediction_width(rows)))
-
-    def fill(
+    def _fill(
         self, predictions: np.ndarray, run: ForwardPass, rows: Dataset, chosen: np.ndarray
     ) -> None:
-        """Write what a pass predicts.
-
-        Args:
-            predictions: (N, W) of all rows.
-            run: a pass over a batch.
-            rows: all rows.
-            chosen: (B,) the rows of the batch.
-        """
+        """Write what a pass over the chosen rows (B,) predicts into (N, W)."""
         outputs = {name: run.outputs[name].cpu().numpy() for name in self.task.head.outputs}
         batch = rows.select(chosen, keep_in_memory=True)
         written = self.task.head.predictions(outputs, batch)
         predictions[chosen, : written.shape[1]] = written
 
-    def predict(
-        self, rows: Dataset, perturb: Callable[[ForwardPass, int], Tensor | None] | None = None
-    ) -> np.ndarray:
-        """Predictions for all rows.
+    def predict(self, rows: Dataset) -> np.ndarray:
+        """Predictions (N, W) for all rows of tokenized examples, in their order."""
+        predictions: np.ndarray = self.predict_perturbed(rows, 1, lambda clean, number: [None])[0]
+        return predictions
+
+    def predict_perturbed(self, rows: Dataset, count: int, perturb: Perturb) -> np.ndarray:
+        """Predictions under perturbations of the word embeddings.
 
         Args:
             rows: tokenized examples.
-            perturb: (clean pass, number of the batch) -> (B, T, D) added to the word embeddings.
+            count: number of perturbations.
+            perturb: gives them for every batch; None: none.
 
         Returns:
-            (N, W) in the order of the rows.
+            (count, N, W) in the order of the rows.
         """
-        predictions = self.blank(rows)
-        with torch.no_grad(), evaluating(self.model):
+        predictions = np.zeros((count, len(rows), self.task.head.prediction_width(rows)))
+        with evaluating(self.model):
             for number, (chosen, batch) in enumerate(self.batches(rows)):
                 clean = self.clean(batch, hidden_states=False)
-                if perturb is None:
-                    run = clean.run()
-                else:
-                    run = clean.at(perturb(clean, number), dropout="off")
-                self.fill(predictions, run, rows, chosen)
+                for index, delta in enumerate(perturb(clean, number)):
+                    with torch.no_grad():
+                        run = clean.run() if delta is None else clean.at(delta, dropout="off")
+                        self._fill(predictions[index], run, rows, chosen)
         return predictions
 
     def metrics(self, predictions: np.ndarray, rows: Dataset) -> dict[str, float]:

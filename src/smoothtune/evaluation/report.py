@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from smoothtune.config.part_names import OOD
 from smoothtune.errors import OutputError, PlotsMissing
-from smoothtune.evaluation.compare import Run, load_runs, paired_differences
+from smoothtune.evaluation.compare import Run, comparison, load_runs, paired_differences
 from smoothtune.evaluation.examples import example_tables
-from smoothtune.evaluation.findings import comparison, sentences, verdict
+from smoothtune.evaluation.findings import sentences, verdict
 from smoothtune.evaluation.output import EVALUATION
+from smoothtune.evaluation.parts import PARTS
 from smoothtune.evaluation.record import only_damage
 from smoothtune.files import make_folder, write_atomic
 from smoothtune.report.curves import Curve, metric_label
@@ -19,15 +20,7 @@ from smoothtune.report.page import DASH, Plot, Sentence, Table, number, render, 
 from smoothtune.report.plots import MOST_LINES, Frame, draw, num_lines, styles
 
 LARGEST_TABLE = 60  # points; a plot with more has its numbers in its CSV file alone
-SECTIONS = {
-    "calibration": "Calibration",
-    "robustness": "Robustness in embedding space",
-    "corruption": "Robustness in text",
-    "smoothness": "Smoothness",
-    "drift": "Drift from the pre-trained model",
-    "effect": "What methods are about",
-    "substitution": "Adversarial word substitutions",
-}
+SECTIONS = {name: part.title for name, part in PARTS.items() if name != "metrics"}
 
 
 def write_report(
@@ -80,7 +73,7 @@ def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:
     with only_damage(_records(runs)):
         rows = [list(row) for row in score_table(runs).rows]
         if numbers := run.numbers("calibration"):
-            rows.append(_calibration_row(numbers))
+            rows += _calibration_rows(numbers)
         for part in ("robustness", "corruption", "substitution"):
             for curve in run.curves(part).values():
                 area, clean = (number(curve.numbers.get(name)) for name in ("area", "clean"))
@@ -88,13 +81,16 @@ def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:
         return rows, verdict(run)
 
 
-def _calibration_row(numbers: dict[str, Any]) -> list[str]:
-    """The error that is judged, with that of a calibrated model."""
+def _calibration_rows(numbers: dict[str, Any]) -> Iterator[list[str]]:
+    """The error that is judged, with that of a calibrated model; coverage and size of sets."""
     of_labels = numbers.get("mean_ece_of_labels")
     error = numbers["all_rows"]["ece"] if of_labels is None else of_labels
-    chance = numbers.get("ece_by_chance", {}).get("high")
-    by_chance = "" if chance is None else f", by chance up to {number(chance)}"
-    return ["ece" if of_labels is None else "ece, mean of labels", number(error) + by_chance]
+    by_chance = f"{number(error)}, by chance up to {number(numbers['ece_by_chance']['high'])}"
+    yield ["ece" if of_labels is None else "ece, mean of labels", by_chance]
+    for coverage, found in numbers.get("prediction_sets", {}).items():
+        measured = with_interval(found["coverage"], (found["low"], found["high"]))
+        size = f"{found['mean_size']:.2f} classes"
+        yield [f"coverage of sets for {coverage}", f"{measured}, {size}"]
 
 
 def _records(runs: Sequence[Run]) -> str:
@@ -177,14 +173,11 @@ def summary_table(runs: Sequence[Run], part: str) -> Table:
     return Table(["", *(run.name for run in runs)], rows)
 
 
-def _flat(numbers: dict[str, Any]) -> dict[str, Any]:
+def _flat(numbers: dict[str, Any], within: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in numbers.items():
-        title = name.replace("_", " ")
-        if isinstance(value, dict):
-            flat |= {f"{title}: {key}": inner for key, inner in value.items()}
-        else:
-            flat[title] = value
+        title = within + name if within else name.replace("_", " ")
+        flat |= _flat(value, f"{title}: ") if isinstance(value, dict) else {title: value}
     return flat
 
 

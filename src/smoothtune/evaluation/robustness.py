@@ -9,7 +9,8 @@ example.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Literal
 
 import numpy as np
@@ -18,13 +19,13 @@ from datasets import Dataset
 from torch import Tensor
 
 from smoothtune.core.forward import ForwardPass
+from smoothtune.evaluation.disturbance import disturbance_curve
 from smoothtune.evaluation.predictor import Predictor
-from smoothtune.functional.adversarial import Ascent, normalize, task_loss, unit
-from smoothtune.functional.adversarial import gradient_at as loss_gradient
+from smoothtune.functional.adversarial import Ascent, gradient_at, normalize, task_loss, unit
 from smoothtune.functional.noise import EmbeddingNoise, NoiseKind, gaussian, number_of_neighbors
-from smoothtune.nn.dropout import evaluating
-from smoothtune.report.curves import LOST, ROUNDING, Curve, CurvePoint, mean_and_range, metric_curve
+from smoothtune.report.curves import Curve
 
+Attack = Literal["fgm", "pgd"]
 NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
 ATTACKS = (0.0, 0.01, 0.02, 0.05, 0.1)
 FURTHER_NOISE = (1.5, 2.0, 3.0, 5.0, 10.0)
@@ -52,82 +53,64 @@ def noise_curve(
         rows: tokenized examples with labels.
         kind: "standard": Gaussian; "in_manifold": in the span of the nearest neighbors.
         levels: sizes relative to the embeddings, rising from 0.
-        further: larger ones, each measured while the metric has not lost 10 points (0.1).
+        further: larger ones, see `disturbance_curve`.
         num_samples: samples for every level above 0.
         k: neighbors of in-manifold noise; fewer where the vocabulary has not so many words.
-
-    Returns:
-        Mean over the samples, with the least and greatest, the `area` under it over `levels`, and
-        the noise at which 10 points are lost.
     """
     k = number_of_neighbors(predictor.model, k)
-    noise = EmbeddingNoise(kind, 1.0, "word", k, True, "token")
-    noise.attach(predictor.model)
     title = {"standard": "Gaussian noise", "in_manifold": "in-manifold noise"}[kind]
-    points = _noisy(predictor, rows, noise, levels, num_samples, title)
-    for level in further:
-        if points[-1].y <= points[0].y - LOST + ROUNDING:
-            break
-        points += _noisy(predictor, rows, noise, [level], num_samples, f"{title} of {level:g}")
-    noise.detach()
-    metric, band = predictor.task.metrics[0], f"range of {num_samples} samples"
-    return metric_curve(
-        metric, f"under {title}", NOISE_LABEL, title, points, band, num_common=len(levels)
+
+    def scores(some: Sequence[float]) -> list[list[float]]:
+        predictor.progress.start(title, predictor.num_batches(rows))
+        predictions = noisy_predictions(predictor, rows, some, kind, num_samples=num_samples, k=k)
+        return [[predictor.main_metric(each, rows) for each in samples] for samples in predictions]
+
+    return disturbance_curve(
+        scores,
+        predictor.task.main_metric,
+        f"under {title}",
+        x_label=NOISE_LABEL,
+        line=title,
+        levels=levels,
+        further=further,
+        num_samples=num_samples,
     )
 
 
-def _noisy(
+def noisy_predictions(
     predictor: Predictor,
     rows: Dataset,
-    noise: EmbeddingNoise,
     levels: Sequence[float],
-    num_samples: int,
-    title: str,
-) -> list[CurvePoint]:
-    """The metric at each level; every call draws the same samples."""
-    predictor.progress.start(title, predictor.num_batches(rows))
-    predictions = _noisy_predictions(predictor, rows, noise, levels, num_samples)
-    return [
-        mean_and_range(level, [predictor.main_metric(each, rows) for each in samples])
-        for level, samples in zip(levels, predictions, strict=True)
-    ]
-
-
-def noisy_predictions(predictor: Predictor, rows: Dataset, level: float) -> np.ndarray:
-    """(N, W) predictions under Gaussian noise: the first sample of `noise_curve`.
+    kind: NoiseKind = "standard",
+    *,
+    num_samples: int = 1,
+    k: int = 1,
+) -> np.ndarray:
+    """(levels, samples, N, W) predictions under noise; every call draws the same samples.
 
     Args:
         predictor: the model.
         rows: tokenized examples with labels.
-        level: size relative to the embeddings.
+        levels: sizes relative to the embeddings.
+        kind: of the noise.
+        num_samples: samples for every level.
+        k: neighbors of in-manifold noise.
     """
-    noise = EmbeddingNoise("standard", 1.0, "word", 1, True, "token")
+    noise = EmbeddingNoise(kind, 1.0, "word", k, True, "token")
     noise.attach(predictor.model)
-    predictor.progress.start("sentences under noise", predictor.num_batches(rows))
-    found = _noisy_predictions(predictor, rows, noise, [level], 1)
+
+    def perturb(clean: ForwardPass, number: int) -> Iterator[Tensor | None]:
+        for sample in range(num_samples):
+            stream = predictor.random_stream(f"robustness/{kind}", clean.batch, sample, number)
+            with torch.no_grad(), stream:
+                delta = sample_noise(clean, noise)
+            for level in levels:
+                yield level * delta if level else None
+
+    predictions = predictor.predict_perturbed(rows, num_samples * len(levels), perturb)
     noise.detach()
-    return found[0, 0]
-
-
-def _noisy_predictions(
-    predictor: Predictor,
-    rows: Dataset,
-    noise: EmbeddingNoise,
-    levels: Sequence[float],
-    num_samples: int,
-) -> np.ndarray:
-    """(levels, samples, N, W)."""
-    predictions = np.tile(predictor.blank(rows), (len(levels), num_samples, 1, 1))
-    with torch.no_grad(), evaluating(predictor.model):
-        for number, (chosen, batch) in enumerate(predictor.batches(rows)):
-            clean = predictor.clean(batch, hidden_states=False)
-            for sample in range(num_samples):
-                with predictor.random_stream(f"robustness/{noise.kind}", batch, sample, number):
-                    delta = sample_noise(clean, noise)
-                for index, level in enumerate(levels):
-                    run = clean.at(level * delta, dropout="off") if level else clean.run()
-                    predictor.fill(predictions[index, sample], run, rows, chosen)
-    return predictions
+    by_sample = predictions.reshape(num_samples, len(levels), *predictions.shape[1:])
+    return by_sample.swapaxes(0, 1)
 
 
 def sample_noise(clean: ForwardPass, noise: EmbeddingNoise) -> Tensor:
@@ -141,7 +124,7 @@ def sample_noise(clean: ForwardPass, noise: EmbeddingNoise) -> Tensor:
 def attack_curve(
     predictor: Predictor,
     rows: Dataset,
-    attack: Literal["fgm", "pgd"] = "fgm",
+    attack: Attack = "fgm",
     *,
     levels: Sequence[float] = ATTACKS,
     num_steps: int = 3,
@@ -155,51 +138,47 @@ def attack_curve(
             "pgd": several steps, projected onto the l2 ball (Madry et al. 2018).
         levels: epsilon / ||x|| of an example, rising from 0.
         num_steps: steps of pgd, 2.5 epsilon / num_steps long.
-
-    Returns:
-        The metric at every level, and the `area` under it.
     """
-    predictions = np.tile(predictor.blank(rows), (len(levels), 1, 1))
-    predictor.progress.start(attack.upper(), predictor.num_batches(rows))
-    with evaluating(predictor.model):
-        for chosen, batch in predictor.batches(rows):
-            for index, delta in enumerate(
-                attack_perturbations(predictor, batch, attack, levels, num_steps)
-            ):
-                run = predictor.clean(batch, hidden_states=False)
-                with torch.no_grad():
-                    predictor.fill(predictions[index], run.at(delta, dropout="off"), rows, chosen)
-    points = [
-        CurvePoint(level, predictor.main_metric(each, rows))
-        for level, each in zip(levels, predictions, strict=True)
-    ]
+
+    def scores(some: Sequence[float]) -> list[list[float]]:
+        predictor.progress.start(attack.upper(), predictor.num_batches(rows))
+        perturb = partial(attacks, predictor, attack=attack, levels=some, num_steps=num_steps)
+        predictions = predictor.predict_perturbed(rows, len(some), perturb)
+        return [[predictor.main_metric(each, rows)] for each in predictions]
+
     title = f"{attack.upper()} attack" + ("" if attack == "fgm" else f", {num_steps} steps")
-    metric = predictor.task.metrics[0]
-    return metric_curve(metric, f"under {title}", ATTACK_LABEL, title, points)
+    metric = predictor.task.main_metric
+    return disturbance_curve(
+        scores, metric, f"under {title}", x_label=ATTACK_LABEL, line=title, levels=levels
+    )
 
 
-def attack_perturbations(
-    predictor: Predictor, batch: dict[str, Tensor], attack: str, levels: Sequence[float], steps: int
-) -> list[Tensor]:
-    """(B, T, D) perturbation of each level."""
-    clean = predictor.clean(batch, hidden_states=False, differentiable=True)
-    if attack == "pgd":
-        return [
-            Ascent(
-                point="word",
-                norm="l2",
-                per="example",
-                units="relative",
-                sigma=0.0,
-                step_size=PGD_STEP * level / steps,
-                epsilon=level,
-                num_steps=steps,
-                dropout="off",
-            ).search(clean, task_loss)[0]
-            if level
-            else clean.zeros()
-            for level in levels
-        ]
-    gradient = loss_gradient(clean, task_loss(clean.run()), "word")
-    size = unit(clean, "word", "l2", "example", "relative")
-    return [level * size * normalize(gradient, "l2", "example") for level in levels]
+def attacks(
+    predictor: Predictor,
+    clean: ForwardPass,
+    number: int = 0,
+    *,
+    attack: Attack,
+    levels: Sequence[float],
+    num_steps: int,
+) -> Iterator[Tensor]:
+    """(B, T, D) the perturbation of each level; arguments as of `attack_curve`, and a `Perturb`."""
+    clean = predictor.clean(clean.batch, hidden_states=False, differentiable=True)
+    if attack == "fgm":
+        gradient = gradient_at(clean, task_loss(clean.run()), "word")
+        size = unit(clean, "word", "l2", "example", "relative")
+        yield from (level * size * normalize(gradient, "l2", "example") for level in levels)
+        return
+    for level in levels:
+        ascent = Ascent(
+            point="word",
+            norm="l2",
+            per="example",
+            units="relative",
+            sigma=0.0,
+            step_size=PGD_STEP * level / num_steps,
+            epsilon=level,
+            num_steps=num_steps,
+            dropout="off",
+        )
+        yield ascent.search(clean, task_loss)[0] if level else clean.zeros()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 from rich.console import Console
 
@@ -15,23 +17,22 @@ from smoothtune.config.evaluation import Settings
 from smoothtune.config.part_names import OOD, further_title
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
-from smoothtune.console import Bar, quiet, say
+from smoothtune.console import Bar, say
 from smoothtune.errors import DataError, OutputError
+from smoothtune.evaluation.calibration import split_for_temperature
+from smoothtune.evaluation.calibration_file import Calibration, fits, keep_calibration
+from smoothtune.evaluation.conformal import conformal_scores
+from smoothtune.evaluation.ensemble import Ensemble
 from smoothtune.evaluation.examples import add_examples, measured_examples
 from smoothtune.evaluation.output import (
     EVALUATION,
     check_read_as,
     kept_evaluation,
+    read_predictions,
     write_curves,
     write_predictions,
 )
-from smoothtune.evaluation.parts import (
-    PART_FUNCTIONS,
-    PartResult,
-    Subject,
-    further_data,
-    other_data,
-)
+from smoothtune.evaluation.parts import evaluate_part, wanted_parts
 from smoothtune.evaluation.predictor import load_predictor
 from smoothtune.evaluation.settings import (
     is_training_data,
@@ -39,14 +40,12 @@ from smoothtune.evaluation.settings import (
     training_record,
     where_recorded,
 )
-from smoothtune.evaluation.temperature import keep_temperature
+from smoothtune.evaluation.subject import Subject
 from smoothtune.evaluation.transfer import labeled_rows
 from smoothtune.files import check_owned, owned, versions, write_json
-from smoothtune.models.load import check_unchanged, load_base, weights_fingerprint
+from smoothtune.models.load import Base, check_unchanged, load_base, weights_fingerprint
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.prepare import Prepared, prepare, prepare_evaluation, rows_fingerprint
-
-Part = Callable[[Subject], PartResult]
 
 
 def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str, Any]:
@@ -74,12 +73,8 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
     with owned(Path(settings.output_dir)) as folder, Bar(console) as bar:
         kept = kept_evaluation(folder, settings)
         subject, fingerprints = load_subject(settings, training, bar)
-        for split in subject.prepared.report.splits.values():
-            if split.left_out:
-                say(console, split.left_out)
-        if not len(subject.prepared.train):
-            count = subject.num_examples(subject.prepared.validation)
-            say(console, f"{count} rows to evaluate on, no training rows: no generalization gap")
+        for told in about_rows(subject):
+            say(console, told)
         if kept and kept["fingerprints"] != fingerprints:
             raise OutputError(
                 f"{folder} holds an evaluation of other weights or data; choose another output_dir "
@@ -98,26 +93,55 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
             write_curves(folder, name, result, console)
             if name == "metrics":
                 write_predictions(folder, subject)
-            add_examples(folder, measured_examples(subject, name))
+            if not result.skipped:
+                add_examples(folder, measured_examples(subject, name))
             seconds = time.perf_counter() - start
             content["parts"][name] = result.to_dict() | {"seconds": seconds}
             write_json(folder / EVALUATION, content)
             done = f"left out: {result.skipped}" if result.skipped else f"done in {seconds:.1f} s"
             say(console, f"{name}: {done}")
-    if told := keep_temperature(content, settings.model):
+    calibration = None if settings.ensemble else fitted_calibration(content, folder)
+    if calibration and (told := keep_calibration(calibration, settings.model)):
         say(console, told)
     return content
 
 
-def wanted_parts(settings: Settings) -> dict[str, Part]:
-    """The task's metrics, the parts that are asked for, and those about other data sets."""
-    wanted: dict[str, Part] = {name: PART_FUNCTIONS[name] for name in ("metrics", *settings.parts)}
-    for name, other in settings.ood.items():
-        wanted[OOD + name] = partial(other_data, other=other)
-        if share := settings.further_share:
-            part = partial(further_data, other=other, share=share)
-            wanted[further_title(name, share)] = part
-    return wanted
+def about_rows(subject: Subject) -> Iterator[str]:
+    """What is particular about the rows and the models, to be told."""
+    prepared = subject.prepared
+    yield from filter(None, (split.left_out for split in prepared.report.splits.values()))
+    if isinstance(subject.predictor, Ensemble):
+        yield f"one ensemble of {1 + len(subject.settings.ensemble)} models"
+    if not len(prepared.train):
+        count = subject.num_examples(prepared.validation)
+        yield f"{count} rows to evaluate on, no training rows: no generalization gap"
+
+
+def fitted_calibration(content: dict[str, Any], folder: Path) -> Calibration | None:
+    """What the calibration part has fitted, with the scores of the rows that it was fitted on.
+
+    Raises:
+        OutputError: the predictions of the folder are damaged.
+    """
+    numbers = content["parts"].get("calibration", {}).get("numbers", {})
+    if "temperature" not in numbers:
+        return None
+    scores = np.empty(0)
+    if "prediction_sets" in numbers:
+        _, statistics = read_predictions(folder)
+        labels, logits = statistics[:, 0].astype(int), statistics[:, 1:]
+        fit, _ = split_for_temperature(labels, seed=content["settings"]["seed"])
+        scores = conformal_scores(logits[fit], labels[fit])
+    temperature = numbers["temperature"]
+    return Calibration(
+        temperature=temperature if fits(temperature) else None,
+        conformal_scores=scores.tolist(),
+        fitted_on=numbers["temperature_fitted_on"],
+        judged_on=numbers["judged_on"],
+        nll_before=numbers["judged_rows_before"]["nll"],
+        nll_after=numbers["judged_rows_after"]["nll"],
+        weights=content["fingerprints"]["weights"],
+    )
 
 
 def check_other_data(subject: Subject, done: Collection[str]) -> None:
@@ -148,7 +172,7 @@ def check_other_data(subject: Subject, done: Collection[str]) -> None:
 def load_subject(
     settings: Settings, training: dict[str, Any] | None, bar: Bar
 ) -> tuple[Subject, dict[str, str]]:
-    """Load the model and its data, with their fingerprints.
+    """Load the model, or the ensemble, and its data, with their fingerprints.
 
     Args:
         settings: of `resolve`.
@@ -160,14 +184,32 @@ def load_subject(
         ModelError: the model cannot be loaded, or does not fit the task.
         DataError: the data cannot be evaluated on.
     """
-    base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
+    names = (settings.model, *settings.ensemble)
+    bases = [load_base(name, trust_remote_code=settings.trust_remote_code) for name in names]
+    prepared = _read_data(settings, training, bases[0])
+    weights, members = [], []
+    for base in bases:
+        weights.append(weights_fingerprint(base.source))
+        options: dict[str, Any] = {"batch_size": settings.batch_size, "seed": settings.seed}
+        members.append(load_predictor(base, prepared.task, progress=bar, **options))
+        check_unchanged(base.source, weights[-1])
+    predictor, digest = members[0], weights[0]
+    if settings.ensemble:
+        predictor = Ensemble.of(members, names)
+        digest = sha256("".join(weights).encode()).hexdigest()
+    fingerprints = {"weights": digest, "data": prepared.fingerprint}
+    return Subject(settings, predictor, prepared), fingerprints
+
+
+def _read_data(settings: Settings, training: dict[str, Any] | None, base: Base) -> Prepared:
+    """The data; of the training run they are split as they were then."""
     task = configured_task(settings)
     read: Callable[..., Prepared] = prepare
     if not (is_training_data(settings, training) or is_copy(settings, training, task)):
         names = [str(name) for name in (base.config.id2label or {}).values()]
         read = partial(prepare_evaluation, model_labels=names)
     try:
-        prepared = read(
+        return read(
             settings.data or task.hub_id or "",
             task,
             base.tokenizer,
@@ -179,13 +221,6 @@ def load_subject(
         )
     except DataError as error:
         raise DataError(f"{error}{where_recorded(settings, training)}") from error
-    weights = weights_fingerprint(base.source)
-    predictor = load_predictor(
-        base, prepared.task, batch_size=settings.batch_size, seed=settings.seed, progress=bar
-    )
-    check_unchanged(base.source, weights)
-    fingerprints = {"weights": weights, "data": prepared.fingerprint}
-    return Subject(settings, predictor, prepared), fingerprints
 
 
 def is_copy(settings: Settings, training: dict[str, Any] | None, task: Task) -> bool:
@@ -218,26 +253,19 @@ def empty_evaluation(
         training: ``result.json`` of the model's folder, if there is one.
     """
     settings, task = subject.settings, subject.prepared.task
+    one_training = None if settings.ensemble else training
     return {
-        "model": settings.model,
+        "model": " + ".join((settings.model, *settings.ensemble)),
         "task": task.name,
         "task_type": task.task_type,
         "headline": task.metrics[0],
         "metrics": list(task.metrics),
         "label_names": list(task.label_names or ()),
-        "training": training and {name: training.get(name) for name in ("methods", "cost", "seed")},
+        "training": one_training
+        and {name: one_training.get(name) for name in ("methods", "cost", "seed")},
         "data": subject.prepared.report.to_dict(),
         "settings": settings.identity(),
         "fingerprints": fingerprints,
         "versions": versions(),
         "parts": {},
     }
-
-
-def evaluate_part(name: str, part: Part, subject: Subject) -> PartResult:
-    """Run a part, where it has a meaning for the task."""
-    task = subject.prepared.task
-    if reason := task.unsupported_parts.get(name):
-        return PartResult(skipped=f"not for {task.task_type}: {reason}")
-    with quiet():
-        return part(subject)

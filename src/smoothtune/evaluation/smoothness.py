@@ -111,15 +111,15 @@ def _root(x: float, squares: np.ndarray) -> CurvePoint:
     return CurvePoint(x, root, max(root - 1.96 * error, 0.0), root + 1.96 * error)
 
 
-def noise_attenuation(
+def noise_propagation(
     predictor: Predictor,
     rows: Dataset,
     *,
     layers: Sequence[int] | None = None,
     ratio: float = RATIO,
     num_samples: int = 3,
-) -> Curve:
-    """Relative error of every hidden state above the layer where noise enters.
+) -> dict[str, Curve]:
+    """Error of every hidden state above the layer where noise enters.
 
     Args:
         predictor: the model.
@@ -130,31 +130,10 @@ def noise_attenuation(
         num_samples: samples of the noise for every example.
 
     Returns:
-        For each b, ||h_r(x + noise) - h_r(x)|| / ||h_r(x)|| against r; the point r = b is `ratio`.
-        Bands are the mean +- 1.96 standard errors over examples. `numbers` hold the error of the
-        last layer over `ratio`.
-    """
-    return noise_propagation(predictor, rows, layers=layers, ratio=ratio, num_samples=num_samples)[
-        "attenuation"
-    ]
-
-
-def noise_propagation(
-    predictor: Predictor,
-    rows: Dataset,
-    *,
-    layers: Sequence[int] | None = None,
-    ratio: float = RATIO,
-    num_samples: int = 3,
-) -> dict[str, Curve]:
-    """`attenuation` of `noise_attenuation`, and `distance`, the same errors not divided by ||h||.
-
-    Args:
-        predictor: the model.
-        rows: tokenized examples.
-        layers: as there.
-        ratio: as there.
-        num_samples: as there.
+        `attenuation`: for each b, ||h_r(x + noise) - h_r(x)|| / ||h_r(x)|| against r; the point
+        r = b is `ratio`. `distance`: the same not divided by ||h||. Bands are the mean +- 1.96
+        standard errors over examples. `numbers` hold the relative error of the last layer over
+        `ratio`.
     """
     depth = len(blocks(predictor.model))
     if layers is None:

@@ -12,7 +12,7 @@ Robust?, AAAI 2020, whose synonyms and checks need models of their own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +21,11 @@ from datasets import Dataset
 from scipy.special import log_softmax
 from transformers import PreTrainedTokenizerBase
 
+from smoothtune.evaluation.disturbance import disturbance_curve
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.functional.neighbors import nearest
 from smoothtune.nn.architecture import embedding_table
-from smoothtune.report.curves import Curve, CurvePoint, metric_curve
+from smoothtune.report.curves import Curve
 from smoothtune.tasks.metrics import binary_cross_entropy
 
 MAX_WORDS, NUM_NEIGHBORS, MAX_RANKED = 3, 8, 32
@@ -94,13 +95,22 @@ def substitution_curve(
     """
     attack = _Attack(predictor, rows, vocabulary(predictor.tokenizer, vocab_size), num_neighbors)
     order = attack.ranking(max_ranked)
-    scores = [predictor.main_metric(attack.predictions, rows)]
-    for step in range(max_words):
-        attack.exchange([ranked[step] if step < len(ranked) else None for ranked in order], step)
-        scores.append(predictor.main_metric(attack.predictions, rows))
-    points = [CurvePoint(number, score) for number, score in enumerate(scores)]
-    metric, title = predictor.task.metrics[0], "with adversarial words"
-    curve = metric_curve(metric, title, "words tried", "word substitutions", points)
+
+    def scores(tried: Sequence[float]) -> Iterator[list[float]]:
+        for count in map(int, tried):
+            if count:
+                words = [ranked[count - 1] if count <= len(ranked) else None for ranked in order]
+                attack.exchange(words, f"word {count}")
+            yield [predictor.main_metric(attack.predictions, rows)]
+
+    curve = disturbance_curve(
+        scores,
+        predictor.task.main_metric,
+        "with adversarial words",
+        x_label="words tried",
+        line="word substitutions",
+        levels=range(max_words + 1),
+    )
     curve.numbers["queries"] = attack.queries / len(rows)
     return curve
 
@@ -182,12 +192,12 @@ class _Attack:
             for here in found
         ]
 
-    def exchange(self, chosen: Sequence[int | None], step: int) -> None:
+    def exchange(self, chosen: Sequence[int | None], title: str) -> None:
         """Exchange one word of every example that stands, where that raises the loss.
 
         Args:
             chosen: its position in every example; None: no word is left.
-            step: number of the words exchanged before.
+            title: of the progress.
         """
         standing = self._standing()
         owners, texts = [], []
@@ -200,7 +210,6 @@ class _Attack:
                 texts.append([*ids[:place], other, *ids[place + 1 :]])
         if not owners:
             return
-        title = f"word {step + 1}"
         predictions, losses = self._query(title, np.array(owners), texts)
         for index, row in enumerate(owners):
             if losses[index] > self.losses[row]:

@@ -72,7 +72,7 @@ def as_task(other: OtherData, task: Task) -> Task:
         encoding=other.encoding,
     )
     try:
-        read.check_description()
+        read.rows.check_description()
     except ValueError as error:
         raise DataError(f"{other.source}: {error}") from error
     return read

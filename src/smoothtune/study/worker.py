@@ -32,10 +32,10 @@ from smoothtune.errors import (
     is_out_of_memory,
 )
 from smoothtune.evaluation.calibration import label_errors, reliability
-from smoothtune.evaluation.parts import PART_FUNCTIONS, Subject, further_data, other_data
+from smoothtune.evaluation.parts import PARTS, evaluate_part, further_data, other_data
 from smoothtune.evaluation.predictor import Predictor
 from smoothtune.evaluation.robustness import FURTHER_NOISE, noise_curve
-from smoothtune.evaluation.run import evaluate_part
+from smoothtune.evaluation.subject import Subject
 from smoothtune.methods.find import find_method
 from smoothtune.results import CellContent, Measured, Part
 from smoothtune.run.train import Trained, fit
@@ -222,7 +222,7 @@ def _measured_parts(names: Sequence[str], subject: Subject) -> dict[str, Part]:
     found = {}
     for name in names:
         try:
-            found[name] = Part(**vars(evaluate_part(name, PART_FUNCTIONS[name], subject)))
+            found[name] = Part(**vars(evaluate_part(name, PARTS[name], subject)))
         except ModelError as error:  # the training and its scores are not to be lost by it
             print(f"{name} is not measured: {error}")
     return found

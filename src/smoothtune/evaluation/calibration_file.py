@@ -1,0 +1,115 @@
+"""What an evaluation fitted to a model's probabilities, beside the model: ``calibration.json``."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from smoothtune.errors import ModelError
+from smoothtune.files import read_json, write_atomic, write_json
+
+CALIBRATION, CARD = "calibration.json", "README.md"
+HOTTEST = 10.0
+"""Temperatures beyond it, or below 1 / 10: logits say nothing, or are never wrong."""
+_SECTION = re.compile(r"\n*<!-- calibration -->\n.*?<!-- end of calibration -->\n", re.S)
+
+
+class Calibration(BaseModel):
+    """What turns a model's logits into probabilities and sets of classes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
+
+    temperature: Annotated[float, Field(gt=0)] | None
+    """Divides the logits before probabilities are taken; None: none fits."""
+    conformal_scores: list[Annotated[float, Field(ge=0, le=1)]]
+    """1 - probability of the right class of every fitted row, without the temperature, rising;
+    empty for several labels of a row."""
+    fitted_on: int
+    """Rows."""
+    judged_on: int
+    """Other rows, of which these are the NLL."""
+    nll_before: float
+    nll_after: float
+    weights: str
+    """sha256 of the weights that it belongs to."""
+
+    @property
+    def summary(self) -> str:
+        """What the file holds, for people."""
+        kept = [] if self.temperature is None else ["the temperature for predict --calibrated"]
+        kept += ["the scores for predict --coverage"] * bool(self.conformal_scores)
+        return " and ".join(kept) or "no temperature, since none fits"
+
+
+def fits(temperature: float) -> bool:
+    """Whether a temperature is more than the end of the search for one."""
+    return 1 / HOTTEST < temperature < HOTTEST
+
+
+def keep_calibration(calibration: Calibration, model: str) -> str:
+    """Write what was fitted into the model's folder and its card.
+
+    Args:
+        calibration: what to write.
+        model: the evaluated model.
+
+    Returns:
+        What to tell; empty where the model is no local folder.
+    """
+    folder = Path(os.path.expanduser(model))
+    if not folder.is_dir():
+        return ""
+    try:
+        write_json(folder / CALIBRATION, calibration.model_dump())
+        if (folder / CARD).is_file():
+            card = _SECTION.sub("", (folder / CARD).read_text("utf-8"))
+            write_atomic(folder / CARD, f"{card.rstrip()}\n\n{_section(calibration)}")
+    except OSError as error:
+        return f"the calibration is not kept: {folder} cannot be written ({error.strerror})"
+    return f"{folder / CALIBRATION} keeps {calibration.summary}"
+
+
+def _section(calibration: Calibration) -> str:
+    text = f"`{CALIBRATION}` holds what was fitted on {calibration.fitted_on} rows."
+    if calibration.temperature is not None:
+        text += (
+            f" A temperature of {calibration.temperature:.3f}: divide the logits by it before the "
+            "softmax (the sigmoid, for several labels). The NLL of "
+            f"{calibration.judged_on} other rows goes from {calibration.nll_before:.3f} to "
+            f"{calibration.nll_after:.3f}. `smoothtune predict --calibrated` applies it."
+        )
+    if calibration.conformal_scores:
+        text += (
+            " Conformal scores: `smoothtune predict --coverage 0.9` writes sets of classes that "
+            "hold the right one with this probability."
+        )
+    return f"<!-- calibration -->\n## Calibration\n\n{text}\n<!-- end of calibration -->\n"
+
+
+def kept_calibration(model: str, weights: str) -> Calibration:
+    """The calibration beside a model.
+
+    Args:
+        model: its folder.
+        weights: sha256 of the weights.
+
+    Raises:
+        ModelError: there is none, it is damaged, or it belongs to other weights.
+    """
+    path = Path(os.path.expanduser(model)) / CALIBRATION
+    again = f"fit one with: smoothtune evaluate {model} --calibration --output-dir DIR"
+    content = read_json(path)
+    if content is None:
+        raise ModelError(f"{model} holds no {CALIBRATION}; {again}")
+    try:
+        calibration = Calibration.model_validate(content)
+    except ValidationError as error:
+        field = ".".join(map(str, error.errors()[0]["loc"]))
+        raise ModelError(f"{path}: {field} is damaged; {again}") from error
+    if calibration.weights != weights:
+        raise ModelError(f"{path} belongs to other weights; {again}")
+    return calibration

@@ -1,0 +1,52 @@
+"""The main metric against the strength of a disturbance: of texts, tokens or embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from smoothtune.report.curves import LOST, ROUNDING, Curve, CurvePoint, mean_and_range, metric_curve
+
+Scores = Callable[[Sequence[float]], Iterable[Sequence[float]]]
+"""From strengths to the metric of each, one number for every sample."""
+
+
+def disturbance_curve(
+    scores: Scores,
+    metric: str,
+    title: str,
+    *,
+    x_label: str,
+    line: str,
+    levels: Sequence[float],
+    further: Sequence[float] = (),
+    num_samples: int = 1,
+) -> Curve:
+    """Measure a metric at every strength.
+
+    Args:
+        scores: measures.
+        metric: its name.
+        title: how the model is disturbed, "under ..." or "with ...".
+        x_label: strength, with the unit.
+        line: name of the line.
+        levels: strengths, rising from 0.
+        further: larger ones, each measured while the metric has not lost 10 points (0.1).
+        num_samples: draws at every strength above 0, of which the range is a band.
+
+    Returns:
+        The means, the `area` under them over `levels`, and the strength at which 10 points are
+        lost.
+    """
+
+    def measured(some: Sequence[float]) -> list[CurvePoint]:
+        return [mean_and_range(x, ys) for x, ys in zip(some, scores(some), strict=True)]
+
+    points = measured(levels)
+    for level in further:
+        if points[-1].y <= points[0].y - LOST + ROUNDING:
+            break
+        points += measured([level])
+    if num_samples == 1:
+        points = [CurvePoint(point.x, point.y) for point in points]
+    band = f"range of {num_samples} samples" if num_samples > 1 else ""
+    return metric_curve(metric, title, x_label, line, points, band, num_common=len(levels))
