@@ -62,3 +62,34 @@ layout: [{figure: "Reliability", kind: reliability}]
     assert float(second["confidence"]) == pytest.approx((30 * 0.95 + 10 * 0.96) / 40)
     found = [float(second[name]) for name in ("value", "low", "high")]
     assert found == pytest.approx([p, middle - half, middle + half])
+
+
+def test_curves_while_training_are_of_the_validation_rows(
+    write, reproduced, tmp_path: Path
+) -> None:
+    layout = """
+methods: [lnsr]
+more_epochs: null
+seeds: [0]
+task: {name: one, text_columns: [text]}
+layout: [{figure: "Loss", kind: training, quantity: loss}]
+"""
+    reproduced(load_study(write(layout, common="")))
+    rows = [*csv.DictReader((tmp_path / "01-loss.csv").read_text().splitlines())]
+    assert {(row["line"], row["quantity"]) for row in rows} == {
+        ("plain", "validation loss"),
+        ("lnsr", "validation loss"),
+    }
+    assert {float(row["value"]) for row in rows} == {0.5}  # 1, 1/2 and 1/3 on training batches
+
+
+def test_many_boxes_have_room_for_their_labels() -> None:
+    layout = FigureLayout(figure="F", kind="box")
+
+    def height(count: int) -> float:
+        boxes = {str(number): [0.1, 0.2] for number in range(count)}
+        svg = draw(Figure(layout, [Panel("one", boxes=boxes)], "", ""))["svg"].decode()
+        return float(svg.partition('height="')[2].partition("pt")[0]) / 72
+
+    assert height(2) < 3.5
+    assert height(25) > 25 * 0.18

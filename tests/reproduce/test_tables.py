@@ -156,6 +156,22 @@ def test_a_study_says_which_model_stands_in(write, reproduced, tmp_path: Path) -
             load_study(write(text.replace("{model-two: model}", wrong), common=""))
 
 
+def test_a_mean_over_tasks(write, reproduced) -> None:
+    text = LAYOUT.replace("average_of: [one, two]", "average_of: tasks")
+    found = cells(reproduced(load_study(write(text + TASKS, common=""))))
+    parts = [found["LNSR", task]["found"]["mean"] for task in ("one", "two")]
+    assert found["LNSR", "both"]["found"]["mean"] == pytest.approx(np.mean(parts))
+
+
+def test_a_mean_over_tasks_is_of_those_that_have_the_number(write, reproduced) -> None:
+    brier = LAYOUT.replace("average_of: [one, two]", "value: brier, average_of: tasks")
+    tasks = "task: [{name: one, text_columns: [text]}, stsb]\n"
+    study = load_study(write(brier.replace("task: two", "task: stsb") + tasks, common=""))
+    begun = reproduced(study, skip=lambda cell: cell.task == "one")
+    assert cells(begun)["FT", "both"]["found"] is None
+    assert cells(reproduced(study))["FT", "both"]["found"]["mean"] == pytest.approx(30)
+
+
 def test_one_run_is_no_verdict(write, reproduced) -> None:
     study = load_study(write(LAYOUT + TASKS, common=""), options={"seeds": [0]})
     found = cells(reproduced(study))

@@ -13,6 +13,7 @@ from smoothtune.report.plots import COLORS, GRAY, Style, drawn, log_scale, style
 from smoothtune.reproduce.figures import Figure, Panel
 
 WIDTH, HEIGHT, LEGEND_LINE = 3.6, 2.9, 0.2  # inches of a panel, and of a line of the legend
+BOX = 0.19  # inches of one box with its label
 WIDEST = 5.6  # inches of a single panel, as other plots
 MOST = 3  # panels in a row
 MANY = 30  # points from which markers would hide the line
@@ -31,6 +32,8 @@ def draw(figure: Figure) -> dict[str, bytes]:
     looks = styles(name for panel in figure.panels for name in panel.lines)
     in_a_row = 1 if columns == 1 else 2
     alone = len(figure.panels) == 1
+    boxes = max(len(panel.boxes) for panel in figure.panels)
+    height = max(HEIGHT, 1 + BOX * boxes)
     heights = [p.y for panel in figure.panels for line in panel.lines.values() for p in line]
     legend = LEGEND_LINE * -(-len(looks) // in_a_row) * (len(looks) > 1)
 
@@ -58,7 +61,7 @@ def draw(figure: Figure) -> dict[str, bytes]:
             )
 
     width = WIDEST if columns == 1 else columns * WIDTH
-    return drawn(width, rows * HEIGHT + legend, paint, ("svg", "pdf"))
+    return drawn(width, rows * height + legend, paint, ("svg", "pdf"))
 
 
 def _paint(axes: Any, panel: Panel, figure: Figure, looks: dict[str, Style]) -> None:

@@ -76,6 +76,13 @@ class Runs:
         numbers = {(r.cell.label, r.cell.seed): number_of(r, about) for r in self.of(about)}
         return {key: value for key, value in numbers.items() if value is not None}
 
+    def values_by_task(self, about: About) -> list[Values]:
+        """`values` of every task; without tasks whose runs do not have the number at all."""
+        measured = {run.cell.task for run in self.done if number_of(run, about) is not None}
+        without = {run.cell.task for run in self.done} - measured
+        tasks = dict.fromkeys(cell.task for cell in self.asked if cell.task not in without)
+        return [self.values(about.model_copy(update={"task": task})) for task in tasks]
+
 
 def finished_runs(study: Study, plan: Plan, records: Records) -> Runs:
     """Read the records of a study."""

@@ -53,14 +53,16 @@ def _of_curve(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Samp
 
 
 def _of_training(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Sample]:
-    names = ("loss/task", "loss") if layout.quantity == "loss" else (f"eval_{layout.quantity}",)
-    points = []
-    for entry in run.result.log_history:
-        value = next((entry[name] for name in names if entry.get(name) is not None), None)
-        if value is not None:
-            points.append(CurvePoint(float(entry["step"]), float(value)))
+    name = f"eval_{layout.quantity}"
+    points = [
+        CurvePoint(float(entry["step"]), float(entry[name]))
+        for entry in run.result.log_history
+        if entry.get(name) is not None
+    ]
     if points:
-        label = "task loss" if layout.quantity == "loss" else metric_label(str(layout.quantity))
+        label = (
+            "validation loss" if layout.quantity == "loss" else metric_label(str(layout.quantity))
+        )
         yield Sample(_where(run), points, layout.y_label or label)
 
 

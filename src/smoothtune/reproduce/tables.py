@@ -131,11 +131,15 @@ def _values(layout: TableLayout, row: Line, column: Line, runs: Runs) -> Values:
     """The numbers of a cell's runs; of an average those of the runs that have all of it."""
     if row.not_run or column.not_run:
         return {}
+    about = layout.about.merged(row).merged(column)
     if column.average_of is None:
-        return runs.values(layout.about.merged(row).merged(column))
-    by_name = {line.name: line for line in layout.columns}
-    parts = [_values(layout, row, by_name[name], runs) for name in column.average_of]
-    shared = [key for key in parts[0] if all(key in part for part in parts)]
+        return runs.values(about)
+    if column.average_of == "tasks":
+        parts = runs.values_by_task(about)
+    else:
+        by_name = {line.name: line for line in layout.columns}
+        parts = [_values(layout, row, by_name[name], runs) for name in column.average_of]
+    shared = [key for key in parts[0] if all(key in part for part in parts)] if parts else []
     return {key: float(np.mean([part[key] for part in parts])) for key in shared}
 
 

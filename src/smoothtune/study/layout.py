@@ -62,8 +62,9 @@ class Line(About):
     """As printed."""
     group: str = ""
     """Heading that neighboring columns, or rows, share."""
-    average_of: list[str] | None = None
-    """Names of the columns whose mean this one is, for each seed."""
+    average_of: Literal["tasks"] | list[str] | None = None
+    """Names of the columns whose mean this one is, for each seed; or tasks: the mean of all tasks
+    of the study that have the number."""
     not_run: str = ""
     """Why this tool does not run it; the printed numbers stand alone."""
     statistics: list[Statistic] | None = None
@@ -103,7 +104,7 @@ class TableLayout(Fields):
         if self.baseline is not None and self.baseline not in rows:
             raise ValueError(f"the baseline {self.baseline!r} is no row")
         for line in self.columns:
-            for name in line.average_of or ():
+            for name in line.average_of if isinstance(line.average_of, list) else ():
                 if name not in columns or name == line.name:
                     raise ValueError(f"{line.name!r} is the mean of {name!r}, which is no column")
         for row, cells in self.printed.items():
@@ -129,7 +130,7 @@ class FigureLayout(Fields):
     series: list[str] | None = None
     """Lines of the curve that are shown; unset: all."""
     quantity: str | None = None
-    """Of training: loss, or a metric of the task."""
+    """Of training: loss, or a metric of the task, on the validation rows."""
     x: dict[str, float] | None = None
     """Of settings: the value by label of an entry."""
     x_label: str | None = None
