@@ -92,6 +92,7 @@ class Binding(TrainerCallback):
         self.original_create_optimizer, self.original_log = trainer.create_optimizer, trainer.log
         self.checkpoints.original_save = trainer._save_checkpoint
         self.checkpoints.original_finalize = trainer._finalize_training
+        self.checkpoints.original_load_rng_state = trainer._load_rng_state
         self.original_run_epoch = trainer._run_epoch
         self.original_determine_best = trainer._determine_best_metric
         mine = {
@@ -100,6 +101,7 @@ class Binding(TrainerCallback):
             "log": self.log,
             "_save_checkpoint": self.checkpoints.save,
             "_finalize_training": self.checkpoints.finalize,
+            "_load_rng_state": self.checkpoints.load_rng_state,
             "_run_epoch": self.run_epoch,
             "_determine_best_metric": self.determine_best,
             "get_batch_samples": self.task.parts.get_batch_samples,
@@ -334,6 +336,7 @@ class Binding(TrainerCallback):
                 f"{self.resume_from / STATE_FILE} has no entry {error}: resume with the methods of "
                 "the interrupted run"
             ) from error
+        self.checkpoints.evaluate_if_due(self.resume_from)
 
     def run_epoch(self, *, epoch: int, train_dataloader: Any, **kwargs: Any) -> None:
         """Take no step after the last one; transformers would, resumed there within an epoch.
@@ -369,12 +372,15 @@ class Binding(TrainerCallback):
             for remark in self.objective.strengths.remarks():
                 logger.warning(remark)
 
-    def determine_best(self, *args: Any, **kwargs: Any) -> bool:
-        """Whether an evaluation is the best; one from before a term has acted is none."""
+    def determine_best(self, metrics: dict[str, float], **kwargs: Any) -> bool:
+        """Whether an evaluation is the best; one from before a term has acted is none.
+
+        Nor is one without metrics, which a signal has cut short.
+        """
         methods = self.objective.regularizers.values()
-        if not begun(methods, self.trainer.state.global_step):
+        if not metrics or not begun(methods, self.trainer.state.global_step):
             return False
-        found: bool = self.original_determine_best(*args, **kwargs)
+        found: bool = self.original_determine_best(metrics=metrics, **kwargs)
         return found
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
