@@ -118,6 +118,32 @@ def test_nothing_to_do(folder: Path, monkeypatch) -> None:
     assert train(config_of(), console=SILENT)["config"]["max_steps"] == 1
 
 
+def leave_remains(out: Path, config: RunConfig) -> dict[str, bool]:
+    """What is there after a kill when all was written; returns whether each of it is."""
+    for place in (".unfinished", "checkpoints/.removed-checkpoint-1", "checkpoints/checkpoint-1"):
+        (out / place).mkdir(parents=True)
+        (out / place / "model.safetensors").touch()
+    started = {"config": config.in_force(), "method_versions": config.method_versions()}
+    (out / "run.json").write_text(json.dumps(started))
+    return remains(out)
+
+
+def remains(out: Path) -> dict[str, bool]:
+    return {name: (out / name).exists() for name in (".unfinished", "checkpoints", "run.json")}
+
+
+def test_a_run_that_was_killed_when_all_was_written_is_cleaned_up(folder: Path) -> None:
+    assert all(leave_remains(folder / "out", config_of()).values())
+    train(config_of(), console=SILENT)
+    assert not any(remains(folder / "out").values())
+
+
+def test_what_a_later_run_has_begun_in_the_folder_stays(folder: Path) -> None:
+    before = leave_remains(folder / "out", config_of(seed=1))
+    train(config_of(), console=SILENT)
+    assert remains(folder / "out") == before
+
+
 def test_data_that_are_gone_cannot_be_compared(folder: Path) -> None:
     shutil.rmtree(folder / "data")
     with pytest.raises(DataError, match="data"):

@@ -98,11 +98,22 @@ def test_a_signal_while_loading_ends_at_once(inputs, tmp_path, monkeypatch, phas
     [
         (StopOnSignal, "on_prediction_step", 1, 3, {}),  # the evaluation after an epoch
         (RunTrainer, "_save_rng_state", 1, 2, {"save_strategy": "steps", "save_steps": 2}),
+        # the checkpoint of the epoch's last step, which comes before the evaluation
+        (RunTrainer, "_save_rng_state", 1, 3, {"save_strategy": "steps", "save_steps": 3}),
+        pytest.param(StopOnSignal, "on_step_end", 3, 3, {}, marks=pytest.mark.slow),
         (StopOnSignal, "on_step_end", 5, 5, {}),
         (train_module, "evaluate", 1, 5, {}),
         pytest.param(train_module, "evaluate", 2, 5, {}, marks=pytest.mark.slow),
     ],
-    ids=["evaluation", "saving", "last step", "final evaluation", "second evaluation"],
+    ids=[
+        "evaluation",
+        "saving",
+        "end of epoch",
+        "step before it",
+        "last step",
+        "final evaluation",
+        "second evaluation",
+    ],
 )
 def test_a_signal_leaves_a_checkpoint_and_the_same_run_in_the_end(
     inputs, tmp_path, expected, monkeypatch, owner, name: str, call: int, step: int, changes: dict
@@ -117,6 +128,24 @@ def test_a_signal_leaves_a_checkpoint_and_the_same_run_in_the_end(
     assert folder.name == f"checkpoint-{step}"
     assert quiet_train(config, resume=True)["cost"]["steps"] == 5
     assert weights(tmp_path / "out") == expected
+
+
+def test_an_evaluation_that_was_cut_is_made_up_for(inputs, tmp_path, monkeypatch) -> None:
+    """It was the best one; what the run keeps and logs is as if no signal had come."""
+    best = {"load_best_model_at_end": True, "metric_for_best_model": "nll"}
+    best |= {"eval_strategy": "steps", "eval_steps": 1, "learning_rate": 3e-2}
+    whole = quiet_train(config_in(inputs, tmp_path / "whole", **best))
+    step = whole["kept_step"]
+    assert step < 5, "no step after the best: nothing is tested"
+    config = config_in(inputs, tmp_path / "out", **best)
+    with monkeypatch.context() as patch:
+        signal_before(patch, StopOnSignal, "on_prediction_step", step)
+        with pytest.raises(Stopped, match=f"after step {step} of 5"):
+            quiet_train(config)
+    resumed = quiet_train(config, resume=True)
+    assert [resumed[key] for key in ("kept_step", "best")] == [step, whole["best"]]
+    assert losses(resumed) == losses(whole)
+    assert weights(tmp_path / "out") == weights(tmp_path / "whole")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,13 @@ from smoothtune.files import (
     write_json,
 )
 from smoothtune.run.processes import world_size
-from smoothtune.trainer.manifest import ResumePoint, newest, nothing_to_resume, remove_all
+from smoothtune.trainer.manifest import (
+    ResumePoint,
+    newest,
+    nothing_to_resume,
+    remove_all,
+    remove_remains,
+)
 from smoothtune.trainer.run_record import CUT
 
 STARTED = "run.json"
@@ -119,10 +125,35 @@ def publish(folder: Path, result: dict[str, Any], *, keep_checkpoints: bool) -> 
     for name in names:
         os.replace(staging / name, folder / name)
     os.replace(staging / RESULT, folder / RESULT)
-    staging.rmdir()
-    (folder / STARTED).unlink(missing_ok=True)
-    if not keep_checkpoints:
+    _clean_up(folder, keep_checkpoints=keep_checkpoints)
+
+
+def clean_up_after(config: RunConfig) -> None:
+    """Remove what a run left that was killed when its model was written, and only then.
+
+    Raises:
+        OutputError: another process writes the folder.
+    """
+    folder = Path(config.output_dir)
+    begun = _recorded(folder / STARTED)
+    if begun is not None and not _changed(begun, config):  # else it is of a later run
+        with owned(folder):
+            _clean_up(folder, keep_checkpoints=keeps_checkpoints(config))
+
+
+def keeps_checkpoints(config: RunConfig) -> bool:
+    """Whether checkpoints stay when the run is done."""
+    return config.save_strategy != "no"
+
+
+def _clean_up(folder: Path, *, keep_checkpoints: bool) -> None:
+    """Remove what a finished run needs no more; ``run.json``, the last, says that it is there."""
+    shutil.rmtree(folder / STAGING, ignore_errors=True)
+    if keep_checkpoints:
+        remove_remains(folder / CHECKPOINTS)
+    else:
         remove_all(folder / CHECKPOINTS)
+    (folder / STARTED).unlink(missing_ok=True)
 
 
 @contextmanager

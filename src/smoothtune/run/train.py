@@ -38,7 +38,9 @@ from smoothtune.run.model_card import model_card
 from smoothtune.run.output import (
     STAGING,
     claimed,
+    clean_up_after,
     finished_result,
+    keeps_checkpoints,
     newest_checkpoint,
     publish,
     push,
@@ -118,6 +120,7 @@ def train(
     if result := from_main(lambda: finished_here(config)):
         say(console, f"{config.output_dir} already holds this run: nothing to do")
         if is_main():
+            clean_up_after(config)
             push(config, result, console)
         return result
     place = Path(config.output_dir)
@@ -129,7 +132,7 @@ def train(
         with Signals(), writing(folder):  # a first signal waits for the end, which is near
             check_owned(folder)
             trained.save(folder / STAGING)
-            publish(folder, trained.result.content(), keep_checkpoints=config.save_strategy != "no")
+            publish(folder, trained.result.content(), keep_checkpoints=keeps_checkpoints(config))
     scores = (f"{name} {value:.4f}" for name, value in trained.result.metrics.items())
     say(console, f"validation: {'  '.join(scores)}")
     if kept := told_kept(trained.result):

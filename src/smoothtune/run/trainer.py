@@ -25,6 +25,7 @@ from smoothtune.core.regularizer import Regularizer
 from smoothtune.data.arrow import numbers
 from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.errors import ConfigError, Problem
+from smoothtune.nn import rng
 from smoothtune.run.callbacks import EarlyStopping, EvaluationEnded
 from smoothtune.run.inputs import Inputs
 from smoothtune.run.optimizer import uncorrected
@@ -56,10 +57,12 @@ class RunTrainer(SmoothTrainer):
     """Of batches in an update: 2 where unlabeled ones share it with the labeled ones."""
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """Evaluate in training; without metrics if a signal cut it short."""
+        """Evaluate in training; without metrics, as if it had not begun, if a signal cut it."""
+        before = rng.get_state(self.args.device)
         try:
             return super().evaluate(*args, **kwargs)
         except EvaluationEnded:
+            rng.set_state(self.args.device, before)
             return {}
 
     def get_train_dataloader(self) -> DataLoader:

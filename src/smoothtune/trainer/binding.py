@@ -196,6 +196,7 @@ class Binding:
                 f"{self.resume_from / STATE_FILE} has no entry {error}: resume with the methods of "
                 "the interrupted run"
             ) from error
+        self.checkpoints.evaluate_if_due(self.resume_from)
 
     def calibrate(self, loader: Any) -> None:
         """Let methods measure the pre-trained model on the first training rows."""

@@ -22,6 +22,7 @@ from transformers.trainer_utils import sort_checkpoints
 from smoothtune.core.objective import Objective
 from smoothtune.errors import CheckpointError, OutputError
 from smoothtune.files import why_not_written
+from smoothtune.nn import rng
 from smoothtune.trainer.manifest import (
     ASIDE,
     STATE_FILE,
@@ -50,6 +51,8 @@ class Checkpoints:
     def __init__(self, trainer: Trainer, objective: Objective) -> None:
         self.trainer, self.objective = trainer, objective
         self.run: dict[str, Any] = {}
+        self.drawn: rng.State | None = None
+        """Random generators after the evaluation that a checkpoint lacked."""
 
     def choose(self, resume_from_checkpoint: str | bool | None) -> ResumePoint:
         """The checkpoint that an argument of `train` means, verified.
@@ -57,6 +60,7 @@ class Checkpoints:
         Raises:
             CheckpointError: it is not complete, was changed, or belongs to another run.
         """
+        self.drawn = None
         if not resume_from_checkpoint:
             return ResumePoint(None, [])
         if resume_from_checkpoint is True:
@@ -149,6 +153,29 @@ class Checkpoints:
         if self.trainer.args.load_best_model_at_end:
             self._check_best(best)
 
+    def evaluate_if_due(self, resumed_from: Path) -> None:
+        """After a resume: evaluate, if the checkpoint was written before its step's evaluation.
+
+        The best checkpoint, early stopping and the next random numbers depend on it. It is so where
+        a signal or a kill came before the evaluation, as after an epoch, had ended.
+
+        Args:
+            resumed_from: the checkpoint.
+        """
+        trainer: Any = self.trainer
+        if not _lacks_evaluation(trainer.args, trainer.state):
+            return
+        trainer._load_rng_state(str(resumed_from))
+        if metrics := trainer._evaluate(None, None):  # else a signal came again
+            trainer._determine_best_metric(metrics=metrics, trial=None)
+            self.find_best(resumed_from.parent)
+            self.drawn = rng.get_state(trainer.args.device)
+
+    def restore_draws(self) -> None:
+        """After the trainer's `_load_rng_state`; see `evaluate_if_due`."""
+        if self.drawn is not None:
+            rng.set_state(self.trainer.args.device, self.drawn)
+
     def _check_best(self, best: Path) -> None:
         if why := why_unusable(best):
             raise CheckpointError(
@@ -187,6 +214,18 @@ class Checkpoints:
         for old in others[: max(0, len(others) + len(kept) - max(limit, len(kept)))]:
             with suppress(OSError):
                 remove(old)
+
+
+def _lacks_evaluation(args: Any, state: Any) -> bool:
+    """Whether the log of a checkpoint has no evaluation of its step, and one was due."""
+    step, is_last = state.global_step, state.global_step >= state.max_steps
+    if args.eval_strategy == "epoch":
+        due = args.eval_delay <= state.epoch and (is_last or float(state.epoch).is_integer())
+    else:
+        due = args.eval_strategy == "steps" and args.eval_delay <= step
+        due = due and (is_last or step % state.eval_steps == 0)
+    logged = (entry.keys() for entry in state.log_history if entry.get("step") == step)
+    return due and not any(key.startswith("eval_") for keys in logged for key in keys)
 
 
 def _aside(checkpoint: Path) -> Path:

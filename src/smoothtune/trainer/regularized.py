@@ -156,12 +156,18 @@ class Regularized(Trainer):
         """Write a checkpoint that is complete or absent, with the methods' state."""
         self._binding.checkpoints.save(super()._save_checkpoint, model, trial)
 
-    def _determine_best_metric(self, *args: Any, **kwargs: Any) -> bool:
-        """Whether an evaluation is the best; one from before a term has acted is none."""
+    def _load_rng_state(self, checkpoint: str | None) -> None:
+        super()._load_rng_state(checkpoint)
+        self._binding.checkpoints.restore_draws()
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any) -> bool:
+        """Whether an evaluation is the best; one from before a term has acted is none.
+
+        Nor is one without metrics, which a signal has cut short.
+        """
         methods = self._binding.objective.regularizers.values()
-        return all_have_acted(methods, self.state.global_step) and super()._determine_best_metric(
-            *args, **kwargs
-        )
+        acted = all_have_acted(methods, self.state.global_step)
+        return bool(metrics) and acted and super()._determine_best_metric(metrics, trial)
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Save the model, and beside it a record of the methods; beside adapters, the config."""
