@@ -5,7 +5,8 @@ import sweep_checks
 import transformers
 from sweep_models import classes
 
-from smoothtune.nn import hooks, objective
+from smoothtune.core import objective
+from smoothtune.nn import hooks
 
 FAST = [
     "BertForSequenceClassification",
