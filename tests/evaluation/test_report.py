@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from smoothtune.cli import app
 from smoothtune.errors import OutputError
 from smoothtune.evaluation import Curve, CurvePoint, draw
-from smoothtune.evaluation.compare import Difference, Run, load_runs, paired_differences
-from smoothtune.evaluation.findings import comparison, sentences
+from smoothtune.evaluation.compare import Difference, Run, comparison, load_runs, paired_differences
+from smoothtune.evaluation.findings import sentences
 from smoothtune.evaluation.intervals import Interval
 from smoothtune.evaluation.report import summary_table
 
