@@ -146,29 +146,25 @@ def check_task(draft: Draft) -> None:
         task_type == "text-classification" or task is None or task not in known
     ):
         draft.report(("data",), "is missing: a hub id, a folder or a file")
-    several = task_type == MULTI_LABEL
-    draft.refuse(
-        f"is for question answering, and the task is {task_type}",
-        *SpanFields.model_fields,
-        unless=task_type == "question-answering",
-    )
-    choice = task_type == "multiple-choice"
-    draft.refuse("needs task_type: multiple-choice", "choice_columns", unless=choice)
-    message = f"works with text classification, not with {task_type}"
-    draft.refuse(message, "unlabeled", "class_weights", unless=task_type in OF_TEXTS)
-    classes = task_type in (*OF_TEXTS, "token-classification")
-    message = f"works with classification, not with {task_type}"
-    draft.refuse(message, "merge_labels", "label_type", unless=classes)
-    any_type = task_type == "text-classification" or values.get("label_type") == "text"
-    draft.refuse(f"must be text, or left out, with {task_type}", "label_type", unless=any_type)
-    message = f"needs task_type: {MULTI_LABEL}"
-    draft.refuse(message, "label_separator", "label_columns", unless=several)
-    if several:
-        message = "replaces one class by another, and a row has several labels: leave it out"
-        draft.refuse(message, "label_noise")
-    if values.get("label_columns") is not None:
-        message = "cannot stand beside label_columns; leave one of them out"
-        draft.refuse(message, "label_column", "label_separator", "merge_labels", "label_type")
+    for name in SpanFields.model_fields:
+        if values.get(name) is not None and task_type != "question-answering":
+            draft.report((name,), f"is for question answering, and the task is {task_type}")
+    if values.get("choice_columns") is not None and task_type != "multiple-choice":
+        draft.report(("choice_columns",), "needs task_type: multiple-choice")
+    if values.get("unlabeled") is not None and task_type not in OF_TEXTS:
+        draft.report(("unlabeled",), f"works with text classification, not with {task_type}")
+    for name in ("merge_labels", "label_type"):
+        if values.get(name) is not None and task_type not in (*OF_TEXTS, "token-classification"):
+            draft.report((name,), f"works with classification, not with {task_type}")
+    label_type = values.get("label_type")
+    if label_type not in (None, "text") and task_type != "text-classification":
+        draft.report(("label_type",), f"must be text, or left out, with {task_type}")
+    for name in ("label_separator", "label_columns"):
+        if values.get(name) is not None and task_type != MULTI_LABEL:
+            draft.report((name,), f"needs task_type: {MULTI_LABEL}")
+    for name in ("label_column", "label_separator", "merge_labels", "label_type"):
+        if values.get(name) is not None and values.get("label_columns") is not None:
+            draft.report((name,), "cannot stand beside label_columns; leave one of them out")
 
 
 def check_combinations(draft: Draft) -> None:
@@ -206,3 +202,8 @@ def check_combinations(draft: Draft) -> None:
         draft.refuse(message, "save_strategy", unless=saved)
     if not values.get("push_to_hub"):
         draft.refuse("needs push_to_hub", "hub_model_id", "hub_private_repo")
+    task_type = task_type_of(values)
+    message = f"works with text classification, not with {task_type}"
+    draft.refuse(message, "class_weights", unless=task_type in OF_TEXTS)
+    message = "replaces one class by another, and a row has several labels: leave it out"
+    draft.refuse(message, "label_noise", unless=task_type != MULTI_LABEL)
