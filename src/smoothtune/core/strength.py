@@ -304,7 +304,9 @@ class Strengths:
         for left, (name, loss, factor) in enumerate(parts, 1 - len(parts)):
             found = gradients_of(loss, weights, units, keep_graph=left < 0)
             gradient = plus(gradient, found, factor)
-            sizes[name if name in looked else TASK] = norms([found], weights, mean=False).item()
+            if looked:
+                size = norms([found], weights, mean=False).item()
+                sizes[name if name in looked else TASK] = size
         for name in sorted(looked):
             self._warn_of_little(name, sizes[name], sizes.get(TASK, 0.0))
         return gradient
