@@ -18,6 +18,8 @@ ORDINARY = range(10, 30)
 """Updates after those in which terms are compared with the task's gradient once."""
 ON_THE_HOST = {
     "_times",  # only on the CPU
+    "_bernoulli",  # the state of the CPU's generator, as the next one
+    "__torch_dispatch__",
     "first_error",  # copied to the host in the update before
 }
 SOURCES = str(Path(smoothtune.__file__).parent)
@@ -54,20 +56,24 @@ class InOrdinaryUpdates(TrainerCallback):
             self.reads.__enter__()
             self.entered = True
         elif self.entered and state.global_step == ORDINARY[-1]:
+            self.entered = False
             self.reads.__exit__(None, None, None)
 
 
 def reads_of(tmp_path, monkeypatch, method, **changes) -> Counter[str]:
     reads = Reads()
-    for name in ("tolist", "cpu", "numpy"):  # which the dispatcher does not see on the CPU
+    callback = InOrdinaryUpdates(reads)
 
-        def counted(tensor, *args, original=getattr(torch.Tensor, name), **kwargs):
+    def counting(original):
+        def counted(tensor, *args, **kwargs):
             if callback.entered:
                 reads.count()
             return original(tensor, *args, **kwargs)
 
-        monkeypatch.setattr(torch.Tensor, name, counted)
-    callback = InOrdinaryUpdates(reads)
+        return counted
+
+    for name in ("tolist", "cpu", "numpy"):  # which the dispatcher does not see on the CPU
+        monkeypatch.setattr(torch.Tensor, name, counting(getattr(torch.Tensor, name)))
     settings = {"max_steps": ORDINARY[-1], "logging_steps": 1000, "max_grad_norm": 1.0}
     trainer = Trainer(
         model=tiny_model("bert", dropout=0.1),

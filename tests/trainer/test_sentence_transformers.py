@@ -221,15 +221,19 @@ def test_methods_about_the_head_say_so(name, folder):
         Objective(with_weight(METHODS[name]())).attach(embedder(folder))
 
 
+def test_texts_that_are_padded_on_the_left_are_refused(folder, tmp_path):
+    trainer = trainer_of(folder, tmp_path)
+    trainer.model.tokenizer.padding_side = "left"
+    with pytest.raises(ValueError, match="padded on the left"):
+        regularize(trainer, L2SP())
+
+
 def test_columns_are_padded_to_one_length():
     short = {"input_ids": torch.tensor([[5, 6]]), "attention_mask": torch.ones(1, 2)}
     long = {"input_ids": torch.tensor([[7, 8, 9]]), "attention_mask": torch.ones(1, 3)}
     found = stacked([short, long])
     assert found["input_ids"].tolist() == [[5, 6, 0], [7, 8, 9]]
     assert found["attention_mask"].tolist() == [[1, 1, 0], [1, 1, 1]]
-    left = {"input_ids": short["input_ids"], "attention_mask": torch.tensor([[0, 1]])}
-    with pytest.raises(ValueError, match="padded on the left"):
-        stacked([left, long])
     with pytest.raises(ValueError, match="pixel_values"):
         stacked([short | {"pixel_values": torch.ones(1)}])
 

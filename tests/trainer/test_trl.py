@@ -184,7 +184,7 @@ def test_unlabeled_text_that_is_not_tokenized_is_told(tmp_path):
 def test_only_completions_are_labels(tmp_path):
     trainer = regularize(sft_trainer(tmp_path), R3F(weight=1.0))
     batch = next(iter(trainer.get_train_dataloader()))
-    given = trainer.compute_loss.__self__.task.prepare(batch, None).batch
+    given = trainer._binding.task.prepare(batch, None).batch
     prompts = given["attention_mask"].sum() - (given["labels"] != -100).sum()
     assert prompts == sum(3 + i % 4 for i in range(16))
 

@@ -143,8 +143,9 @@ class LossSum:
         for left, (name, loss, factor) in enumerate(parts, 1 - len(parts)):
             part = gradients_of(loss, weights, units, keep_graph=left < 0)
             gradient = plus(gradient, part, factor)
-            size = norms([part], weights, mean=False).item()
-            sizes[name if name in compared else TASK] = size
+            if compared:
+                size = norms([part], weights, mean=False).item()
+                sizes[name if name in compared else TASK] = size
         for name in sorted(compared):
             strengths.warn_of_little(name, sizes[name], sizes.get(TASK, 0.0))
         return gradient

@@ -36,7 +36,9 @@ class Regularized(Trainer):
 
     # --- a training --------------------------------------------------------------------------
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any) -> Any:
+    def train(  # type: ignore[override]  # a subclass may take other arguments
+        self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any
+    ) -> Any:
         """Train; a resumed run takes the methods' state from the checkpoint."""
         binding = self._binding
         try:

@@ -53,11 +53,14 @@ class TaskLoss:
     own counts as its trainer would count it: as normalized over the update by `num_items_in_batch`,
     where the Trainer gives it that; as it declares by `loss_is_scaled_for_ga`; else as a mean that
     weighs the same for every batch.
+
+    Args:
+        trainer: a `Regularized` one.
     """
 
-    def __init__(self, trainer: Trainer):
-        self.trainer: Any = trainer
-        self.compute_loss = self.trainer.own_compute_loss
+    def __init__(self, trainer: Any):
+        self.trainer = trainer
+        self.compute_loss: Callable[..., Any] = trainer.own_compute_loss
         self.scaled = trainer.loss_is_scaled_for_ga
         smoother = trainer.label_smoother
         self.smoothing = 0.0 if smoother is None else float(smoother.epsilon)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
-import torch
-from torch import Tensor, nn
-from transformers import PreTrainedModel, Trainer, TrainerCallback, TrainingArguments
-from transformers.trainer_utils import EvalPrediction
+from torch import nn
+from transformers import Trainer
 
 from smoothtune.core.objective import Objective
 from smoothtune.core.regularizer import Regularizer
@@ -50,8 +48,9 @@ def regularize(
     are no means over rows or labels (contrastive ones, class weights of one's own) depend on how an
     update is cut.
 
-    When `train()` ends, model and trainer are as they were, apart from what training changed. A
-    second call attaches the methods again, with the state that they had.
+    The trainer's class becomes a subclass of its own, `RegularizedTrainer` for a `Trainer`. When
+    `train()` ends, the model is as it was, apart from what training changed, and the trainer
+    computes its own loss. A second call attaches the methods again, with the state that they had.
 
     Subclasses of other libraries: TRL's SFTTrainer, with packed batches unpacked, and
     sentence-transformers' SentenceTransformerTrainer, whose loss gets its columns from one forward.
@@ -134,63 +133,25 @@ class SmoothTrainer(Trainer):
 
     def __init__(
         self,
-        model: PreTrainedModel | nn.Module | None = None,
-        args: TrainingArguments | None = None,
-        data_collator: Callable[[list[Any]], dict[str, Any]] | None = None,
-        train_dataset: Any = None,
-        eval_dataset: Any = None,
-        processing_class: Any = None,
-        model_init: Callable[..., PreTrainedModel] | None = None,
-        compute_loss_func: Callable[..., Any] | None = None,
-        compute_metrics: Callable[[EvalPrediction], dict[str, Any]] | None = None,
-        callbacks: list[TrainerCallback] | None = None,
-        optimizers: tuple[torch.optim.Optimizer | None, Any] = (None, None),
-        optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None,
-        preprocess_logits_for_metrics: Callable[[Tensor, Tensor], Tensor] | None = None,
-        *,
+        *args: Any,
         regularizers: Regularizer | Sequence[Regularizer] = (),
         unlabeled_dataset: Any = None,
         alternate: Alternate = "batch",
+        **kwargs: Any,
     ):
         """Make a trainer with the arguments of `transformers.Trainer`, and these.
 
         Args:
-            model: as for `Trainer`, and so all arguments up to `preprocess_logits_for_metrics`.
-            args: settings of the training.
-            data_collator: makes a batch of rows.
-            train_dataset: rows with labels.
-            eval_dataset: rows to evaluate on, or several sets by name.
-            processing_class: tokenizer, saved beside the model.
-            model_init: makes the model, in place of `model`.
-            compute_loss_func: the task loss, a function of outputs, labels and
-                `num_items_in_batch`; unless given, the model's own.
-            compute_metrics: metrics of predictions.
-            callbacks: further callbacks.
-            optimizers: optimizer and schedule, in place of those that `args` describes.
-            optimizer_cls_and_kwargs: class and arguments of the optimizer, likewise.
-            preprocess_logits_for_metrics: what `compute_metrics` gets of logits and labels.
+            args: as for `Trainer`.
             regularizers: a method, or a sequence of methods.
             unlabeled_dataset: more rows, without labels; see `regularize`.
             alternate: when their updates come; see `regularize`.
+            kwargs: as for `Trainer`.
 
         Raises:
             ValueError: as `regularize`.
         """
-        super().__init__(
-            model=model,
-            args=args,
-            data_collator=data_collator,
-            train_dataset=train_dataset,
-            eval_dataset=eval_dataset,
-            processing_class=processing_class,
-            model_init=model_init,
-            compute_loss_func=compute_loss_func,
-            compute_metrics=compute_metrics,
-            callbacks=callbacks,
-            optimizers=optimizers,
-            optimizer_cls_and_kwargs=optimizer_cls_and_kwargs,
-            preprocess_logits_for_metrics=preprocess_logits_for_metrics,
-        )
+        super().__init__(*args, **kwargs)
         regularize(self, regularizers, unlabeled_dataset=unlabeled_dataset, alternate=alternate)
 
 
