@@ -158,7 +158,7 @@ def _settings(name: str, rows: list[dict[str, Any]]) -> str:
         said[row["method"]] = [
             f"`{field}={value!r}`"
             for field, value in then.items()
-            if _plain(now.get(field)) != value
+            if field in now and _plain(now[field]) != value
         ]
     texts = [
         f"{escaped(label)} ran with {', '.join(fields) or 'the defaults of today'}"

@@ -32,6 +32,7 @@ from smoothtune.testing import (
     tiny_batch,
     with_weight,
 )
+from smoothtune.testing.contract import Models
 from smoothtune.testing.tiny import random_model
 
 SIDES = ["encoder", "decoder", "both"]
@@ -345,7 +346,7 @@ def test_lnsr_looks_at_the_states_of_its_side(side, architecture, perturbations)
 def test_contract(name, clause, architecture):
     make = partial(METHODS[name], **FIELDS.get(name, {}))
     make_model = partial(tiny_seq2seq, tie_word_embeddings=name != "r4f")
-    clause(make, architecture, make_model=make_model, make_batch=seq2seq_batch)
+    clause(make, architecture, Models(make_model, seq2seq_batch))
 
 
 def on_both_sides():
@@ -367,7 +368,7 @@ def test_contract_on_the_decoder_and_on_both_sides(name, side, clause, architect
     make_model = partial(tiny_seq2seq, tie_word_embeddings=name != "r4f")
     moves = side == "both" and name != "fgm"
     make_batch = partial(seq2seq_batch, pad_texts=not moves)
-    clause(make, architecture, make_model=make_model, make_batch=make_batch)
+    clause(make, architecture, Models(make_model, make_batch))
 
 
 @pytest.mark.parametrize(
@@ -382,7 +383,7 @@ def test_classifiers_perturb_their_encoder(name, architecture):
     """A classifier whose head reads the decoder, which reads the text once more."""
     make = partial(METHODS[name], **FIELDS.get(name, {}))
     for clause in (has_right_gradient, is_mean_over_examples):
-        clause(make, architecture, make_model=tiny_seq2seq_classifier, make_batch=classifier_batch)
+        clause(make, architecture, Models(tiny_seq2seq_classifier, classifier_batch))
 
 
 def test_encoder_of_t5_alone_is_perturbed_where_it_reads():

@@ -36,6 +36,7 @@ from smoothtune.testing import (
     tiny_model,
     with_weight,
 )
+from smoothtune.testing.contract import Models
 
 REPRESENTATIVES = {
     "perturbs": [lambda: LNSR(reduction="token_sum", weight=1.0), lambda: SMART(weight=5.0, mu=0)],
@@ -368,7 +369,7 @@ def test_lora(kind, make):
                 parameter.data.copy_(0.1 * torch.randn_like(parameter))
         return model
 
-    has_right_gradient(make, "bert", make_model=adapted)
+    has_right_gradient(make, "bert", Models(adapted))
     model = adapted("bert")
     objective = Objective(make()).attach(model)
     with fixed_draws():

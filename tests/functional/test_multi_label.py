@@ -8,13 +8,13 @@ from helpers.literal import added, gradient
 from smoothtune import METHODS, ForwardPass, Objective
 from smoothtune.functional.divergences import (
     divergence,
+    ensemble_divergence,
     kl,
     squared_error,
     symmetric_kl,
     symmetric_kl_detached,
 )
 from smoothtune.methods.r_drop import half_symmetric_kl
-from smoothtune.methods.uegr import ensemble_divergence
 
 
 def bernoulli_kl(a, b):

@@ -103,3 +103,14 @@ def test_released_code_on_a_task_that_it_does_not_know_is_refused(name, make):
         return
     with pytest.raises(ValueError, match=f"{name}: compat=.*: leave compat out"):
         objective(model, data)
+
+
+def test_with_a_bound_no_graph_is_shared_with_the_task():
+    model = tiny_model("bert", dropout=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = Objective(ALICE(share=0.3)).bind(model, optimizer)
+    for _ in range(2):
+        objective(model, tiny_batch()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert 0 < objective.strengths.applied()["alice"].share <= 1

@@ -8,6 +8,7 @@ from smoothtune import LNSR, METHODS, R3F, ForwardPass, Objective
 from smoothtune.functional.divergences import symmetric_kl
 from smoothtune.nn import rng
 from smoothtune.testing import ARCHITECTURES, PAD, VOCABULARY, contract, fixed
+from smoothtune.testing.contract import Models
 from smoothtune.testing.tiny import random_model
 
 CHOICES = 3
@@ -44,7 +45,7 @@ def choice_batch(*, padding=0, left=False, rows=slice(None)):
 @pytest.mark.parametrize("clause", CLAUSES, ids=lambda clause: clause.__name__)
 @pytest.mark.parametrize("name", sorted(set(METHODS) - REFUSED))
 def test_contract(name, clause):
-    clause(METHODS[name], "bert", make_model=choice_model, make_batch=choice_batch)
+    clause(METHODS[name], "bert", Models(choice_model, choice_batch))
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))

@@ -26,6 +26,7 @@ from smoothtune.models.load import load_base
 from smoothtune.run.train import train
 from smoothtune.tasks.presets import TASKS
 from smoothtune.testing import contract, tiny
+from smoothtune.testing.contract import Models
 from smoothtune.testing.tiny import COMMON_CONFIG
 
 ABSOLUTE = {"gpt2"}  # counts positions from the left end of the row, padding included
@@ -153,7 +154,7 @@ def further_model(architecture, *, dropout=0.0):
 
 CLAUSES = {
     "has_right_gradient": contract.has_right_gradient,
-    "ignores_padding": partial(contract.ignores_padding, left_padded=MORE),
+    "ignores_padding": contract.ignores_padding,
     "is_mean_over_examples": contract.is_mean_over_examples,
 }
 
@@ -169,4 +170,4 @@ def products():
 @pytest.mark.parametrize(("clause", "name", "architecture"), list(products()))
 def test_contract_on_further_families(clause, name, architecture):
     make = partial(METHODS[name], **CONTRACT[name])
-    CLAUSES[clause](make, architecture, make_model=further_model)
+    CLAUSES[clause](make, architecture, Models(further_model, left_padded=MORE))

@@ -354,3 +354,20 @@ def test_the_plain_sum_over_a_subset_grows_with_its_size():
     assert means[8, "mean"] == pytest.approx(per_dimension)
     assert means[2, "subset"] == pytest.approx(2 * per_dimension)
     assert means[8, "subset"] == pytest.approx(8 * per_dimension)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_measuring_on_the_first_of_several_batches_is_warned_of_once(caplog, parts, calibrated):
+    model = tiny_model("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objective = Objective(JacHess(c=1.0, weight=1.0)).bind(model, optimizer)
+    if calibrated:
+        objective.calibrate(model, tiny_batch())
+    for _ in range(2):
+        for part in range(parts):
+            objective(model, tiny_batch(rows=slice(part, None, parts))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    warned = [text for text in caplog.messages if "call objective.calibrate(model, batch)" in text]
+    assert len(warned) == (parts == 2 and not calibrated)

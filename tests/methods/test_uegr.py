@@ -19,7 +19,8 @@ from helpers.literal import (
     tiny_span_model,
 )
 from smoothtune import UEGR, ForwardPass, Objective
-from smoothtune.methods.uegr import even_rates, jensen_shannon, squared_deviation
+from smoothtune.functional.divergences import jensen_shannon, squared_deviation
+from smoothtune.methods.uegr import even_rates
 from smoothtune.nn import rng
 from smoothtune.nn.dropout import sites
 from smoothtune.testing import fixed_draws, tiny_batch, tiny_model

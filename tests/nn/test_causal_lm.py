@@ -35,6 +35,7 @@ from smoothtune.testing import (
     survives_checkpointing,
     tiny_model,
 )
+from smoothtune.testing.contract import Models
 
 LITERAL = {  # name -> fields, and what is compared: symmetric KL, KL from the clean pass, task loss
     "r3f": ({"noise": "normal", "sigma": 0.1}, "symmetric"),
@@ -234,8 +235,7 @@ def test_contract(clause, architecture, name):
     clause(
         lambda: METHODS[name](**fields.get(name, {})),
         architecture,
-        make_model=partial(tiny_language_model, tied=False),
-        make_batch=language_batch,
+        Models(partial(tiny_language_model, tied=False), language_batch),
     )
 
 

@@ -23,7 +23,7 @@ from smoothtune import LNSR, METHODS, R3F, VAT, JacHess, Objective
 from smoothtune.core import support
 from smoothtune.core.regularizer import LossTerm
 from smoothtune.core.support import runs_model
-from smoothtune.nn.low_bit import WideWeight, WideWeights, is_quantized
+from smoothtune.nn.low_bit import Float32Compute, Float32View, is_quantized
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model, with_weight
 
 pytestmark = [
@@ -187,7 +187,7 @@ def test_updates_in_which_no_method_acts_stay_narrow(bases):
 def test_the_model_is_left_as_it_was(bases, base):
     (model,) = adapted(bases[base][0])
     before = [dict(vars(m)) | dict(m._parameters) for m in model.modules()]
-    with suppress(KeyboardInterrupt), WideWeights(model):
+    with suppress(KeyboardInterrupt), Float32Compute(model):
         assert all(weight.dtype == torch.float32 for weight in model.parameters())
         raise KeyboardInterrupt
     after = [dict(vars(m)) | dict(m._parameters) for m in model.modules()]
@@ -206,9 +206,9 @@ def test_the_graph_holds_no_float32_copy_of_a_weight(bases, base):
         kept.append((type(tensor), tuple(tensor.shape)))
         return tensor
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x), WideWeights(model):
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x), Float32Compute(model):
         model(**tiny_batch())
-    assert {kind for kind, found in kept if found in shapes} == {WideWeight}
+    assert {kind for kind, found in kept if found in shapes} == {Float32View}
 
 
 # --- refused -----------------------------------------------------------------------------------

@@ -84,8 +84,8 @@ class OptimizerHooks:
             self.after()
 
     def _overflowed(self) -> bool:
-        found: Any = getattr(self.optimizer, "found_inf", None)
-        return found is not None and bool(found > 0)
+        overflow: Any = getattr(self.optimizer, "found_inf", None)
+        return overflow is not None and bool(overflow > 0)
 
     def _unscale(self) -> None:
         scale: Any = getattr(self.optimizer, "grad_scale", None)

@@ -185,14 +185,14 @@ def problems(name: str, regularizer: Regularizer, where: set[Environment]) -> li
     ]
 
 
-def refuse(found: list[str]) -> None:
+def refuse(refusals: list[str]) -> None:
     """Raise for what was found, all of it at once.
 
     Raises:
         ValueError: there is a problem.
     """
-    if found:
-        raise ValueError("not supported:\n" + "\n".join(f"- {p}" for p in dict.fromkeys(found)))
+    if refusals:
+        raise ValueError("not supported:\n" + "\n".join(f"- {p}" for p in dict.fromkeys(refusals)))
 
 
 def check(
@@ -208,26 +208,26 @@ def check(
     """
     refuse(_wrapper_problems(model))
     where, bare = environments(model, device), unwrap(model)
-    found = [p for name, r in methods.items() for p in problems(name, r, where)]
+    refusals = [p for name, r in methods.items() for p in problems(name, r, where)]
     acting = [name for name, r in methods.items() if not r.traits.does_nothing]
     if any(map(casts, shards(model))):
-        found += [f"{name} with {_CASTS}" for name in acting]
+        refusals += [f"{name} with {_CASTS}" for name in acting]
     reasons = {name: r.refuses(bare) for name, r in methods.items()}
-    found += [f"{name} {reason}" for name, reason in reasons.items() if reason]
+    refusals += [f"{name} {reason}" for name, reason in reasons.items() if reason]
     if reason := unreadable(bare):
-        found += [f"{name} with {reason}" for name in acting]
-    found += _low_bit_problems(methods, where)
-    found += _input_problems(methods, bare)
-    found += side_problems(methods, bare, where)
-    found += plain_problems(methods.values(), bare, {})
-    if found and "16-bit weights" in where and where & set(LOW_BIT):
+        refusals += [f"{name} with {reason}" for name in acting]
+    refusals += _low_bit_problems(methods, where)
+    refusals += _input_problems(methods, bare)
+    refusals += side_problems(methods, bare, where)
+    refusals += plain_problems(methods.values(), bare, {})
+    if refusals and "16-bit weights" in where and where & set(LOW_BIT):
         names = [n for n, p in bare.named_parameters() if p.requires_grad and p.dtype in HALF]
-        found.append(
+        refusals.append(
             f"trained in 16 bits: {', '.join(names)}: make what is trained float32, after the "
             "trainer is made, as TRL's makes adapters beside quantized weights 16-bit: for w in "
             "model.parameters(): if w.requires_grad: w.data = w.data.float()"
         )
-    refuse(found)
+    refuse(refusals)
     return where
 
 
@@ -244,22 +244,22 @@ def _low_bit_problems(methods: dict[str, Regularizer], where: set[Environment]) 
 
 def _input_problems(methods: dict[str, Regularizer], model: nn.Module) -> list[str]:
     """Why methods cannot perturb, or compare, what an unwrapped model reads."""
-    found, names = [], ", ".join(name for name, r in methods.items() if r.points())
+    refusals, names = [], ", ".join(name for name, r in methods.items() if r.points())
     if names and not reads_text(model):
         read = getattr(transformer(model), "main_input_name", "")
-        found.append(
+        refusals.append(
             f"{names} with a model that reads {read}: perturbations are verified at word "
             "embeddings only: use a weight-side method such as mixout or l2_sp"
         )
     config = getattr(transformer(model), "config", None)
     if names and getattr(config, "model_type", "") == "xlnet":
-        found.append(
+        refusals.append(
             f"{names} with XLNet: its embeddings are (T, B, D), not (B, T, D): use a weight-side "
             "method such as mixout or l2_sp"
         )
     if adds_tokens(model):
-        found += [f"{name} {_TOKENS}" for name, r in methods.items() if _by_position(r, model)]
-    return found
+        refusals += [f"{name} {_TOKENS}" for name, r in methods.items() if _by_position(r, model)]
+    return refusals
 
 
 def _by_position(method: Regularizer, model: nn.Module) -> bool:
@@ -285,16 +285,16 @@ def side_problems(
     """Why methods cannot perturb a side of an unwrapped model, and what to change."""
     with_side = {name: r for name, r in methods.items() if isinstance(r, LossTerm)}
     perturbing = {name: r for name, r in with_side.items() if r.points()}
-    names, found = ", ".join(perturbing), list[str]()
+    names, refusals = ", ".join(perturbing), list[str]()
     kind = getattr(getattr(declaring(model), "config", None), "model_type", "")
     if perturbing and is_encoder_decoder(model):
         if kind not in ENCODER_DECODERS:
-            found.append(
+            refusals.append(
                 f"{names} with an encoder-decoder model of type {kind!r}: perturbations are "
                 f"verified in {', '.join(sorted(ENCODER_DECODERS))}: use one of them, or a "
                 "weight-side method such as mixout or l2_sp"
             )
-        found += [
+        refusals += [
             f"{names} with an encoder-decoder model and {environment} is not verified: use "
             "DDP, and load the model with dtype=torch.float32"
             for environment in ENVIRONMENTS
@@ -302,20 +302,20 @@ def side_problems(
         ]
     sides = {r.side for r in perturbing.values()}
     if len(sides) > 1:
-        found.append(f"{names} have side={' and '.join(sorted(sides))}: give them one side")
+        refusals.append(f"{names} have side={' and '.join(sorted(sides))}: give them one side")
     for name, method in with_side.items():
         if method.side == "encoder":
             continue
         if name not in perturbing:
-            found.append(f"{name} perturbs no tokens: leave side out")
+            refusals.append(f"{name} perturbs no tokens: leave side out")
         elif not is_seq2seq_lm(model):
-            found.append(
+            refusals.append(
                 f'{name} with side="{method.side}": {type(model).__name__} is no encoder-'
                 "decoder language model, whose decoder reads its labels: leave side out"
             )
         elif method.traits.hidden_states and method.side == "both":
-            found.append(
+            refusals.append(
                 f'{name} with side="both": it looks at the hidden states of one stack: give '
                 'side="encoder" or "decoder"'
             )
-    return found
+    return refusals

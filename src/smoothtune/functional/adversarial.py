@@ -69,8 +69,8 @@ def project(delta: Tensor, radius: Tensor | float, norm: Norm, per: Per) -> Tens
     bound = torch.as_tensor(radius, dtype=delta.dtype, device=delta.device)
     if norm == "linf":
         return delta.clamp(-bound, bound)
-    found = norm_of(delta, norm, per).clamp(min=torch.finfo(delta.dtype).tiny)
-    return delta * (bound / found).clamp(max=1)
+    size = norm_of(delta, norm, per).clamp(min=torch.finfo(delta.dtype).tiny)
+    return delta * (bound / size).clamp(max=1)
 
 
 def unit(clean: ForwardPass, point: Point, norm: Norm, per: Per, units: Units) -> Tensor:

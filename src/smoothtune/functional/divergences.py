@@ -6,7 +6,7 @@ nothing is detached, so gradients flow into both arguments unless the caller det
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -69,12 +69,13 @@ def check_released(name: str, compat: str, run: ForwardPass, *, regression: bool
     Raises:
         ValueError: spans, tokens, several yes-or-no labels, several scores of a regression.
     """
-    found = heads(run)
-    alone = len(found) == 1 and found[0].logits.shape[1] == 1
-    if alone and found[0].regression:
-        right = regression and found[0].logits.shape[-1] == 1
+    predictions = heads(run)
+    logits = predictions[0].logits
+    alone = len(predictions) == 1 and logits.shape[1] == 1
+    if alone and predictions[0].regression:
+        right = regression and logits.shape[-1] == 1
     else:
-        right = alone and found[0].logits.numel() == run.logits.numel()  # not (z, 0) of one label
+        right = alone and logits.numel() == run.logits.numel()  # not (z, 0) of one label
     if not right:
         raise ValueError(
             f'{name}: compat="{compat}" is code for one class out of several an example'
@@ -97,4 +98,33 @@ def divergence(
         chosen = squared_error if head_p.regression else measure
         logits = constant(head_p.logits) if detach_p else head_p.logits
         values.append(head_mean(in_chunks(chosen, logits, head_q.logits), head_p))
+    return torch.stack(values).mean()
+
+
+def jensen_shannon(logits: Tensor) -> Tensor:
+    """Divergence of K distributions, H(mean) - mean H, in [0, log K].
+
+    Args:
+        logits: (K, ..., C).
+
+    Returns:
+        (...) in float32 or wider.
+    """
+    log_p = _log_softmax(logits)
+    log_mean = log_p.logsumexp(0) - torch.tensor(len(log_p), dtype=log_p.dtype).log()
+    return (log_p.exp() * (log_p - log_mean)).sum(-1).mean(0)
+
+
+def squared_deviation(scores: Tensor) -> Tensor:
+    """Mean squared deviation of K scores (K, ..., D) from their mean; sums over D, shape (...)."""
+    return (scores - scores.mean(0)).square().sum(-1).mean(0)
+
+
+def ensemble_divergence(passes: Sequence[ForwardPass]) -> Tensor:
+    """() divergence of several passes over one batch: a mean over heads and examples."""
+    values = []
+    for group in zip(*map(heads, passes), strict=True):
+        measure = squared_deviation if group[0].regression else jensen_shannon
+        apart = measure(torch.stack([head.logits for head in group]))
+        values.append(head_mean(apart, group[0]))
     return torch.stack(values).mean()

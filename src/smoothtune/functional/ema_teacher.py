@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.nn.low_bit import WideWeights
+from smoothtune.nn.low_bit import Float32Compute
 
 
 class Teacher:
@@ -20,11 +20,11 @@ class Teacher:
     """
 
     def __init__(self, student: nn.Module):
-        known: dict[int, Any] = {id(w): w for w in student.parameters() if not w.requires_grad}
+        shared: dict[int, Any] = {id(w): w for w in student.parameters() if not w.requires_grad}
         for module in student.modules():  # weights that a module computes, which cannot be copied
             computed = (x for x in vars(module).values() if isinstance(x, Tensor) and x.grad_fn)
-            known |= {id(value): value.detach() for value in computed}
-        self.model: nn.Module = copy.deepcopy(student, known)
+            shared |= {id(value): value.detach() for value in computed}
+        self.model: nn.Module = copy.deepcopy(student, shared)
         self.model.__dict__.pop("forward", None)  # accelerate's wrapper would run the student
         # pairs are made here: other methods may replace the student's parts later
         self._modules = list(zip(student.modules(), self.model.modules(), strict=True))
@@ -61,7 +61,7 @@ class Teacher:
         for name, weight in list(self.model.named_parameters()):
             if weight.requires_grad:  # the student's, unfrozen since, and it has not moved yet
                 self._separate(name, weight)
-        with torch.no_grad(), WideWeights(self.model):  # as the student's
+        with torch.no_grad(), Float32Compute(self.model):  # as the student's
             return clean.at(dropout=dropout, model=self.model.to(clean.device))
 
     @torch.no_grad()

@@ -59,9 +59,9 @@ def token_counts(rows: Any) -> Tensor:
     with rng.isolated(torch.device("cpu")):
         items = (torch.tensor(list(_flat(row["input_ids"]))) for row in _items(rows))
         while part := list(islice(items, ROWS)):
-            found = torch.bincount(torch.cat(part).long(), minlength=len(total))
-            found[: len(total)] += total
-            total = found
+            counts = torch.bincount(torch.cat(part).long(), minlength=len(total))
+            counts[: len(total)] += total
+            total = counts
     return total
 
 
@@ -105,14 +105,14 @@ def nearest(
     pool = pool if candidates is None else pool[candidates]
     others = table[pool]
     squares = others.square().sum(1)
-    found = []
+    chosen = []
     for part in ids.split(chunk):
         scale = table[part].square().sum(1, keepdim=True) + squares
         distance = scale - 2 * table[part] @ others.T
         distance[distance <= 1e-6 * scale] = torch.inf  # itself and its duplicates
         distance[part[:, None] == pool] = torch.inf
-        found.append(pool[distance.topk(k, largest=False, sorted=True).indices])
-    return torch.cat(found) if found else ids.new_empty(0, k)
+        chosen.append(pool[distance.topk(k, largest=False, sorted=True).indices])
+    return torch.cat(chosen) if chosen else ids.new_empty(0, k)
 
 
 class Neighbors:
@@ -168,14 +168,14 @@ class Neighbors:
         unknown = ids.unique()
         unknown = unknown[self.ids[unknown, 0] == UNKNOWN]
         if len(unknown):
-            found = nearest(
+            closest = nearest(
                 unknown,
                 self.table,
                 self.ids.shape[1],
                 candidates=self.candidates,
                 metric=self.metric,
             )
-            self.ids[unknown] = found.to(self.ids.dtype)
+            self.ids[unknown] = closest.to(self.ids.dtype)
             self._unsaved += len(unknown)
             if self._unsaved >= 1000:
                 self.save()
@@ -214,8 +214,8 @@ def audit(
     pool = torch.arange(size, device=neighbors.table.device)
     pool = pool if neighbors.candidates is None else pool[neighbors.candidates]
     chosen = pool[:: -(-len(pool) // num_tokens)]
-    found = neighbors.of(chosen)
-    times = torch.bincount(found.flatten(), minlength=size)
+    neighbor_ids = neighbors.of(chosen)
+    times = torch.bincount(neighbor_ids.flatten(), minlength=size)
     hub, share = int(times.argmax()), times.max().item() / len(chosen)
     name = str if decode is None else decode
     rows = [
@@ -225,7 +225,7 @@ def audit(
     if decode is not None:
         shown = range(0, len(chosen), -(-len(chosen) // num_examples))
         rows += [
-            (f"neighbors of {name(int(chosen[i]))}", ", ".join(map(name, found[i].tolist())))
+            (f"neighbors of {name(int(chosen[i]))}", ", ".join(map(name, neighbor_ids[i].tolist())))
             for i in shown
         ]
     return rows

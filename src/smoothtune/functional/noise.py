@@ -41,8 +41,8 @@ def rescale(noise: Tensor, x: Tensor, mask: Tensor, ratio: float, over: RescaleO
     dims = (-1,) if over == "token" else (1, 2)
     norm = torch.linalg.vector_norm
     wanted = ratio * norm((x * keep).to(noise.dtype), dim=dims, keepdim=True)
-    found = norm(noise, dim=dims, keepdim=True)
-    return noise * (wanted / found.clamp(min=torch.finfo(noise.dtype).tiny))
+    size = norm(noise, dim=dims, keepdim=True)
+    return noise * (wanted / size.clamp(min=torch.finfo(noise.dtype).tiny))
 
 
 def gaussian(x: Tensor, mask: Tensor, ratio: float, over: RescaleOver = "token") -> Tensor:
@@ -65,11 +65,11 @@ def relative_norm(delta: Tensor, x: Tensor, mask: Tensor) -> Tensor:
 def special_ids(model: nn.Module) -> set[int]:
     """Ids of padding, start, end and the like that a model's configuration names."""
     config = getattr(transformer(model), "config", None)
-    found: set[int] = set()
+    ids: set[int] = set()
     for name, value in (vars(config) if config is not None else {}).items():
         if name.endswith("_token_id") and value is not None:
-            found |= set(value if isinstance(value, list) else [value])
-    return found
+            ids |= set(value if isinstance(value, list) else [value])
+    return ids
 
 
 def number_of_neighbors(model: nn.Module, k: int) -> int:

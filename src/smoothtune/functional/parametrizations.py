@@ -34,8 +34,8 @@ def _substituting(cls: type[nn.Module]) -> Any:
     def reduced(module: nn.Module) -> tuple[Any, ...]:
         return _unfilled, (cls,), vars(module)
 
-    found = {"weight": property(weight), "__reduce__": reduced}
-    return type(f"Substituted{cls.__name__}", (cls,), found)
+    members = {"weight": property(weight), "__reduce__": reduced}
+    return type(f"Substituted{cls.__name__}", (cls,), members)
 
 
 def _unfilled(cls: type[nn.Module]) -> nn.Module:

@@ -11,6 +11,14 @@ import torch
 from torch import Tensor
 
 Scope = Literal["per_tensor", "global"]
+Saliency = Literal["taylor", "grad", "fisher"]
+
+
+def saliency(weight: Tensor, gradient: Tensor, kind: Saliency) -> Tensor:
+    """|w g| (taylor, the first-order change of the loss if w were 0), |g| or g^2 by element."""
+    if kind == "fisher":
+        return gradient.square()
+    return (gradient * weight).abs_() if kind == "taylor" else gradient.abs()
 
 
 def top_fraction(saliency: Tensor, keep: float) -> Tensor:

@@ -77,29 +77,29 @@ class ChildTuning(Regularizer):
 
     def before_step(self, model: nn.Module) -> None:
         """Mask the gradients."""
-        found = {name: p for name, p, _ in trainable(model) if p.grad is not None}
+        weights = {name: p for name, p, _ in trainable(model) if p.grad is not None}
         if self.mode == "F":
             masks = {
-                name: rng.keep_mask(tuple(p.shape), 1 - self.keep, p) for name, p in found.items()
+                name: rng.keep_mask(tuple(p.shape), 1 - self.keep, p) for name, p in weights.items()
             }
-        elif self._ready(model, found):
-            masks = {name: self._masks[name] for name in found if name in self._masks}
+        elif self._ready(model, weights):
+            masks = {name: self._masks[name] for name in weights if name in self._masks}
         else:
-            for weight in found.values():
+            for weight in weights.values():
                 weight.grad = None  # the optimizer passes over it: no step, no decay, no moments
             return
         for name, mask in masks.items():
-            gradient = found[name].grad
+            gradient = weights[name].grad
             assert gradient is not None
             gradient.mul_(mask / self.keep if self.mode == "F" else mask)
-        self._held = PartialUpdate(masks, found) if self.freeze else None
+        self._held = PartialUpdate(masks, weights) if self.freeze else None
 
-    def _ready(self, model: nn.Module, found: dict[str, nn.Parameter]) -> bool:
+    def _ready(self, model: nn.Module, weights: dict[str, nn.Parameter]) -> bool:
         """Whether there is a mask; else count this update's gradients."""
         if self._masks:
             return True
         inside = {id(p) for p in _inside(model)}
-        for name, weight in found.items():
+        for name, weight in weights.items():
             if id(weight) in inside and weight.grad is not None:
                 square = clipped_square(weight.grad)
                 self._fisher[name] = self._fisher.get(name, torch.zeros_like(square)) + square

@@ -33,7 +33,7 @@ def plain(text: str) -> str:
     >>> plain(r"$$R = \frac{1}{K} \sum_{r=b}^{L} \lambda_r \|f(\tilde{x}) - y\|^2$$, $0 \le y$")
     'R = 1/K sum_{r=b}^L lambda_r ||f(x~) - y||^2, 0 <= y'
     """
-    return MATH.sub(lambda found: _plain(found[2]), text)
+    return MATH.sub(lambda match: _plain(match[2]), text)
 
 
 def _plain(latex: str) -> str:
@@ -58,7 +58,7 @@ def latex(text: str) -> str:
     >>> latex(r"the weight: $total = weight \cdot R$")
     'the weight: $\\mathrm{total} = \\mathrm{weight} \\cdot R$'
     """
-    return MATH.sub(lambda found: found[1] + _upright(found[2]) + found[1], text)
+    return MATH.sub(lambda match: match[1] + _upright(match[2]) + match[1], text)
 
 
 def _upright(math: str) -> str:

@@ -24,9 +24,9 @@ def find_method(name: str) -> type[Regularizer]:
     try:
         if ":" in name:
             module, _, attribute = name.partition(":")
-            found = getattr(import_module(module), attribute)
+            cls = getattr(import_module(module), attribute)
         else:
-            found = offered_methods()[name].load()
+            cls = offered_methods()[name].load()
     except ModuleNotFoundError as error:
         raise ValueError(
             f"no module {error.name!r} is installed; the current folder is not searched unless "
@@ -36,8 +36,8 @@ def find_method(name: str) -> type[Regularizer]:
         raise ValueError(f"no installed package offers it as an entry point of {GROUP}") from error
     except Exception as error:  # the module's own code may raise anything
         raise ValueError(f"cannot be imported: {type(error).__name__}: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, Regularizer)):
-        raise ValueError(f"is {found!r}, not a class of methods, a subclass of Regularizer")
-    if not hasattr(found, "name") or "__pydantic_fields__" not in vars(found):
+    if not (isinstance(cls, type) and issubclass(cls, Regularizer)):
+        raise ValueError(f"is {cls!r}, not a class of methods, a subclass of Regularizer")
+    if not hasattr(cls, "name") or "__pydantic_fields__" not in vars(cls):
         raise ValueError('needs @method("its_name") above it')
-    return found
+    return cls

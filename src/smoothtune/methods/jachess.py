@@ -28,7 +28,7 @@ Departures:
     * g is named, not written, in the sources: the five forms are RECONSTRUCTED. n is that of the
       pre-trained model on the first 32 training rows, in evaluation mode, or what `smoothness`
       gives. A loop of one's own gives the rows to `Objective.calibrate`; else n is that of the
-      first batch.
+      first batch, with a warning if an update has several.
     * One forward serves all layers; the code runs one per layer, each with dropout masks of its
       own. z_l is the output of a block: before the final norm of decoders, where the code's last
       layer is after it.

@@ -155,16 +155,16 @@ class LabelSmoothing(TaskLoss):
 
     def _surprises(self, clean: ForwardPass) -> list[Surprise]:
         """One, or two of start and end."""
-        found, bare = heads(clean), unwrap(clean.model)
-        names = ["labels"] if len(found) == 1 else [f"{name}_positions" for name in ENDS]
+        predictions, bare = heads(clean), unwrap(clean.model)
+        names = ["labels"] if len(predictions) == 1 else [f"{name}_positions" for name in ENDS]
         if not clean.batch.keys() >= set(names):
             raise ValueError(
                 f"label_smoothing needs {' and '.join(names)} in the batch, and this task loss is "
                 "computed without: leave label_smoothing out"
             )
-        if len(found) == 2:
+        if len(predictions) == 2:
             return [of_spans(clean, name) for name in ENDS]
-        (head,) = found
+        (head,) = predictions
         if problem_type(bare) == "multi_label_classification":
             return [of_yes_or_no(head, clean.batch["labels"])]
         if predicts_tokens(bare):  # a sum over the label tokens of an update

@@ -35,17 +35,14 @@ Departures: all of the following is RECONSTRUCTED.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
 from smoothtune.core.forward import Dropout, ForwardPass
-from smoothtune.core.predictions import head_mean, heads
 from smoothtune.core.regularizer import (
     BelowOne,
     Fraction,
@@ -67,49 +64,20 @@ from smoothtune.functional.adversarial import (
     task_loss,
     unit,
 )
+from smoothtune.functional.divergences import ensemble_divergence
 from smoothtune.functional.update_masks import (
     PartialUpdate,
+    Saliency,
     Scope,
     keep_probabilities,
     over,
+    saliency,
     top_fraction,
 )
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import trainable
 from smoothtune.nn.dropout import DropoutKind, Rate
 from smoothtune.nn.hooks import Layer, Point
-
-Saliency = Literal["taylor", "grad", "fisher"]
-
-
-def jensen_shannon(logits: Tensor) -> Tensor:
-    """Divergence of K distributions, H(mean) - mean H, in [0, log K].
-
-    Args:
-        logits: (K, ..., C).
-
-    Returns:
-        (...) in float32 or wider.
-    """
-    wide = torch.promote_types(logits.dtype, torch.float32)
-    log_p = F.log_softmax(logits, -1, dtype=wide)
-    log_mean = log_p.logsumexp(0) - torch.tensor(len(log_p), dtype=wide).log()
-    return (log_p.exp() * (log_p - log_mean)).sum(-1).mean(0)
-
-
-def squared_deviation(scores: Tensor) -> Tensor:
-    """Mean squared deviation of K scores (K, ..., D) from their mean; sums over D, shape (...)."""
-    return (scores - scores.mean(0)).square().sum(-1).mean(0)
-
-
-def ensemble_divergence(passes: Sequence[ForwardPass]) -> Tensor:
-    """() divergence of several passes over one batch: a mean over heads and examples."""
-    values = []
-    for group in zip(*map(heads, passes), strict=True):
-        measure = squared_deviation if group[0].regression else jensen_shannon
-        apart = measure(torch.stack([head.logits for head in group]))
-        values.append(head_mean(apart, group[0]))
-    return torch.stack(values).mean()
 
 
 def even_rates(low: float, high: float, count: int) -> list[float]:
@@ -121,13 +89,6 @@ def even_rates(low: float, high: float, count: int) -> list[float]:
     if count == 1:
         return [(low + high) / 2]
     return [low + (high - low) * k / (count - 1) for k in range(count)]
-
-
-def saliency(weight: Tensor, gradient: Tensor, kind: Saliency) -> Tensor:
-    """|w g| (taylor, the first-order change of the loss if w were 0), |g| or g^2 by element."""
-    if kind == "fisher":
-        return gradient.square()
-    return (gradient * weight).abs_() if kind == "taylor" else gradient.abs()
 
 
 @method(

@@ -66,7 +66,7 @@ class VAT(Adversarial, Penalty):
         def target(run: ForwardPass) -> Tensor:
             return divergence(clean, run, kl, detach_p=True)
 
-        found, gradient = ascend(
+        direction, gradient = ascend(
             clean,
             probe * normalize(draws, "l2", "example"),
             target,
@@ -75,5 +75,5 @@ class VAT(Adversarial, Penalty):
             num_steps=self.num_steps,
             dropout=self.dropout,
         )
-        r = self._epsilon * self.unit(clean) * normalize(found, "l2", "example")
+        r = self._epsilon * self.unit(clean) * normalize(direction, "l2", "example")
         return target(self.attacked(clean, r, gradient))

@@ -57,8 +57,8 @@ def trained_weights(model: nn.Module, optimizer: Optimizer | None = None) -> lis
     own = [weight for weight in unwrap(model).parameters() if weight.requires_grad]
     groups = optimizer.param_groups if optimizer is not None else []
     held = [weight for group in groups for weight in group["params"] if weight.requires_grad]
-    known = set(own)
-    outside = [weight for weight in held if weight not in known]
+    own_set = set(own)
+    outside = [weight for weight in held if weight not in own_set]
     return own + outside if len(outside) < len(held) else own
 
 
@@ -107,13 +107,13 @@ def word_embeddings(model: nn.Module, side: Side = "encoder") -> nn.Module:
                 "such as mixout or l2_sp"
             )
         return words
-    found = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    if len(found) != 1:
+    tables = [module for module in model.modules() if isinstance(module, nn.Embedding)]
+    if len(tables) != 1:
         raise ValueError(
-            f"{type(model).__name__} has {len(found)} nn.Embedding layers, so which one holds "
+            f"{type(model).__name__} has {len(tables)} nn.Embedding layers, so which one holds "
             "the words is not known. Give it a method `get_input_embeddings()` that returns it."
         )
-    return found[0]
+    return tables[0]
 
 
 def embedding_table(model: nn.Module) -> Tensor:

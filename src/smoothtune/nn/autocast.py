@@ -15,7 +15,7 @@ from accelerate.state import AcceleratorState
 from torch import nn
 
 from smoothtune.nn.architecture import unwrap
-from smoothtune.nn.low_bit import WideWeights
+from smoothtune.nn.low_bit import Float32Compute
 
 MIXED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -43,7 +43,7 @@ def in_float32(model: nn.Module, device: torch.device) -> Iterator[None]:
     bare: Any = unwrap(model)
     wrapped = vars(bare).get("forward")
     inner = vars(bare).get("_original_forward") if wrapped is not None else None
-    with torch.autocast(device.type, enabled=False), WideWeights(bare):
+    with torch.autocast(device.type, enabled=False), Float32Compute(bare):
         if inner is not None:
             bare.forward = inner
         try:

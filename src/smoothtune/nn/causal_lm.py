@@ -63,9 +63,9 @@ def num_items(batch: Mapping[str, Any]) -> Tensor:
     `num_items_in_batch`, if the batch holds it: with gradient accumulation or several processes,
     the label tokens of one update divided by its number of batches.
     """
-    given = batch.get("num_items_in_batch")
+    counted = batch.get("num_items_in_batch")
     mask = target_mask(batch)
-    count = mask.sum() if given is None else torch.as_tensor(given)
+    count = mask.sum() if counted is None else torch.as_tensor(counted)
     count = count.to(mask.device)
     return count.where(count > 0, 1)
 
@@ -135,14 +135,14 @@ def check_next_token_loss(model: nn.Module, batch: Mapping[str, Any]) -> None:
         if name != "num_items_in_batch"
     }
     with torch.no_grad(), evaluating(model), rng.isolated(labeled.device):
-        ours = next_token_loss(model, dict(one))[0]
+        expected = next_token_loss(model, dict(one))[0]
         own = model(**{"use_cache": False} | one).get("loss")
-    assert ours is not None
-    rounded = model_is_rounded(model, labeled.device)
-    if own is None or not torch.isclose(ours.float(), own.float(), rtol=0.05 if rounded else 1e-3):
+    assert expected is not None
+    rtol = 0.05 if model_is_rounded(model, labeled.device) else 1e-3
+    if own is None or not torch.isclose(expected.float(), own.float(), rtol=rtol):
         raise ValueError(
-            f"{type(model).__name__} declares the loss of language models, {ours:.6g} on the first "
-            f"row, but computes {own if own is None else own.item():.6g}: give "
+            f"{type(model).__name__} declares the loss of language models, {expected:.6g} on the "
+            f"first row, but computes {own if own is None else own.item():.6g}: give "
             "`objective(model, batch, compute_loss)` a loss of your own"
         )
 

@@ -88,15 +88,15 @@ def compile_blocks(model: M, *, backend: str = "inductor") -> M:
             f"{' or '.join(map(repr, BACKENDS))}"
         )
     bare = unwrap(model)
-    found = [block for side in sides_of(bare) for block in blocks(bare, side)]
-    for block in found:
+    targets = [block for side in sides_of(bare) for block in blocks(bare, side)]
+    for block in targets:
         if "forward" in vars(block) and not is_compiled_block(block):
             raise ValueError(
                 f"another program has replaced the forward of {type(block).__name__}, which would "
                 "be lost: compile before it does, or do not compile"
             )
     torch._functorch.config.donated_buffer = False
-    for block in found:
+    for block in targets:
         # a method, so that a copy of the block has one that is bound to the copy
         block.forward = MethodType(CompiledForward(type(block).forward, backend), block)
     return model

@@ -73,21 +73,21 @@ def dropout_rates(model: nn.Module, rate: Rate) -> Iterator[None]:
             "recompute them at the model's own rates: call activation_checkpointing_disable(), or "
             "keep the model's rates"
         )
-    found = [
+    changed = [
         (module, name, getattr(module, name), rates[kind])
         for module, name, kind in sites(model)
         if kind in rates
     ]
-    if not found:
+    if not changed:
         raise ValueError(
             f"{type(model).__name__} has no {' or '.join(rates)} dropout whose rate could be set"
         )
     try:
-        for module, name, _, wanted in found:
+        for module, name, _, wanted in changed:
             setattr(module, name, wanted)
         yield
     finally:
-        for module, name, before, _ in found:
+        for module, name, before, _ in changed:
             setattr(module, name, before)
 
 
@@ -138,7 +138,7 @@ class SharedMasks(TorchDispatchMode):
         self._rows: Tensor | None = None  # of the sequences, if these passes have not all
         self._others = 0  # draws that are no known masks
         self._drawn: tuple[Tensor, Key] | None = None  # waits for its div_
-        self._found: tuple[Tensor, Tensor, Any] | None = None  # likewise: tensor, mask, divisor
+        self._reused: tuple[Tensor, Tensor, Any] | None = None  # likewise: tensor, mask, divisor
 
     def are_by_row(self, count: int) -> bool:
         """Whether masks alone were drawn, all of them with `count` rows, one for each sequence."""
@@ -155,10 +155,10 @@ class SharedMasks(TorchDispatchMode):
     ) -> Any:
         """Run an operation of a forward."""
         drawn, self._drawn = self._drawn, None
-        found, self._found = self._found, None
+        reused, self._reused = self._reused, None
         divides = func is aten.div_.Scalar and not kwargs
-        if found is not None:
-            tensor, scaled, divisor = found
+        if reused is not None:
+            tensor, scaled, divisor = reused
             if divides and args[0] is tensor and args[1] == divisor:
                 return tensor
             # this bernoulli_ was no dropout: return its draws, in memory of their own
@@ -190,7 +190,7 @@ class SharedMasks(TorchDispatchMode):
             self._count_other()  # until its div_
             return tensor.bernoulli_(p)
         torch.set_rng_state(mask.after)
-        self._found = (tensor, scaled, mask.divisor)
+        self._reused = (tensor, scaled, mask.divisor)
         return aten.set_.source_Tensor(tensor, scaled)
 
     def _count_other(self) -> None:
@@ -203,20 +203,20 @@ class SharedMasks(TorchDispatchMode):
 
     def _of_rows(self, tensor: Tensor, p: float, rows: Tensor) -> Tensor:
         """Rows of the mask that all rows have; drawn again, for all, if no graph holds it."""
-        found = (torch.get_rng_state().numpy().tobytes(), tensor.dtype, p)
-        shape = next((s for state, s, *rest in self._masks if (state, *rest) == found), None)
+        key = (torch.get_rng_state().numpy().tobytes(), tensor.dtype, p)
+        shape = next((s for state, s, *rest in self._masks if (state, *rest) == key), None)
         if shape is None or tensor.shape not in (shape, (len(rows), *shape[1:])):
             raise RuntimeError(
                 f"a dropout mask of shape {tuple(tensor.shape)} has none to be {len(rows)} rows of "
                 "in the pass over the whole batch: leave rows at 1, or give the method every=k"
             )
-        mask = self._masks[found[0], shape, *found[1:]]
+        mask = self._masks[key[0], shape, *key[1:]]
         scaled = mask.scaled()
         if scaled is None or scaled._version != mask.version:
             scaled = tensor.new_empty(shape).bernoulli_(p).div_(mask.divisor)
         torch.set_rng_state(mask.after)
         part = scaled if tensor.shape == shape else scaled[rows]
-        self._found = (tensor, part, mask.divisor)
+        self._reused = (tensor, part, mask.divisor)
         return aten.set_.source_Tensor(tensor, part)
 
 

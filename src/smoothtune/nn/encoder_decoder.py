@@ -41,8 +41,8 @@ def decoder_mask(batch: Mapping[str, Any]) -> Tensor:
     """(B, T) True up to the last label: later tokens of the decoder reach no prediction."""
     labeled = (batch["labels"] != IGNORED).int()
     mask = labeled.flip(1).cummax(1).values.flip(1).bool()
-    given = batch.get("decoder_attention_mask")
-    return mask if given is None else mask & given.bool()
+    attended = batch.get("decoder_attention_mask")
+    return mask if attended is None else mask & attended.bool()
 
 
 def tokens_and_mask(

@@ -32,8 +32,8 @@ def gradients_of(
         return [None] * len(weights)
     if units:
         return sharded_gradients(loss, weights, units, keep_graph=keep_graph)
-    found = torch.autograd.grad(loss, weights, retain_graph=keep_graph, allow_unused=True)
-    return list(found)
+    parts = torch.autograd.grad(loss, weights, retain_graph=keep_graph, allow_unused=True)
+    return list(parts)
 
 
 def plus(total: Gradients, added: Iterable[Tensor | None], factor: float | Tensor = 1) -> Gradients:
@@ -74,17 +74,17 @@ def norms(parts: Sequence[Gradients], weights: Sequence[nn.Parameter], *, mean: 
 
 
 def _norm(part: Gradients, weights: Sequence[nn.Parameter], *, mean: bool) -> Tensor:
-    known = [gradient for gradient in part if gradient is not None]
-    if any(isinstance(gradient, DTensor) for gradient in known):
-        return sharded_norm(known)
+    present = [gradient for gradient in part if gradient is not None]
+    if any(isinstance(gradient, DTensor) for gradient in present):
+        return sharded_norm(present)
     if mean and not isinstance(weights[0], DTensor):
         pairs = zip(part, weights, strict=True)
         flat = torch.cat([(torch.zeros_like(w) if g is None else g).flatten() for g, w in pairs])
         dist.all_reduce(flat)
         return torch.linalg.vector_norm(_wide(flat) / dist.get_world_size())
-    if not known:
+    if not present:
         return torch.zeros((), device=weights[0].device)
-    each = torch._foreach_norm([_wide(gradient) for gradient in known])
+    each = torch._foreach_norm([_wide(gradient) for gradient in present])
     return torch.linalg.vector_norm(torch.stack(each))
 
 

@@ -28,7 +28,7 @@ VIEWS = (aten.t.default, aten.transpose.int, aten.detach.default, aten.alias.def
 Read = Callable[[], Tensor]
 
 
-class WideWeight(Tensor):
+class Float32View(Tensor):
     """A frozen weight that is float32 to whoever looks, and stored as it was.
 
     Every operation makes a float32 copy and lets go of it. Autograd, which keeps this tensor for
@@ -48,9 +48,9 @@ class WideWeight(Tensor):
     @staticmethod
     def __new__(
         cls, read: Read, like: Tensor, device: torch.device, table: Tensor | None = None
-    ) -> WideWeight:
+    ) -> Float32View:
         """A tensor without data of its own."""
-        made: WideWeight = Tensor._make_wrapper_subclass(
+        made: Float32View = Tensor._make_wrapper_subclass(
             cls, like.shape, strides=like.stride(), dtype=torch.float32, device=device
         )
         made.read, made.table = read, table
@@ -60,7 +60,7 @@ class WideWeight(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Views are wide weights again; everything else is computed with float32 copies."""
+        """Views are views in float32 again; everything else is computed with float32 copies."""
         first, rest, kwargs = args[0], args[1:], kwargs or {}
         if func in VIEWS:
             like = torch.empty_strided(first.shape, first.stride(), device="meta")
@@ -71,7 +71,7 @@ class WideWeight(Tensor):
         return func(*args, **kwargs)
 
 
-def is_narrow(weight: Tensor | None) -> bool:
+def is_low_bit(weight: Tensor | None) -> bool:
     """Whether a weight is frozen and stored in fewer than 32 bits."""
     if weight is None or weight.requires_grad:
         return False
@@ -94,19 +94,19 @@ def why_unreadable(module: nn.Module) -> str | None:
         return "quantized weights that are trained: freeze them, and train LoRA adapters"
     kinds = {type(weight).__name__ for weight in weights}
     if is_quantized(module):
-        known = isinstance(module, nn.Linear) and kinds in ({"Params4bit"}, {"Int8Params"})
+        readable = isinstance(module, nn.Linear) and kinds in ({"Params4bit"}, {"Int8Params"})
     else:
         plain = not weights or type(module) in (nn.Linear, nn.Embedding)
-        known = plain and all(hasattr(weight, "dequantize") for weight in weights)
-    if not known:
+        readable = plain and all(hasattr(weight, "dequantize") for weight in weights)
+    if not readable:
         return f"quantized weights in {type(module).__name__}: {INSTEAD_OF_QUANTIZED}"
     if any(getattr(weight, "act_quant_kwargs", None) for weight in weights):
         return f"quantized activations, which have no gradient: {INSTEAD_OF_QUANTIZED}"
     return None
 
 
-def wide(module: nn.Module, weight: Tensor) -> WideWeight:
-    """A narrow weight of a module in float32.
+def float32_view(module: nn.Module, weight: Tensor) -> Float32View:
+    """A weight in few bits of a module in float32.
 
     Raises:
         RuntimeError: bitsandbytes has packed it for inference.
@@ -117,8 +117,8 @@ def wide(module: nn.Module, weight: Tensor) -> WideWeight:
     if kind == "Int8Params":
         return _eight_bits(module, weight)
     if is_quantized(weight):
-        return WideWeight(lambda: weight.dequantize().float(), weight, weight.device)
-    return WideWeight(weight.float, weight, weight.device, weight)
+        return Float32View(lambda: weight.dequantize().float(), weight, weight.device)
+    return Float32View(weight.float, weight, weight.device, weight)
 
 
 def keep_unpacked(model: nn.Module) -> None:
@@ -133,7 +133,7 @@ def keep_unpacked(model: nn.Module) -> None:
             module.support_avx512bf16_for_cpu = False  # type: ignore[assignment]
 
 
-def _four_bits(weight: Any) -> WideWeight:
+def _four_bits(weight: Any) -> Float32View:
     from bitsandbytes.functional import dequantize_4bit
 
     state = weight.quant_state
@@ -144,10 +144,10 @@ def _four_bits(weight: Any) -> WideWeight:
             "bind() or regularize() before it is evaluated for the first time"
         )
     like = torch.empty(state.shape, device="meta")
-    return WideWeight(lambda: dequantize_4bit(weight.data, state).float(), like, weight.device)
+    return Float32View(lambda: dequantize_4bit(weight.data, state).float(), like, weight.device)
 
 
-def _eight_bits(module: Any, weight: Any) -> WideWeight:
+def _eight_bits(module: Any, weight: Any) -> Float32View:
     from bitsandbytes.functional import int8_vectorwise_dequant
 
     scales = weight.SCB if module.state.SCB is None else module.state.SCB  # moved by a forward
@@ -155,10 +155,10 @@ def _eight_bits(module: Any, weight: Any) -> WideWeight:
     def read() -> Tensor:
         return int8_vectorwise_dequant(weight.data, scales.to(weight.device)).float()
 
-    return WideWeight(read, weight, weight.device)
+    return Float32View(read, weight, weight.device)
 
 
-class WideWeights:
+class Float32Compute:
     """Lets a model compute in float32 where its frozen weights are stored in fewer bits.
 
     Blocks that are recomputed in the backward pass compute so again. It may be entered many times,
@@ -172,20 +172,20 @@ class WideWeights:
     def __enter__(self) -> None:
         with ExitStack() as stack:  # undone if a weight cannot be read
             for module in self.model.modules():
-                _widen(module, self, stack)
+                _view_weights(module, self, stack)
             self.undo.append(stack.pop_all())
 
     def __exit__(self, *error: object) -> None:
         self.undo.pop().close()
 
 
-def _widen(module: nn.Module, again: WideWeights, undo: ExitStack) -> None:
-    narrow = {name: weight for name, weight in module._parameters.items() if is_narrow(weight)}
-    if narrow:
-        undo.callback(module._parameters.update, narrow)
-        for name, weight in narrow.items():
+def _view_weights(module: nn.Module, again: Float32Compute, undo: ExitStack) -> None:
+    low_bit = {name: weight for name, weight in module._parameters.items() if is_low_bit(weight)}
+    if low_bit:
+        undo.callback(module._parameters.update, low_bit)
+        for name, weight in low_bit.items():
             assert weight is not None
-            module._parameters[name] = wide(module, weight)  # type: ignore[assignment]
+            module._parameters[name] = float32_view(module, weight)  # type: ignore[assignment]
         if is_quantized(module):  # bitsandbytes' own forward reads the stored weight
             undo.callback(delattr, module, "forward")
             module.forward = partial(nn.Linear.forward, module)  # type: ignore[arg-type]

@@ -156,8 +156,8 @@ def has_labels(model: nn.Module, batch: Mapping[str, Any]) -> bool:
     """
     cls: Any = type(declaring(model))
     names = label_names(cls)
-    given = any(batch.get(name) is not None for name in (*names, "labels", *SPANS))
-    return given or not names or bool(batch.get("return_loss", can_return_loss(cls)))
+    labeled = any(batch.get(name) is not None for name in (*names, "labels", *SPANS))
+    return labeled or not names or bool(batch.get("return_loss", can_return_loss(cls)))
 
 
 def added_loss(model: nn.Module, batch: Mapping[str, Any]) -> str | None:

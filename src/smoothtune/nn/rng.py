@@ -41,11 +41,11 @@ def same(one: State, other: State | None) -> bool:
 @contextmanager
 def isolated(device: torch.device) -> Iterator[None]:
     """Leave the global generators as they were found, also after an exception."""
-    found = get_state(device)
+    before = get_state(device)
     try:
         yield
     finally:
-        set_state(device, found)
+        set_state(device, before)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ batch can be compared with its halves and with a longer padded version of itself
 """
 
 from smoothtune.testing.contract import CLAUSES as CLAUSES
+from smoothtune.testing.contract import Models as Models
 from smoothtune.testing.contract import has_right_gradient as has_right_gradient
 from smoothtune.testing.contract import ignores_padding as ignores_padding
 from smoothtune.testing.contract import is_mean_over_examples as is_mean_over_examples

@@ -1,14 +1,14 @@
 """What holds for every method on every architecture: one function for each clause.
 
-A clause makes its models and batches with `make_model(architecture, dropout=...)` and
-`make_batch(padding=..., left=..., rows=...)`; `tiny_model` and `tiny_batch` show what they return.
+A clause takes what makes the method, the name of an architecture, and on request other `Models`
+than the tiny ones.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Container
 from itertools import combinations
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import torch
@@ -22,8 +22,20 @@ from smoothtune.testing.fixed import all_in_float64, fixed_draws, frozen_perturb
 from smoothtune.testing.tiny import LEFT_PADDED, tiny_batch, tiny_model
 
 MakeMethod = Callable[[], Regularizer]
-MakeModel = Callable[..., nn.Module]
-MakeBatch = Callable[..., dict[str, Tensor]]
+
+
+class Models(NamedTuple):
+    """What a clause is tried on; `tiny_model` and `tiny_batch` show what the functions return."""
+
+    make_model: Callable[..., nn.Module] = tiny_model
+    """(architecture, dropout=...) -> a model."""
+    make_batch: Callable[..., dict[str, Tensor]] = tiny_batch
+    """(padding=..., left=..., rows=...) -> its inputs."""
+    left_padded: Container[str] = LEFT_PADDED
+    """Architectures that are themselves indifferent to padding on the left."""
+
+
+TINY = Models()
 
 
 def with_weight(method: Regularizer) -> Regularizer:
@@ -35,32 +47,20 @@ def with_weight(method: Regularizer) -> Regularizer:
     return type(method)(**settings, weight=1.0)
 
 
-def reaches_parameters(
-    make: MakeMethod,
-    architecture: str,
-    *,
-    make_model: MakeModel = tiny_model,
-    make_batch: MakeBatch = tiny_batch,
-) -> None:
+def reaches_parameters(make: MakeMethod, architecture: str, on: Models = TINY) -> None:
     """The gradient is finite, and a loss term has its part in it."""
     gradients = []
     for regularizers in [(), (with_weight(make()),)]:
-        model = make_model(architecture, dropout=0.2)
+        model = on.make_model(architecture, dropout=0.2)
         torch.manual_seed(3)
-        gradients.append(_gradient(Objective(*regularizers), model, make_batch(), raw=True))
+        gradients.append(_gradient(Objective(*regularizers), model, on.make_batch(), raw=True))
         assert torch.isfinite(gradients[-1]).all(), "the gradient is not finite"
         assert gradients[-1].any(), "the gradient is zero"
     same = isinstance(make(), LossTerm) and torch.equal(*gradients)
     assert not same, "the loss changes no gradient"
 
 
-def off_at_weight_zero(
-    make: MakeMethod,
-    architecture: str,
-    *,
-    make_model: MakeModel = tiny_model,
-    make_batch: MakeBatch = tiny_batch,
-) -> None:
+def off_at_weight_zero(make: MakeMethod, architecture: str, on: Models = TINY) -> None:
     """Weight 0 is plain fine-tuning bit for bit, dropout and later draws included."""
     method = with_weight(make())
     if not isinstance(method, Penalty):
@@ -68,67 +68,48 @@ def off_at_weight_zero(
     settings = method.settings() | {"weight": 0.0}
     results = []
     for regularizers in [(), (type(method)(**settings),)]:
-        model = make_model(architecture, dropout=0.2)
+        model = on.make_model(architecture, dropout=0.2)
         torch.manual_seed(3)
-        gradient = _gradient(Objective(*regularizers), model, make_batch())
+        gradient = _gradient(Objective(*regularizers), model, on.make_batch())
         results.append((gradient, torch.rand(1)))
     assert torch.equal(results[0][0], results[1][0]), "weight 0 changes the gradient"
     assert torch.equal(results[0][1], results[1][1]), "weight 0 draws from torch's generator"
 
 
-def leaves_ambient_draws(
-    make: MakeMethod,
-    architecture: str,
-    *,
-    make_model: MakeModel = tiny_model,
-    make_batch: MakeBatch = tiny_batch,
-) -> None:
+def leaves_ambient_draws(make: MakeMethod, architecture: str, on: Models = TINY) -> None:
     """A step leaves the global generators where plain fine-tuning leaves them.
 
     A method that draws in every forward moves them by what one forward draws, and no further.
     """
     after = []
     for acts in (False, True):
-        model, method = make_model(architecture, dropout=0.2), with_weight(make())
+        model, method = on.make_model(architecture, dropout=0.2), with_weight(make())
         objective = Objective(method)
         if acts or method.traits.random_weights:
             objective.attach(model)
         torch.manual_seed(3)
-        (objective if acts else Objective())(model, make_batch())
+        (objective if acts else Objective())(model, on.make_batch())
         after.append(torch.rand(1))
         objective.detach()
     assert torch.equal(*after), "draws from torch's generator: use smoothtune.nn.rng"
 
 
-def ignores_padding(
-    make: MakeMethod,
-    architecture: str,
-    *,
-    make_model: MakeModel = tiny_model,
-    make_batch: MakeBatch = tiny_batch,
-    left_padded: Container[str] = LEFT_PADDED,
-) -> None:
+def ignores_padding(make: MakeMethod, architecture: str, on: Models = TINY) -> None:
     """More padding changes neither value nor gradient; on the left, if the model allows it."""
-    for left in (False, True) if architecture in left_padded else (False,):
+    for left in (False, True) if architecture in on.left_padded else (False,):
         with fixed_draws(left=left), all_in_float64():
             values = [
                 _gradient(
                     Objective(with_weight(make())),
-                    make_model(architecture),
-                    make_batch(padding=padding, left=left),
+                    on.make_model(architecture),
+                    on.make_batch(padding=padding, left=left),
                 )
                 for padding in (0, 3)
             ]
         torch.testing.assert_close(*values, rtol=1e-6, atol=1e-9)
 
 
-def is_mean_over_examples(
-    make: MakeMethod,
-    architecture: str,
-    *,
-    make_model: MakeModel = tiny_model,
-    make_batch: MakeBatch = tiny_batch,
-) -> None:
+def is_mean_over_examples(make: MakeMethod, architecture: str, on: Models = TINY) -> None:
     """The gradient of a batch is the mean of its halves': exact under accumulation and DDP.
 
     What a method measures on its first batch is measured once, on the whole one. A method that
@@ -138,15 +119,15 @@ def is_mean_over_examples(
         assert {"DDP", "FSDP2"} <= set(REFUSED["ascends in weights"])
         return
     with fixed_draws(), all_in_float64():
-        model = make_model(architecture)
+        model = on.make_model(architecture)
         objective = Objective(with_weight(make())).attach(model)
-        objective(model, make_batch())
+        objective(model, on.make_batch())
         state = objective.state_dict()
         whole, first, second = (
             _gradient(
                 Objective(with_weight(make())),
-                make_model(architecture),
-                make_batch(rows=rows),
+                on.make_model(architecture),
+                on.make_batch(rows=rows),
                 raw=True,
                 state=state,
             )
@@ -155,13 +136,7 @@ def is_mean_over_examples(
     torch.testing.assert_close(whole, (first + second) / 2, rtol=1e-6, atol=1e-9)
 
 
-def is_unbiased_on_a_part(
-    make: MakeMethod,
-    architecture: str,
-    *,
-    make_model: MakeModel = tiny_model,
-    make_batch: MakeBatch = tiny_batch,
-) -> None:
+def is_unbiased_on_a_part(make: MakeMethod, architecture: str, on: Models = TINY) -> None:
     """The term's gradient is the mean over all pairs of the four rows, or rows=0.5 is refused.
 
     What a method measures on its first batch is measured once, on the whole one.
@@ -171,17 +146,17 @@ def is_unbiased_on_a_part(
     if halves is None:
         return
     with fixed_draws(), all_in_float64():
-        objective = Objective(method).attach(make_model(architecture))
-        objective(objective.model, make_batch())
+        objective = Objective(method).attach(on.make_model(architecture))
+        objective(objective.model, on.make_batch())
         state = objective.state_dict()
 
         def gradient(*regularizers: Regularizer, rows: tuple[int, ...] = ()) -> Tensor:
             with mock.patch.object(
                 row_subset, "draw_rows", return_value=torch.tensor(rows)
             ) as drawn:
-                objective, model = Objective(*regularizers), make_model(architecture)
+                objective, model = Objective(*regularizers), on.make_model(architecture)
                 measured = state if regularizers else None
-                flat = _gradient(objective, model, make_batch(), raw=True, state=measured)
+                flat = _gradient(objective, model, on.make_batch(), raw=True, state=measured)
             assert drawn.called == bool(rows), "rows below 1 must draw the rows, and rows=1 none"
             return flat
 
@@ -205,17 +180,11 @@ def _on_half(method: Regularizer) -> Regularizer | None:
         return None
 
 
-def has_right_gradient(
-    make: MakeMethod,
-    architecture: str,
-    *,
-    make_model: MakeModel = tiny_model,
-    make_batch: MakeBatch = tiny_batch,
-) -> None:
+def has_right_gradient(make: MakeMethod, architecture: str, on: Models = TINY) -> None:
     """The parameter gradient equals central finite differences in float64."""
-    model = make_model(architecture)
+    model = on.make_model(architecture)
     objective = Objective(with_weight(make())).attach(model)
-    batch = make_batch()
+    batch = on.make_batch()
     recorded: list[Any] = []
     weights: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     torch.manual_seed(5)
@@ -240,48 +209,36 @@ def has_right_gradient(
     torch.testing.assert_close(torch.as_tensor(slope), expected, rtol=1e-5, atol=1e-7)
 
 
-def leaves_no_trace(
-    make: MakeMethod,
-    architecture: str,
-    *,
-    make_model: MakeModel = tiny_model,
-    make_batch: MakeBatch = tiny_batch,
-) -> None:
+def leaves_no_trace(make: MakeMethod, architecture: str, on: Models = TINY) -> None:
     """`loss` touches no gradient and no mode; `detach` leaves modules, hooks and keys as found."""
-    model = make_model(architecture, dropout=0.1)
+    model = on.make_model(architecture, dropout=0.1)
     before = _fingerprint(model)
     objective = Objective(with_weight(make())).attach(model)
     attached = _fingerprint(model)
     with all_in_float64():
-        predictions = _predict(model, make_batch())
-    objective(model, make_batch())
+        predictions = _predict(model, on.make_batch())
+    objective(model, on.make_batch())
     assert _fingerprint(model) == attached, "loss changes modules, hooks or modes"
     assert all(p.grad is None for p in model.parameters()), "loss writes gradients"
     objective.detach()
     assert _fingerprint(model) == before, "detach leaves something in the model"
     with all_in_float64():  # while attached, attention may be another implementation
-        again = _predict(model, make_batch())
+        again = _predict(model, on.make_batch())
     torch.testing.assert_close(again, predictions, rtol=1e-9, atol=1e-12)
 
 
-def resumes(
-    make: MakeMethod,
-    architecture: str,
-    *,
-    make_model: MakeModel = tiny_model,
-    make_batch: MakeBatch = tiny_batch,
-) -> None:
+def resumes(make: MakeMethod, architecture: str, on: Models = TINY) -> None:
     """State round trip: the step after loading equals the step of the uninterrupted run."""
-    model = make_model(architecture, dropout=0.1)
+    model = on.make_model(architecture, dropout=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     objective = Objective(make()).bind(model, optimizer)
-    _step(objective, model, optimizer, make_batch())
+    _step(objective, model, optimizer, on.make_batch())
     weights = {key: value.clone() for key, value in model.state_dict().items()}
     state = {key: value.clone() for key, value in objective.state_dict().items()}
-    _step(objective, model, optimizer, make_batch())
+    _step(objective, model, optimizer, on.make_batch())
     expected = {key: value.clone() for key, value in model.state_dict().items()}
 
-    other = make_model(architecture, dropout=0.1)
+    other = on.make_model(architecture, dropout=0.1)
     with torch.no_grad():  # a process that did not start from the pre-trained weights
         for parameter in other.parameters():
             parameter.add_(0.01)
@@ -289,27 +246,21 @@ def resumes(
     resumed = Objective(make()).bind(other, other_optimizer)
     other.load_state_dict(weights)
     resumed.load_state_dict(state)
-    _step(resumed, other, other_optimizer, make_batch())
+    _step(resumed, other, other_optimizer, on.make_batch())
     for key, value in other.state_dict().items():
         torch.testing.assert_close(value, expected[key], rtol=1e-9, atol=1e-12)
 
 
-def survives_checkpointing(
-    make: MakeMethod,
-    architecture: str,
-    *,
-    make_model: MakeModel = tiny_model,
-    make_batch: MakeBatch = tiny_batch,
-) -> None:
+def survives_checkpointing(make: MakeMethod, architecture: str, on: Models = TINY) -> None:
     """Non-reentrant gradient checkpointing changes nothing, or is refused by name."""
     gradients = []
     for checkpointing in (False, True):
-        model = make_model(architecture, dropout=0.1)
+        model = on.make_model(architecture, dropout=0.1)
         if checkpointing:
             model.activation_checkpointing_enable()  # type: ignore[operator]
         torch.manual_seed(7)
         try:
-            gradients.append(_gradient(Objective(with_weight(make())), model, make_batch()))
+            gradients.append(_gradient(Objective(with_weight(make())), model, on.make_batch()))
         except ValueError as error:
             if not checkpointing or "activation checkpointing" not in str(error):
                 raise
