@@ -22,7 +22,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.console import say
 from smoothtune.core.objective import Objective
 from smoothtune.data.arrow import numbers
-from smoothtune.data.sampler import LengthGroupedSampler
+from smoothtune.data.batches import LengthGroupedSampler
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.run.callbacks import EarlyStopping, EvaluationEnded
 from smoothtune.run.inputs import Inputs
