@@ -41,7 +41,7 @@ EVERY = 4
 
 def sst2_batches(base, data, count):
     """Real batches, each padded to its longest sentence."""
-    from smoothtune.data.collator import Collator
+    from smoothtune.data.batches import Collator
     from smoothtune.tasks.prepare import prepare
     from smoothtune.tasks.presets import TASKS
 

@@ -37,7 +37,7 @@ ESTIMATORS = [
 
 def rte_batches(base, data, count, size, length):
     """Real batches, cut to one length."""
-    from smoothtune.data.collator import Collator
+    from smoothtune.data.batches import Collator
     from smoothtune.tasks.prepare import prepare
     from smoothtune.tasks.presets import TASKS
 

@@ -8,7 +8,7 @@ from datasets import ClassLabel, Dataset, Features, Sequence, Value
 from smoothtune.errors import DataError
 from smoothtune.tasks.class_lookup import ClassLookup
 from smoothtune.tasks.head import matched_outputs
-from smoothtune.tasks.label_sets import holds_sets_of, label_sets
+from smoothtune.tasks.label_sets import label_sets
 from smoothtune.tasks.labels import class_ids, holds_labels_of, tag_ids
 from smoothtune.tasks.presets import describe_task
 
@@ -70,8 +70,8 @@ def test_whether_rows_have_the_labels_of_a_model() -> None:
     assert not holds_labels_of(column([0, 1]), "label", STARS)
     assert not holds_labels_of(column([[0, 1]]), "label", STARS)
     assert holds_labels_of(column([0, 1]), "label", ("no", "yes"))
-    assert holds_sets_of(column([[1], [2]]), "label", None, STARS)
-    assert not holds_sets_of(column([[0], [2]]), "label", None, STARS)
+    assert holds_labels_of(column([[1], [2]]), "label", STARS)
+    assert not holds_labels_of(column([[0], [2]]), "label", STARS)
 
 
 def test_class_labels_of_the_hub_go_by_name_where_one_is_known() -> None:

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 
 from helpers.hub_server import WORDS, make_tokenizer
 from smoothtune.data import tokenizing
-from smoothtune.data.collator import Collator
+from smoothtune.data.batches import Collator
 from smoothtune.errors import DataError
 from smoothtune.tasks.prepare import Prepared, prepare
 from smoothtune.tasks.presets import describe_task

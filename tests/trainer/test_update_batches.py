@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler
 
 from helpers.training import Rows, arguments, collate
 from smoothtune import L2SP, SmoothTrainer
-from smoothtune.data.sampler import LengthGroupedSampler
+from smoothtune.data.batches import LengthGroupedSampler
 from smoothtune.testing import tiny_model
 from smoothtune.trainer.regularized import set_epoch
 from smoothtune.trainer.run_record import CUT, EXAMPLES, differences

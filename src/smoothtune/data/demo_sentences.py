@@ -15,28 +15,14 @@ ASPECTS = (
 )
 GOOD = ["superb", "charming", "delightful", "clever", "warm", "brilliant", "splendid", "fresh"]
 BAD = ["dull", "awful", "clumsy", "tedious", "bland", "dreadful", "shallow", "stale"]
-NEW_GOOD = [
-    "excellent",
-    "wonderful",
-    "lovely",
-    "impressive",
-    "enjoyable",
-    "outstanding",
-    "pleasant",
-    "graceful",
-]
-NEW_BAD = [
-    "terrible",
-    "boring",
-    "poor",
-    "disappointing",
-    "miserable",
-    "unpleasant",
-    "lifeless",
-    "annoying",
-]
+NEW_GOOD = ["excellent", "wonderful", "lovely", "impressive"]
+NEW_GOOD += ["enjoyable", "outstanding", "pleasant", "graceful"]
+NEW_BAD = ["terrible", "boring", "poor", "disappointing"]
+NEW_BAD += ["miserable", "unpleasant", "lifeless", "annoying"]
 NEGATIONS = ("not", "far from", "anything but", "never")
 INTENSIFIERS = ("", "really ", "quite ", "simply ")
+FORMS = ("{main}", "{main}", "although {other}, {main}")
+FORMS += ("{other}, but {main}", "{main}, even though {other}")
 LABEL_NOISE = 0.1
 """Share of training labels that are wrong."""
 
@@ -82,16 +68,7 @@ def _sentence(draw: random.Random, label: int, words: tuple[list[str], list[str]
     first, second = draw.sample(ASPECTS, 2)
     main = _clause(draw, first, label, words)
     other = _clause(draw, second, 1 - label, words)
-    form = draw.choice(
-        (
-            "{main}",
-            "{main}",
-            "although {other}, {main}",
-            "{other}, but {main}",
-            "{main}, even though {other}",
-        )
-    )
-    text = form.format(main=main, other=other)
+    text = draw.choice(FORMS).format(main=main, other=other)
     return text[0].upper() + text[1:] + "."
 
 

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedTokenizerBase, get_linear_schedule_with_warmup
 
 from smoothtune.config.evaluation import OtherData
+from smoothtune.data.batches import LengthGroupedSampler
 from smoothtune.data.columns import column_problem, fingerprint
 from smoothtune.data.places import keep_places, places
-from smoothtune.data.sampler import LengthGroupedSampler
 from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError, unknown
 from smoothtune.evaluation.predictor import Predictor

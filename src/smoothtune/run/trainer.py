@@ -23,7 +23,7 @@ from smoothtune.console import say
 from smoothtune.core.objective import Objective
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.data.arrow import numbers
-from smoothtune.data.sampler import LengthGroupedSampler
+from smoothtune.data.batches import LengthGroupedSampler
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.nn import rng
 from smoothtune.run.callbacks import EarlyStopping, EvaluationEnded

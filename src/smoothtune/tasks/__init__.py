@@ -1,6 +1,6 @@
 """Tasks, from the rows of a source to metrics."""
 
-from smoothtune.data.collator import Collator
+from smoothtune.data.batches import Collator
 from smoothtune.data.sources import load_splits, split_of
 from smoothtune.data.summary import Report, SplitReport
 from smoothtune.errors import DataError

@@ -12,7 +12,7 @@ from datasets import Dataset
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.data.collator import Collator
+from smoothtune.data.batches import Collator
 from smoothtune.errors import ModelError
 from smoothtune.tasks.class_lookup import is_numbered
 
@@ -39,7 +39,8 @@ class Head(ABC):
 
     def config(self) -> dict[str, Any]:
         """Fields of the model's configuration that depend on the task."""
-        return label_config(self.task.known_label_names)
+        problem = {} if self.problem_type is None else {"problem_type": self.problem_type}
+        return label_config(self.task.known_label_names) | problem
 
     def fit_outputs(self, config: Any) -> tuple[int, ...] | None:
         """The index of the output of every label in a fine-tuned model; None: the same order.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +9,10 @@ import numpy as np
 from datasets import ClassLabel, Dataset
 
 from smoothtune.data.columns import rows_with_problems
-from smoothtune.data.label_names import is_missing, text_classes
+from smoothtune.data.label_names import is_missing
 from smoothtune.errors import DataError
 from smoothtune.tasks.class_lookup import ClassLookup
+from smoothtune.tasks.labels import listed_labels, names_in_lists
 
 FORMS = (
     "give label_separator, such as ;, for texts that hold several labels, or label_columns for "
@@ -40,20 +40,10 @@ def set_names(
     item = getattr(dataset.features[column], "feature", None)
     if isinstance(item, ClassLabel):
         return tuple(item.names)
-    rows = [row for row in _listed(dataset, column, separator) if isinstance(row, list)]
+    rows = [row for row in listed_labels(dataset, column, separator) if isinstance(row, list)]
     if not rows:
         raise DataError(f"{where}: holds no lists of labels; {FORMS}")
-    counts = Counter(label for row in rows for label in row if not is_missing(label))
-    kinds = {type(label) for label in counts}
-    if kinds == {str}:
-        names = text_classes(counts, where, merge)
-    elif kinds == {int} and set(counts) == set(range(len(counts))):
-        names = tuple(map(str, range(len(counts))))
-    else:
-        shown = ", ".join(map(repr, sorted(counts, key=repr)[:10])) or "none"
-        raise DataError(
-            f"{where}: labels are names, or numbers 0, 1, 2, ... without gaps, found {shown}"
-        )
+    names = names_in_lists(rows, where, merge)
     if len(names) == 1:
         raise DataError(
             f"{where}: every label is {names[0]!r}; for one question, yes or no, use "
@@ -81,7 +71,7 @@ def label_sets(
     """
     item = getattr(dataset.features[column], "feature", None)
     lookup = ClassLookup(names, merge=bool(merge), feature=item)
-    rows = _listed(dataset, column, separator)
+    rows = listed_labels(dataset, column, separator)
     problems = [_set_problem(row, lookup) for row in rows]
     if any(problems):
         told = rows_with_problems(dataset, column, dataset[column][:], problems)
@@ -111,31 +101,6 @@ def yes_or_no(dataset: Dataset, columns: Sequence[str]) -> tuple[np.ndarray, lis
         if not wrong:
             found[:, index] = [float(value) for value in values]
     return found, problems
-
-
-def holds_sets_of(
-    dataset: Dataset, column: str, separator: str | None, names: Sequence[str]
-) -> bool:
-    """Whether every label of a column is one of a model's, by name or by number."""
-    if isinstance(getattr(dataset.features[column], "feature", None), ClassLabel):
-        return False  # labels with names of their own
-    lookup = ClassLookup(names)
-    rows = _listed(dataset, column, separator)
-    labels = [label for row in rows for label in (row if isinstance(row, list) else [row])]
-    return all(type(x) in (int, str) and lookup.index(x) is not None for x in labels)
-
-
-def _listed(dataset: Dataset, column: str, separator: str | None) -> list[Any]:
-    """The labels of every row as a list; what holds no several labels stays as it is."""
-    values = dataset[column][:]
-    if separator is None:
-        return values
-    return [
-        [part.strip() for part in value.split(separator) if part.strip()]
-        if isinstance(value, str)
-        else value
-        for value in values
-    ]
 
 
 def _set_problem(row: Any, lookup: ClassLookup) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,36 +23,69 @@ def tag_names(
     dataset: Dataset, column: str, where: str, *, merge: bool | None = None
 ) -> tuple[str, ...]:
     """Names of the tags in a column with lists of tags, as `class_names`."""
-    where = f"{where}, column {column!r}"
     item = getattr(dataset.features[column], "feature", None)
     if isinstance(item, ClassLabel):
         return tuple(item.names)
-    tags = Counter(tag for tags in dataset[column][:] for tag in tags or ())
-    if tags and all(isinstance(tag, str) for tag in tags):
-        return text_classes(tags, where, merge)
-    if set(tags) != set(range(len(tags))) or len(tags) < 2:
-        shown = ", ".join(map(repr, list(tags)[:10]))
+    return names_in_lists(dataset[column][:], f"{where}, column {column!r}", merge)
+
+
+def names_in_lists(
+    rows: Iterable[Sequence[Any] | None], where: str, merge: bool | None
+) -> tuple[str, ...]:
+    """Names of the labels in lists, in the order of their ids.
+
+    Args:
+        rows: the lists.
+        where: source, split and column, for the error.
+        merge: as `class_names`.
+
+    Raises:
+        DataError: labels are neither texts nor the numbers from 0 without gaps, or texts differ in
+            blanks or case only.
+    """
+    counts = Counter(label for row in rows for label in row or () if not is_missing(label))
+    kinds = set(map(type, counts))
+    if kinds == {str}:
+        return text_classes(counts, where, merge)
+    if kinds != {int} or set(counts) != set(range(len(counts))):
+        shown = ", ".join(map(repr, sorted(counts, key=repr)[:10])) or "none"
         raise DataError(
-            f"{where}: tags are lists of names, or of numbers 0, 1, 2, ... "
-            f"without gaps, found {shown or 'none'}"
+            f"{where}: lists hold names, or numbers 0, 1, 2, ... without gaps, found {shown}"
         )
-    return tuple(map(str, range(len(tags))))
+    return tuple(map(str, range(len(counts))))
 
 
-def holds_labels_of(dataset: Dataset, column: str, names: Sequence[str]) -> bool:
-    """Whether every label of a column, or every tag of its lists, is one of a model's.
+def listed_labels(dataset: Dataset, column: str, separator: str | None = None) -> list[Any]:
+    """The labels of every row as a list; what holds no several labels stays as it is."""
+    values = dataset[column][:]
+    if separator is None:
+        return values
+    return [
+        [part.strip() for part in value.split(separator) if part.strip()]
+        if isinstance(value, str)
+        else value
+        for value in values
+    ]
+
+
+def holds_labels_of(
+    dataset: Dataset, column: str, names: Sequence[str], separator: str | None = None
+) -> bool:
+    """Whether every label of a column, or of its lists, is one of a model's.
 
     Args:
         dataset: a raw split.
         column: its label column.
         names: of the model's outputs, in order; labels are names or numbers.
+        separator: what stands between two labels of a text; None: a text is one label.
     """
     feature = dataset.features[column]
     if len(names) < 2 or isinstance(getattr(feature, "feature", feature), ClassLabel):
         return False  # a score, or labels with names of their own
     lookup = ClassLookup(names)
-    if hasattr(feature, "feature"):
-        labels = {tag for tags in dataset[column][:] for tag in tags or ()}
+    if hasattr(feature, "feature") or separator is not None:
+        rows = listed_labels(dataset, column, separator)
+        labels = {label for row in rows for label in (row if isinstance(row, list) else [row])}
     else:
         labels = set(distinct(stored_column(dataset, column))[0])
     return all(type(x) in (int, str) and lookup.index(x) is not None for x in labels)

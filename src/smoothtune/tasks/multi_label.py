@@ -17,7 +17,8 @@ from smoothtune.data.label_types import LabelType
 from smoothtune.data.missing import Needed
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.head import Head
-from smoothtune.tasks.label_sets import holds_sets_of, label_sets, set_names, yes_or_no
+from smoothtune.tasks.label_sets import label_sets, set_names, yes_or_no
+from smoothtune.tasks.labels import holds_labels_of
 from smoothtune.tasks.metrics import (
     LABEL_METRICS,
     average_precision,
@@ -72,7 +73,7 @@ class SetReader(TextReader):
 
     def labels_are_of(self, split: Dataset, names: Sequence[str]) -> bool:
         """Whether every label is one of a model's, by name or by number."""
-        return holds_sets_of(split, self.task.label_column, self.task.label_separator, names)
+        return holds_labels_of(split, self.task.label_column, names, self.task.label_separator)
 
     def _check_rows(self, split: Dataset) -> tuple[np.ndarray, list[str]]:
         """(N, L) float32, 0 or 1."""
@@ -102,10 +103,6 @@ class LabelsHead(Head):
     """Predictions are logits (N, L), each label a yes or no by itself."""
 
     problem_type = "multi_label_classification"
-
-    def config(self) -> dict[str, Any]:
-        """Number and names of the labels, and the loss."""
-        return super().config() | {"problem_type": self.problem_type}
 
     def fit_outputs(self, config: Any) -> tuple[int, ...] | None:
         """See `Head.fit_outputs`; a model that chooses one of its labels is refused, too."""

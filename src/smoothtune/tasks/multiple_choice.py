@@ -14,7 +14,7 @@ from datasets import Sequence as ListOf
 from torch import Tensor
 from transformers import AutoModelForMultipleChoice, PreTrainedTokenizerBase
 
-from smoothtune.data.collator import Collator
+from smoothtune.data.batches import Collator
 from smoothtune.data.columns import rows_with_problems, text_problems, typed_columns
 from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder, encode_texts
 from smoothtune.errors import DataError

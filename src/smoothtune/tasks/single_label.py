@@ -29,10 +29,6 @@ class ClassHead(Head):
 
     problem_type = "single_label_classification"
 
-    def config(self) -> dict[str, Any]:
-        """Number and names of the classes, and the loss."""
-        return super().config() | {"problem_type": self.problem_type}
-
     def fit_outputs(self, config: Any) -> tuple[int, ...] | None:
         """See `Head.fit_outputs`; a model that gives a row several labels is refused, too."""
         if config.problem_type == "multi_label_classification":
@@ -121,10 +117,6 @@ class ScoreScorer(ClassScorer):
     def scores(self, statistics: np.ndarray) -> dict[str, float]:
         """See `correlations`."""
         return correlations(self.task.metrics, statistics[:, 1:], statistics[:, 0])
-
-    def detailed_scores(self, statistics: np.ndarray) -> dict[str, float]:
-        """`scores`."""
-        return self.scores(statistics)
 
     def baseline(self, rows: Dataset) -> float:
         """Main metric of one score for all, of which a correlation is 0."""

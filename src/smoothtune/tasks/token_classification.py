@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedTokenizerBase,
 )
 
-from smoothtune.data.collator import Collator
+from smoothtune.data.batches import Collator
 from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems, typed_columns
 from smoothtune.data.tokenizing import MIN_CACHED_ROWS, Encoder
 from smoothtune.errors import ModelError

@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 from transformers import Trainer
 
-from smoothtune.data.sampler import LengthGroupedSampler
+from smoothtune.data.batches import LengthGroupedSampler
 
 Alternate = Literal["batch", "step", "epoch"]
 logger = logging.getLogger(__name__)

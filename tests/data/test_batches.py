@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
-from smoothtune.data.sampler import LengthGroupedSampler
+from smoothtune.data.batches import LengthGroupedSampler
 
 LENGTHS = np.random.default_rng(0).integers(5, 200, 1003).tolist()
 
