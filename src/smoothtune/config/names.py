@@ -206,8 +206,3 @@ def check_combinations(draft: Draft) -> None:
         draft.refuse(message, "save_strategy", unless=saved)
     if not values.get("push_to_hub"):
         draft.refuse("needs push_to_hub", "hub_model_id", "hub_private_repo")
-    task_type = task_type_of(values)
-    message = f"works with text classification, not with {task_type}"
-    draft.refuse(message, "class_weights", unless=task_type in OF_TEXTS)
-    message = "replaces one class by another, and a row has several labels: leave it out"
-    draft.refuse(message, "label_noise", unless=task_type != MULTI_LABEL)

@@ -15,14 +15,35 @@ ASPECTS = (
 )
 GOOD = ["superb", "charming", "delightful", "clever", "warm", "brilliant", "splendid", "fresh"]
 BAD = ["dull", "awful", "clumsy", "tedious", "bland", "dreadful", "shallow", "stale"]
-NEW_GOOD = ["excellent", "wonderful", "lovely", "impressive"]
-NEW_GOOD += ["enjoyable", "outstanding", "pleasant", "graceful"]
-NEW_BAD = ["terrible", "boring", "poor", "disappointing"]
-NEW_BAD += ["miserable", "unpleasant", "lifeless", "annoying"]
+NEW_GOOD = [
+    "excellent",
+    "wonderful",
+    "lovely",
+    "impressive",
+    "enjoyable",
+    "outstanding",
+    "pleasant",
+    "graceful",
+]
+NEW_BAD = [
+    "terrible",
+    "boring",
+    "poor",
+    "disappointing",
+    "miserable",
+    "unpleasant",
+    "lifeless",
+    "annoying",
+]
 NEGATIONS = ("not", "far from", "anything but", "never")
 INTENSIFIERS = ("", "really ", "quite ", "simply ")
-FORMS = ("{main}", "{main}", "although {other}, {main}")
-FORMS += ("{other}, but {main}", "{main}, even though {other}")
+FORMS = (
+    "{main}",
+    "{main}",
+    "although {other}, {main}",
+    "{other}, but {main}",
+    "{main}, even though {other}",
+)
 LABEL_NOISE = 0.1
 """Share of training labels that are wrong."""
 
