@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
     row_share: float | Tensor
 
 
-class TaskLoss:
+class TrainerLoss:
     """A trainer's own loss, in the part that a batch has in its update.
 
     Means whose meaning is known are weighed by what they run over. A `compute_loss` of the user's
