@@ -136,6 +136,29 @@ def test_a_loss_of_the_users_is_the_task_loss_wherever_it_is_written(tmp_path, m
     torch.testing.assert_close(after, cross_entropy(model, batch))
 
 
+class Watching(Trainer):
+    """Has a step and a log of its own, as users write them."""
+
+    steps, logged = 0, ()
+
+    def training_step(self, *args, **kwargs):
+        self.steps += 1
+        return super().training_step(*args, **kwargs)
+
+    def log(self, logs, start_time=None):
+        self.logged = (*self.logged, *logs)
+        super().log({name: value for name, value in logs.items() if name != "grad_norm"})
+
+
+def test_a_step_and_a_log_of_the_users_go_on_being_called(tmp_path):
+    trainer = regularize(trainer_of(tmp_path, cls=Watching, max_steps=3), L2SP())
+    trainer.train()
+    assert trainer.steps == 3
+    assert {"loss", "loss/l2_sp", "grad_norm"} <= set(trainer.logged)
+    assert "grad_norm" not in trainer.state.log_history[0]
+    assert "loss/l2_sp" in trainer.state.log_history[0]
+
+
 def test_a_trainer_that_is_refused_keeps_its_class_and_its_own_loss(tmp_path):
     trainer = on_the_instance(model=tiny_model("bert"), args=arguments(tmp_path, max_grad_norm=1.0))
     own = trainer.compute_loss

@@ -26,7 +26,7 @@ from smoothtune.trainer.checkpoints import Checkpoints
 from smoothtune.trainer.compatibility import check_trainer
 from smoothtune.trainer.manifest import STATE_FILE
 from smoothtune.trainer.run_record import describe_run
-from smoothtune.trainer.task_loss import TaskLoss
+from smoothtune.trainer.task_loss import TrainerLoss
 from smoothtune.trainer.term_means import TermMeans
 
 logger = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ class Binding:
             self.objective.detach()
             self._undo_compile()
             raise
-        self.model, self.task, self.attached = unwrap(trainer.model), TaskLoss(trainer), True
+        self.model, self.task, self.attached = unwrap(trainer.model), TrainerLoss(trainer), True
         self.objective.checks.late = True
         # the task loss is scaled here, so that the Trainer takes the mean over the batches
         self.scaling = {name: vars(trainer)[name] for name in SCALING if name in vars(trainer)}

@@ -26,7 +26,7 @@ from smoothtune.trainer.sentence_transformers import (
     is_embedding_trainer,
     sentence_transformers_problems,
 )
-from smoothtune.trainer.task_loss import TaskLoss
+from smoothtune.trainer.task_loss import TrainerLoss
 from smoothtune.trainer.trl import trl_problems
 from smoothtune.trainer.unlabeled import Alternate
 
@@ -60,7 +60,7 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
     wrong += trl_problems(trainer)
     wrong += sentence_transformers_problems(regularizers, trainer)
     assert trainer.model is not None
-    declared = TaskLoss(trainer).is_declared
+    declared = TrainerLoss(trainer).is_declared
     wrong += plain_problems(regularizers.values(), unwrap(trainer.model), {}, declared=declared)
     refuse(wrong + setting_problems(regularizers, args))
 

@@ -26,7 +26,7 @@ def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
 
     Those are every field of every method, scores of the last evaluation, steps and seconds,
     versions and fingerprints; task and data are not known here, and null. ``arguments`` and ``run``
-    come on top. A file of this name that is not ours stays as it is, with a warning.
+    come on top. Another's file of this name stays as it is, with a warning.
 
     Args:
         trainer: the trainer.
@@ -74,31 +74,31 @@ def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
 
 def last_scores(trainer: Trainer) -> dict[str, float]:
     """Scores of the last evaluation, without the prefix ``eval_``; empty if there was none."""
-    found: dict[str, Any] = next((e for e in reversed(_log(trainer)) if "eval_loss" in e), {})
+    last: dict[str, Any] = next((e for e in reversed(_log(trainer)) if "eval_loss" in e), {})
     return {
         name.removeprefix("eval_"): value
-        for name, value in found.items()
+        for name, value in last.items()
         if name.startswith("eval_") and not name.endswith(TIMES)
     }
 
 
-def extend_card(trainer: Trainer, objective: Objective, card: Path) -> None:
+def extend_card(trainer: Trainer, objective: Objective, path: Path) -> None:
     """Add methods, scores and the tag smoothtune to a model card; once."""
-    found = ModelCard.load(card)
-    tags = found.data.get("tags") or []
+    card = ModelCard.load(path)
+    tags = card.data.get("tags") or []
     tags = [tags] if isinstance(tags, str) else list(tags)
-    found.data["tags"] = list(dict.fromkeys([*tags, "smoothtune"]))
-    if not found.data.eval_results:
-        found.data.eval_results = _scores(trainer)
-        found.data.model_name = Path(str(trainer.args.output_dir)).name
-    if HEADING not in found.text:
+    card.data["tags"] = list(dict.fromkeys([*tags, "smoothtune"]))
+    if not card.data.eval_results:
+        card.data.eval_results = _scores(trainer)
+        card.data.model_name = Path(str(trainer.args.output_dir)).name
+    if HEADING not in card.text:
         methods = {name: _fields(method) for name, method in objective.regularizers.items()}
         section = render(
             "regularization.md.jinja",
             {"heading": HEADING, "methods": methods, "versions": versions()},
         )
-        found.text = f"{found.text.rstrip()}\n\n{section}"
-    found.save(card)
+        card.text = f"{card.text.rstrip()}\n\n{section}"
+    card.save(path)
 
 
 def _scores(trainer: Trainer) -> list[EvalResult] | None:
@@ -125,8 +125,8 @@ def _task_type(trainer: Trainer) -> str | None:
     name = type(trainer.accelerator.unwrap_model(trainer.model)).__name__
     mappings: dict[str, Any] = dict(TASK_MAPPING)
     for task, mapping in mappings.items():
-        for known in mapping.values():
-            if name in ([known] if isinstance(known, str) else known):
+        for classes in mapping.values():
+            if name in ([classes] if isinstance(classes, str) else classes):
                 return task
     return None
 

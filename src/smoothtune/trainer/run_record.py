@@ -46,14 +46,14 @@ def examples_per_update(args: TrainingArguments) -> int:
 
 def describe_run(trainer: Trainer, objective: Objective) -> dict[str, Any]:
     """Model, methods with all fields and versions, and arguments, as flat JSON data."""
-    found: dict[str, Any] = {"model": describe_model(trainer.model)}
+    run: dict[str, Any] = {"model": describe_model(trainer.model)}
     for name, method in objective.regularizers.items():
-        found[f"{name}.version"] = method.results_version
-        found |= {f"{name}.{f.name}": _plain(getattr(method, f.name)) for f in fields(method)}
-    found |= {name: _plain(getattr(trainer.args, name)) for name in ARGUMENTS}
+        run[f"{name}.version"] = method.results_version
+        run |= {f"{name}.{f.name}": _plain(getattr(method, f.name)) for f in fields(method)}
+    run |= {name: _plain(getattr(trainer.args, name)) for name in ARGUMENTS}
     if trainer.is_fsdp_enabled:
-        found["weights in parts"] = "FSDP2"
-    return found | getattr(trainer, "run_identity", {})
+        run["weights in parts"] = "FSDP2"
+    return run | getattr(trainer, "run_identity", {})
 
 
 def describe_model(model: Any) -> str:
@@ -70,21 +70,21 @@ def differences(recorded: Mapping[str, Any], current: Mapping[str, Any]) -> str:
 
     How an update is cut counts unless both say how many examples it has.
     """
-    known = EXAMPLES in recorded and EXAMPLES in current
-    passed = CUT if known else (EXAMPLES,)
+    counted = EXAMPLES in recorded and EXAMPLES in current
+    passed = CUT if counted else (EXAMPLES,)
     recorded, current = (
         {key: value for key, value in run.items() if key not in passed}
         for run in (recorded, current)
     )
     before, now = _methods(recorded), _methods(current)
-    found = [f"method {name}, here without it" for name in sorted(before - now)]
-    found += [f"no method {name}, here with it" for name in sorted(now - before)]
+    changes = [f"method {name}, here without it" for name in sorted(before - now)]
+    changes += [f"no method {name}, here with it" for name in sorted(now - before)]
     for key in sorted(recorded.keys() | current.keys()):
         if "." in key and key.split(".")[0] not in before & now:
             continue
         if recorded.get(key) != current.get(key):
-            found.append(f"{key} {recorded.get(key)!r}, here {current.get(key)!r}")
-    return "; ".join(found)
+            changes.append(f"{key} {recorded.get(key)!r}, here {current.get(key)!r}")
+    return "; ".join(changes)
 
 
 def _methods(run: Mapping[str, Any]) -> set[str]:

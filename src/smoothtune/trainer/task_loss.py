@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
     row_share: float | Tensor
 
 
-class TaskLoss:
+class TrainerLoss:
     """A trainer's own loss, in the part that a batch has in its update.
 
     Means whose meaning is known are weighed by what they run over. A `compute_loss` of the user's
@@ -203,14 +203,14 @@ class TaskLoss:
         """
         self.compared, model = True, self.trainer.model
         with torch.no_grad(), evaluating(model), rng.isolated(device_of(embedding.batch)):
-            ours, _ = embedding(model, embedding.batch)
+            loss, _ = embedding(model, embedding.batch)
             own: Any = self.compute_loss(model, dict(inputs))
-        assert ours is not None
+        assert loss is not None
         rounded = autocast_dtype(model, device_of(embedding.batch)) is not None
-        if not torch.isclose(ours.float(), own.float(), rtol=0.05 if rounded else 1e-3, atol=1e-6):
+        if not torch.isclose(loss.float(), own.float(), rtol=0.05 if rounded else 1e-3, atol=1e-6):
             raise ValueError(
                 f"{type(self.trainer.loss).__name__} is {own.item():.6g} in its trainer and "
-                f"{ours.item():.6g} from one forward over all columns, as methods need it: use "
+                f"{loss.item():.6g} from one forward over all columns, as methods need it: use "
                 "another loss, such as MultipleNegativesRankingLoss"
             )
 

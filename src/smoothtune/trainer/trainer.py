@@ -155,31 +155,31 @@ class SmoothTrainer(Trainer):
         regularize(self, regularizers, unlabeled_dataset=unlabeled_dataset, alternate=alternate)
 
 
-def _no_trainer(given: object) -> str:
-    """What to say of something that was given in place of a trainer."""
-    if isinstance(given, type):
-        what = f"{given.__name__} is a class"
+def _no_trainer(value: object) -> str:
+    """The message for a value in place of a trainer."""
+    if isinstance(value, type):
+        what = f"{value.__name__} is a class"
     else:
-        kind = "a model" if isinstance(given, nn.Module) else "no trainer"
-        what = f"this {type(given).__name__} is {kind}"
+        kind = "a model" if isinstance(value, nn.Module) else "no trainer"
+        what = f"this {type(value).__name__} is {kind}"
     return f"{what}: pass a transformers.Trainer that holds the model, or use Objective in a loop"
 
 
-def _methods(given: Any) -> list[Regularizer]:
-    """What was meant: methods, and lists of methods.
+def _methods(value: Any) -> list[Regularizer]:
+    """The methods of an argument: one, or a list of methods and lists.
 
     Raises:
-        TypeError: something else was given.
+        TypeError: a value is something else.
     """
-    if isinstance(given, list | tuple):
-        return [method for each in given for method in _methods(each)]
-    if isinstance(given, type) and issubclass(given, Regularizer):
-        raise TypeError(f"{given.__name__} is a class: write {given.__name__}()")
-    if isinstance(given, str):
+    if isinstance(value, list | tuple):
+        return [method for each in value for method in _methods(each)]
+    if isinstance(value, type) and issubclass(value, Regularizer):
+        raise TypeError(f"{value.__name__} is a class: write {value.__name__}()")
+    if isinstance(value, str):
         raise TypeError(
-            f"{given!r} is a name: write an instance of the method's class, such as LNSR(), or "
-            f"smoothtune.METHODS[{given!r}]()"
+            f"{value!r} is a name: write an instance of the method's class, such as LNSR(), or "
+            f"smoothtune.METHODS[{value!r}]()"
         )
-    if not isinstance(given, Regularizer):
-        raise TypeError(f"{given!r} is no method: write an instance of one, such as LNSR()")
-    return [given]
+    if not isinstance(value, Regularizer):
+        raise TypeError(f"{value!r} is no method: write an instance of one, such as LNSR()")
+    return [value]
