@@ -28,7 +28,11 @@ from smoothtune.core.forward import model_loss
 from smoothtune.core.regularizer import Penalty
 from smoothtune.testing import all_in_float64, fixed_draws, tiny_batch, tiny_model
 
-PENALTIES = {name: cls for name, cls in METHODS.items() if cls().share is not None}
+PENALTIES = {
+    name: cls
+    for name, cls in METHODS.items()
+    if issubclass(cls, Penalty) and cls().share is not None
+}
 
 
 def update(objective, model, optimizer, *batches, **options):
