@@ -57,6 +57,7 @@ def measure(spec, source, rounds, size, length):
     """One row of the table."""
     from smoothtune.config.run import load_config
     from smoothtune.console import quiet
+    from smoothtune.core.regularizer import Penalty
     from smoothtune.memory import keep_freed_memory
     from smoothtune.models.load import load_base, load_classifier
     from smoothtune.tasks.presets import TASKS
@@ -72,7 +73,7 @@ def measure(spec, source, rounds, size, length):
         return stock_trainer(model, batches)
     run = load_config(options={"task": "sst2", "output_dir": "unused"}, methods=[spec])
     (regularizer,) = run.regularizers()
-    every = regularizer.every
+    every = regularizer.every if isinstance(regularizer, Penalty) else 1
     if every > 1:
         batches *= -(-2 * every // len(batches))
     return row(spec, measure_step_cost(model, [regularizer], batches, memory=every == 1))

@@ -629,12 +629,9 @@ def test_weight_and_share_take_each_others_place():
 
 
 def test_what_can_have_no_share_says_so():
-    with pytest.raises(ValueError, match="freelb replaces the task loss"):
-        FreeLB(share=0.3)
-    with pytest.raises(ValueError, match="cwgnc has no loss term"):
-        CWGNC(share=0.3)
-    with pytest.raises(ValueError, match="sam adds no term to the task loss, so max_share"):
-        SAM(max_share=1.0)
+    for cls, field in ((FreeLB, "share"), (CWGNC, "share"), (SAM, "max_share")):
+        with pytest.raises(ValueError, match=f"{field}\n  Unexpected keyword argument"):
+            cls(**{field: 0.3})
     with pytest.raises(ValueError, match="greater than 0"):
         LNSR(share=0)
     model = tiny_model("bert")
@@ -659,7 +656,7 @@ def test_a_fraction_of_a_run_needs_its_length():
 
 def test_what_adds_no_term_has_no_ramp():
     for method in (FreeLB, Mixout):
-        with pytest.raises(ValueError, match="adds no term to the task loss, so ramp_start"):
+        with pytest.raises(ValueError, match="ramp_steps\n  Unexpected keyword argument"):
             method(ramp_steps=3)
 
 

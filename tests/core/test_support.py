@@ -26,6 +26,7 @@ from smoothtune import (
     Objective,
     compile_blocks,
 )
+from smoothtune.core.regularizer import Penalty
 from smoothtune.core.support import KINDS, REFUSED, kinds
 from smoothtune.nn.environments import ENVIRONMENTS, LOW_BIT, environments
 from smoothtune.testing import (
@@ -136,7 +137,8 @@ def gradient(make, environment=None, dtype=torch.float32):
     )
     torch.manual_seed(3)
     try:
-        for _ in range(2 if any(r.share for r in objective.regularizers.values()) else 1):
+        shares = [isinstance(r, Penalty) and r.share for r in objective.regularizers.values()]
+        for _ in range(2 if any(shares) else 1):
             optimizer.zero_grad()
             with fixed_draws():  # the backward recomputes blocks, so it must draw the same
                 with around:

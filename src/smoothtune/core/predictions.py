@@ -43,6 +43,7 @@ def heads(run: ForwardPass) -> list[Head]:
     Raises:
         ValueError: the model predicts none of these, or nothing says what its labels are.
     """
+    # embeddings, and both ends of a span
     outputs = run.outputs
     if "sentence_embedding" in outputs:
         embedding = outputs["sentence_embedding"]
@@ -53,10 +54,12 @@ def heads(run: ForwardPass) -> list[Head]:
         return [
             Head(span.masked_fill(~run.mask, low)[:, None], _ones(span), False) for span in spans
         ]
+    # tokens of a language model
     logits, bare = run.logits, unwrap(run.model)
     if predicts_tokens(bare):
         tokens = label_logits(logits, with_decoder_inputs(bare, run.batch))[:, None]
         return [Head(tokens, _ones(tokens), False, len(tokens) / num_items(run.batch))]
+    # several labels, classes, or scores of an example
     if logits.ndim == 1:  # DeBERTa flattens the scores of a regression when it is given labels
         logits = logits[:, None]
     config = getattr(bare, "config", None)
@@ -74,6 +77,7 @@ def heads(run: ForwardPass) -> list[Head]:
             )
         regression = problem == "regression" or logits.shape[-1] == 1
         return [Head(logits[:, None], _ones(logits), regression)]
+    # classes of tokens
     labels = run.batch.get("labels")
     at_the_token = labels_at_the_token(bare) or not is_causal(bare)
     fitting = labels is None or labels.shape == logits.shape[:2]

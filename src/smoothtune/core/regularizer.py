@@ -53,7 +53,7 @@ def method(name: str, traits: Traits | None = None) -> Callable[[type[R]], type[
         if hasattr(cls, "loss") and not issubclass(cls, LossTerm):
             raise TypeError(f"{cls.__name__} has a loss: make it a Penalty or a TaskLoss")
         cls.name, cls.declared = name, traits or Traits()
-        return dataclass(config=STRICT, kw_only=True)(cls)
+        return dataclass(config=STRICT, kw_only=True)(cls)  # type: ignore[return-value]
 
     return made
 

@@ -287,6 +287,7 @@ def side_problems(
     perturbing = {name: r for name, r in with_side.items() if r.points()}
     names, refusals = ", ".join(perturbing), list[str]()
     kind = getattr(getattr(declaring(model), "config", None), "model_type", "")
+    # the model
     if perturbing and is_encoder_decoder(model):
         if kind not in ENCODER_DECODERS:
             refusals.append(
@@ -300,6 +301,7 @@ def side_problems(
             for environment in ENVIRONMENTS
             if environment in where and environment in ("FSDP2", *LOW_BIT)
         ]
+    # the methods together, and each with the model
     sides = {r.side for r in perturbing.values()}
     if len(sides) > 1:
         refusals.append(f"{names} have side={' and '.join(sorted(sides))}: give them one side")

@@ -113,6 +113,7 @@ class InputDerivatives:
         """
         x = clean.zeros()
         weights = weights.to(x)
+        # by forward passes
         if self.name == "finite_difference":
 
             def function(delta: Tensor) -> list[Tensor]:
@@ -129,6 +130,7 @@ class InputDerivatives:
                 probe=self.probe,
                 center=center,
             )
+        # by autograd
         outputs = [z.to(x.dtype) for z in read(clean.run())]
         leaf = clean.delta()
         if self.name == "exact":

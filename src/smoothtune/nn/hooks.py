@@ -214,6 +214,7 @@ def tapped(
         point: Tap(point, deltas.get(point), bases.get(point), detach, stop, len(sides), relative)
         for point in {*points, *deltas}
     }
+    # hooks, for the time of the forward
     with ExitStack() as hooks:
         for tap, one in product(taps.values(), sides):
             for handle in _hook(tap, bare, one):
@@ -222,6 +223,7 @@ def tapped(
             for handle in _record(recorded, hidden_states):
                 hooks.enter_context(handle)
         yield taps
+    # what it has passed
     for point, tap in taps.items():
         if tap.value is None:
             raise RuntimeError(
