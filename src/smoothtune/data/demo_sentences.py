@@ -21,8 +21,8 @@ NEW_BAD = ["terrible", "boring", "poor", "disappointing"]
 NEW_BAD += ["miserable", "unpleasant", "lifeless", "annoying"]
 NEGATIONS = ("not", "far from", "anything but", "never")
 INTENSIFIERS = ("", "really ", "quite ", "simply ")
-FORMS = ("{main}", "{main}", "although {other}, {main}")
-FORMS += ("{other}, but {main}", "{main}, even though {other}")
+FORMS = ["{main}", "{main}", "although {other}, {main}"]
+FORMS += ["{other}, but {main}", "{main}, even though {other}"]
 LABEL_NOISE = 0.1
 """Share of training labels that are wrong."""
 
