@@ -102,7 +102,7 @@ def narrow_weights_after(output_dir, method, **changes):
 def tiny_lora():
     """A tiny Llama classifier with LoRA whose adapters do something."""
     settings = LoraSettings(r=2, target_modules=["q_proj", "v_proj"])
-    model = add_lora(tiny_model("llama"), settings, "text-classification", ["score.weight"], seed=0)
+    model = add_lora(tiny_model("llama"), settings, "SEQ_CLS", ["score.weight"], seed=0)
     model = model.double().train()
     torch.manual_seed(1)
     for name, parameter in model.named_parameters():

@@ -122,7 +122,7 @@ def test_an_adapter_cannot_point_elsewhere(base: Any, bert: Path, tmp_path: Path
     peft = pytest.importorskip("peft")
     loaded = load_base(str(bert))
     model, _ = load_classifier(loaded, TASKS["rte"], seed=0)
-    adapted = add_lora(model, LoraSettings(r=2), "text-classification", [], seed=0)
+    adapted = add_lora(model, LoraSettings(r=2), "SEQ_CLS", [], seed=0)
     save(adapted, tmp_path / "adapter")
     loaded.tokenizer.save_pretrained(tmp_path / "adapter")
     source = load_base(str(tmp_path / "adapter"))

@@ -379,7 +379,7 @@ def test_methods_on_weights_act_on_adapters_and_head_alone(architecture):
     model = tiny_model(architecture)
     frozen = {name: p.detach().clone() for name, p in model.named_parameters()}
     new = ["classifier.weight"] if architecture == "bert" else ["score.weight"]
-    model = add_lora(model, LoraSettings(r=2), "text-classification", new, seed=0).double().train()
+    model = add_lora(model, LoraSettings(r=2), "SEQ_CLS", new, seed=0).double().train()
     optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)
     methods = [Mixout(p=0.3), L2SP(), CWGNC(max_norm=0.05), UEGR(keep=0.5), LNSR(weight=1.0)]
     objective = Objective(*methods).bind(model, optimizer)
@@ -412,7 +412,7 @@ def test_quantized_layers_of_an_unknown_kind_are_refused(method):
 def test_new_head_is_told_from_the_base(folder):
     config = RunConfig(**settings(folder, "out", "bert"))
     model, new = load_classifier(load_base(config.model), configured_task(config), seed=0)
-    adapted = add_lora(model, LoraSettings(), "text-classification", new, seed=0)
+    adapted = add_lora(model, LoraSettings(), "SEQ_CLS", new, seed=0)
     trained = {name for name, p in adapted.named_parameters() if p.requires_grad}
     whole = {name for name in trained if "lora_" not in name}
     assert whole == {

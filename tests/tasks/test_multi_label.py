@@ -152,7 +152,7 @@ def test_rows_to_evaluate_may_lack_a_label_of_the_model(tokenizer, tmp_path) -> 
     [
         ({"text_columns": ()}, "one text column or two"),
         ({"label_columns": ("a",)}, "names one column.*text-classification"),
-        ({"label_columns": ("a", "text")}, "must be different ones"),
+        ({"label_columns": ("a", "text")}, "must be different columns"),
         ({"label_columns": ("a", "b"), "label_separator": ";"}, "leave label_separator and"),
     ],
 )

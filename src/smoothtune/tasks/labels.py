@@ -50,7 +50,7 @@ def names_in_lists(
     if kinds != {int} or set(counts) != set(range(len(counts))):
         shown = ", ".join(map(repr, sorted(counts, key=repr)[:10])) or "none"
         raise DataError(
-            f"{where}: lists hold names, or numbers 0, 1, 2, ... without gaps, found {shown}"
+            f"{where}: labels are names, or numbers 0, 1, 2, ... without gaps, found {shown}"
         )
     return tuple(map(str, range(len(counts))))
 

@@ -53,9 +53,10 @@ class OrdinalReader(ClassReader):
 
 def _quadratic_weighted_kappa(gold: np.ndarray, classes: np.ndarray, num_classes: int) -> float:
     """Cohen's kappa with quadratic weights, -1 to 1; 0 where all gold and predicted are one."""
-    with np.errstate(invalid="ignore"):
-        kappa = cohen_kappa_score(gold, classes, labels=np.arange(num_classes), weights="quadratic")
-    return 0.0 if np.isnan(kappa) else float(kappa)
+    if len(np.union1d(gold, classes)) == 1:
+        return 0.0
+    labels = np.arange(num_classes)
+    return float(cohen_kappa_score(gold, classes, labels=labels, weights="quadratic"))
 
 
 @dataclass(frozen=True)
