@@ -7,6 +7,7 @@ import pytest
 from rich.console import Console
 
 from helpers.made_records import made_cells, write_record
+from helpers.study_files import write  # noqa: F401
 from smoothtune.study.config import Study
 from smoothtune.study.plan import Plan
 from smoothtune.study.records import STUDY
@@ -16,7 +17,7 @@ from smoothtune.study.records import STUDY
 def reproduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Writes made records of a study and the pages of its reproduction."""
 
-    def write(study: Study, skip=lambda cell: False, **metrics):
+    def write_pages(study: Study, skip=lambda cell: False, **metrics):
         from smoothtune.reproduce.page import write_reproduction
 
         cells = made_cells(study)
@@ -29,4 +30,4 @@ def reproduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         with open(os.devnull, "w") as nothing:
             return write_reproduction(study, tmp_path, Console(file=nothing))
 
-    return write
+    return write_pages

@@ -107,10 +107,10 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
     drawn = [_drawn(number, layout, runs, study) for number, layout in _numbered(study)]
     for item in drawn:
         _write_files(item, folder)
-    said = [*_sentences(study, runs, drawn)]
+    title, said = study.config.title or study.name, [*_sentences(study, runs, drawn)]
     content = {
         "name": study.name,
-        "title": study.config.title or study.name,
+        "title": title,
         "notes": study.config.notes,
         "protocol": study.config.protocol,
         "departures": departures(study),
@@ -132,7 +132,7 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
         ],
     }
     write_json(folder / CONTENT, content)
-    write_page(folder, "reproduce", content["title"], [*_sections(study, drawn, said)])
+    write_page(folder, "reproduce", title, [*_sections(study, drawn, said)])
     for sentence in said:
         say(console, f"{sentence.verdict}: {sentence.text}")
     say(console, f"{folder / 'reproduce.html'} is written")

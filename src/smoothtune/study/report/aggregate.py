@@ -107,7 +107,8 @@ def aggregates(runs: pd.DataFrame) -> list[Aggregate]:
     return [
         Aggregate(
             method,
-            *scores.shape,
+            tasks=scores.shape[0],
+            seeds=scores.shape[1],
             iqm=interquartile_mean(scores),
             mean=_with_interval(scores, lambda x: x.mean((1, 2))),
         )

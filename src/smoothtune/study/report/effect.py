@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal
 
 import numpy as np
 
@@ -36,15 +35,6 @@ ALL = "all conditions"
 MORE, LESS = "more robust", "less robust"
 MOVES, WEAKLY = "moves it", "moves it, not after Holm"
 NOTHING, WRONG, FEW = "no effect seen", "moves it the wrong way", "too few seeds"
-Verdict = Literal[
-    "more robust",
-    "less robust",
-    "moves it",
-    "moves it, not after Holm",
-    "no effect seen",
-    "moves it the wrong way",
-    "too few seeds",
-]
 
 
 @dataclass(frozen=True)
@@ -67,7 +57,7 @@ class QuantityComparison:
     score: Effect
     """Difference in score of the same runs."""
     cost_ratio: float | None
-    verdict: Verdict
+    verdict: str
     layer: int | None = None
     """1 is the first block, 0 the embeddings; None: all layers together."""
 
@@ -134,7 +124,7 @@ def layer_measure(quantity: str, layer: int) -> str:
     return f"{quantity}, layer {layer}"
 
 
-def claim_verdict(tested: Comparison) -> Verdict:
+def claim_verdict(tested: Comparison) -> str:
     """Whether a method lowers what it is to lower."""
     if len(tested.seeds) < 2:
         return FEW
@@ -145,7 +135,7 @@ def claim_verdict(tested: Comparison) -> Verdict:
     return MOVES if tested.p_holm < LEVEL else WEAKLY
 
 
-def robustness_verdict(tested: Comparison) -> Verdict:
+def robustness_verdict(tested: Comparison) -> str:
     """Whether a method is more robust than plain, or less."""
     if len(tested.seeds) < 2:
         return FEW
@@ -171,7 +161,7 @@ class _Table:
         )
 
     def compare(
-        self, asked: Sequence[tuple[str, str]], judge: Callable[[Comparison], Verdict]
+        self, asked: Sequence[tuple[str, str]], judge: Callable[[Comparison], str]
     ) -> list[QuantityComparison]:
         """Methods and quantities under every condition, and over all of them."""
         groups = [[condition] for condition in self.conditions]
@@ -195,7 +185,7 @@ class _Table:
         quantity: str,
         pairs: Pairs,
         tested: Comparison,
-        verdict: Verdict,
+        verdict: str,
         layer: int | None = None,
     ) -> QuantityComparison:
         """A comparison with the score and the time of the same runs."""

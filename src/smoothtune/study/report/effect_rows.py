@@ -114,7 +114,9 @@ def measured_runs(labeled: Iterable[tuple[str, CellContent]]) -> list[MeasuredRu
         config = result.config
         runs.append(
             MeasuredRun(
-                condition=ConditionKey(*(config.get(name) for name in ConditionKey._fields)),
+                condition=ConditionKey(
+                    config["task"], config["model"], config.get("max_train_samples")
+                ),
                 method=label,
                 seed=config["seed"],
                 claims=claims_of(config["methods"], extras.claims) if part else None,

@@ -90,11 +90,12 @@ def _chance(group: Sequence[MethodResult]) -> Iterator[Sentence]:
     if plain is None:
         yield Sentence("fragile", "Plain fine-tuning has no finished run.")
     elif plain.is_at_chance:
+        score = number(plain.score.mean if plain.score else None, ".3f")
+        constant = number(plain.trivial_baseline, ".3f")
         yield Sentence(
             "fragile",
-            f"Plain fine-tuning ({number(plain.score and plain.score.mean, '.3f')}) is not above "
-            f"the {number(plain.trivial_baseline, '.3f')} of a constant answer; comparisons mean "
-            "little.",
+            f"Plain fine-tuning ({score}) is not above the {constant} of a constant answer; "
+            "comparisons mean little.",
         )
 
 
