@@ -137,7 +137,7 @@ def without_plots():
     """Let the report draw nothing."""
     from smoothtune.study.report import page
 
-    page.study_plots = lambda *_: {}
+    page.study_plots = lambda *_: page.Plots()
 
 
 def measure(step, folder, code):

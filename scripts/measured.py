@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,13 @@ from tables import escaped, table
 
 from smoothtune.methods import METHODS
 from smoothtune.report.page import number
+from smoothtune.report.tables import Effect
+from smoothtune.study.comparison import ConditionKey
 from smoothtune.study.config import StudyConfig
-from smoothtune.study.report.comparison import compare, table_of_runs
-from smoothtune.study.report.effect import (
-    claims_of,
-    compare_beside,
-    compare_effects,
-    compare_robustness,
-)
-from smoothtune.study.report.statistics import NAMES
+from smoothtune.study.report.effect import QuantityComparison, compare_quantities
+from smoothtune.study.report.effect_rows import MeasuredRun, claims_of
+from smoothtune.study.report.methods import MethodResult, compare_methods, table_of_runs
+from smoothtune.study.report.statistics import NAMES, TrainingTime
 
 ROOT = Path(__file__).parent.parent
 COST = "benchmarks/results/cost-minilm-16x128"
@@ -101,7 +100,7 @@ def evidence(name: str) -> str:
 
 def _study(name: str) -> Iterator[str]:
     for study in STUDIES:
-        rows = [row for row in _compared(study) if name in row["configured"]]
+        rows = [row for row in _compared(study) if name in row.configured]
         if name == "plain" or not rows:
             continue
         titles = ["condition", "methods", "score minus plain, points", "p, Holm"]
@@ -120,42 +119,42 @@ def _study(name: str) -> Iterator[str]:
 
 
 @cache
-def _compared(study: str) -> list[dict[str, Any]]:
+def _compared(study: str) -> list[MethodResult]:
     """Every method of a study against plain, with the fields that it ran with."""
     runs = _runs(study)
     fields = dict(zip(runs["method"], map(json.loads, runs["methods"]), strict=True))
-    compared = compare(table_of_runs(runs.to_dict("records")), TEST)
-    return [row | {"configured": fields[row["method"]]} for row in compared if row["against_plain"]]
+    compared = compare_methods(table_of_runs(runs.to_dict("records")), TEST)
+    return [replace(row, configured=fields[row.method]) for row in compared if row.against_plain]
 
 
-def _row(row: dict[str, Any]) -> list[str]:
-    against = row["against_plain"]
-    low, high = (100 * x for x in against["difference"]["interval"])
+def _row(row: MethodResult) -> list[str]:
+    against = row.against_plain
+    assert against is not None
+    assert against.difference.interval is not None
+    low, high = (100 * x for x in against.difference.interval)
     cells = [
-        f"{row['task']}, {row['model']}, {row['max_train_samples']} examples",
-        escaped(row["method"]),
-        f"{100 * against['difference']['value']:+.1f} ({low:+.1f} to {high:+.1f})",
-        f"{against['p_holm']:.2g}",
+        row.condition.title,
+        escaped(row.method),
+        f"{100 * against.difference.value:+.1f} ({low:+.1f} to {high:+.1f})",
+        f"{against.p_holm:.2g}",
     ]
     for measure in MEASURES:
-        found = against["secondary"].get(measure)
-        cells.append(
-            f"{found['difference']['value']:+.3f} ({found['p_holm']:.2g})" if found else "–"
-        )
+        found = against.secondary[measure]
+        cells.append(f"{found.difference.value:+.3f} ({found.p_holm:.2g})" if found else "–")
     return cells
 
 
-def _time(row: dict[str, Any]) -> str:
-    return number(row["against_plain"]["cost_ratio"], ".2f")
+def _time(row: MethodResult) -> str:
+    return number(row.against_plain and row.against_plain.cost_ratio, ".2f")
 
 
-def _settings(name: str, rows: list[dict[str, Any]]) -> str:
+def _settings(name: str, rows: list[MethodResult]) -> str:
     """How the fields of those runs differ from the defaults of today."""
     said = {}
     for row in rows:
         now = vars(METHODS[name]())
-        then = row["configured"][name]
-        said[row["method"]] = [
+        then = row.configured[name]
+        said[row.method] = [
             f"`{field}={value!r}`"
             for field, value in then.items()
             if field in now and _plain(now[field]) != value
@@ -173,7 +172,7 @@ def _plain(value: Any) -> Any:
 
 def _effect(name: str) -> Iterator[str]:
     for study, title in EFFECTS.items():
-        rows = [row for row in _effects(study) if row["method"].split()[0] == name]
+        rows = [row for row in _effects(study) if row.method.split()[0] == name]
         if rows:
             titles = ["condition", "methods", "quantity", "seeds", "change, %", "p", "p, Holm"]
             titles += ["score, points", "verdict"]
@@ -184,38 +183,45 @@ def _effect(name: str) -> Iterator[str]:
 
 
 @cache
-def _effects(study: str) -> list[dict[str, Any]]:
+def _effects(study: str) -> list[QuantityComparison]:
     """Every method of a study against plain in the quantities that it is about."""
-    rows = [_measured(run) for run in _runs(study).to_dict("records")]
-    rows = [row for row in rows if row["values"]]
-    return [*compare_effects(rows), *compare_beside(rows), *compare_robustness(rows)]
+    runs = map(_measured, _runs(study).to_dict("records"))
+    return compare_quantities([run for run in runs if run.values]).rows
 
 
-def _measured(run: dict[str, Any]) -> dict[str, Any]:
-    """A run as `smoothtune.study.report.effect.effect_rows` has it."""
+def _measured(run: dict[str, Any]) -> MeasuredRun:
     quantities, robustness = (
         json.loads(run[name]) if isinstance(run[name], str) else None
         for name in ("quantities", "robustness")
     )
-    claims = claims_of(json.loads(run["methods"]), {}) if quantities is not None else None
-    values = (quantities or {}) | (robustness or {})
-    return run | {"claims": claims, "values": values, "cost": run}
+    size = run["max_train_samples"]
+    return MeasuredRun(
+        condition=ConditionKey(run["task"], run["model"], None if pd.isna(size) else int(size)),
+        method=run["method"],
+        seed=run["seed"],
+        claims=claims_of(json.loads(run["methods"]), {}) if quantities is not None else None,
+        score=run["score"],
+        time=TrainingTime(run["train_seconds"], run["device"]),
+        values=(quantities or {}) | (robustness or {}),
+        layers={},
+        missing={},
+    )
 
 
-def _moved(row: dict[str, Any]) -> list[str]:
+def _moved(row: QuantityComparison) -> list[str]:
     return [
-        row["condition"],
-        escaped(row["method"]),
-        row["quantity"],
-        str(len(row["seeds"])),
-        _percent(row["change"], ".0f"),
-        *(number(row[name], ".2g") for name in ("p", "p_holm")),
-        _percent(row["score"], ".1f"),
-        row["verdict"],
+        row.condition,
+        escaped(row.method),
+        row.quantity,
+        str(len(row.seeds)),
+        _percent(row.change, ".0f"),
+        *(number(value, ".2g") for value in (row.p, row.p_holm)),
+        _percent(row.score, ".1f"),
+        row.verdict,
     ]
 
 
-def _percent(effect: dict[str, Any], form: str) -> str:
+def _percent(effect: Effect, form: str) -> str:
     """A mean difference in percent, with its interval where there is one."""
-    shown = " to ".join(f"{100 * end:+{form}}" for end in effect["interval"] or ())
-    return f"{100 * effect['value']:+{form}}" + (f" ({shown})" if shown else "")
+    shown = " to ".join(f"{100 * end:+{form}}" for end in effect.interval or ())
+    return f"{100 * effect.value:+{form}}" + (f" ({shown})" if shown else "")

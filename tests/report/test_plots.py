@@ -6,7 +6,7 @@ from itertools import combinations, pairwise
 import pytest
 
 from smoothtune.report.curves import Curve, CurvePoint
-from smoothtune.report.page import Plot, Table, render
+from smoothtune.report.page import Plot, Section, Table, page_text
 from smoothtune.report.plots import Frame, draw, draw_lines, log_scale, num_lines, styles
 
 NAMES = [f"method {number}" for number in range(28)]
@@ -99,13 +99,9 @@ def test_plots_of_a_page_share_no_id_and_follow_its_colors() -> None:
 
 
 def test_pages_of_several_sections_have_contents() -> None:
-    content = {
-        **dict.fromkeys(["title", "trained", "rows"], "x"),
-        **{"findings": [], "runs": Table(["a"], []), "trials": {"<b>": Table(["a"], [])}},
-        **{"plots": [], "versions": Table(["a"], [])},
-        "settings": dict.fromkeys(["budget", "held_out", "folds", "confirm_runs", "round_size"], 1),
-    }
-    page = render("tune.html.jinja", content)
+    table = Table(["a"], [])
+    titles = ["Fresh runs", "Trials: <b>", "How it was made"]
+    page = page_text("html", "title", [Section(title, [table]) for title in titles])
     links = re.findall(r'<a href="#([^"]*)">(.*?)</a>', page)
     assert links == re.findall(r'<h2 id="([^"]*)">(.*?)</h2>', page)
     assert ("section-2", "Trials: &lt;b&gt;") in links

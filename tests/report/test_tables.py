@@ -4,12 +4,13 @@ import re
 
 import pytest
 
-from smoothtune.report.page import Table, render
+from smoothtune.report.page import Section, Table, page_text
 from smoothtune.report.tables import averages_and_ranks, latex_table, latex_text, score_grid
+from smoothtune.study.report.statistics import Summary
 
 
-def mean(value: float, sd: float | None = 0.01) -> dict:
-    return {"mean": value, "sd": sd}
+def mean(value: float, sd: float | None = 0.01) -> Summary:
+    return Summary(5, value, sd, value, value)
 
 
 SCORES = {
@@ -74,15 +75,6 @@ def test_minus_signs(text: str, wanted: str) -> None:
 
 
 def test_pages_show_bold_cells() -> None:
-    page = {"table": Table(["m", "x", "y"], [["<a>", "1", "2"]], frozenset({(0, 2)}))}
-    markdown = render(
-        "effect.md.jinja",
-        {
-            "about": True,
-            "findings": [],
-            "table_of_effects": page["table"],
-            "quantities": Table([], []),
-            "layers": Table([], []),
-        },
-    )
+    table = Table(["m", "x", "y"], [["<a>", "1", "2"]], frozenset({(0, 2)}))
+    markdown = page_text("md", "title", [Section("scores", [table])])
     assert "| 1 | **2** |" in markdown

@@ -1,29 +1,34 @@
-"""Pages from templates, with tables, plots and sentences."""
+"""Pages as lists of sections, each written as Markdown and as HTML; other texts from templates."""
 
 from __future__ import annotations
 
 import html
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal, NamedTuple
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from smoothtune.errors import printable
+from smoothtune.files import write_atomic
 
 
 @dataclass(frozen=True)
 class Table:
     """Rows of text under their head."""
 
+    kind: ClassVar = "table"
     head: list[str]
     rows: list[list[str]]
     bold: frozenset[tuple[int, int]] = frozenset()
     """Cells that stand out, by row and column."""
+    wraps: bool = False
+    """Whether its cells are texts, whose lines may be broken."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +74,123 @@ class Sentence(NamedTuple):
 
     verdict: Verdict
     text: str
+
+    @property
+    def kind(self) -> str:
+        """As a block of a page: what it says before all else."""
+        return "verdict"
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Sentences, one below the other."""
+
+    kind: ClassVar = "findings"
+    sentences: Sequence[Sentence]
+
+
+@dataclass(frozen=True)
+class Items:
+    """A list of texts."""
+
+    kind: ClassVar = "items"
+    texts: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading within a section."""
+
+    kind: ClassVar = "heading"
+    text: str
+
+
+@dataclass(frozen=True)
+class Small:
+    """A paragraph in small letters: what stands in which file."""
+
+    kind: ClassVar = "small"
+    text: str
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Plots beside one another."""
+
+    kind: ClassVar = "figures"
+    plots: Sequence[Plot]
+    panels: bool = False
+    """Whether each is as wide as it was drawn, and scrolls where that is too wide."""
+    titled: bool = True
+    """Whether their titles are shown."""
+
+
+@dataclass(frozen=True)
+class PaperTable:
+    """A table in a paper's layout, with the study's numbers above the printed ones."""
+
+    kind: ClassVar = "paper"
+    title: str
+    groups: list[tuple[str, int]]
+    """Names with the number of columns they span."""
+    names: list[str] | None
+    """Of the columns."""
+    rows: list[PaperRow]
+    flat: Table
+    """The same with one line of heads."""
+
+
+class PaperRow(NamedTuple):
+    """A row of a paper's table."""
+
+    name: str
+    group: str
+    label: str
+    """Of the study's numbers."""
+    here: list[str]
+    printed: list[str] | None
+    verdicts: list[tuple[str, int]]
+    """With the number of columns they span."""
+
+
+@dataclass(frozen=True)
+class Folded:
+    """What HTML shows on a click, and Markdown below its title."""
+
+    kind: ClassVar = "folded"
+    title: str
+    blocks: Sequence[Block]
+
+
+Block = str | Sentence | Findings | Items | Heading | Small | Table | Figures | PaperTable | Folded
+"""A part of a section; a text is a paragraph."""
+
+
+class Section(NamedTuple):
+    """A part of a page with a heading of its own."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+def write_page(folder: Path, name: str, title: str, sections: Sequence[Section]) -> None:
+    """Write a page as Markdown and as HTML.
+
+    Args:
+        folder: for the files.
+        name: of the files, without ending.
+        title: of the page.
+        sections: those without blocks are left out.
+    """
+    for ending in ("md", "html"):
+        write_atomic(folder / f"{name}.{ending}", page_text(ending, title, sections))
+
+
+def page_text(ending: str, title: str, sections: Sequence[Section]) -> str:
+    """A page as Markdown ("md") or as HTML ("html"); all texts are escaped."""
+    shown = [section for section in sections if section.blocks]
+    page = render(f"sections.{ending}.jinja", {"title": title, "sections": shown})
+    return page.rstrip("\n") + "\n"
 
 
 DASH = "–"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from scipy.stats import rankdata
@@ -70,16 +71,50 @@ def latex_table(table: Table, *, caption: str = "", label: str = "") -> str:
     return "\n".join(["% needs \\usepackage{booktabs}", *lines, ""])
 
 
-def effect_text(effect: Mapping[str, Any] | None, factor: float, spec: str) -> str:
+@dataclass(frozen=True)
+class Effect:
+    """A number with its 95 % interval."""
+
+    value: float
+    interval: tuple[float, float] | None
+    """None where there is too little to judge by."""
+
+    @property
+    def bounds(self) -> tuple[float | None, float | None]:
+        """Low and high."""
+        return self.interval or (None, None)
+
+    @property
+    def excludes_zero(self) -> bool:
+        """Whether the interval is on one side of 0."""
+        return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
+
+
+class Spread(Protocol):
+    """Scores of some seeds."""
+
+    @property
+    def mean(self) -> float:
+        """Of all seeds."""
+
+    @property
+    def sd(self) -> float | None:
+        """None for one seed."""
+
+
+def effect_text(effect: Effect | None, factor: float, spec: str) -> str:
     """A difference with its interval; `factor` 100 makes points of scores.
 
-    >>> effect_text({"value": 0.01, "interval": (-0.02, 0.04)}, 100, "+.1f")
+    >>> effect_text(Effect(0.01, (-0.02, 0.04)), 100, "+.1f")
     '+1.0 [-2.0, +4.0]'
     """
     if effect is None:
         return DASH
-    interval = effect["interval"] and tuple(factor * bound for bound in effect["interval"])
-    return with_interval(factor * effect["value"], interval, spec)
+    interval = None
+    if effect.interval is not None:
+        low, high = effect.interval
+        interval = factor * low, factor * high
+    return with_interval(factor * effect.value, interval, spec)
 
 
 def p_text(value: float | None) -> str:
@@ -92,7 +127,7 @@ def p_text(value: float | None) -> str:
 
 
 def score_grid(
-    scores: Mapping[str, Mapping[Any, Mapping[str, Any]]],
+    scores: Mapping[str, Mapping[Any, Spread]],
     columns: Mapping[Any, str],
     *,
     corner: str = "method",
@@ -100,8 +135,7 @@ def score_grid(
     """Methods x tasks in points, with the average over the tasks and the mean rank.
 
     Args:
-        scores: by method and task `mean` and `sd` (0 to 1, sd None for one seed), as of
-            `smoothtune.study.report.statistics.summary`; a task without finished runs is missing.
+        scores: by method and task, from 0 to 1; a task without finished runs is missing.
         columns: title of each task.
         corner: head of the first column.
 
@@ -115,7 +149,7 @@ def score_grid(
         for name, found in scores.items()
     ]
     means = {
-        task: {name: found[task]["mean"] for name, found in scores.items() if task in found}
+        task: {name: found[task].mean for name, found in scores.items() if task in found}
         for task in columns
     }
     places = {name: number for number, name in enumerate(scores)}
@@ -162,8 +196,8 @@ def _most(values: Mapping[str, float]) -> Sequence[str]:
     return [name for name, value in values.items() if value == max(values.values())]
 
 
-def _mean_and_sd(score: Mapping[str, Any] | None) -> str:
+def _mean_and_sd(score: Spread | None) -> str:
     if score is None:
         return DASH
-    mean = f"{POINTS * score['mean']:.1f}"
-    return mean if score["sd"] is None else f"{mean} ± {POINTS * score['sd']:.1f}"
+    mean = f"{POINTS * score.mean:.1f}"
+    return mean if score.sd is None else f"{mean} ± {POINTS * score.sd:.1f}"

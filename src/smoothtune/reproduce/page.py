@@ -14,7 +14,22 @@ from rich.console import Console
 from smoothtune.console import say
 from smoothtune.errors import OutputError, PlotsMissing, counted
 from smoothtune.files import write_atomic, write_json
-from smoothtune.report.page import Plot, Sentence, Table, render
+from smoothtune.report.page import (
+    Block,
+    Figures,
+    Findings,
+    Folded,
+    Heading,
+    Items,
+    PaperRow,
+    PaperTable,
+    Plot,
+    Section,
+    Sentence,
+    Small,
+    Table,
+    write_page,
+)
 from smoothtune.report.tables import latex_table
 from smoothtune.reproduce.drawing import draw
 from smoothtune.reproduce.figures import draw_figure, why_missing
@@ -33,7 +48,7 @@ from smoothtune.results import RunResult
 from smoothtune.study.config import PLAIN, Study
 from smoothtune.study.layout import FigureLayout, Line, TableLayout
 from smoothtune.study.plan import Plan, read_fingerprints
-from smoothtune.study.protocol import departures
+from smoothtune.study.protocol import Protocol, departures
 from smoothtune.study.records import STUDY, Records
 from smoothtune.study.report.statistics import NAMES
 
@@ -42,6 +57,17 @@ COMPARED = [
     *("row", "column", "printed", "here, 95 % interval", "here minus printed", "verdict"),
     *("printed gain", "gain, 95 % interval", "verdict on the gain"),
 ]
+
+
+VERDICTS = (
+    "agrees: zero lies in the 95 % interval of the difference of the two means (Welch; where no "
+    "deviation is printed, the printed mean counts as exact). differs: it does not. not printed: "
+    "there is no number to compare with. no interval: one run, runs that score the same, a maximum "
+    "or a p-value, of which nothing is said. cut short: runs that end before their epochs do, of "
+    "which nothing is said either. not run: no finished run is about the cell. A gain is over the "
+    "row that is the baseline, of the same seeds. Intervals are not corrected for the number of "
+    "cells: of a hundred true numbers five differ."
+)
 
 
 @dataclass(frozen=True)
@@ -81,10 +107,10 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
     drawn = [_drawn(number, layout, runs, study) for number, layout in _numbered(study)]
     for item in drawn:
         _write_files(item, folder)
-    said = [*_sentences(study, runs, drawn)]
+    title, said = study.config.title or study.name, [*_sentences(study, runs, drawn)]
     content = {
         "name": study.name,
-        "title": study.config.title or study.name,
+        "title": title,
         "notes": study.config.notes,
         "protocol": study.config.protocol,
         "departures": departures(study),
@@ -106,9 +132,7 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
         ],
     }
     write_json(folder / CONTENT, content)
-    page = _page(study, drawn, said)
-    write_atomic(folder / "reproduce.md", render("reproduce.md.jinja", page))
-    write_atomic(folder / "reproduce.html", render("reproduce.html.jinja", page))
+    write_page(folder, "reproduce", title, [*_sections(study, drawn, said)])
     for sentence in said:
         say(console, f"{sentence.verdict}: {sentence.text}")
     say(console, f"{folder / 'reproduce.html'} is written")
@@ -168,64 +192,74 @@ def _flat(table: DrawnTable) -> Table:
         if table.is_empty(line):
             continue
         rows.append([line.name, label_here(table, line.name), *numbers_here(table, line.name)])
-        if line.name in table.layout.printed:
-            rows.append(["", "printed", *numbers_printed(table, line.name)])
+        if printed := _printed(table, line):
+            rows.append(["", "printed", *printed])
     return Table(["", "", *titles], rows)
 
 
-def _page(study: Study, drawn: Sequence[Drawn], said: Sequence[Sentence]) -> dict[str, Any]:
-    """What the templates show."""
-    protocol = study.protocol
-    return {
-        "title": study.config.title or study.name,
-        "notes": study.config.notes,
-        "findings": said,
-        "protocol": protocol and {"title": protocol.title, "source": protocol.source},
-        "protocol_name": study.config.protocol,
-        "reconstructed": protocol.reconstructed if protocol else [],
-        "departures": departures(study),
-        "judged": any(item.table for item in drawn),
-        "items": [
-            {
-                "name": item.name,
-                "title": item.title,
-                "note": item.note,
-                "missing": item.missing,
-                "table": _table(item.table, study.config.test) if item.table else None,
-                "plot": item.plot,
-                "several_panels": item.panels > 1,
-            }
-            for item in drawn
-        ],
-    }
+def _sections(study: Study, drawn: Sequence[Drawn], said: Sequence[Sentence]) -> Iterator[Section]:
+    notes = [study.config.notes] if study.config.notes else []
+    yield Section("In short", [*notes, Findings(said)])
+    for item in drawn:
+        note = [item.note] if item.note else []
+        yield Section(item.title, [*note, *_blocks(item, study.config.test)])
+    if any(item.table for item in drawn):
+        yield Section("What the verdicts mean", [VERDICTS])
+    if study.protocol:
+        yield Section(f"Protocol: {study.config.protocol}", [*_protocol(study, study.protocol)])
 
 
-def _table(table: DrawnTable, test: str) -> dict[str, Any]:
+def _blocks(item: Drawn, test: str) -> Iterator[Block]:
+    """A table or figure of the paper."""
+    if item.table is not None:
+        yield _table(item.title, item.table)
+        if rows := "; ".join(item.table.empty_rows()):
+            yield Small(f"Not run: {rows}.")
+        if columns := ", ".join(item.table.empty_columns()):
+            yield Small(f"Columns not run: {columns}")
+        yield Small(f"{_unit(item.table.layout, test)}; {item.name}.csv, {item.name}.tex")
+        if compared := comparison_rows(item.table):
+            yield Folded("Cell by cell, with 95 % intervals", [Table(COMPARED, compared)])
+    elif item.plot:
+        yield Figures([item.plot], panels=item.panels > 1, titled=False)
+        yield Small(f"{item.name}.svg, {item.name}.pdf")
+    else:
+        yield f"Not drawn: {item.missing}."
+
+
+def _protocol(study: Study, protocol: Protocol) -> Iterator[Block]:
+    yield f"{protocol.title}. {protocol.source}"
+    if changes := departures(study):
+        yield Heading("Departures")
+        yield Items(changes)
+    else:
+        yield "The runs depart from it in nothing."
+    if protocol.reconstructed:
+        yield Heading("What the paper does not say")
+        yield Items(protocol.reconstructed)
+
+
+def _table(title: str, table: DrawnTable) -> PaperTable:
     """A table for the page: two lines of heads, and two lines for a row that is printed."""
     groups, names = heads(table)
-    layout = table.layout
     rows = [
-        {
-            "name": line.name,
-            "group": line.group,
-            "label": label_here(table, line.name),
-            "here": numbers_here(table, line.name),
-            "printed": numbers_printed(table, line.name) if line.name in layout.printed else None,
-            "verdicts": _verdicts(table, line),
-        }
-        for line in layout.rows
+        PaperRow(
+            name=line.name,
+            group=line.group,
+            label=label_here(table, line.name),
+            here=numbers_here(table, line.name),
+            printed=_printed(table, line),
+            verdicts=_verdicts(table, line),
+        )
+        for line in table.layout.rows
         if not table.is_empty(line)
     ]
-    return {
-        "groups": groups,
-        "names": names if len(set(names)) > 1 else None,
-        "rows": rows,
-        "empty": "; ".join(table.empty_rows()),
-        "empty_columns": ", ".join(table.empty_columns()),
-        "unit": _unit(layout, test),
-        "flat": _flat(table),
-        "compared": Table(COMPARED, comparison_rows(table)),
-    }
+    shown = names if len(set(names)) > 1 else None
+    return PaperTable(title, groups, shown, rows, _flat(table))
+
+
+def _printed(table: DrawnTable, row: Line) -> list[str] | None:
+    return numbers_printed(table, row.name) if row.name in table.layout.printed else None
 
 
 def _verdicts(table: DrawnTable, row: Line) -> list[tuple[str, int]]:

@@ -11,7 +11,7 @@ from smoothtune.study.report.aggregate import (
     performance_profile,
     profile_curve,
 )
-from smoothtune.study.report.comparison import table_of_runs
+from smoothtune.study.report.methods import table_of_runs
 
 SCORES = np.random.default_rng(3).normal(0.6, 0.2, size=(3, 5))
 

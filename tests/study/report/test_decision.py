@@ -1,14 +1,17 @@
 """The first sentence: use a method, run more seeds, stay with plain, or mend the runs."""
 
+from dataclasses import replace
+
 import numpy as np
 from scipy import stats
 
-from smoothtune.study.report.comparison import compare, over_tasks, table_of_runs
+from smoothtune.study.report.content import StudyContent
 from smoothtune.study.report.decision import decision
+from smoothtune.study.report.methods import compare_methods, over_tasks, table_of_runs
 from smoothtune.study.report.power import seeds_needed
 
 
-def content(gaps: dict[str, list[list[float]]], chance: float = 0.5) -> dict:
+def content(gaps: dict[str, list[list[float]]], chance: float = 0.5) -> StudyContent:
     """Results of methods whose scores are plain's plus gaps, by task and seed."""
     tasks = range(len(next(iter(gaps.values()))))
     seeds = len(next(iter(gaps.values()))[0])
@@ -25,8 +28,8 @@ def content(gaps: dict[str, list[list[float]]], chance: float = 0.5) -> dict:
         for seed in range(seeds)
     ]
     table = table_of_runs(runs)
-    compared = compare(table, "paired t")
-    return {"methods": compared, "over_tasks": over_tasks(table)}
+    compared = compare_methods(table, "paired t")
+    return StudyContent(methods=compared, over_tasks=over_tasks(table))
 
 
 BETTER = [0.03, 0.031, 0.029, 0.03, 0.0305]
@@ -94,8 +97,9 @@ def test_below_chance_nothing_is_recommended() -> None:
 
 def test_without_runs_of_plain() -> None:
     found = content({"good": [BETTER]})
-    found["methods"] = [item for item in found["methods"] if item["method"] != "plain"]
-    assert "plain fine-tuning has no finished run" in decision(found).text
+    methods = [item for item in found.methods if item.method != "plain"]
+    said = decision(replace(found, methods=methods)).text
+    assert "plain fine-tuning has no finished run" in said
 
 
 def test_a_sentence_follows_from_its_interval() -> None:

@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,20 +16,17 @@ from helpers.study_files import finished, made_curve
 from smoothtune.cli import app
 from smoothtune.results import CellContent, Measured, Part
 from smoothtune.study.records import STUDY, Extras, Records, digest
-from smoothtune.study.report.effect import (
-    ALL,
+from smoothtune.study.report.effect import ALL, compare_quantities
+from smoothtune.study.report.effect_page import write_effects
+from smoothtune.study.report.effect_rows import (
     NOISE,
     ROBUSTNESS,
     WORDS,
     claims_of,
-    compare_beside,
-    compare_effects,
-    compare_robustness,
-    effect_rows,
     is_compared,
+    measured_runs,
     robustness_of,
 )
-from smoothtune.study.report.effect_page import write_effects
 from smoothtune.study.report.effect_table import (
     beside_sentences,
     effect_sentences,
@@ -87,36 +85,36 @@ def study(methods=("lnsr", "r_drop", "sam")) -> list[tuple[str, CellContent]]:
 
 
 def test_differences_are_paired_tested_and_corrected() -> None:
-    compared = compare_effects(effect_rows(study()))
+    compared = compare_quantities(measured_runs(study())).claimed
     for number, (task, plain) in enumerate(PLAIN.items()):
         items = compared[3 * number : 3 * number + 3]
-        assert {item["condition"] for item in items} == {f"{task}, minilm, 100 examples"}
+        assert {item.condition for item in items} == {f"{task}, minilm, 100 examples"}
         expected = {}
         for item in items:
-            gaps = GAPS[item["method"]][task]
-            expected[item["method"]] = stats.ttest_rel(plain + gaps, plain).pvalue
-            assert item["p"] == pytest.approx(expected[item["method"]], rel=1e-9)
-            assert item["plain"] == pytest.approx(plain.mean())
-            assert item["ours"] == pytest.approx((plain + gaps).mean())
+            gaps = GAPS[item.method][task]
+            expected[item.method] = stats.ttest_rel(plain + gaps, plain).pvalue
+            assert item.p == pytest.approx(expected[item.method], rel=1e-9)
+            assert item.plain == pytest.approx(plain.mean())
+            assert item.with_method == pytest.approx((plain + gaps).mean())
             interval = stats.ttest_rel(plain + gaps, plain).confidence_interval(0.95)
-            assert item["difference"]["value"] == pytest.approx(gaps.mean())
-            assert item["difference"]["interval"] == pytest.approx([interval.low, interval.high])
-            assert item["change"]["value"] == pytest.approx(gaps.mean() / plain.mean())
-        by_name = {item["method"]: item["p_holm"] for item in items}
+            assert item.difference.value == pytest.approx(gaps.mean())
+            assert item.difference.interval == pytest.approx([interval.low, interval.high])
+            assert item.change.value == pytest.approx(gaps.mean() / plain.mean())
+        by_name = {item.method: item.p_holm for item in items}
         ranked = sorted(expected, key=lambda name: expected[name])
         assert by_name[ranked[0]] == pytest.approx(3 * expected[ranked[0]])
 
 
 def test_over_conditions_relative_changes_are_averaged_for_each_seed() -> None:
-    compared = compare_effects(effect_rows(study()))
-    over = {item["method"]: item for item in compared if item["condition"] == ALL}
+    compared = compare_quantities(measured_runs(study())).claimed
+    over = {item.method: item for item in compared if item.condition == ALL}
     for method, gaps in GAPS.items():
         relative = np.mean([gaps[task] / PLAIN[task].mean() for task in PLAIN], axis=0)
-        assert over[method]["change"]["value"] == pytest.approx(relative.mean())
-        assert over[method]["p"] == pytest.approx(stats.ttest_1samp(relative, 0).pvalue)
-        assert over[method]["cost_ratio"] == 2.5
-    assert over["lnsr"]["score"]["value"] == pytest.approx(-0.01)
-    assert {method: item["verdict"] for method, item in over.items()} == {
+        assert over[method].change.value == pytest.approx(relative.mean())
+        assert over[method].p == pytest.approx(stats.ttest_1samp(relative, 0).pvalue)
+        assert over[method].cost_ratio == 2.5
+    assert over["lnsr"].score.value == pytest.approx(-0.01)
+    assert {method: item.verdict for method, item in over.items()} == {
         "lnsr": "moves it",
         "r_drop": "moves it the wrong way",
         "sam": "no effect seen",
@@ -129,30 +127,31 @@ def test_times_on_other_devices_are_not_compared() -> None:
         cost, seed = run.result.cost, run.result.config["seed"]
         cost.device = method if seed < 4 else "same"
         cost.train_seconds += seed
-    assert {item["cost_ratio"] for item in compare_effects(effect_rows(runs))} == {29 / 14}
+    assert {item.cost_ratio for item in compare_quantities(measured_runs(runs)).claimed} == {
+        29 / 14
+    }
     for method, run in runs:
         run.result.cost.device = method
-    assert {item["cost_ratio"] for item in compare_effects(effect_rows(runs))} == {None}
-    assert "–" in effect_table(compare_effects(effect_rows(runs))).rows[0]
+    assert {item.cost_ratio for item in compare_quantities(measured_runs(runs)).claimed} == {None}
+    assert "–" in effect_table(compare_quantities(measured_runs(runs)).claimed).rows[0]
 
 
 def test_a_change_that_holm_does_not_leave_is_called_so() -> None:
-    rows = effect_rows(study())
+    rows = measured_runs(study())
     gaps = np.array([-1.0, -0.4, -0.9, -0.2, -0.6])
     for row in rows:
-        if row["method"] == "sam":
-            row["values"]["sharpness"] = PLAIN[row["task"]][row["seed"]] + gaps[row["seed"]]
-        row["task"] = {"one": "one", "two": "one"}[row["task"]]
-    found = {i["method"]: i for i in compare_effects(rows[: len(rows) // 2])}["sam"]
-    assert found["p"] == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
-    assert found["p"] < 0.05
-    assert found["verdict"] == "moves it"
-    many = [dict(row) for row in rows[: len(rows) // 2]]
+        if row.method == "sam":
+            row.values["sharpness"] = PLAIN[row.condition.task][row.seed] + gaps[row.seed]
+    found = {i.method: i for i in compare_quantities(rows[: len(rows) // 2]).claimed}["sam"]
+    assert found.p == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
+    assert found.p < 0.05
+    assert found.verdict == "moves it"
+    many = rows[: len(rows) // 2]
     for number in range(10):
-        many += [row | {"method": f"sam {number}"} for row in many if row["method"] == "sam"]
-    found = {i["method"]: i for i in compare_effects(many)}["sam"]
-    assert found["p_holm"] > 0.05
-    assert found["verdict"] == "moves it, not after Holm"
+        many += [replace(row, method=f"sam {number}") for row in many if row.method == "sam"]
+    found = {i.method: i for i in compare_quantities(many).claimed}["sam"]
+    assert found.p_holm > 0.05
+    assert found.verdict == "moves it, not after Holm"
 
 
 def test_robustness_is_compared_for_every_method() -> None:
@@ -168,18 +167,18 @@ def test_robustness_is_compared_for_every_method() -> None:
         found.extras.parts["robustness"] = Part(numbers={}, curves={"gaussian": curve})
         words = made_curve({"words": [[0, 0.9], [3, 0.4 + 0.001 * seed]]})
         found.extras.parts["substitution"] = Part(numbers={}, curves={"words": words})
-    rows = effect_rows(runs)
-    compared = [i for i in compare_robustness(rows) if i["condition"] != ALL]
-    noise = {i["method"]: i for i in compared if i["quantity"] == NOISE}
+    rows = measured_runs(runs)
+    compared = [i for i in compare_quantities(rows).robust if i.condition != ALL]
+    noise = {i.method: i for i in compared if i.quantity == NOISE}
     for method in ("lnsr", "reinit"):
         expected = stats.ttest_rel(bears[method], bears["plain"]).pvalue
-        assert noise[method]["p"] == pytest.approx(expected)
-    assert noise["lnsr"]["verdict"] == "more robust"
-    assert noise["lnsr"]["difference"]["value"] == pytest.approx(2.01)
-    assert noise["reinit"]["verdict"] == "no effect seen"
-    plain = [i["plain"] for i in compared if i["quantity"] == WORDS]
+        assert noise[method].p == pytest.approx(expected)
+    assert noise["lnsr"].verdict == "more robust"
+    assert noise["lnsr"].difference.value == pytest.approx(2.01)
+    assert noise["reinit"].verdict == "no effect seen"
+    plain = [i.plain for i in compared if i.quantity == WORDS]
     assert plain == pytest.approx([0.402] * 4)
-    assert [claim for row in rows for claim in row["claims"] if claim in ROBUSTNESS] == []
+    assert [claim for row in rows for claim in row.claims if claim in ROBUSTNESS] == []
 
 
 def test_smaller_logits_are_told_from_smoother_ones() -> None:
@@ -195,21 +194,23 @@ def test_smaller_logits_are_told_from_smoother_ones() -> None:
         if method != "plain":
             numbers["quantities"]["worst divergence"] *= 0.1
         numbers["beside"] = {name: 0.5 + float(gaps[method][seed])}
-    rows = effect_rows(runs)
-    alike = [item for item in compare_effects(rows) if item["quantity"] == "worst divergence"]
-    assert {item["verdict"] for item in alike} == {"moves it"}
-    beside = [item for item in compare_beside(rows) if item["condition"] != ALL]
-    assert {item["quantity"] for item in beside} == {name}
-    verdicts = {item["method"]: item["verdict"] for item in beside}
+    rows = measured_runs(runs)
+    alike = [
+        item for item in compare_quantities(rows).claimed if item.quantity == "worst divergence"
+    ]
+    assert {item.verdict for item in alike} == {"moves it"}
+    beside = [item for item in compare_quantities(rows).scale_free if item.condition != ALL]
+    assert {item.quantity for item in beside} == {name}
+    verdicts = {item.method: item.verdict for item in beside}
     assert verdicts == {"smart": "no effect seen", "r3f": "moves it"}
-    p = {item["method"]: item["p_holm"] for item in beside}
+    p = {item.method: item.p_holm for item in beside}
     assert p["r3f"] == pytest.approx(2 * stats.ttest_1samp(gaps["r3f"], 0).pvalue)
     begin = "Of numbers that do not depend on the size of the logits"
-    (said,) = beside_sentences(compare_beside(rows))
+    (said,) = beside_sentences(compare_quantities(rows).scale_free)
     assert said.text == f"{begin} 1 of 2 fall: r3f ({name})."
-    (said,) = beside_sentences([item for item in beside if item["method"] == "smart"])
+    (said,) = beside_sentences([item for item in beside if item.method == "smart"])
     assert said == ("fragile", f"{begin} 0 of 2 fall.")  # on two tasks
-    assert beside_sentences(compare_beside(effect_rows(study(["lnsr"])))) == []
+    assert beside_sentences(compare_quantities(measured_runs(study(["lnsr"]))).scale_free) == []
     shown = {cells[0] for cells in quantity_table(beside).rows}
     assert shown == {name}
 
@@ -222,23 +223,23 @@ def test_robustness_is_compared_without_the_part_effect() -> None:
         bears = {"plain": 1.0, "lnsr": 0.5 - 0.01 * seed, "reinit": 1.0 + 0.1 * (-1) ** seed}
         noise = {"clean": 0.9, "0": 0.9, "2": 0.6, "loses 10 points at": bears[method]}
         found.extras = Measured(noise=noise)
-    rows = effect_rows(runs)
-    assert compare_effects(rows) == effect_sentences([], rows) == []
-    compared = compare_robustness(rows)
-    assert {item["quantity"] for item in compared} == {NOISE}
+    rows = measured_runs(runs)
+    assert compare_quantities(rows).claimed == effect_sentences([], rows) == []
+    compared = compare_quantities(rows).robust
+    assert {item.quantity for item in compared} == {NOISE}
     (said,) = robustness_sentences(compared)
     assert said.verdict == "fragile"
     assert said.text.startswith(
         "less robust than plain after Holm's correction: lnsr (noise that costs 10 points: -52.0 ["
     )
-    (said,) = robustness_sentences([item for item in compared if item["method"] == "reinit"])
+    (said,) = robustness_sentences([item for item in compared if item.method == "reinit"])
     assert said.text == "No method is shown to be more or less robust than plain."
     assert is_compared(Extras(noise_curve=True))
     assert is_compared(Extras(evaluate=("corruption",)))
     assert not is_compared(Extras(evaluate=("calibration", "drift")))
     for _, found in runs:
         found.extras.noise = {}
-    assert effect_rows(runs) == []
+    assert measured_runs(runs) == []
 
 
 def test_what_never_costs_ten_points_bears_all_that_was_tried() -> None:
@@ -262,15 +263,13 @@ def test_what_has_no_ten_points_to_lose_is_not_compared() -> None:
         run.extras.noise = {"0": 0.8, "1.5": 0.6}
         if method == "lnsr":
             run.result.trivial_baseline = run.result.score - 0.05
-    assert compare_robustness(effect_rows(runs)) == []
+    assert compare_quantities(measured_runs(runs)).robust == []
 
 
 def test_of_few_seeds_the_first_thing_said_is_that_they_are_few() -> None:
     def said(runs: list[tuple[str, CellContent]]) -> list[str]:
-        rows = effect_rows(runs)
-        found = findings_of(
-            rows, compare_effects(rows), compare_beside(rows), compare_robustness(rows)
-        )
+        rows = measured_runs(runs)
+        found = findings_of(rows, compare_quantities(rows))
         return [f"{sentence.verdict}: {sentence.text}" for sentence in found]
 
     few = said([r for r in study() if r[1].result.config["seed"] < 3])
@@ -281,23 +280,23 @@ def test_of_few_seeds_the_first_thing_said_is_that_they_are_few() -> None:
 
 def test_only_seeds_that_both_have_count() -> None:
     runs = [r for r in study() if (r[0], r[1].result.config["seed"]) != ("plain", 2)]
-    for item in compare_effects(effect_rows(runs)):
-        assert item["seeds"] == [0, 1, 3, 4]
+    for item in compare_quantities(measured_runs(runs)).claimed:
+        assert item.seeds == [0, 1, 3, 4]
     alone = [r for r in study() if r[1].result.config["seed"] == 0]
-    compared = compare_effects(effect_rows(alone))
-    assert {item["verdict"] for item in compared} == {"too few seeds"}
-    (said, *_) = effect_sentences(compared, effect_rows(alone))
+    compared = compare_quantities(measured_runs(alone)).claimed
+    assert {item.verdict for item in compared} == {"too few seeds"}
+    (said, *_) = effect_sentences(compared, measured_runs(alone))
     assert said.text.startswith("too few seeds: 3 of 3: lnsr (noise sensitivity), ")
     missing = [r for r in study() if r[0] != "plain"]
-    assert compare_effects(effect_rows(missing)) == []
+    assert compare_quantities(measured_runs(missing)).claimed == []
 
 
 def test_no_difference_at_all_is_no_effect() -> None:
     runs = study(["lnsr"])
     for _, found in runs:
         found.extras.parts["effect"].numbers["quantities"]["noise sensitivity"] = 1.0
-    compared = compare_effects(effect_rows(runs))
-    assert {item["verdict"] for item in compared} == {"no effect seen"}
+    compared = compare_quantities(measured_runs(runs)).claimed
+    assert {item.verdict for item in compared} == {"no effect seen"}
 
 
 def test_compositions_are_about_what_their_methods_are_about() -> None:
@@ -311,8 +310,8 @@ def test_sentences_name_who_moves_what_and_who_loses() -> None:
     runs = study(["lnsr", "r_drop", "sam", "reinit"])
     numbers = runs[1][1].extras.parts["effect"].numbers
     numbers["not measured"] = {"noise sensitivity": "no blocks"}
-    rows = effect_rows(runs)
-    said = [sentence.text for sentence in effect_sentences(compare_effects(rows), rows)]
+    rows = measured_runs(runs)
+    said = [sentence.text for sentence in effect_sentences(compare_quantities(rows).claimed, rows)]
     assert "moves it: 1 of 3: lnsr (noise sensitivity)." in said
     assert "moves it the wrong way: 1 of 3: r_drop (dropout divergence)." in said
     assert "more than 0.5 points of score lost on average: lnsr (-1.0)." in said
@@ -368,7 +367,7 @@ def test_a_narrow_terminal_keeps_what_decides(folder: Path) -> None:
 def test_the_table_of_the_page_has_every_row(folder: Path) -> None:
     compared = write_effects(folder, Console(quiet=True))
     table = effect_table(compared)
-    assert [row[-1] for row in table.rows] == [item["verdict"] for item in compared]
+    assert [row[-1] for row in table.rows] == [item.verdict for item in compared]
     assert {len(row) for row in table.rows} == {len(table.head)}
 
 

@@ -13,14 +13,14 @@ from helpers.study_files import finished, made_curve
 from smoothtune.report.curves import CurvePoint
 from smoothtune.results import CellContent, Part
 from smoothtune.study.records import STUDY, Records, digest
-from smoothtune.study.report.effect import effect_rows
+from smoothtune.study.report.effect import QuantityComparison, compare_quantities
 from smoothtune.study.report.effect_layers import (
-    compare_layers,
     layers_figure,
     layers_sentences,
     layers_table,
 )
 from smoothtune.study.report.effect_page import write_effects
+from smoothtune.study.report.effect_rows import measured_runs
 
 SEEDS, BLOCKS = range(5), (1, 2, 3)
 DRAW = np.random.default_rng(0)
@@ -56,20 +56,24 @@ def study(
     return [*runs, *reversed(ours)]
 
 
+def layers_of(runs: list[tuple[str, CellContent]]) -> list[QuantityComparison]:
+    return compare_quantities(measured_runs(runs)).layers
+
+
 @pytest.mark.parametrize(
     ("method", "quantity"), [("lnsr", "noise sensitivity"), ("jachess", "layer Jacobian")]
 )
 def test_every_layer_is_compared_on_pairs(method: str, quantity: str) -> None:
-    compared = compare_layers(effect_rows(study(method, quantity)))
-    assert [item["layer"] for item in compared] == [1, 2, 3]
+    compared = layers_of(study(method, quantity))
+    assert [item.layer for item in compared] == [1, 2, 3]
     for item, plain, gaps in zip(compared, PLAIN, GAPS, strict=True):
-        assert (item["method"], item["quantity"]) == (method, quantity)
-        assert item["plain"] == pytest.approx(plain.mean())
-        assert item["ours"] == pytest.approx((plain + gaps).mean())
+        assert (item.method, item.quantity) == (method, quantity)
+        assert item.plain == pytest.approx(plain.mean())
+        assert item.with_method == pytest.approx((plain + gaps).mean())
         interval = stats.ttest_1samp(gaps, 0).confidence_interval(0.95)
-        assert item["difference"]["value"] == pytest.approx(gaps.mean())
-        assert item["difference"]["interval"] == pytest.approx([interval.low, interval.high])
-        assert item["change"]["value"] == pytest.approx(gaps.mean() / plain.mean())
+        assert item.difference.value == pytest.approx(gaps.mean())
+        assert item.difference.interval == pytest.approx([interval.low, interval.high])
+        assert item.change.value == pytest.approx(gaps.mean() / plain.mean())
     (said,) = layers_sentences(compared)
     least = 100 * GAPS[1].mean() / PLAIN[1].mean()
     assert f"{quantity} is lowest against plain at layer 2, {least:+.1f} [" in said
@@ -82,16 +86,16 @@ def test_gradients_have_a_layer_below_the_blocks() -> None:
     for _, found in runs:
         (points,) = found.extras.parts["effect"].curves["gradient_spread"].series.values()
         points.insert(0, CurvePoint(0.0, 2.0))
-    assert [item["layer"] for item in compare_layers(effect_rows(runs))] == [0, 1, 2, 3]
+    assert [item.layer for item in layers_of(runs)] == [0, 1, 2, 3]
 
 
 def test_methods_without_values_by_layer_have_no_rows() -> None:
     runs = study("sam")
-    assert compare_layers(effect_rows(runs)) == []
+    assert layers_of(runs) == []
     runs = study()
     for _, found in runs:
         found.extras.parts["effect"].curves.clear()
-    assert compare_layers(effect_rows(runs)) == []
+    assert layers_of(runs) == []
 
 
 @pytest.fixture
@@ -119,14 +123,14 @@ def test_the_command_writes_table_numbers_and_figure(folder: Path) -> None:
     page = (folder / "effect.md").read_text()
     assert "## By layer" in page
     assert "](effect-layers.svg)" in page
-    assert layers_table(compare_layers(effect_rows(study()))).rows[1][3] == "2"
+    assert layers_table(layers_of(study())).rows[1][3] == "2"
     assert (folder / "effect-layers.svg").read_text().count("<svg") == 1
     assert not page.endswith("\n\n")
 
 
 def test_one_seed_has_values_and_no_interval() -> None:
     runs = [r for r in study() if r[1].result.config["seed"] == 0]
-    compared = compare_layers(effect_rows(runs))
-    assert [item["difference"]["interval"] for item in compared] == [None] * 3
+    compared = layers_of(runs)
+    assert [item.difference.interval for item in compared] == [None] * 3
     pytest.importorskip("matplotlib")
     assert b"<svg" in layers_figure(compared)

@@ -3,6 +3,7 @@
 import csv
 import io
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,22 +13,30 @@ from rich.console import Console
 from scipy import stats
 
 from helpers.study_files import content_of, made_result
-from smoothtune.study.config import StudyConfig
+from smoothtune.report.page import Findings, page_text
+from smoothtune.study.comparison import ConditionKey, paired
+from smoothtune.study.config import Paper, StudyConfig
 from smoothtune.study.records import Records
 from smoothtune.study.report.aggregate import aggregates
-from smoothtune.study.report.comparison import (
-    SECONDARY,
-    compare,
-    devices,
-    measured,
-    over_tasks,
-    paired,
-    table_of_runs,
-)
+from smoothtune.study.report.content import Chosen, StudyContent
 from smoothtune.study.report.findings import sentences
-from smoothtune.study.report.page import page_content, show
-from smoothtune.study.report.plots import study_plots
-from smoothtune.study.report.tables import paper_table, score_table
+from smoothtune.study.report.methods import (
+    SECONDARY,
+    compare_methods,
+    devices,
+    over_tasks,
+    table_of_runs,
+    values_of,
+)
+from smoothtune.study.report.page import show
+from smoothtune.study.report.plots import Plots, study_plots
+from smoothtune.study.report.sections import study_sections
+from smoothtune.study.report.tables import (
+    comparisons_by_method,
+    paper_table,
+    score_table,
+    secondary_table,
+)
 
 SEEDS = range(5)
 
@@ -63,34 +72,35 @@ def rows(shift: dict[str, float], tasks=("one", "two"), spread: float = 0.01) ->
     ]
 
 
-def content(found: list[dict], **changes) -> dict:
+def content(found: list[dict], **changes) -> StudyContent:
     test, runs = StudyConfig().test, table_of_runs(found)
-    return {
-        "name": "study",
-        "title": "A study",
-        "notes": "",
-        "test": "paired t-test",
-        "seeds": list(SEEDS),
-        "methods": [
-            item | {"configured": {item["method"]: {}}, "changes": {}}
-            for item in compare(runs, test)
-        ],
-        "over_tasks": over_tasks(runs),
-        "aggregates": aggregates(runs),
-        "training": [],
-        "method_fields": [],
-        "over_tasks_secondary": {name: over_tasks(runs, name) for name in SECONDARY},
-        "effect": [],
-        "effect_findings": [],
-        "choices": [],
-        "paper": [],
-        "failures": [],
-        "versions": {"torch": ["2"]},
-        "devices": devices(runs),
-    } | changes
+    made = StudyContent(
+        name="study",
+        title="A study",
+        test="paired t-test",
+        seeds=list(SEEDS),
+        methods=compare_methods(runs, test),
+        over_tasks=over_tasks(runs),
+        over_tasks_secondary={name: over_tasks(runs, name) for name in SECONDARY},
+        aggregates=aggregates(runs),
+        versions={"torch": ["2"]},
+        devices=devices(runs),
+    )
+    return replace(made, **changes)
 
 
-def texts(found: dict) -> str:
+def chosen(method: str) -> Chosen:
+    return Chosen(ConditionKey("one", "m", 100), method, 4, "x", True, {})
+
+
+def groups_of(found: StudyContent) -> list[Findings]:
+    """What is said of each condition."""
+    titles = {item.condition.title for item in found.methods}
+    sections = study_sections(found, Plots())
+    return [section.blocks[0] for section in sections if section.title in titles]
+
+
+def texts(found: StudyContent) -> str:
     return "\n".join(f"{s.verdict}: {s.text}" for s in sentences(found))
 
 
@@ -98,18 +108,20 @@ def test_comparisons_pair_by_seed_and_correct_over_methods() -> None:
     found = rows({"good": 0.05, "same": 0.0}, tasks=["one"])
     found = [r for r in found if (r["method"], r["seed"]) != ("good", 3)][::-1]
     runs = table_of_runs(found)
-    by_name = {item["method"]: item for item in compare(runs, "paired t")}
-    seeds, a, b = paired(measured(runs, "score"), "good")
-    assert seeds == by_name["good"]["against_plain"]["seeds"] == [4, 2, 1, 0]
+    by_name = {item.method: item for item in compare_methods(runs, "paired t")}
+    pairs = paired(values_of(runs))[ConditionKey("one", "m", 100), "score", "good"]
+    seeds, (a,), (b,) = pairs.seeds, pairs.values, pairs.plain
+    assert seeds == by_name["good"].against_plain.seeds == [4, 2, 1, 0]
     lookup = {(r["method"], r["seed"]): r["score"] for r in found}
     assert a.tolist() == [lookup["good", s] for s in seeds]
     assert b.tolist() == [lookup["plain", s] for s in seeds]
-    p = {m: by_name[m]["against_plain"]["p"]["paired t"] for m in ("good", "same")}
+    p = {m: by_name[m].against_plain.p for m in ("good", "same")}
+    assert p["good"] == pytest.approx(by_name["good"].against_plain.p_by_test["paired t"])
     assert p["good"] == pytest.approx(stats.ttest_rel(a, b).pvalue)
-    assert by_name["good"]["against_plain"]["p_holm"] == pytest.approx(2 * p["good"])
-    assert by_name["good"]["asked"] == 4
-    assert by_name["good"]["against_plain"]["cost_ratio"] == pytest.approx(1.05)
-    assert by_name["plain"]["against_plain"] is None
+    assert by_name["good"].against_plain.p_holm == pytest.approx(2 * p["good"])
+    assert by_name["good"].asked == 4
+    assert by_name["good"].against_plain.cost_ratio == pytest.approx(1.05)
+    assert by_name["plain"].against_plain is None
 
 
 def test_times_are_compared_on_one_device() -> None:
@@ -123,8 +135,8 @@ def test_times_are_compared_on_one_device() -> None:
     good[3] |= {"device": "a", "train_seconds": 8.0}
 
     def ratio() -> float | None:
-        (_, item) = compare(table_of_runs(found), "paired t")
-        return item["against_plain"]["cost_ratio"]
+        (_, item) = compare_methods(table_of_runs(found), "paired t")
+        return item.against_plain.cost_ratio
 
     assert ratio() == 3.0
     assert "several kinds of device, and times are compared only on one and the same: a; b." in (
@@ -150,15 +162,15 @@ def test_failed_runs_are_counted_and_in_no_mean() -> None:
     asked = {"task": "one", "model": "m", "max_train_samples": 100, "method": "bad"}
     lost = asked | {"seed": 9, "status": "nan"}
     missing = asked | {"seed": 10, "status": "missing"}
-    (_, bad) = compare(table_of_runs([*found, lost, missing]), "paired t")
-    assert (bad["asked"], bad["failed"], bad["missing"]) == (7, {"nan": 1}, 1)
-    assert bad["measures"]["score"]["n"] == 5
+    (_, bad) = compare_methods(table_of_runs([*found, lost, missing]), "paired t")
+    assert (bad.asked, bad.failed, bad.missing) == (7, {"nan": 1}, 1)
+    assert bad.score.n == 5
     assert "10 of 12 runs are done, 1 failed. Failed runs are in no mean." in texts(
         content([*found, lost, missing])
     )
     plain = [r for r in found if r["method"] == "plain"]
-    only = compare(table_of_runs([*plain, lost]), "paired t")[1]
-    assert only["against_plain"] is None
+    only = compare_methods(table_of_runs([*plain, lost]), "paired t")[1]
+    assert only.against_plain is None
     assert score_table([only]).rows[0][:2] == ["bad", "0 of 1"]
 
 
@@ -180,7 +192,7 @@ def test_sentences_say_what_helps_and_what_does_not() -> None:
     ]
     few = content(two_seeds)
     assert "hardly a difference that is possible would have been shown" in texts(few)
-    assert score_table(few["methods"][:10]).rows[1][10] == "> 100"
+    assert score_table(few.methods[:10]).rows[1][10] == "> 100"
     easy = [row | {"trivial_baseline": 0.95} for row in rows({"x": 0.0}, tasks=["one"])]
     hard = [row | {"task": "two"} for row in rows({"x": 0.0}, tasks=["one"])]
     weak = texts(content([*easy, *hard]))
@@ -197,7 +209,7 @@ def test_sentences_say_what_helps_and_what_does_not() -> None:
     assert "1 seed is few" in texts(content([row for row in begun if row["seed"] < 1]))
     mixed = texts(content(rows({"x": 0.0}), versions={"torch": ["2.1", "2.2"]}))
     assert "several versions of torch" in mixed
-    uneven = texts(content(rows({"x": 0.0}), choices=[{"method": "x", "tried": 4}]))
+    uneven = texts(content(rows({"x": 0.0}), choices=[chosen("x")]))
     assert "did not get the same number of settings: plain 1, x 4" in uneven
 
 
@@ -223,15 +235,15 @@ def test_runs_that_learned_nothing_are_counted_by_method() -> None:
     begin = "fragile: Runs that end no better than the best constant answer:"
     said = texts(content(found))
     assert f"{begin} 3 of 10 of bad, 1 of 10 of plain; none of the other methods." in said
-    one, two = page_content(content(found), {})["groups"]
-    shown = [f"{s.verdict}: {s.text}" for s in one["findings"]]
+    one, two = groups_of(content(found))
+    shown = [f"{s.verdict}: {s.text}" for s in one.sentences]
     assert f"{begin} 3 of 5 of bad, 1 of 5 of plain; none of the other methods." in shown
-    assert "constant answer" not in " ".join(s.text for s in two["findings"])
+    assert "constant answer" not in " ".join(s.text for s in two.sentences)
     for row in found:
         row["trivial_baseline"] = None  # not recorded
-    assert [item["not_above_constant"] for item in compare(table_of_runs(found), "paired t")] == (
-        [0] * 6
-    )
+    assert [
+        item.not_above_constant for item in compare_methods(table_of_runs(found), "paired t")
+    ] == ([0] * 6)
 
 
 def test_in_short_is_short_and_begins_with_what_to_do() -> None:
@@ -239,31 +251,31 @@ def test_in_short_is_short_and_begins_with_what_to_do() -> None:
     tasks = ("one", "two", "three", "four")
     found = with_brier(rows(shifts, tasks=tasks, spread=0.003), {"m1": -0.1, "m2": 0.1})
     lost = {"task": "one", "model": "m", "max_train_samples": 100, "method": "m1", "status": "nan"}
-    choice = lost | {"tried": 4, "chosen": "x", "scores": {}}
-    everything = content([*found, lost | {"seed": 9}], choices=[choice])
+    everything = content([*found, lost | {"seed": 9}], choices=[chosen("m1")])
     said = sentences(everything)
     assert 5 <= len(said) <= 7
     assert said[0].text.startswith("Use m")
-    page = page_content(everything, {})
-    assert page["decision"] == said[0]
-    assert [row[0] for row in page["main"].rows] == ["plain", *shifts]
+    first, scores_section, *_ = study_sections(everything, Plots())
+    assert first.blocks[0] == said[0]
+    main = scores_section.blocks[1]
+    assert [row[0] for row in main.rows] == ["plain", *shifts]
     scores = [r["score"] for r in found if (r["task"], r["method"]) == ("two", "m3")]
     shown = f"{100 * np.mean(scores):.1f} ± {100 * np.std(scores, ddof=1):.1f}"
-    assert page["main"].rows[4][2] == shown
+    assert main.rows[4][2] == shown
 
 
 def test_over_tasks_takes_methods_that_have_all_tasks() -> None:
     found = rows({"everywhere": 0.02, "once": 0.02})
     found = [r for r in found if (r["method"], r["task"]) != ("once", "two")]
     (item,) = over_tasks(table_of_runs(found))
-    assert (item["method"], item["conditions"], item["seeds"]) == ("everywhere", 2, list(SEEDS))
+    assert (item.method, item.conditions, item.seeds) == ("everywhere", 2, list(SEEDS))
     table = {(r["task"], r["method"], r["seed"]): r["score"] for r in found}
     means = [
         np.mean([table[t, "everywhere", s] - table[t, "plain", s] for t in ("one", "two")])
         for s in SEEDS
     ]
-    assert item["difference"]["value"] == pytest.approx(np.mean(means))
-    assert item["p"] == pytest.approx(stats.ttest_1samp(means, 0).pvalue)
+    assert item.difference.value == pytest.approx(np.mean(means))
+    assert item.p == pytest.approx(stats.ttest_1samp(means, 0).pvalue)
     assert over_tasks(table_of_runs(rows({"x": 0.1}, tasks=["one"]))) == []
 
 
@@ -282,19 +294,19 @@ def test_measures_beside_the_score_are_tested_and_corrected() -> None:
     lookup = {(r["method"], r["seed"]): r["brier"] for r in found}
     values = {m: [lookup[m, s] for s in SEEDS] for m in ("plain", "calm", "same")}
     p = {m: stats.ttest_rel(values[m], values["plain"]).pvalue for m in ("calm", "same")}
-    by_name = {item["method"]: item for item in compare(table_of_runs(found), "paired t")}
-    calm = by_name["calm"]["against_plain"]["secondary"]
+    by_name = {item.method: item for item in compare_methods(table_of_runs(found), "paired t")}
+    calm = by_name["calm"].against_plain.secondary
     gap = np.mean(values["calm"]) - np.mean(values["plain"])
-    assert calm["brier"]["difference"]["value"] == pytest.approx(gap)
-    assert calm["brier"]["p_holm"] == pytest.approx(2 * p["calm"])
-    same = by_name["same"]["against_plain"]["secondary"]
-    assert same["brier"]["p_holm"] == pytest.approx(p["same"])
+    assert calm["brier"].difference.value == pytest.approx(gap)
+    assert calm["brier"].p_holm == pytest.approx(2 * p["calm"])
+    same = by_name["same"].against_plain.secondary
+    assert same["brier"].p_holm == pytest.approx(p["same"])
     assert calm["nll"] is None
     said = texts(content(found))
     short = "Beside the score, after Holm within each measure: better than plain: calm (Brier)."
     assert f"good: {short}" in said
-    (group,) = page_content(content(found), {})["groups"]
-    (long,) = [sentence for sentence in group["findings"] if sentence.verdict == "good"]
+    (group,) = groups_of(content(found))
+    (long,) = [sentence for sentence in group.sentences if sentence.verdict == "good"]
     assert f"(paired t-test): Brier calm ({gap:+.3f}, p = " in long.text
     assert "Brier same" not in long.text
     worse = texts(content(with_brier(found, {"calm": 0.05})))
@@ -313,16 +325,15 @@ def test_few_seeds_are_no_ground_for_a_claim(seeds: int, tasks: tuple[str, ...])
         row["score"] = 0.8 + 0.1 * (seed % 2) - worse * (0.1 + 1e-6 * seed)
         row["ece"] = 0.05 + worse * (0.001 + 1e-6 * seed)
     found = content(kept)
-    against = found["methods"][1]["against_plain"]
-    assert against["p_holm"] < 0.01
-    assert against["secondary"]["ece"]["p_holm"] < 0.01
-    page = page_content(found, {})
-    texts_of_groups = [s.text for group in page["groups"] for s in group["findings"]]
+    against = found.methods[1].against_plain
+    assert against.p_holm < 0.01
+    assert against.secondary["ece"].p_holm < 0.01
+    texts_of_groups = [s.text for group in groups_of(found) for s in group.sentences]
     said = " ".join([texts(found), *texts_of_groups])
     assert f"{seeds} seeds are few: nothing here is established." in said
     assert "than plain" not in said
     assert "Score, task by task: seeds are too few to show that a method differs" in said
-    assert page["groups"][0]["scores"].rows[1][9] == "too few seeds"
+    assert score_table(found.methods[:2]).rows[1][9] == "too few seeds"
 
 
 @pytest.mark.parametrize("others", [[], ["idle"]])
@@ -345,28 +356,28 @@ def test_over_tasks_leaves_out_tasks_without_the_measure() -> None:
     lookup = {(r["task"], r["method"], r["seed"]): r["brier"] for r in found}
     (item,) = over_tasks(table_of_runs(found), "brier")
     gaps = [lookup[t, "calm", s] - lookup[t, "plain", s] for t in ("one", "three") for s in SEEDS]
-    assert item["conditions"] == 2
-    assert item["difference"]["value"] == pytest.approx(np.mean(gaps))
+    assert item.conditions == 2
+    assert item.difference.value == pytest.approx(np.mean(gaps))
     assert over_tasks(table_of_runs(found), "nll") == []
     said = texts(content(found))
     assert "good: Beside the score over all tasks that have the measure, after Holm within" in said
-    page = page_content(content(found), {})["over_tasks_secondary"]
-    assert page.head[2] == "Brier"
-    assert page.rows[0][:1] + page.rows[0][2:3] == [
+    beside = comparisons_by_method(content(found).over_tasks_secondary)
+    table = secondary_table(beside)
+    assert table.head[2] == "Brier"
+    assert table.rows[0][:1] + table.rows[0][2:3] == [
         "calm",
-        f"{np.mean(gaps):+.4f} ({item['p_holm']:.2g})",
+        f"{np.mean(gaps):+.4f} ({item.p_holm:.2g})",
     ]
 
 
 def test_papers_numbers_stand_in_the_same_unit() -> None:
-    paper = {
-        "source": "Table 1",
-        "model": "big",
-        "columns": ["mean", "sd", "max"],
-        "notes": "",
-        "values": {"one": {"plain": [70.0, None, 72.5], "other": [1.0]}},
-    }
-    found = paper_table(paper, compare(table_of_runs(rows({}, spread=0.0)), "paired t"))["table"]
+    paper = Paper(
+        source="Table 1",
+        model="big",
+        columns=["mean", "sd", "max"],
+        values={"one": {"plain": [70.0, None, 72.5], "other": [1.0]}},
+    )
+    found = paper_table(paper, compare_methods(table_of_runs(rows({}, spread=0.0)), "paired t"))
     assert found.rows == [
         ["one", "plain", "70.00", "–", "72.50", "80.00", "0.00", "80.00"],
         ["one", "other", "1.00", "–", "–", "–", "–", "–"],
@@ -374,7 +385,7 @@ def test_papers_numbers_stand_in_the_same_unit() -> None:
 
     larger = [row | {"model": "large", "score": 0.9} for row in rows({}, spread=0.0)]
     runs = table_of_runs([*rows({}, spread=0.0), *larger])
-    found = paper_table(paper, compare(runs, "paired t"))["table"]
+    found = paper_table(paper, compare_methods(runs, "paired t"))
     assert [(row[0], row[5]) for row in found.rows] == [
         ("one, m, 100 examples", "80.00"),
         ("one, large, 100 examples", "90.00"),
@@ -387,12 +398,13 @@ def test_every_figure_has_its_numbers(tmp_path: Path) -> None:
     found = rows({"<b>&": 0.02})
     small = [row | {"max_train_samples": 50} for row in found]
     records = Records(tmp_path)
-    everything = table_of_runs([*found, *small])
+    runs = [*found, *small]
     history = {"log_history": [{"step": 1, "loss": 0.7}, {"step": 2, "loss": 0.5}]}
     ended = content_of({"status": "done", "result": made_result(0.5) | history, "extras": {}})
     records.read = lambda cell_id: ended  # type: ignore[method-assign]
-    plots = study_plots(everything, compare(everything, "paired t"), records, Console(quiet=True))
-    drawn = [plot for section in plots.values() for plot in section]
+    plots = study_plots(table_of_runs(runs), content(runs), records, Console(quiet=True))
+    drawn = plots.all
+    assert plots.first.name == "difference-all_tasks"
     names = [figure.name for figure in drawn]
     assert len(set(names)) == len(names)
     kinds = {name.partition("-")[0] for name in names}
@@ -429,11 +441,9 @@ class Tags(HTMLParser):
 
 @pytest.mark.parametrize("suffix", ["html", "md"])
 def test_names_from_outside_are_only_text(suffix: str) -> None:
-    from smoothtune.report.page import render
-
     hostile = "<script>alert(1)</script>|*x*"
     found = content(rows({hostile: 0.05}), title=hostile, notes=hostile)
-    page = render(f"study.{suffix}.jinja", page_content(found, {}))
+    page = page_text(suffix, found.title, study_sections(found, Plots()))
     assert "<script" not in page
     tags = Tags()
     tags.feed(page)

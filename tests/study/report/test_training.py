@@ -60,7 +60,7 @@ def test_the_norm_that_gradients_were_clipped_to(records: Records) -> None:
     cells = [cell("plain", "one"), cell("both", "one", "cwgnc"), cell("lnsr", "one", "lnsr")]
     records.write(cells[0], done(cells[0]))
     (found,) = training_of(cells, records)
-    assert found["fields"]["max_grad_norm"] == 1.0
+    assert found.fields["max_grad_norm"] == 1.0
     rows = {row[0]: row[1:] for row in training_table([found]).rows}
     assert rows["max_grad_norm"] == ["1; 0 with both"]
     (alone,) = training_of(cells[::2], records)

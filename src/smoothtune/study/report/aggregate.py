@@ -12,8 +12,8 @@ Intervals are 95 % percentile bootstrap intervals, stratified: seeds are resampl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,13 +22,24 @@ from scipy import stats
 
 from smoothtune.report.curves import Curve, CurvePoint
 from smoothtune.report.page import Table
-from smoothtune.report.tables import effect_text
-from smoothtune.study.report.comparison import runs_by_condition
-from smoothtune.study.report.statistics import SEED, Effect, percentiles
+from smoothtune.report.tables import Effect, effect_text
+from smoothtune.study.report.methods import runs_by_condition
+from smoothtune.study.report.statistics import SEED, percentiles
 
 RESAMPLES = 2000
 LEVELS = 101
 """Values of tau in a profile."""
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """Normalized scores of a method over all tasks."""
+
+    method: str
+    tasks: int
+    seeds: int
+    iqm: Effect
+    mean: Effect
 
 
 def normalized_scores(runs: pd.DataFrame) -> dict[str, np.ndarray]:
@@ -85,7 +96,7 @@ def performance_profile(scores: np.ndarray, levels: Sequence[float]) -> list[Cur
     return points
 
 
-def aggregates(runs: pd.DataFrame) -> list[dict[str, Any]]:
+def aggregates(runs: pd.DataFrame) -> list[Aggregate]:
     """IQM and mean of every method with all conditions; empty for fewer than two conditions.
 
     Args:
@@ -94,26 +105,26 @@ def aggregates(runs: pd.DataFrame) -> list[dict[str, Any]]:
     if len(runs_by_condition(runs)) < 2:
         return []
     return [
-        {
-            "method": method,
-            "tasks": scores.shape[0],
-            "seeds": scores.shape[1],
-            "iqm": asdict(interquartile_mean(scores)),
-            "mean": asdict(_with_interval(scores, lambda x: x.mean((1, 2)))),
-        }
+        Aggregate(
+            method,
+            tasks=scores.shape[0],
+            seeds=scores.shape[1],
+            iqm=interquartile_mean(scores),
+            mean=_with_interval(scores, lambda x: x.mean((1, 2))),
+        )
         for method, scores in normalized_scores(runs).items()
     ]
 
 
-def aggregate_table(found: Sequence[Mapping[str, Any]]) -> Table:
+def aggregate_table(found: Sequence[Aggregate]) -> Table:
     """IQM and mean of normalized scores; the best IQM is bold."""
     rows = [
-        [item["method"], str(item["tasks"]), str(item["seeds"])]
-        + [effect_text(item[name], 1, ".3f") for name in ("iqm", "mean")]
+        [item.method, str(item.tasks), str(item.seeds)]
+        + [effect_text(of, 1, ".3f") for of in (item.iqm, item.mean)]
         for item in found
     ]
-    best = max((item["iqm"]["value"] for item in found), default=None)
-    bold = {(y, 3) for y, item in enumerate(found) if item["iqm"]["value"] == best}
+    best = max((item.iqm.value for item in found), default=None)
+    bold = {(y, 3) for y, item in enumerate(found) if item.iqm.value == best}
     head = ["method", "tasks", "seeds", "IQM of normalized scores", "mean of normalized scores"]
     return Table(head, rows, frozenset(bold))
 

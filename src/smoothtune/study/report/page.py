@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from smoothtune.console import say
 from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.files import is_owned, make_folder, write_atomic, write_json
 from smoothtune.report.curves import csv_text
-from smoothtune.report.page import Plot, Sentence, Table, render
+from smoothtune.report.page import Table, write_page
 from smoothtune.report.tables import latex_table
 from smoothtune.report.terminal import say_left_out, show_table
 from smoothtune.study.config import Study
@@ -21,32 +21,20 @@ from smoothtune.study.description import write_description
 from smoothtune.study.plan import Plan, read_fingerprints
 from smoothtune.study.records import STUDY, Records
 from smoothtune.study.report.aggregate import aggregate_table
-from smoothtune.study.report.comparison import (
-    COLUMNS,
-    by_condition,
-    condition_title,
-    secondary,
-    secondary_over_tasks,
-    table_of_runs,
-)
-from smoothtune.study.report.content import study_content
+from smoothtune.study.report.content import StudyContent, study_content
 from smoothtune.study.report.effect_page import write_effect_files
-from smoothtune.study.report.effect_table import effect_table, quantity_table
-from smoothtune.study.report.findings import condition_sentences, sentences
-from smoothtune.study.report.plots import Section, study_plots
+from smoothtune.study.report.findings import sentences
+from smoothtune.study.report.methods import COLUMNS, by_condition, table_of_runs
+from smoothtune.study.report.plots import Plots, study_plots
+from smoothtune.study.report.sections import study_sections
 from smoothtune.study.report.tables import (
     MAIN_COLUMNS,
-    choice_table,
     main_rows,
     main_table,
     over_tasks_table,
-    paper_table,
     score_table,
-    secondary_table,
-    stability_table,
-    test_table,
 )
-from smoothtune.study.report.training import method_table, training_table
+from smoothtune.study.report.training import training_table
 
 RESULTS, TABLES = "results.json", "tables"
 WIDE = ("median", "max", "p", "P(better)")
@@ -69,38 +57,36 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
     """
     records = Records(folder)
     content = study_content(study, plan, records, console)
-    runs = table_of_runs(content["rows"])
-    write_json(folder / RESULTS, content)
+    runs = table_of_runs(content.rows)
+    plain = content.content()
+    write_json(folder / RESULTS, plain)
     write_atomic(folder / "results.csv", csv_text(COLUMNS, runs.itertuples(index=False)))
-    if content["effect"] or content["effect_findings"]:
-        said = [Sentence(**sentence) for sentence in content["effect_findings"]]
-        write_effect_files(folder, content["effect"], content["effect_layers"], said)
+    if content.effect or content.effect_findings:
+        write_effect_files(folder, content.effect, content.effect_layers, content.effect_findings)
     plots, no_plots = _plots(runs, content, records, folder, console)
-    page = page_content(content, plots, no_plots)
-    _write_tables(folder, content, page)
-    write_atomic(folder / "report.md", render("study.md.jinja", page))
-    write_atomic(folder / "report.html", render("study.html.jinja", page))
+    _write_tables(folder, content)
+    write_page(folder, "report", content.title, study_sections(content, plots, no_plots))
     show(content, folder, console)
     say(console, f"{folder / 'report.html'} is written")
-    return content
+    return plain
 
 
-def _write_tables(folder: Path, content: Mapping[str, Any], page: Mapping[str, Any]) -> None:
+def _write_tables(folder: Path, content: StudyContent) -> None:
     """The tables of a paper as LaTeX, and their numbers as CSV."""
     place = folder / TABLES
     make_folder(place)
-    caption = f"{content['title']}: mean in points and standard deviation over seeds"
-    latex = {
-        "scores": latex_table(page["main"], caption=caption, label="tab:scores"),
-        "over-tasks": latex_table(page["over_tasks"]),
-        "aggregates": latex_table(page["aggregates"]),
-        "training": latex_table(page["training"]),
+    caption = f"{content.title}: mean in points and standard deviation over seeds"
+    scores = latex_table(main_table(content.methods), caption=caption, label="tab:scores")
+    write_atomic(place / "scores.tex", scores)
+    others = {
+        "over-tasks": over_tasks_table(content.over_tasks),
+        "aggregates": aggregate_table(content.aggregates),
+        "training": training_table(content.training),
     }
-    shown = {"over-tasks": page["over_tasks"].rows, "aggregates": page["aggregates"].rows}
-    for name, text in latex.items():
-        if shown.get(name, True):
-            write_atomic(place / f"{name}.tex", text)
-    write_atomic(place / "scores.csv", csv_text(MAIN_COLUMNS, main_rows(content["methods"])))
+    for name, table in others.items():
+        if table.rows:
+            write_atomic(place / f"{name}.tex", latex_table(table))
+    write_atomic(place / "scores.csv", csv_text(MAIN_COLUMNS, main_rows(content.methods)))
 
 
 def report_so_far(
@@ -139,18 +125,18 @@ def report_so_far(
 
 def _plots(
     runs: pd.DataFrame,
-    content: Mapping[str, Any],
+    content: StudyContent,
     records: Records,
     folder: Path,
     console: Console,
-) -> tuple[dict[Section, list[Plot]], str]:
+) -> tuple[Plots, str]:
     """Draw, and write the files of the plots; also why there are none."""
     try:
-        plots = study_plots(runs, content["methods"], records, console)
+        plots = study_plots(runs, content, records, console)
     except PlotsMissing as error:
         say(console, f"no plots: {error}")
-        return {}, str(error)
-    for plot in (plot for section in plots.values() for plot in section):
+        return Plots(), str(error)
+    for plot in plots.all:
         write_atomic(folder / f"{plot.name}.svg", plot.svg)
         write_atomic(folder / f"{plot.name}.csv", plot.csv)
         for ending, file in plot.files.items():
@@ -158,70 +144,18 @@ def _plots(
     return plots, ""
 
 
-def page_content(
-    content: Mapping[str, Any], plots: Mapping[Section, Sequence[Plot]], no_plots: str = ""
-) -> dict[str, Any]:
-    """What the templates show.
-
-    Args:
-        content: of ``results.json``.
-        plots: by condition; those of several conditions under None.
-        no_plots: why there are none.
-    """
-    first, *others = sentences(content)
-    return {
-        "title": content["title"],
-        "notes": content["notes"],
-        "test": content["test"],
-        "decision": first,
-        "findings": others,
-        "main": main_table(content["methods"]),
-        "aggregates": aggregate_table(content["aggregates"]),
-        "training": training_table(content["training"]),
-        "method_fields": method_table(content["method_fields"]),
-        "groups": [
-            {
-                "title": condition_title(condition),
-                "findings": condition_sentences(group, content["test"]),
-                "scores": score_table(group),
-                "stability": stability_table(group),
-                "secondary": secondary_table(secondary(group)),
-                "tests": test_table(group),
-                "plots": plots.get(condition, []),
-            }
-            for condition, group in by_condition(content["methods"]).items()
-        ],
-        "over_tasks": over_tasks_table(content["over_tasks"]),
-        "over_tasks_secondary": secondary_table(secondary_over_tasks(content)),
-        "effect": effect_table(content["effect"]),
-        "effect_findings": content["effect_findings"],
-        "quantities": quantity_table(content["effect"]),
-        "choices": choice_table(content["choices"]),
-        "papers": [paper_table(paper, content["methods"]) for paper in content["paper"]],
-        "failures": Table(
-            ["run", "how it ended", "message"],
-            [[f["title"], f["status"], f["message"]] for f in content["failures"]],
-        ),
-        "versions": Table(
-            ["software", "version"], [[k, ", ".join(v)] for k, v in content["versions"].items()]
-        ),
-        "plots": plots.get(None, []),
-        "no_plots": no_plots,
-    }
-
-
-def show(content: Mapping[str, Any], folder: Path, console: Console) -> None:
+def show(content: StudyContent, folder: Path, console: Console) -> None:
     """Print the tables and the sentences of the content of ``results.json``."""
-    conditions = by_condition(content["methods"])
+    conditions = by_condition(content.methods)
     left_out: list[str] = []
     for condition, group in conditions.items():
         found = score_table(group)
         shown = [x for x, title in enumerate(found.head) if title not in WIDE]
         head, *rows = [[cells[x] for x in shown] for cells in [found.head, *found.rows]]
         deciding = [*DECIDING, found.head[2]]  # the mean score
-        left_out += show_table(Table(head, rows), condition_title(condition), console, deciding)
+        left_out += show_table(Table(head, rows), condition.title, console, deciding)
     if len(conditions) > 1:
-        found = main_table(content["methods"])
+        found = main_table(content.methods)
         left_out += show_table(found, "all tasks, points", console, DECIDING)
     say_left_out(left_out, str(folder / "report.md"), console)
     for sentence in sentences(content):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,14 @@ from smoothtune.errors import printable
 from smoothtune.report.curves import Curve, CurvePoint, csv_text, mean_and_range, metric_label
 from smoothtune.report.page import Plot
 from smoothtune.report.plots import GRAY, MOST_LINES, Frame, Style, draw_lines, drawn, styles
-from smoothtune.report.tables import POINTS
+from smoothtune.report.tables import POINTS, Effect
+from smoothtune.study.comparison import Comparison, ConditionKey
 from smoothtune.study.config import PLAIN
 from smoothtune.study.records import Records
 from smoothtune.study.report.aggregate import profile_curve
-from smoothtune.study.report.comparison import (
-    Condition,
-    by_condition,
-    condition_title,
-    runs_by_condition,
-)
+from smoothtune.study.report.content import StudyContent
+from smoothtune.study.report.methods import MethodResult, by_condition, runs_by_condition
 
-Section = Condition | None
-"""Where plots stand: at their condition, or at what is over all of them."""
 POINT = ["method", "seed", "score"]
 FORMATS = ("svg", "pdf", "png")
 WIDTH, LINE, MARGIN = 6.4, 0.32, 1.1  # inches: width, height of a method, height of the rest
@@ -43,52 +38,79 @@ class _Look:
     """Limits of all differences, in points."""
 
 
+@dataclass(frozen=True)
+class Plots:
+    """The plots of a study."""
+
+    first: Plot | None = None
+    """Differences from plain over all conditions, or under the only one."""
+    by_condition: Mapping[ConditionKey | None, list[Plot]] = field(default_factory=dict)
+    """The others; those over all conditions under None."""
+
+    def of(self, condition: ConditionKey | None) -> list[Plot]:
+        """The plots of a condition."""
+        return self.by_condition.get(condition, [])
+
+    @property
+    def all(self) -> list[Plot]:
+        """Every plot."""
+        first = [self.first] if self.first else []
+        return [*first, *(plot for plots in self.by_condition.values() for plot in plots)]
+
+
 def study_plots(
-    runs: pd.DataFrame,
-    comparisons: Sequence[Mapping[str, Any]],
-    records: Records,
-    console: Console,
-) -> dict[Section, list[Plot]]:
+    runs: pd.DataFrame, content: StudyContent, records: Records, console: Console
+) -> Plots:
     """All plots for which there are finished cells, by condition; the console shows the progress.
 
     Raises:
         PlotsMissing: matplotlib is not installed.
     """
     done = runs[runs["status"] == "done"]
-    compared = by_condition(item for item in comparisons if item["against_plain"])
+    groups = by_condition(content.methods)
     names = sorted(runs["method"].unique(), key=lambda name: name != PLAIN)
-    look = _Look(styles(names), _limits(comparisons))
-    plots: dict[Section, list[Plot]] = {}
+    look = _Look(styles(names), _limits([*content.over_tasks, *_compared(content.methods)]))
+    plots: dict[ConditionKey | None, list[Plot]] = {}
+    first = None
     with tracked(list(runs_by_condition(done).items()), "drawing", console) as conditions:
         for condition, group in conditions:
-            where = condition_title(condition)
+            where, compared = condition.title, _compared(groups[condition])
             plots[condition] = here = [_distribution(group, where, look)]
-            if condition in compared:
-                here.append(_differences(compared[condition], where, look))
+            if compared:
+                differences = _differences(compared, group["metric"].iloc[0], where, look)
+                if len(groups) == 1:
+                    first = differences
+                else:
+                    here.append(differences)
             here.append(_costs(group, where, look))
             if training := _training(group, records):
                 here.append(_lines("training", "Task loss in training", where, training, look))
     plots[None] = over = []
+    if content.over_tasks:
+        first = _differences(content.over_tasks, "score", "all tasks", look)
     for (task, model), group in done.groupby(["task", "model"], sort=False):
-        where = condition_title((task, model, None))
+        where = ConditionKey(task, model, None).title
         if sizes := _sizes(group, where):
             over.append(_lines("sizes", "Score against training-set size", where, sizes, look))
     if profile := profile_curve(runs):
         over.append(_lines("profiles", "Performance profiles", "all tasks", profile, look))
-    return plots
+    return Plots(first, plots)
 
 
-def _limits(comparisons: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+def _compared(methods: Iterable[MethodResult]) -> list[Comparison]:
+    return [item.against_plain for item in methods if item.against_plain]
+
+
+def _limits(compared: Sequence[Comparison]) -> tuple[float, float]:
     """Of the axis of differences, in points, for all conditions."""
-    effects = [item["against_plain"]["difference"] for item in comparisons if item["against_plain"]]
-    values = [0.0, *(value for effect in effects for value in _bounds(effect))]
+    values = [0.0, *(value for item in compared for value in _bounds(item.difference))]
     low, high = POINTS * min(values), POINTS * max(values)
     pad = 0.05 * (high - low) or 1.0
     return low - pad, high + pad
 
 
-def _bounds(effect: Mapping[str, Any]) -> tuple[float, float]:
-    return effect["interval"] or (effect["value"], effect["value"])
+def _bounds(effect: Effect) -> tuple[float, float]:
+    return effect.interval or (effect.value, effect.value)
 
 
 def _plot(
@@ -136,12 +158,9 @@ def _distribution(runs: pd.DataFrame, where: str, look: _Look) -> Plot:
     )
 
 
-def _differences(compared: Sequence[Mapping[str, Any]], where: str, look: _Look) -> Plot:
+def _differences(compared: Sequence[Comparison], metric: str, where: str, look: _Look) -> Plot:
     """Difference from plain with its interval, for each method."""
-    values = []
-    for comparison in compared:
-        effect = comparison["against_plain"]["difference"]
-        values.append((comparison["method"], effect["value"], *_bounds(effect)))
+    values = [(item.method, item.difference.value, *_bounds(item.difference)) for item in compared]
 
     def paint(figure: Any) -> None:
         axes = figure.subplots()
@@ -153,7 +172,7 @@ def _differences(compared: Sequence[Mapping[str, Any]], where: str, look: _Look)
         axes.set_yticks(range(len(values)), [printable(value[0]) for value in values])
         axes.set_ylim(len(values) - 0.5, -0.5)
         axes.set_xlim(*look.differences)
-        axes.set_xlabel(f"{compared[0]['metric']} minus plain, points")
+        axes.set_xlabel(f"{metric} minus plain, points")
 
     return _plot(
         "difference",

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 
 from smoothtune.evaluation.intervals import Interval
+from smoothtune.report.tables import Effect
 
 RESAMPLES, SEED = 10_000, 0
 LEVEL = 0.05
@@ -39,16 +40,23 @@ NAMES = {
 """Tests of equal scores, by the short name that study files use."""
 
 
-def summary(scores: ArrayLike) -> dict[str, float | None]:
-    """n, mean, sd (N - 1 in the denominator; None for one seed), median and max of scores (N,)."""
+@dataclass(frozen=True)
+class Summary:
+    """Scores of some seeds."""
+
+    n: int
+    mean: float
+    sd: float | None
+    """N - 1 in the denominator; None for one seed."""
+    median: float
+    max: float
+
+
+def summary(scores: ArrayLike) -> Summary:
+    """Of scores (N,)."""
     x = np.asarray(scores, np.float64)
-    return {
-        "n": len(x),
-        "mean": float(x.mean()),
-        "sd": float(x.std(ddof=1)) if len(x) > 1 else None,
-        "median": float(np.median(x)),
-        "max": float(x.max()),
-    }
+    sd = float(x.std(ddof=1)) if len(x) > 1 else None
+    return Summary(len(x), float(x.mean()), sd, float(np.median(x)), float(x.max()))
 
 
 class TrainingTime(NamedTuple):
@@ -152,15 +160,6 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
         least = max(least, min(1.0, p * (len(known) - rank)))
         corrected[place] = round(least, 15)
     return corrected
-
-
-@dataclass(frozen=True)
-class Effect:
-    """A number with its interval."""
-
-    value: float
-    interval: Interval | None
-    """None where there is too little to resample."""
 
 
 def mean_difference(a: ArrayLike, b: ArrayLike, test: str = "paired t") -> Effect:
@@ -267,26 +266,6 @@ def variance_test(a: ArrayLike, b: ArrayLike) -> float | None:
     if len(x) < 3 or (np.ptp(x) == 0 and np.ptp(y) == 0):
         return None
     return _p_value(lambda: stats.levene(x, y, center="median").pvalue, constant=False)
-
-
-def mean_over_tasks(
-    gaps: Sequence[ArrayLike],
-) -> tuple[Effect, float | None, str]:
-    """Mean over tasks of the mean difference, with a p-value and the name of its test.
-
-    Args:
-        gaps: a - b for every task, (N,) each, by the same seeds in the same order.
-
-    Returns:
-        The effect with Student's interval; the p-value of a t-test of the seeds' means over tasks
-        against 0; its name.
-    """
-    means = np.stack([np.asarray(gap, np.float64) for gap in gaps]).mean(0)
-    effect = mean_difference(means, np.zeros_like(means))
-    p = None
-    if len(means) > 1 and np.ptp(means) > 0:
-        p = float(stats.ttest_1samp(means, 0.0).pvalue)
-    return effect, p, "t-test of the seeds' mean differences over tasks"
 
 
 def percentiles(values: np.ndarray) -> Interval:

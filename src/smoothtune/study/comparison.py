@@ -1,0 +1,181 @@
+"""One comparison with plain fine-tuning, for scores, calibration, quantities, layers and costs.
+
+Everything that runs measured is a table of `Value`. A measure of a method and of plain is paired by
+seed under every condition (`paired`), averaged over conditions seed by seed where several are
+compared at once (`over_conditions`), and tested (`compare`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from smoothtune.report.tables import Effect
+from smoothtune.study.config import PLAIN
+from smoothtune.study.report.power import smallest_difference
+from smoothtune.study.report.statistics import (
+    ENOUGH_SEEDS,
+    LEVEL,
+    holm,
+    mean_difference,
+    p_value,
+)
+
+
+class ConditionKey(NamedTuple):
+    """What the methods of a study are compared on."""
+
+    task: str
+    model: str
+    max_train_samples: int | None
+
+    @property
+    def title(self) -> str:
+        """In words: ``sst2, minilm, 1000 examples``."""
+        size = f"{self.max_train_samples} examples" if self.max_train_samples else ""
+        return ", ".join(filter(None, (self.task, self.model, size)))
+
+
+class Value(NamedTuple):
+    """One number of one run."""
+
+    condition: ConditionKey
+    method: str
+    seed: int
+    measure: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A measure of a method and of plain fine-tuning, on the seeds that both have."""
+
+    method: str
+    measure: str
+    seeds: list[int]
+    values: np.ndarray
+    """(C, N) by condition and seed."""
+    plain: np.ndarray
+    """(C, N)"""
+    scale: np.ndarray | float = 1.0
+    """(C, 1) by which differences are divided."""
+
+    @property
+    def gaps(self) -> np.ndarray:
+        """(N,) method minus plain, the mean over conditions."""
+        return np.asarray(((self.values - self.plain) / self.scale).mean(0))
+
+    def relative(self) -> Pairs:
+        """With differences in units of plain's mean under each condition."""
+        scale = np.abs(self.plain.mean(1, keepdims=True))
+        return replace(self, scale=np.where(scale > 0, scale, 1))
+
+    def on(self, seeds: Sequence[int]) -> Pairs:
+        """The same on some of the seeds."""
+        places = [self.seeds.index(seed) for seed in seeds]
+        values, plain = self.values[:, places], self.plain[:, places]
+        return replace(self, seeds=list(seeds), values=values, plain=plain)
+
+
+Paired = Mapping[tuple[ConditionKey, str, str], Pairs]
+"""By condition, measure and method."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A method against plain fine-tuning in one measure."""
+
+    method: str
+    measure: str
+    conditions: int
+    """Number of conditions that it is a mean over."""
+    seeds: list[int]
+    difference: Effect
+    sd: float | None
+    """Standard deviation of the differences over seeds; None for one seed."""
+    equal: bool
+    """Whether all runs have plain's value."""
+    p: float | None
+    p_holm: float | None = field(default=None, kw_only=True)
+    """Corrected after Holm for the comparisons of its family."""
+    smallest: float | None = field(default=None, kw_only=True)
+    """The true difference that the seeds would have shown with a power of 80 %."""
+
+    @property
+    def differs(self) -> bool:
+        """Whether the corrected p-value is below 5 %."""
+        return self.p_holm is not None and self.p_holm < LEVEL
+
+    @property
+    def is_established(self) -> bool:
+        """Whether it also has enough seeds to say so."""
+        return self.differs and len(self.seeds) >= ENOUGH_SEEDS
+
+
+def paired(values: Iterable[Value]) -> dict[tuple[ConditionKey, str, str], Pairs]:
+    """Every method and measure with plain's, in the order of the method's runs."""
+    by_seed: dict[tuple[ConditionKey, str, str], dict[int, float]] = {}
+    for condition, method, seed, measure, value in values:
+        by_seed.setdefault((condition, measure, method), {})[seed] = value
+    found = {}
+    for (condition, measure, method), own in by_seed.items():
+        plain = by_seed.get((condition, measure, PLAIN), {})
+        seeds = [seed for seed in own if seed in plain]
+        if method != PLAIN and seeds:
+            ours, base = (np.array([[of[seed] for seed in seeds]], float) for of in (own, plain))
+            found[condition, measure, method] = Pairs(method, measure, seeds, ours, base)
+    return found
+
+
+def over_conditions(
+    pairs: Paired, conditions: Sequence[ConditionKey], measure: str, method: str
+) -> Pairs | None:
+    """A method's pairs under all conditions together, on the seeds that it has under every one.
+
+    Returns:
+        None where a condition lacks the measure, or no seed is common.
+    """
+    each = [found for c in conditions if (found := pairs.get((c, measure, method)))]
+    if not each or len(each) < len(conditions):
+        return None
+    seeds = [seed for seed in each[0].seeds if all(seed in of.seeds for of in each)]
+    if not seeds:
+        return None
+    common = [of.on(seeds) for of in each]
+    values, plain = (np.concatenate([getattr(of, n) for of in common]) for n in ("values", "plain"))
+    return Pairs(method, measure, seeds, values, plain)
+
+
+def compare(family: Sequence[Pairs], test: str = "paired t") -> list[Comparison]:
+    """Effect, interval, p-value and power of every pair; intervals are of one comparison.
+
+    Args:
+        family: what p-values are corrected for after Holm.
+        test: the test that decides, of `statistics.INTERVALS`.
+    """
+    compared = [_compared(pairs, test) for pairs in family]
+    return [
+        replace(
+            item,
+            p_holm=corrected,
+            smallest=smallest_difference(item.sd, len(item.seeds), len(compared)),
+        )
+        for item, corrected in zip(compared, holm([item.p for item in compared]), strict=True)
+    ]
+
+
+def _compared(pairs: Pairs, test: str) -> Comparison:
+    gaps, zero = pairs.gaps, np.zeros(len(pairs.seeds))
+    return Comparison(
+        method=pairs.method,
+        measure=pairs.measure,
+        conditions=len(pairs.values),
+        seeds=pairs.seeds,
+        difference=mean_difference(gaps, zero, test),
+        sd=float(gaps.std(ddof=1)) if len(gaps) > 1 else None,
+        equal=bool((pairs.values == pairs.plain).all()),
+        p=p_value(gaps, zero, test),
+    )
