@@ -105,7 +105,15 @@ def test_a_signal_while_loading_ends_at_once(inputs, tmp_path, monkeypatch, phas
         (train_module, "evaluate", 1, 5, {}),
         pytest.param(train_module, "evaluate", 2, 5, {}, marks=pytest.mark.slow),
     ],
-    ids=["evaluation", "saving", "end of epoch", "step before it", "last step", "final evaluation", "second evaluation"],
+    ids=[
+        "evaluation",
+        "saving",
+        "end of epoch",
+        "step before it",
+        "last step",
+        "final evaluation",
+        "second evaluation",
+    ],
 )
 def test_a_signal_leaves_a_checkpoint_and_the_same_run_in_the_end(
     inputs, tmp_path, expected, monkeypatch, owner, name: str, call: int, step: int, changes: dict
