@@ -64,6 +64,20 @@ def test_mixed_types_in_json_name_the_odd_lines(tmp_path: Path) -> None:
         task.rows.check_inputs(load_rows(file), "a")
 
 
+def test_what_the_reader_of_mixed_types_would_let_pass(tmp_path: Path) -> None:
+    """It takes the last of two equal names, and makes other characters of bytes."""
+    rows = [b'{"text": "a", "label": 1}\n'] + [b'{"text": "a", "label": "x"}\n'] * 150
+    (file := tmp_path / "a.jsonl").write_bytes(b"".join(rows))
+    assert len(load_rows(file)) == 151
+    twice = rows[:120] + [b'{"text": "a", "label": "x", "label": "y"}\n'] + rows[120:]
+    file.write_bytes(b"".join(twice))
+    with pytest.raises(DataError, match="line 121: 2 columns are named 'label'"):
+        load_rows(file)
+    file.write_bytes(b"".join(rows[:120] + [b'{"text": "\xa8", "label": "x"}\n'] + rows[120:]))
+    with pytest.raises(DataError, match="line 121 is not UTF-8"):
+        load_rows(file)
+
+
 def fifo(path: Path) -> None:
     os.mkfifo(path)
 

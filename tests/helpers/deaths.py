@@ -224,7 +224,8 @@ def undisturbed(job: Job, folder: Path) -> Alone:
     sys.modules["matplotlib"] = None  # type: ignore[assignment]  # plots take most of the time
     launch = Launch(job, folder)
     launch.wait()
-    assert not (launch.failure or launch.died), launch.failure
+    assert not launch.failure, launch.failure
+    assert not launch.died
     for name in launch.logs[0].with_suffix(".modules").read_text().split():
         with suppress(Exception):  # what the next ones need not import
             import_module(name)

@@ -27,7 +27,7 @@ from smoothtune.data.cache import not_cached
 from smoothtune.data.csv_format import check_encoding
 from smoothtune.data.csv_rows import read_csv, refuse_repeated
 from smoothtune.data.excel_rows import read_excel
-from smoothtune.data.json_rows import check_json, lines_of_rows
+from smoothtune.data.json_rows import check_json, lines_of_rows, refuse_repeated_names
 from smoothtune.data.label_types import typed_by_cells
 from smoothtune.data.missing import Needed, complete_rows
 from smoothtune.data.places import numbered, remember
@@ -175,6 +175,9 @@ def _load_json(files: list[Path], shown: str) -> Dataset:
             cache_dir=f"{folder}/cache",
             keep_in_memory=True,
         )
+    if any(map(require_decoding, loaded.features.values())):  # by a reader that lets them pass
+        for file in files:
+            refuse_repeated_names(file)
     split = checked(loaded, shown)
     remember(split, lambda: _places(files, list(map(lines_of_rows, files))))
     return split

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import mmap
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,13 @@ def check_json(file: Path) -> None:
     """Refuse rows that are ``null``, on which the reader of JSON can crash with the process.
 
     Raises:
-        DataError: there are such rows, or no rows, or a name stands twice in a row.
+        DataError: there are such rows, or no rows, a name stands twice in a row, or the file is not
+            UTF-8, of which the reader of JSON sometimes makes other characters.
     """
     with file.open("rb") as opened:
         if not file.stat().st_size:
             raise DataError(f"{file}: cannot be read as JSON: it has no rows")
+        _refuse_other_encodings(file)
         with mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ) as content:
             wrong = start = _TOKEN.search(content)
             if start and start[0] in b"{[":  # a null inside a list of the whole file is no row
@@ -37,22 +40,56 @@ def check_json(file: Path) -> None:
                     f"{file}: cannot be read as JSON: line {line} holds no row; write "
                     '{"column": value, ...} in every line'
                 )
+    refuse_repeated_names(file, _LOOKED_AT)
+
+
+def _refuse_other_encodings(file: Path) -> None:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise DataError(
+                    f"{file}: line {number} is not UTF-8 (byte {error.start + 1} of the line); "
+                    "write the file again as UTF-8"
+                ) from error
+
+
+def refuse_repeated_names(file: Path, lines: int | None = None) -> None:
+    """Refuse rows in which a name stands twice.
+
+    Args:
+        file: of a row in a line, or of one value that holds all rows.
+        lines: how many of its lines are looked at; None: all.
+
+    Raises:
+        DataError: there is such a row.
+    """
+    with file.open("rb") as opened:
+        if opened.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n")[:1] == b"[":
+            opened.seek(0)
+            _refuse_in(opened.read(), f"{file}: a row")
+            return
         opened.seek(0)
-        for number, text in zip(range(1, _LOOKED_AT + 1), opened, strict=False):
-            _refuse_repeated_names(text, f"{file}: line {number}")
+        for number, text in enumerate(islice(opened, lines), 1):
+            _refuse_in(text, f"{file}: line {number}")
 
 
-def _refuse_repeated_names(text: bytes, where: str) -> None:
-    outermost: list[str] = []
+def _refuse_in(text: bytes, where: str) -> None:
+    repeated: list[list[str]] = []
 
-    def noted(pairs: list[tuple[str, Any]]) -> None:
-        outermost[:] = [name for name, _ in pairs]  # the outermost object is ended last
+    def noted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            repeated.append([name for name, _ in pairs])
+        return {}
 
     try:
         json.loads(text, object_pairs_hook=noted)
     except (ValueError, RecursionError):  # which the reader says better
         return
-    refuse_repeated(outermost, where)
+    for names in repeated:
+        refuse_repeated(names, where)
 
 
 def lines_of_rows(file: Path) -> np.ndarray:
