@@ -181,6 +181,7 @@ def claims_of(methods: Iterable[str], recorded: Mapping[str, Sequence[str]]) -> 
         recorded: what methods of other packages said when they ran; their code is not imported.
     """
     claims = [
-        METHODS[name].claims if name in METHODS else recorded.get(name, ()) for name in methods
+        METHODS[name].declared.lowers if name in METHODS else recorded.get(name, ())
+        for name in methods
     ]
     return list(dict.fromkeys(claim for each in claims for claim in each))
