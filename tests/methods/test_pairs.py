@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from smoothtune import METHODS, Objective
-from smoothtune.core.regularizer import TaskLoss
+from smoothtune.core.regularizer import Penalty, TaskLoss
 from smoothtune.testing import tiny_batch, tiny_model, with_weight
 
 PAIRS = list(itertools.combinations_with_replacement(sorted(METHODS), 2))
@@ -42,12 +42,9 @@ def alone(*names):
     The last of two of a name has the draws that it has beside the first.
     """
     model, optimizer = setting()
-    methods = [
-        with_weight(METHODS[name](weight=float(i == len(names) - 1)))
-        for i, name in enumerate(names)
-    ]
-    if names:
-        methods[-1] = with_weight(METHODS[names[-1]]())
+    others = [name for name in names[:-1] if issubclass(METHODS[name], Penalty)]
+    methods = [METHODS[name](weight=0.0) for name in others]
+    methods += [with_weight(METHODS[name]()) for name in names[-1:]]
     objective = Objective(*methods).bind(model, optimizer)
     return gradients(objective, model)[0], dict(objective.terms)
 
