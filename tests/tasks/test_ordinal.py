@@ -115,7 +115,7 @@ def test_it_trains_evaluates_and_predicts(tmp_path: Path) -> None:
         found = CliRunner().invoke(app, [str(argument) for argument in command])
         assert found.exit_code == 0, found.output
     result = json.loads((tmp_path / "out" / "result.json").read_text())
-    assert result["main_metric"] == "quadratic_weighted_kappa"
+    assert next(iter(result["metrics"])) == "quadratic_weighted_kappa"
     assert result["metrics"]["quadratic_weighted_kappa"] > 0.6 > result["trivial_baseline"]
     rated = [json.loads(line) for line in (tmp_path / "rated.jsonl").read_text().splitlines()]
     error = np.mean([abs(int(each["prediction"]) - each["rating"]) for each in rated])

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from datasets import Dataset
 from torch import Tensor
 
-from smoothtune.tasks.head import Head, label_config
+from smoothtune.tasks.head import Head, ProblemType, label_config
 from smoothtune.tasks.metrics import (
     CLASS_METRICS,
     Measure,
@@ -27,7 +27,7 @@ from smoothtune.tasks.scorer import Scorer
 class ClassHead(Head):
     """Predictions are logits (N, C) of which the softmax is taken."""
 
-    problem_type = "single_label_classification"
+    problem_type: ClassVar[ProblemType | None] = "single_label_classification"
 
     def fit_outputs(self, config: Any) -> tuple[int, ...] | None:
         """See `Head.fit_outputs`; a model that gives a row several labels is refused, too."""
@@ -63,7 +63,7 @@ class ScoreHead(ClassHead):
 class ClassScorer(Scorer):
     """The statistics of an example are its label and its logits."""
 
-    losses = ("brier", "nll")
+    losses: ClassVar[tuple[str, ...]] = ("brier", "nll")
     measures: ClassVar[Mapping[str, Measure]] = CLASS_METRICS
     """Metrics of the most likely classes, by name."""
 
