@@ -18,8 +18,10 @@ from smoothtune.device import SLOW_BFLOAT16
 from smoothtune.errors import OutputError, Stopped
 from smoothtune.files import owned
 from smoothtune.run.train import train
+from smoothtune.study.comparison import ConditionKey
 from smoothtune.study.config import load_study
 from smoothtune.study.records import Records
+from smoothtune.study.report.content import Chosen, StudyContent
 from smoothtune.study.report.findings import sentences
 from smoothtune.study.report.page import report_so_far
 from smoothtune.study.run import failed_runs, run_study
@@ -142,8 +144,9 @@ def test_settings_are_chosen_on_training_rows(write, tmp_path: Path, output: Out
     report = (folder / "report.md").read_text()
     assert "**Run the study on: the settings to report are still being chosen.**" in report
     assert "| plain | 2 | not yet |" in report
-    content["choices"][0]["complete"] = True
-    assert "none of its settings could be trained" in sentences(content)[0].text
+    failed = Chosen(ConditionKey("quality", "model", None), "plain", 2, None, True, {})
+    first, *_ = sentences(StudyContent(choices=[failed]))
+    assert "none of its settings could be trained" in first.text
 
 
 def test_a_report_has_the_versions_of_finished_runs_alone(

@@ -92,13 +92,13 @@ def study_sections(content: StudyContent, plots: Plots, no_plots: str = "") -> l
 
 
 def _in_short(content: StudyContent, plots: Plots) -> Iterator[Block]:
-    if content.notes:
-        yield content.notes
     first, *others = sentences(content)
     yield first
     if plots.first:
         yield Figures([plots.first])
     yield Findings(others)
+    if content.notes:
+        yield content.notes
 
 
 def _scores(content: StudyContent, plots: Plots, no_plots: str) -> Iterator[Block]:
