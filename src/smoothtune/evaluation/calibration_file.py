@@ -74,18 +74,18 @@ def keep_calibration(calibration: Calibration, model: str) -> str:
 
 
 def _section(calibration: Calibration) -> str:
-    text = f"`{CALIBRATION}` holds what was fitted on {calibration.fitted_on} rows."
+    text = f"`{CALIBRATION}` was fitted on {calibration.fitted_on} rows."
     if calibration.temperature is not None:
         text += (
-            f" A temperature of {calibration.temperature:.3f}: divide the logits by it before the "
-            "softmax (the sigmoid, for several labels). The NLL of "
+            f" It holds a temperature of {calibration.temperature:.3f}: divide the logits by it "
+            "before the softmax (the sigmoid, for several labels). The NLL of "
             f"{calibration.judged_on} other rows goes from {calibration.nll_before:.3f} to "
             f"{calibration.nll_after:.3f}. `smoothtune predict --calibrated` applies it."
         )
     if calibration.conformal_scores:
         text += (
-            " Conformal scores: `smoothtune predict --coverage 0.9` writes sets of classes that "
-            "hold the right one with this probability."
+            " By its conformal scores `smoothtune predict --coverage 0.9` writes sets of classes "
+            "that hold the right one with this probability."
         )
     return f"<!-- calibration -->\n## Calibration\n\n{text}\n<!-- end of calibration -->\n"
 
