@@ -57,7 +57,7 @@ def as_task(other: OtherData, task: Task) -> Task:
             f"{task.name} reads {len(task.text_columns)}"
         )
     one_column = task.rows.label_columns == (task.label_column,)
-    one_label = task.head.problem_type != "multi_label_classification"
+    one_label = task.head_class.problem_type != "multi_label_classification"
     if (other.labels and not one_label) or (other.label_column and not one_column):
         raise DataError(
             f"{other.source}: labels, and label_column where the task has label_columns, are not "

@@ -44,7 +44,9 @@ def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None
         seed=run.seed,
     )
     rows = task.load_splits(source)["train"]
-    order = np.random.default_rng(run.seed).permutation(task.scorer.example_ids(prepared.train))
+    order = np.random.default_rng(run.seed).permutation(
+        prepared.task.scorer.example_ids(prepared.train)
+    )
     held_out = round(share * len(order))
     if held_out < 1 or held_out == len(order):
         raise DataError(f"{source}: {len(order)} training rows are too few to choose settings on")
