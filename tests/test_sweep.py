@@ -5,7 +5,11 @@ import sweep_checks
 import transformers
 from sweep_models import classes
 
+<<<<<<< HEAD
 from smoothtune.core import objective
+=======
+from smoothtune.core import task_batch
+>>>>>>> h-traits
 from smoothtune.nn import hooks
 
 FAST = [
@@ -69,13 +73,13 @@ def test_more_classes_are_right_or_refused(name):
 
 
 def test_a_wrong_task_loss_is_noticed(monkeypatch):
-    own = objective.model_loss
+    own = task_batch.model_loss
 
     def doubled(model, batch):
         loss, outputs = own(model, batch)
         return 2 * loss, outputs
 
-    monkeypatch.setattr(objective, "model_loss", doubled)
+    monkeypatch.setattr(task_batch, "model_loss", doubled)
     assert "task loss" in wrong(results("BertForSequenceClassification", []))
 
 

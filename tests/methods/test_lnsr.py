@@ -368,5 +368,5 @@ class TestTrainingTexts:
 
 
 def test_only_what_has_changed_counts_as_another_version():
-    assert LNSR(weight=1.0).results_version == LNSR.version
-    assert LNSR(noise="in_manifold", weight=1.0).results_version == LNSR.version + 1
+    assert LNSR(weight=1.0).results_version == LNSR.declared.version
+    assert LNSR(noise="in_manifold", weight=1.0).results_version == LNSR.declared.version + 1

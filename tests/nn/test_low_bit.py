@@ -23,6 +23,7 @@ from smoothtune import LNSR, METHODS, R3F, VAT, JacHess, Objective
 from smoothtune.core import support
 from smoothtune.core.regularizer import LossTerm
 from smoothtune.core.support import runs_model
+from smoothtune.nn import environments
 from smoothtune.nn.low_bit import Float32Compute, Float32View, is_quantized
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model, with_weight
 
@@ -244,7 +245,8 @@ def test_reentrant_checkpointing_and_compiled_models(bases, base):
 @pytest.mark.parametrize("base", FAST)
 def test_shards(bases, base, monkeypatch):
     (model,) = adapted(bases[base][0])
-    monkeypatch.setattr(support, "shards", lambda model: [model])
+    for module in (environments, support):
+        monkeypatch.setattr(module, "shards", lambda model: [model])
     monkeypatch.setattr(support, "casts", lambda unit: False)
     environment = f"{'quantized' if base in QUANTIZED else '16-bit'} base weights"
     message = f"r3f with {environment} and FSDP2: its passes would not be float32: load the base"

@@ -18,6 +18,7 @@ from transformers import AutoModel
 
 from smoothtune import METHODS, NonFiniteLoss
 from smoothtune.config.run import RunConfig
+from smoothtune.core.traits import Traits
 from smoothtune.device import SLOW_BFLOAT16
 from smoothtune.errors import ConfigError, DataError, OutputError, Stopped
 from smoothtune.methods import noise_base
@@ -294,7 +295,7 @@ def test_run_of_an_older_method_is_not_taken_for_this_one(
 ) -> None:
     config = RunConfig(**settings | {"max_steps": 1})
     quiet_train(config)
-    monkeypatch.setattr(METHODS["lnsr"], "version", 99)
+    monkeypatch.setattr(METHODS["lnsr"], "declared", Traits(version=99))
     with pytest.raises(OutputError, match=r"versions of methods .*'lnsr': \d.*, here .*'lnsr': 99"):
         quiet_train(config)
 

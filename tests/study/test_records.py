@@ -10,6 +10,7 @@ from rich.console import Console
 
 from helpers.study_files import finished, made_result
 from smoothtune.config.task import configured_task
+from smoothtune.core.traits import Traits
 from smoothtune.errors import DataError, OutputError
 from smoothtune.results import CellContent, CellRecord
 from smoothtune.study.config import load_study
@@ -56,7 +57,7 @@ def test_weights_and_method_versions_are_part_of_it(write, monkeypatch) -> None:
     from smoothtune.methods import METHODS
 
     before = ids(write(TWO))
-    monkeypatch.setattr(METHODS["lnsr"], "version", METHODS["lnsr"].version + 1)
+    monkeypatch.setattr(METHODS["lnsr"], "declared", Traits(version=2))
     after = ids(write(TWO))
     assert {name for name in before if before[name] != after[name]} == {
         "lnsr weight=0.5 0",
