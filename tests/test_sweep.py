@@ -5,11 +5,7 @@ import sweep_checks
 import transformers
 from sweep_models import classes
 
-<<<<<<< HEAD
-from smoothtune.core import objective
-=======
 from smoothtune.core import task_batch
->>>>>>> h-traits
 from smoothtune.nn import hooks
 
 FAST = [
