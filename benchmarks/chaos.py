@@ -92,15 +92,15 @@ def kill_all(work: Path, deaths: int, deadline: float) -> None:
     tiny_bert(work / "model")
     tiny_data(work / "data")
     commands = jobs(work, work / "whole-train")
-    alone: dict[str, Alone] = {}
-    for command, job in commands.items():
-        alone[command] = undisturbed(job, work / f"whole-{command}")
+    alone: dict[str, Alone] = {"train": undisturbed(commands["train"], work / "whole-train")}
     file = RESULTS / "chaos.json"
     found: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
     nothing = {command: dict.fromkeys(COUNTED, 0) for command in commands}
     counts: dict[str, dict[str, int]] = nothing | found.get("commands", {})
     while sum(each["deaths"] for each in counts.values()) < deaths and time.monotonic() < deadline:
         command = min(commands, key=lambda name: counts[name]["deaths"] / SHARES[name])
+        if command not in alone:
+            alone[command] = undisturbed(commands[command], work / f"whole-{command}")
         draw = random.Random(f"{command} {counts[command]['runs']}")
         more = dies_and_goes_on(commands[command], work / "run", alone[command], draw)
         clean(work / "run")

@@ -5,6 +5,7 @@ import io
 import json
 import re
 import shutil
+import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -246,6 +247,19 @@ def test_finished_parts_are_kept_when_a_later_one_fails(
     found = content_of(tmp_path)["parts"]
     assert list(found) == ["metrics", "calibration", "drift"]
     assert found["calibration"] == kept["calibration"]
+
+
+def test_one_that_ended_in_its_first_part_begins_anew(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it wrote of that part is no other program's; other settings are no other evaluation."""
+    arguments = (tiny_folder / "tuned", "--output-dir", tmp_path / "out")
+    with monkeypatch.context() as patch:
+        patch.setattr("smoothtune.evaluation.run.add_examples", lambda *_: sys.exit(9))
+        assert call(*arguments).exit_code == 9
+    assert (tmp_path / "out" / "predictions.csv").exists()
+    assert call(*arguments, "--seed", 5).exit_code == 0
+    assert list(content_of(tmp_path / "out")["parts"]) == ["metrics"]
 
 
 def test_another_evaluation_is_not_replaced_unasked(tiny_folder: Path, tmp_path: Path) -> None:

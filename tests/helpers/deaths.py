@@ -111,6 +111,7 @@ def _forked(work: Callable[[Console], object], log: Path, point: int, **environm
     code = 1
     try:
         os.setpgid(0, 0)
+        sys.modules["matplotlib"] = None  # type: ignore[assignment]  # plots take most of the time
         os.environ |= environment
         warnings.simplefilter("ignore")
         with log.open("a") as output:
@@ -119,7 +120,7 @@ def _forked(work: Callable[[Console], object], log: Path, point: int, **environm
             os.dup2(output.fileno(), 2)
             _killed_at(point)
             work(Console(file=output))
-        log.with_suffix(".modules").write_text("\n".join(sys.modules))
+        log.with_suffix(".modules").write_text("\n".join(n for n, m in sys.modules.items() if m))
         code = 0
     except OutputError as error:
         with log.open("a") as output:
@@ -221,7 +222,6 @@ def undisturbed(job: Job, folder: Path) -> Alone:
     Raises:
         AssertionError: it fails.
     """
-    sys.modules["matplotlib"] = None  # type: ignore[assignment]  # plots take most of the time
     launch = Launch(job, folder)
     launch.wait()
     assert not launch.failure, launch.failure

@@ -275,6 +275,11 @@ def test_a_damaged_record_is_run_again(write, tmp_path: Path, output: Output) ->
         json.loads(path.read_text())["result"]["metrics"] == json.loads(good)["result"]["metrics"]
     )
     assert set(starts(folder).values()) == {2}
+    # of a run that was killed between its record and its end
+    (folder / "checkpoints" / path.stem / "checkpoint-1").mkdir(parents=True)
+    run_study(study, folder, jobs=1, console=output.console)
+    assert set(starts(folder).values()) == {2}
+    assert not (folder / "checkpoints").exists()
 
 
 def test_extras_and_models(write, tmp_path: Path, output: Output) -> None:

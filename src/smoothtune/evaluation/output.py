@@ -52,6 +52,8 @@ def kept_evaluation(folder: Path, settings: Settings) -> dict[str, Any] | None:
     if settings.overwrite_output_dir:
         _remove(folder, content)
         return None
+    if not content["parts"]:
+        return None  # it ended in its first part
     here = json.loads(json.dumps(settings.identity()))
     if changed := changed_fields(content["settings"], here):
         raise OutputError(

@@ -82,6 +82,7 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
             )
         content = kept or empty_evaluation(subject, fingerprints, training)
         check_other_data(subject, content["parts"])
+        write_json(folder / EVALUATION, content)  # says whose folder it is, if it ends in a part
         for name, part in wanted_parts(settings).items():
             if name in content["parts"]:
                 check_read_as(name, content["parts"][name], settings)

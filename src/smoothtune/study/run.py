@@ -21,7 +21,7 @@ from smoothtune.study.config import Study
 from smoothtune.study.description import write_description
 from smoothtune.study.live import Live
 from smoothtune.study.plan import SELECTION, Plan
-from smoothtune.study.pool import Ended, LocalPool, Pool, Where
+from smoothtune.study.pool import Ended, LocalPool, Pool, Where, forget
 from smoothtune.study.records import CELLS, FAILURES, RESULTS, STUDY, Cell, Records
 from smoothtune.study.room import default_jobs
 from smoothtune.study.worker import WORK
@@ -67,6 +67,7 @@ def run_study(
     from smoothtune.study.report.page import write_study_report
 
     console, where = console or Console(), Where(jobs, ray, gpus_per_run, checkpoint_dir)
+    checkpoints = checkpoint_dir or Path(output_dir) / CHECKPOINTS
     with _claimed(Path(output_dir)) as folder, Signals() as signals:
         plan, records = Plan(study, folder), Records(folder)
         shutil.rmtree(folder / WORK, ignore_errors=True)
@@ -80,6 +81,10 @@ def run_study(
                 cells = list({cell.id: cell for cell in cells}.values())
                 with tracked(cells, "reading records", console) as shown:
                     missing = [cell for cell in shown if records.row(cell.id) is None]
+                remaining = {cell.id for cell in missing}
+                for cell in cells:
+                    if cell.id not in remaining:  # killed, perhaps, when its record was written
+                        forget(cell, "done", checkpoints)
                 write_description(study, cells, choices, command, trials, records, plan.prints)
                 if stage == "final":
                     _tell_ignored(console, records, plan, cells)
