@@ -119,7 +119,7 @@ class LossSum:
         if not losses:
             return [None] * len(weights)
         compared = self.strengths.to_compare(losses)
-        if compared < set(losses):
+        if compared and compared < set(losses):
             return self._compared(losses, weights, units, compared)
         factor = self.strengths.factor
         total = torch.stack([factor(name) * loss for name, loss in losses.items()]).sum()
@@ -143,9 +143,8 @@ class LossSum:
         for left, (name, loss, factor) in enumerate(parts, 1 - len(parts)):
             part = gradients_of(loss, weights, units, keep_graph=left < 0)
             gradient = plus(gradient, part, factor)
-            if compared:
-                size = norms([part], weights, mean=False).item()
-                sizes[name if name in compared else TASK] = size
+            size = norms([part], weights, mean=False).item()
+            sizes[name if name in compared else TASK] = size
         for name in sorted(compared):
             strengths.warn_of_little(name, sizes[name], sizes.get(TASK, 0.0))
         return gradient
