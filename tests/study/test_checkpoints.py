@@ -13,9 +13,9 @@ from smoothtune.run.callbacks import Stopwatch
 from smoothtune.run.trainer import RunTrainer
 from smoothtune.study.config import load_study
 from smoothtune.study.plan import Plan
-from smoothtune.study.pool import Where, forget
+from smoothtune.study.pool import Where
 from smoothtune.study.ray_pool import RayPool, cells_at_once
-from smoothtune.study.records import Cell
+from smoothtune.study.records import Cell, forget
 from smoothtune.study.run import make_pool
 from smoothtune.study.worker import attempt
 

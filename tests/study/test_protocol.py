@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from smoothtune.errors import ConfigError
+from smoothtune.reproduce.departures import departures
 from smoothtune.study.config import load_study
 from smoothtune.study.files import recipes
-from smoothtune.study.protocol import departures
 
 PROTOCOL = """
 title: A paper

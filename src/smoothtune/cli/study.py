@@ -152,8 +152,8 @@ def _run(
     console, folder = output_console(as_json=as_json), chosen.output_dir
     plan = load_study(study_file(file), scale=chosen.scale, options=chosen.fields, only=chosen.only)
     if dry_run:
+        from smoothtune.reproduce.departures import departures
         from smoothtune.study.forecast import show_forecast
-        from smoothtune.study.protocol import departures
 
         show_forecast(plan, folder, chosen.jobs, console)
         for line in departures(plan) if draw else ():

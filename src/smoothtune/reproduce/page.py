@@ -31,6 +31,7 @@ from smoothtune.report.page import (
     write_page,
 )
 from smoothtune.report.tables import latex_table
+from smoothtune.reproduce.departures import departures
 from smoothtune.reproduce.drawing import draw
 from smoothtune.reproduce.figures import draw_figure, why_missing
 from smoothtune.reproduce.runs import Runs, finished_runs
@@ -48,7 +49,7 @@ from smoothtune.results import RunResult
 from smoothtune.study.config import PLAIN, Study
 from smoothtune.study.layout import FigureLayout, Line, TableLayout
 from smoothtune.study.plan import Plan, read_fingerprints
-from smoothtune.study.protocol import Protocol, departures
+from smoothtune.study.protocol import Protocol
 from smoothtune.study.records import STUDY, Records
 from smoothtune.study.report.statistics import NAMES
 

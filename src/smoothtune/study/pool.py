@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import time
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from smoothtune.errors import STOP_SIGNALS, OutputError
-from smoothtune.study.records import RESULTS, Cell, Records, Status
+from smoothtune.study.records import STOPPED, Cell, Records, Status
 from smoothtune.study.room import visible_gpus
 
 PRELOAD = ["smoothtune.study.worker"]
@@ -36,8 +35,6 @@ ONE_THREAD = {
 }
 SERVER_LOST = 255
 """Exit code that multiprocessing tells for a process whose server died; it may still run."""
-STOPPED = 75
-"""Exit code of a cell that a signal stopped."""
 BY_SIGNAL = (SERVER_LOST, STOPPED, *(-number for number in STOP_SIGNALS))
 """Exit codes of cells that ended by a signal which the study may get as well, a moment later."""
 SECONDS_FOR_SIGNAL = 1.0
@@ -88,14 +85,6 @@ class Pool(Protocol):
 
     def stop(self) -> None:
         """End all cells."""
-
-
-def forget(cell: Cell, status: Status, checkpoints: Path) -> None:
-    """Remove the checkpoints of a cell that has its result."""
-    if status in RESULTS:
-        shutil.rmtree(checkpoints / cell.id, ignore_errors=True)
-        with suppress(OSError):  # others are there
-            checkpoints.rmdir()
 
 
 def start_server() -> None:

@@ -16,8 +16,8 @@ from typing import Any
 
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.results import CellContent
-from smoothtune.study.pool import ONE_THREAD, SAFE_PATH, Ended, Where, forget
-from smoothtune.study.records import Cell, Records, Status
+from smoothtune.study.pool import ONE_THREAD, SAFE_PATH, Ended, Where
+from smoothtune.study.records import Cell, Records, Status, forget
 
 
 def compute_on_node(

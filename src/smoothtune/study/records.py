@@ -5,8 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +26,8 @@ STUDY, CELLS, FAILURES, LOG = "study.json", "cells", "failures", "log.jsonl"
 
 Status = Literal["done", "nan", "killed", "out of memory", "error"]
 """How a run ended. "done" and "nan" are results and stay; the others are tried again."""
+STOPPED = 75
+"""Exit code of a cell that a signal stopped."""
 RESULTS: tuple[Status, ...] = ("done", "nan")
 
 
@@ -260,3 +264,11 @@ def _read(path: Path) -> dict[str, Any] | None:
         return read_json(path)
     except OutputError:
         return None
+
+
+def forget(cell: Cell, status: Status, checkpoints: Path) -> None:
+    """Remove the checkpoints of a cell that has its result."""
+    if status in RESULTS:
+        shutil.rmtree(checkpoints / cell.id, ignore_errors=True)
+        with suppress(OSError):  # others are there
+            checkpoints.rmdir()

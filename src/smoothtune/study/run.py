@@ -21,8 +21,8 @@ from smoothtune.study.config import Study
 from smoothtune.study.description import write_description
 from smoothtune.study.live import Live
 from smoothtune.study.plan import SELECTION, Plan
-from smoothtune.study.pool import Ended, LocalPool, Pool, Where, forget
-from smoothtune.study.records import CELLS, FAILURES, RESULTS, STUDY, Cell, Records
+from smoothtune.study.pool import Ended, LocalPool, Pool, Where
+from smoothtune.study.records import CELLS, FAILURES, RESULTS, STUDY, Cell, Records, forget
 from smoothtune.study.room import default_jobs
 from smoothtune.study.worker import WORK
 

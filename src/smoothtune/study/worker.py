@@ -41,8 +41,16 @@ from smoothtune.results import CellContent, Measured, Part
 from smoothtune.run.train import Trained, fit
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.inputs import fingerprints_of
-from smoothtune.study.pool import STOPPED, forget
-from smoothtune.study.records import RESULTS, Cell, Extras, Records, Status, differing
+from smoothtune.study.records import (
+    RESULTS,
+    STOPPED,
+    Cell,
+    Extras,
+    Records,
+    Status,
+    differing,
+    forget,
+)
 
 WORK, MODELS = "work", "models"
 NOISE_ROWS = 256

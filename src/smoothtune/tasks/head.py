@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from datasets import Dataset
@@ -15,9 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from smoothtune.data.batches import Collator
 from smoothtune.errors import ModelError
 from smoothtune.tasks.class_lookup import is_numbered
-
-if TYPE_CHECKING:
-    from smoothtune.tasks.base import Task
+from smoothtune.tasks.description import TaskDescription
 
 Collate = Callable[[Sequence[Mapping[str, Any]]], dict[str, Tensor]]
 ProblemType = Literal["regression", "single_label_classification", "multi_label_classification"]
@@ -35,7 +33,7 @@ class Head(ABC):
     problem_type: ClassVar[ProblemType | None] = None
     """What predictions (N, W) are logits of; None: they are no logits of examples."""
 
-    task: Task
+    task: TaskDescription
 
     def config(self) -> dict[str, Any]:
         """Fields of the model's configuration that depend on the task."""
