@@ -1,26 +1,24 @@
 """The README's picture."""
 
-import json
-
+import pandas as pd
 import pytest
 
 brings = pytest.importorskip("brings")
 
 
-def test_pairs_have_the_same_seed(tmp_path):
+def test_pairs_have_the_same_seed_and_are_means_over_tasks():
     runs = [
-        ("plain", "sst2", 1, 0.4),
-        ("vat", "sst2", 1, 0.3),
-        ("vat", "sst2", 2, 0.2),  # without a plain run
-        ("plain", "cola", 2, 0.9),
-        ("plain", "sst2", 3, 0.6),
-        ("vat", "sst2", 3, 0.5),
+        ("a", 1, "plain", 0.4),
+        ("a", 1, "other", 0.3),
+        ("b", 1, "plain", 0.6),
+        ("b", 1, "other", 0.5),
+        ("a", 2, "other", 0.2),  # without a plain run
+        ("a", 3, "plain", 0.7),
+        ("a", 3, "other", 0.1),
+        ("b", 3, "plain", 0.9),  # without the other
     ]
-    for number, (method, task, seed, brier) in enumerate(runs):
-        result = {"task": task, "seed": seed, "methods": {method: {}}, "metrics": {"brier": brier}}
-        (tmp_path / f"{number}.json").write_text(json.dumps({"result": result}))
-    (tmp_path / "failed.json").write_text(json.dumps({"result": None}))
-    assert brings.pairs(tmp_path, "sst2", "vat") == [
-        (1, {"brier": 0.4}, {"brier": 0.3}),
-        (3, {"brier": 0.6}, {"brier": 0.5}),
-    ]
+    table = pd.DataFrame(runs, columns=["task", "seed", "method", "ece"])
+    found = brings.by_seed(table, "ece", "other")
+    assert found.index.tolist() == [1, 3]
+    assert found["plain"].tolist() == pytest.approx([0.5, 0.7])
+    assert found["other"].tolist() == pytest.approx([0.4, 0.1])
