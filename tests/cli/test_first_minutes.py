@@ -218,11 +218,8 @@ def test_methods_are_listed_by_what_they_do() -> None:
     listed = [name for group in GROUPS for name in group.costs]
     assert sorted(listed) == sorted(known_methods())
     text = call("methods").stdout
-    readme = (ROOT / "README.md").read_text("utf-8").split("## Methods")[1].split("## More")[0]
-    table = re.findall(r"^\| ([^|]+) \| (\[.*) \|$", readme, re.M)
-    assert [(title, re.findall(r"\[`(\w+)`\]", names)) for title, names in table] == [
-        (group.title, list(group.costs)) for group in GROUPS
-    ]
+    for group in GROUPS:
+        assert text.index(f"{group.title}:") < text.index(f"  {next(iter(group.costs))} ")
     costs = (ROOT / "docs" / "choosing.md").read_text("utf-8").split("## By what it asks")[1]
     for names, cost in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", costs, re.M):
         for name in re.findall(r"`(\w+)`", names):

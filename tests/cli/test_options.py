@@ -34,10 +34,12 @@ def test_every_field_is_an_option_in_its_panel(command: str, settings: type[Base
     for name, field in settings.model_fields.items():
         assert field.description, name
         (panel,) = [each.title for each in field.metadata if isinstance(each, Panel)]
-        if (command, name) in {(command, "model"), ("evaluate", "data_seed")} - {
-            ("train", "model")
-        }:
-            continue  # an argument, and a field that only the training run knows
+        if (command, name) in {
+            (command, "model"),
+            ("evaluate", "ensemble"),
+            ("evaluate", "data_seed"),
+        } - {("train", "model")}:
+            continue  # arguments, and a field that only the training run knows
         flag = "--" + NAMED_OTHERWISE.get(name, name).replace("_", "-")
         assert re.search(rf"{flag}\b", panels[panel]), name
 
