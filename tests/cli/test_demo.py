@@ -13,6 +13,7 @@ from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.cli.demo import demo, noisy_accuracy
 from smoothtune.config.run import RunConfig
 from smoothtune.data.demo_sentences import LABEL_NOISE, NEW_BAD, NEW_GOOD, sentiment
+from smoothtune.errors import Stopped
 from smoothtune.run.train import train
 
 
@@ -70,6 +71,17 @@ def test_demo_with_a_tiny_model(tmp_path: Path) -> None:
         assert [cell.strip() for cell in line.split("│")[2:4]] == [f"{x:.3f}" for x in means]
     better = sum(two.brier < one.brier for one, two in zip(plain, other, strict=True))
     assert f"VAT's probabilities are better in {better} of 2 seeds" in printed
+
+
+def test_a_stopped_demo_has_nothing_to_resume(tmp_path: Path, monkeypatch) -> None:
+    def stopped(*args, **kwargs):
+        raise Stopped("continue with --resume-from-checkpoint")
+
+    monkeypatch.setattr("smoothtune.cli.demo.train", stopped)
+    with open(os.devnull, "w") as nothing, pytest.raises(Stopped) as error:
+        demo(Console(file=nothing), model=str(tiny_bert(tmp_path / "model")))
+    assert "from the beginning" in str(error.value)
+    assert "--resume-from-checkpoint" not in str(error.value)
 
 
 def literal_accuracy(folder: Path, rows: list[dict[str, str]], ratio: float) -> float:

@@ -19,6 +19,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.console import quiet, say, tracked
 from smoothtune.core.forward import ForwardPass
 from smoothtune.data.demo_sentences import LABEL_NOISE, Row, sentiment
+from smoothtune.errors import Stopped
 from smoothtune.functional.noise import gaussian
 from smoothtune.run.train import train
 
@@ -59,6 +60,9 @@ def demo(
         train_rows: training examples.
         validation_rows: validation examples.
         num_train_epochs: passes over the training examples.
+
+    Raises:
+        Stopped: a signal came.
     """
     console = console or Console()
     train_split, validation_split = sentiment(train_rows, validation_rows)
@@ -75,11 +79,15 @@ def demo(
         folder = Path(name)
         _write(folder / "data" / "train.jsonl", train_split)
         _write(folder / "data" / "validation.jsonl", validation_split)
-        with tracked(plan, "runs", console) as runs:
-            finished = [
-                _run(method, seed, model, num_train_epochs, folder, validation_split)
-                for method, seed in runs
-            ]
+        try:
+            with tracked(plan, "runs", console) as runs:
+                finished = [
+                    _run(method, seed, model, num_train_epochs, folder, validation_split)
+                    for method, seed in runs
+                ]
+        except Stopped:  # whose advice is that of `smoothtune train`
+            message = "stopped by a signal; the demo keeps nothing and starts from the beginning"
+            raise Stopped(message) from None
     _show(console, finished)
     return finished
 
@@ -101,6 +109,7 @@ def _run(
         learning_rate=2e-4,
         warmup_steps=0.1,
         eval_strategy="no",
+        cost_steps=0,
     )
     with open(os.devnull, "w") as nothing:
         result = train(config, console=Console(file=nothing))
