@@ -151,7 +151,7 @@ def parquet_files() -> list[bytes]:
 def read_data(file: Path) -> None:
     task = describe_task("x", text_columns=["text"])
     splits = load_splits(file)
-    task.with_labels(splits["train"], str(file)).check(splits, str(file))
+    task.with_labels(splits["train"], str(file)).rows.check(splits, str(file))
 
 
 def read_model(folder: Path) -> None:
