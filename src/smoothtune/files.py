@@ -80,7 +80,7 @@ def replacing(path: Path) -> Iterator[Path]:
             partial.unlink(missing_ok=True)
 
 
-def remove_partial(folder: Path) -> None:
+def _remove_partial(folder: Path) -> None:
     """Remove what killed processes left in an owned folder."""
     if folder.is_dir():
         for name in filter(PARTIAL.fullmatch, os.listdir(folder)):
@@ -147,8 +147,12 @@ def _finite(text: str) -> float:
 
 
 @contextmanager
-def owned(folder: Path) -> Iterator[Path]:
+def owned(folder: Path, *parts: str) -> Iterator[Path]:
     """Make a folder and hold its lock: no other process writes it meanwhile.
+
+    Args:
+        folder: the one to own.
+        parts: names of folders in it from which what killed processes left is removed, too.
 
     Raises:
         OutputError: it is a file, holds symbolic links, which would lead out of it, or the lock of
@@ -172,7 +176,8 @@ def owned(folder: Path) -> Iterator[Path]:
     try:
         if not foreign:
             _sign(folder / LOCK)
-        remove_partial(folder)
+        for each in (folder, *(folder / part for part in parts)):
+            _remove_partial(each)
         yield folder
     finally:
         _held.pop(place, None)

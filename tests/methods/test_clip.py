@@ -77,7 +77,6 @@ def test_the_gradient_is_that_of_the_clipped_examples(make, fields, pieces):
 @pytest.mark.parametrize("make", [JacHess, Jacobian, CrossHolder, DoubleBackprop])
 def test_there_is_none_unless_it_is_given(make):
     """With one the term begins in its second update."""
-    assert make(clip=2.0).results_version == make().results_version + 1
     first = {}  # update in which the term is there
     for clip in (None, 2.0):
         model = fresh()

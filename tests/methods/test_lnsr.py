@@ -365,8 +365,3 @@ class TestTrainingTexts:
         assert "most frequent neighbor" in dict(
             audit(method._noise.neighbors, method._noise.decode)
         )
-
-
-def test_only_what_has_changed_counts_as_another_version():
-    assert LNSR(weight=1.0).results_version == LNSR.declared.version
-    assert LNSR(noise="in_manifold", weight=1.0).results_version == LNSR.declared.version + 1

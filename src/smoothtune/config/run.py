@@ -56,7 +56,7 @@ class RunConfig(RunFields):
     def method_versions(self) -> dict[str, int]:
         """Version of each configured method's code, which is part of a run's identity."""
         regularizers = self.regularizers()
-        return {name: r.results_version for name, r in zip(self.methods, regularizers, strict=True)}
+        return {name: r.traits.version for name, r in zip(self.methods, regularizers, strict=True)}
 
     def clip_norm(self) -> float:
         """`max_grad_norm`, with its default resolved for the configured methods."""

@@ -88,11 +88,6 @@ class Regularizer:
         """What the class declares; a class in which a trait depends on fields overrides this."""
         return self.declared
 
-    @property
-    def results_version(self) -> int:
-        """`Traits.version`, or a later one where a change concerns some fields only."""
-        return self.traits.version
-
     @classmethod
     def search_space(cls) -> Mapping[str, Between]:
         """Fields worth a search, with what to try."""
@@ -283,11 +278,6 @@ class Penalty(LossTerm):
     def search_space(cls) -> Mapping[str, Between]:
         """What it declares, or its share."""
         return {"share": SHARES} if cls.declared.searched is None else cls.declared.searched
-
-    @property
-    def results_version(self) -> int:
-        """Two more with a share, which followed from single measurements, without a bound."""
-        return super().results_version + 2 * (self.share is not None)
 
     def settings(self) -> dict[str, Any]:
         """Every field with its value; of weight and share the one that holds."""

@@ -43,7 +43,7 @@ VAT_PYTORCH = (1e-5, 1e-3, 1e-6)  # sigma, step_size, guard of the division
 
 @method(
     "alice",
-    Traits(lowers=("worst divergence",), version=2, holds_task_loss=True, small_difference=True),
+    Traits(lowers=("worst divergence",), holds_task_loss=True, small_difference=True),
 )
 class ALICE(AdversarialSearch):
     """The worst small perturbation must change neither the loss nor the prediction."""

@@ -43,11 +43,6 @@ class ClippedPenalty(Penalty, ABC):
         return ExampleClip(self.clip) if self.clip else None
 
     @property
-    def results_version(self) -> int:
-        """One more with a clip, which shares were without."""
-        return super().results_version + (self._clip is not None)
-
-    @property
     def acts_after(self) -> bool:
         """With a clip."""
         return self._clip is not None

@@ -36,7 +36,6 @@ DEFAULTS = {"relative": 0.01, "absolute": 1.0}
     Traits(
         lowers=("worst divergence",),
         searched={"epsilon": Between(0.001, 0.1, log=True)},
-        version=2,
         differentiates=True,
         needs_labels=True,
         holds_task_loss=True,

@@ -52,7 +52,6 @@ DEFAULTS = {"relative": (0.005, 0.005, 0.01), "absolute": (0.06, 0.16, 0.14)}
     Traits(
         lowers=("worst divergence",),
         searched={"epsilon": Between(0.002, 0.1, log=True)},
-        version=2,
         needs_labels=True,
     ),
 )

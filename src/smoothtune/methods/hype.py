@@ -41,7 +41,6 @@ DEFAULTS = {"relative": 0.03, "absolute": 1e-5}
     Traits(
         lowers=("noise divergence",),
         searched={"sigma": Between(0.01, 1.0, log=True)},
-        version=2,
         points=(0,),  # of the blocks, which all get noise, the first is looked at
         needs_labels=True,
     ),

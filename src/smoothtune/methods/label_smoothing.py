@@ -116,7 +116,6 @@ def of_classes(head: Head, labels: Tensor) -> Surprise:
     Traits(
         lowers=("calibration error",),
         searched={"smoothing": Between(0.02, 0.3)},
-        version=2,
         needs_labels=True,
         plain_loss=True,
     ),

@@ -57,11 +57,6 @@ class NoisyEmbeddings(LossTerm):
         )
 
     @property
-    def results_version(self) -> int:
-        """One more for in-manifold noise, whose neighbors are chosen since among known tokens."""
-        return super().results_version + (self.noise == "in_manifold")
-
-    @property
     def traits(self) -> Traits:
         """In-manifold noise keeps the pre-trained word embeddings."""
         return replace(super().traits, whole_weights=self.noise == "in_manifold")

@@ -50,7 +50,6 @@ DEFAULTS = {"relative": (0.0025, 0.005), "absolute": (0.3, 1.0)}
     Traits(
         lowers=("worst divergence",),
         searched={"epsilon": Between(0.0005, 0.05, log=True)},
-        version=2,
         needs_labels=True,
     ),
 )

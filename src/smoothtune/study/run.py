@@ -14,7 +14,7 @@ from rich.console import Console
 from smoothtune.console import say, tracked
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import ConfigError, Problem, Stopped, counted
-from smoothtune.files import check_owned, owned, refuse_other_files, remove_partial
+from smoothtune.files import check_owned, owned, refuse_other_files
 from smoothtune.run.callbacks import Signals
 from smoothtune.run.output import CHECKPOINTS
 from smoothtune.study.config import Study
@@ -206,9 +206,7 @@ def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Ce
 @contextmanager
 def _claimed(folder: Path) -> Iterator[Path]:
     """Own a study's folder."""
-    with owned(folder):
+    with owned(folder, CELLS, FAILURES):
         if not ((folder / STUDY).exists() or (folder / CELLS).exists()):
             refuse_other_files(folder, "study", (WORK, SELECTION))
-        for name in (CELLS, FAILURES):
-            remove_partial(folder / name)
         yield folder

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from smoothtune.errors import CheckpointError, OutputError, changed_fields
-from smoothtune.files import read_json, sha256, versions, write_json
+from smoothtune.files import PARTIAL, read_json, sha256, versions, write_json
 from smoothtune.trainer.run_record import differences
 
 MANIFEST = "manifest.json"
@@ -157,7 +157,8 @@ def remove(checkpoint: Path) -> None:
 
 def files_of_others(checkpoint: Path) -> set[str]:
     """Names of files that the manifest does not list; without one, that no trainer writes."""
-    names = {path.relative_to(checkpoint).as_posix() for path in _files(checkpoint)}
+    files = [path for path in _files(checkpoint) if not PARTIAL.fullmatch(path.name)]
+    names = {path.relative_to(checkpoint).as_posix() for path in files}
     with suppress(OutputError):
         listed = (read_json(checkpoint / MANIFEST) or {}).get("files")
         if isinstance(listed, dict):

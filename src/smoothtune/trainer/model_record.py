@@ -48,7 +48,7 @@ def write_record(trainer: Trainer, objective: Objective, folder: Path) -> None:
         "task_type": _task_type(trainer),
         "model": source,
         "methods": {name: _fields(method) for name, method in methods.items()},
-        "method_versions": {name: method.results_version for name, method in methods.items()},
+        "method_versions": {name: method.traits.version for name, method in methods.items()},
         "seed": trainer.args.seed,
         "metrics": last_scores(trainer),
         "cost": {

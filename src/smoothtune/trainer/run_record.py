@@ -48,7 +48,7 @@ def describe_run(trainer: Trainer, objective: Objective) -> dict[str, Any]:
     """Model, methods with all fields and versions, and arguments, as flat JSON data."""
     run: dict[str, Any] = {"model": describe_model(trainer.model)}
     for name, method in objective.regularizers.items():
-        run[f"{name}.version"] = method.results_version
+        run[f"{name}.version"] = method.traits.version
         run |= {f"{name}.{f.name}": _plain(getattr(method, f.name)) for f in fields(method)}
     run |= {name: _plain(getattr(trainer.args, name)) for name in ARGUMENTS}
     if trainer.is_fsdp_enabled:
