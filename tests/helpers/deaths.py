@@ -56,8 +56,8 @@ HANGS_AFTER = 180.0
 OPERATIONS = ("replace", "rename", "unlink", "rmdir", "mkdir", "fsync")
 WRITERS = ((torch, "save"), (modeling_utils, "safe_save_file"), (checkpoints, "save_file"))
 FINISHED = 10**9
-operations = multiprocessing.Value("q", 0)
-"""Operations on files of a command, in all of its processes."""
+operations = multiprocessing.RawValue("q", 0)
+"""Operations on files of a command, in all of its processes; a lock would die with its holder."""
 
 
 class Job(NamedTuple):
@@ -79,9 +79,8 @@ def _killed_at(point: int) -> None:
     operations.value = 0
 
     def is_the_point() -> bool:
-        with operations.get_lock():
-            operations.value += 1
-            return operations.value == point
+        operations.value += 1
+        return operations.value == point
 
     def patched(call: Callable[..., Any], *, is_writer: bool) -> Callable[..., Any]:
         def wrapped(*values: Any, **named: Any) -> Any:
