@@ -126,11 +126,6 @@ class Regularizer:
         return type(self).after_step is not Regularizer.after_step
 
     @property
-    def reads_training_rows(self) -> bool:
-        """Whether `read_training_rows` looks at the tokens of the rows."""
-        return type(self).read_training_rows is not Regularizer.read_training_rows
-
-    @property
     def calibrates(self) -> bool:
         """Whether `calibrate` has something left to measure."""
         return False

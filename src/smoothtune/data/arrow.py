@@ -23,7 +23,7 @@ def tables(dataset: Dataset) -> Iterator[pa.Table]:
 
 
 def stored_column(dataset: Dataset, column: str) -> pa.ChunkedArray:
-    """A column as it is stored, without its format: rows tokenized when read are not tokenized."""
+    """A column as it is stored, without its format."""
     values = dataset.data.column(column)
     if dataset._indices is None:
         return values

@@ -165,26 +165,13 @@ def check_token_ids(tokenized: Dataset, vocab_size: int, where: str) -> None:
     if _largest(tokenized.data.column("input_ids")) < vocab_size:
         return
     for ids, row in zip(tokenized["input_ids"], tokenized["example_id"], strict=True):
-        check_ids(_largest(pa.chunked_array([pa.array(ids)])), vocab_size, f"{where}, row {row}")
-
-
-def check_ids(largest: int, vocab_size: int, where: str) -> None:
-    """Check the largest token id of a row.
-
-    Args:
-        largest: the id.
-        vocab_size: rows of the model's embedding matrix.
-        where: source, split and row, for the error.
-
-    Raises:
-        DataError: it is not below `vocab_size`.
-    """
-    if largest >= vocab_size:
-        raise DataError(
-            f"{where}: token id {largest} is not below the model's vocabulary size {vocab_size}: "
-            "the tokenizer is another model's, or the embeddings need "
-            "model.resize_token_embeddings(len(tokenizer))"
-        )
+        largest = _largest(pa.chunked_array([pa.array(ids)]))
+        if largest >= vocab_size:
+            raise DataError(
+                f"{where}, row {row}: token id {largest} is not below the model's vocabulary size "
+                f"{vocab_size}: the tokenizer is another model's, or the embeddings need "
+                "model.resize_token_embeddings(len(tokenizer))"
+            )
 
 
 def _largest(ids: pa.ChunkedArray) -> int:

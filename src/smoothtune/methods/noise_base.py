@@ -65,11 +65,6 @@ class NoisyEmbeddings(LossTerm):
         """The one point where noise enters."""
         return (self._noise.point,)
 
-    @property
-    def reads_training_rows(self) -> bool:
-        """Only in-manifold noise does."""
-        return self.noise == "in_manifold"
-
     def read_training_rows(self, rows: Any, tokenizer: Any = None) -> None:
         """Count the tokens of the training texts: others are no neighbors of in-manifold noise.
 

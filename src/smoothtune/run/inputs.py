@@ -81,7 +81,6 @@ def read_inputs(config: RunConfig, console: Console) -> Inputs:
         seed=config.seed,
         vocab_size=base.config.get_text_config().vocab_size,
         num_proc=config.preprocessing_num_workers,
-        rows_read=rows_read(config),
     )
     if config.label_noise:
         prepared = with_label_noise(prepared, config.label_noise, config.seed)
@@ -113,16 +112,6 @@ def without_header(config: RunConfig, task: Task) -> str:
     if config.data is None or config.label_column is None:
         return ""
     return no_header(config.data, {config.label_column: task.known_label_names})
-
-
-def rows_read(config: RunConfig) -> int | None:
-    """How many training rows a run reads at most; None: all of them."""
-    scored = config.max_train_eval_samples
-    reading = any(method.reads_training_rows for method in config.regularizers())
-    if config.max_steps < 1 or scored is None or config.label_noise or reading:
-        return None
-    updates = config.max_steps * config.gradient_accumulation_steps + config.cost_steps
-    return updates * config.per_device_train_batch_size + scored
 
 
 def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | None:

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.arrow import numbers
 from smoothtune.data.columns import column_problem, fingerprint
-from smoothtune.data.lazy_tokenizing import lazily_tokenized, should_tokenize_lazily
 from smoothtune.data.missing import told_left_out
 from smoothtune.data.summary import Report, SplitReport, lengths_of
 from smoothtune.data.tokenizing import check_token_ids
@@ -56,7 +55,6 @@ def prepare(
     seed: int = 0,
     vocab_size: int | None = None,
     num_proc: int | None = None,
-    rows_read: int | None = None,
 ) -> Prepared:
     """Load, check, subsample and tokenize a data set.
 
@@ -76,9 +74,6 @@ def prepare(
         vocab_size: rows of the model's embedding matrix, to check token ids against.
         num_proc: processes that tokenize a large data set; None: this one, with the threads of the
             tokenizer.
-        rows_read: how many rows of the train split are read at most; None: all. Where these are few
-            of many, they are tokenized when they are read: `smoothtune.data.arrow.numbers` gives
-            the columns of all rows that hold no tokens, and all others cost tokenizing.
 
     Returns:
         The tokenized splits, with the task, a report and a fingerprint.
@@ -102,7 +97,6 @@ def prepare(
         max_seq_length,
         vocab_size,
         num_proc=num_proc,
-        rows_read=rows_read,
     )
 
 
@@ -247,7 +241,6 @@ def _prepared(
     max_seq_length: int,
     vocab_size: int | None,
     num_proc: int | None = None,
-    rows_read: int | None = None,
 ) -> Prepared:
     """The chosen rows of the splits, checked and tokenized; `note` says how they were made."""
     tokenized, reports, contents = {}, {}, []
@@ -255,29 +248,16 @@ def _prepared(
         split = chosen[role][0]
         where = f"{source}, split {split!r}"
         contents.append(fingerprint(examples))
-        rows, notes = None, [note] if note and role == "validation" else []
-        if (
-            role == "train"
-            and task.one_sequence
-            and should_tokenize_lazily(rows_read, len(examples))
-        ):
-            encoder = task.rows.encoder(examples, tokenizer, max_seq_length)
-            rows = lazily_tokenized(
-                examples, encoder, tokenizer, max_seq_length, vocab_size=vocab_size, where=where
-            )
-            notes += ["tokenized when read"] if rows is not None else []
-        if rows is None:
-            rows = tokenized_examples(
-                examples, task, tokenizer, max_seq_length, contents[-1], vocab_size, where, num_proc
-            )
-        tokenized[role] = rows
+        rows = tokenized[role] = tokenized_examples(
+            examples, task, tokenizer, max_seq_length, contents[-1], vocab_size, where, num_proc
+        )
         reports[role] = SplitReport(
             rows=len(examples),
             source_rows=len(splits[split]),
             labels=task.rows.label_counts(examples, rows),
             lengths=lengths_of(numbers(rows, "length")),
             truncated=len(np.unique(numbers(rows, "example_id")[numbers(rows, "cut")])),
-            note="; ".join(notes),
+            note=note if role == "validation" else "",
             left_out=told_left_out(splits[split]) if role == "train" or split != "train" else "",
         )
     validation = tokenized["validation"]
