@@ -22,7 +22,9 @@ from smoothtune.files import make_folder, not_written, open_log, read_json, writ
 from smoothtune.results import CellContent, CellRecord
 from smoothtune.study.table import Row, row_of
 
-STUDY, CELLS, FAILURES, LOG = "study.json", "cells", "failures", "log.jsonl"
+STUDY, LOG = "study.json", "log.jsonl"
+FOLDERS = CELLS, FAILURES, TABLES = "cells", "failures", "tables"
+"""Those that files are written into, one at a time."""
 
 Status = Literal["done", "nan", "killed", "out of memory", "error"]
 """How a run ended. "done" and "nan" are results and stay; the others are tried again."""

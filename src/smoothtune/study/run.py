@@ -22,7 +22,7 @@ from smoothtune.study.description import write_description
 from smoothtune.study.live import Live
 from smoothtune.study.plan import SELECTION, Plan
 from smoothtune.study.pool import Ended, LocalPool, Pool, Where
-from smoothtune.study.records import CELLS, FAILURES, RESULTS, STUDY, Cell, Records, forget
+from smoothtune.study.records import CELLS, FOLDERS, RESULTS, STUDY, Cell, Records, forget
 from smoothtune.study.room import default_jobs
 from smoothtune.study.worker import WORK
 
@@ -206,7 +206,7 @@ def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Ce
 @contextmanager
 def _claimed(folder: Path) -> Iterator[Path]:
     """Own a study's folder."""
-    with owned(folder, CELLS, FAILURES):
+    with owned(folder, *FOLDERS):
         if not ((folder / STUDY).exists() or (folder / CELLS).exists()):
             refuse_other_files(folder, "study", (WORK, SELECTION))
         yield folder

@@ -23,7 +23,7 @@ from smoothtune.run.train import train
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import num_parameters
 from smoothtune.study.pool import Where, start_server
-from smoothtune.study.records import CELLS, FAILURES
+from smoothtune.study.records import CELLS, FOLDERS
 from smoothtune.study.room import default_jobs
 from smoothtune.study.run import make_pool
 from smoothtune.study.worker import WORK
@@ -231,7 +231,7 @@ def _nothing_worked(plain: Arm) -> str:
 @contextmanager
 def _claimed(folder: Path) -> Iterator[Path]:
     """Own the folder of a search."""
-    with owned(folder, CELLS, FAILURES):
+    with owned(folder, *FOLDERS):
         if read_json(folder / STARTED) is None:
             refuse_other_files(folder, "search of smoothtune", (WORK, PARTS, CELLS))
         yield folder

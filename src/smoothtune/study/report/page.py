@@ -19,7 +19,7 @@ from smoothtune.report.terminal import say_left_out, show_table
 from smoothtune.study.config import Study
 from smoothtune.study.description import write_description
 from smoothtune.study.plan import Plan, read_fingerprints
-from smoothtune.study.records import STUDY, Records
+from smoothtune.study.records import STUDY, TABLES, Records
 from smoothtune.study.report.aggregate import aggregate_table
 from smoothtune.study.report.content import StudyContent, study_content
 from smoothtune.study.report.effect_page import write_effect_files
@@ -36,7 +36,7 @@ from smoothtune.study.report.tables import (
 )
 from smoothtune.study.report.training import training_table
 
-RESULTS, TABLES = "results.json", "tables"
+RESULTS = "results.json"
 WIDE = ("median", "max", "p", "P(better)")
 """Columns of the score table that are for the page."""
 DECIDING = ("method", "minus plain, points", "verdict", "failed", "p, Holm", "average")
