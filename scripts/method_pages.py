@@ -54,7 +54,7 @@ PAGE = """\
 
 **{title}.** {summary}
 
-![{picture}]({name}.svg)
+{picture}
 
 ## Equation
 
@@ -103,7 +103,8 @@ def pages() -> dict[Path, str]:
     found = {FOLDER / "README.md": index()}
     for name in METHODS:
         found[FOLDER / f"{name}.md"] = page(name)
-        found[FOLDER / f"{name}.svg"] = schematic.draw(name)
+        if name in schematic.FACTS:
+            found[FOLDER / f"{name}.svg"] = schematic.draw(name)
     return found
 
 
@@ -128,6 +129,11 @@ def _about(quantity: str) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def _picture(name: str) -> str:
+    """The picture with its words; nothing for a method that has none."""
+    return f"![{schematic.described(name)}]({name}.svg)" if name in schematic.FACTS else ""
+
+
 def page(name: str) -> str:
     """The page of one method."""
     method, of_penalties = describe(name), fields_of(Penalty)
@@ -142,7 +148,7 @@ def page(name: str) -> str:
         before="\nexisting_trainer.args.max_grad_norm = 0" if clips else "",
         title=escaped(method.title),
         summary=escaped(method.summary),
-        picture=schematic.described(name),
+        picture=_picture(name),
         equation=_equation(method),
         use="\n".join(f"- {line}" for line in _use(method)),
         shared=f"{link}: {', '.join(shared)}." if shared else "It has no field of a penalty.",

@@ -124,20 +124,9 @@ STYLE = """
 """  # noqa: E501
 
 
-def facts_of(name: str) -> Facts:
-    """What a method's drawing shows.
-
-    Raises:
-        LookupError: nobody has written it down.
-    """
-    if name not in FACTS:
-        raise LookupError(f"{name} has no drawing: add it to FACTS in scripts/schematic.py")
-    return FACTS[name]
-
-
 def described(name: str) -> str:
     """The picture in words."""
-    facts = facts_of(name)
+    facts = FACTS[name]
     said = [
         f"{each.name}: {each.what} at {_where(each.enters)}" for each in facts.passes if each.enters
     ]
@@ -159,7 +148,7 @@ def _where(place: Place) -> str:
 
 def draw(name: str) -> str:
     """The picture as an SVG document."""
-    facts = facts_of(name)
+    facts = FACTS[name]
     top = 62 if facts.derives else 26
     top += 18 * bool(facts.weights and facts.compares)
     gap = 104

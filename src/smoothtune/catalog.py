@@ -11,9 +11,24 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 CATALOG = "catalog.json"
+MethodGroup = Literal[
+    "baseline",
+    "stability",
+    "noise",
+    "worst case",
+    "adversarial",
+    "derivatives",
+    "sub-models",
+    "start",
+    "updates",
+    "sharpness",
+    "labels",
+    "other",
+]
+"""What a method does, in the order in which methods are listed."""
 DEFAULT_TASK_TYPE = "text-classification"
 GROUP = "smoothtune.methods"
 """Entry points by which an installed package offers methods."""
@@ -37,6 +52,9 @@ class MethodDescription:
     name: str
     title: str
     summary: str
+    group: MethodGroup
+    step: str
+    """Its cost: a pass is a forward and a backward, a search one to the perturbation."""
     reference: str
     equation: str
     """As one writes it on a keyboard."""

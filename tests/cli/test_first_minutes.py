@@ -11,9 +11,9 @@ from transformers import AutoTokenizer, BertConfig, BertForSequenceClassificatio
 from typer.testing import CliRunner, Result
 
 from helpers.tiny_folder import tiny_bert
-from smoothtune.catalog import known_methods
+from smoothtune.catalog import described, known_methods
 from smoothtune.cli import NEEDED, app
-from smoothtune.cli.method_list import GROUPS
+from smoothtune.cli.tools import GROUPS
 from smoothtune.config.run import load_config
 from smoothtune.data.sources import load_rows
 from smoothtune.evaluation.calibration_file import CALIBRATION
@@ -214,16 +214,23 @@ def test_a_fitted_temperature_can_be_applied(foreign: Path, tmp_path: Path) -> N
     (foreign / CALIBRATION).unlink()
 
 
+def _before(text: str, title: str, line: str) -> int:
+    """Where a title stands before a line; -1 if it stands after it."""
+    return text.index(title) if text.index(title) < text.index(line) else -1
+
+
 def test_methods_are_listed_by_what_they_do() -> None:
-    listed = [name for group in GROUPS for name in group.costs]
-    assert sorted(listed) == sorted(known_methods())
+    steps = {name: described(name).step for name in known_methods()}
     text = call("methods").stdout
-    for group in GROUPS:
-        assert text.index(f"{group.title}:") < text.index(f"  {next(iter(group.costs))} ")
+    starts = [text.index(f"{title}:") for title in GROUPS.values()]
+    assert starts == sorted(starts)
+    for name in known_methods():
+        title = GROUPS[described(name).group]
+        assert title == max(GROUPS.values(), key=lambda t: _before(text, f"{t}:", f"  {name} "))
     costs = (ROOT / "docs" / "choosing.md").read_text("utf-8").split("## By what it asks")[1]
     for names, cost in re.findall(r"^\| (`[^|]+) \| ([^|]+) \|", costs, re.M):
         for name in re.findall(r"`(\w+)`", names):
-            assert cost in [group.costs.get(name) for group in GROUPS]
+            assert cost == steps[name]
             assert re.search(rf"^  {name} .*\({re.escape(cost)}\)$", text, re.M)
     titles = [each["title"] for each in json.loads(call("methods", "--json").stdout)["methods"]]
     assert len(set(titles)) == len(titles)

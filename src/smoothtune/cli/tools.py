@@ -10,12 +10,12 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from smoothtune.catalog import (
     MethodDescription,
+    MethodGroup,
     described,
     is_of_others,
     known_methods,
     offered_methods,
 )
-from smoothtune.cli.method_list import GROUPS, listed_methods
 from smoothtune.cli.options import options_from
 from smoothtune.cli.output import (
     JSON,
@@ -61,18 +61,32 @@ def methods(
         show_method(description)
 
 
+GROUPS: dict[MethodGroup, str] = {
+    "baseline": "the baseline",
+    "stability": "noise must move hidden states or predictions little",
+    "noise": "train on noise, no penalty",
+    "worst case": "the worst small perturbation must not change predictions",
+    "adversarial": "train on adversarial examples",
+    "derivatives": "keep derivatives in the input small",
+    "sub-models": "sub-models of different dropout must agree",
+    "start": "stay near the pre-trained weights",
+    "updates": "limit or shape the updates",
+    "sharpness": "train at the worst weights nearby",
+    "labels": "soften the labels",
+}
+"""Titles in the list of methods."""
+
+
 def _list_methods(*, as_json: bool) -> None:
     """Print the methods, by what they do."""
     if as_json:
-        about = {name: {"group": group, "cost": cost} for name, group, cost in listed_methods()}
-        print_json(
-            {"methods": [described(name).as_dict() | about[name] for name in known_methods()]}
-        )
+        print_json({"methods": [described(name).as_dict() for name in known_methods()]})
         return
-    for group in GROUPS:
-        echo(f"{group.title}:")
-        for name, cost in group.costs.items():
-            echo(f"  {name:<16} {described(name).summary} ({cost})")
+    for group, title in GROUPS.items():
+        echo(f"{title}:")
+        for method in map(described, known_methods()):
+            if method.group == group:
+                echo(f"  {method.name:<16} {method.summary} ({method.step})")
     echo("cost of a step: a pass is a forward and a backward, a search one to the perturbation")
     echo("equation, fields and departures of one: smoothtune methods NAME")
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from smoothtune.catalog import MethodGroup
 from smoothtune.core.quantities import Quantity
 from smoothtune.nn.hooks import Point
 
@@ -23,6 +24,11 @@ class Between(NamedTuple):
 class Traits:
     """What follows from a method's equation; see `Regularizer.traits`."""
 
+    group: MethodGroup = "other"
+    """What kind of thing it does."""
+    step: str = ""
+    """What a step takes with its default fields: a pass is a forward and a backward of the model, a
+    search a forward and a backward to the perturbation."""
     lowers: tuple[Quantity, ...] = ()
     """Its target metrics: the quantities that it is to lower, see `smoothtune effect`."""
     searched: Mapping[str, Between] | None = None

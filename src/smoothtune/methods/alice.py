@@ -43,7 +43,13 @@ VAT_PYTORCH = (1e-5, 1e-3, 1e-6)  # sigma, step_size, guard of the division
 
 @method(
     "alice",
-    Traits(lowers=("worst divergence",), holds_task_loss=True, small_difference=True),
+    Traits(
+        group="worst case",
+        step="3 passes, 2 searches",
+        lowers=("worst divergence",),
+        holds_task_loss=True,
+        small_difference=True,
+    ),
 )
 class ALICE(AdversarialSearch):
     """The worst small perturbation must change neither the loss nor the prediction."""

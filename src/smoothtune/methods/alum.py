@@ -34,7 +34,15 @@ from smoothtune.functional.divergences import divergence, symmetric_kl, symmetri
 from smoothtune.methods.adversarial_base import AdversarialSearch
 
 
-@method("alum", Traits(lowers=("worst divergence",), small_difference=True))
+@method(
+    "alum",
+    Traits(
+        group="worst case",
+        step="2 passes, 1 search",
+        lowers=("worst divergence",),
+        small_difference=True,
+    ),
+)
 class ALUM(AdversarialSearch):
     """Predictions must not change under the worst small perturbation, after a plain start."""
 

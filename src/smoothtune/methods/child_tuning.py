@@ -44,7 +44,9 @@ def clipped_square(gradient: Tensor) -> Tensor:
     return (gradient * (1.0 / gradient.norm().clamp(min=1.0))).square()
 
 
-@method("child_tuning", Traits(searched={"keep": Between(0.2, 0.95)}))
+@method(
+    "child_tuning", Traits(group="updates", step="1 pass", searched={"keep": Between(0.2, 0.95)})
+)
 class ChildTuning(Regularizer):
     """Every update changes a part of the weights only."""
 

@@ -91,7 +91,13 @@ def _unit(v: Tensor) -> Tensor:
 
 @method(
     "cross_holder",
-    Traits(lowers=("logit Jacobian", "logit Hessian"), points=("word",), differentiates=True),
+    Traits(
+        group="derivatives",
+        step="5 passes",
+        lowers=("logit Jacobian", "logit Hessian"),
+        points=("word",),
+        differentiates=True,
+    ),
 )
 class CrossHolder(DerivativePenalty):
     """Small first and second derivatives of the differences between class scores."""

@@ -44,6 +44,8 @@ def clip_each(gradients: list[Tensor], max_norm: float) -> Tensor:
 @method(
     "cwgnc",
     Traits(
+        group="updates",
+        step="1 pass",
         lowers=("gradient spread",),
         searched={"max_norm": Between(0.01, 5.0, log=True)},
         clips_gradients=True,

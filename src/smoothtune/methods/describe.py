@@ -46,6 +46,8 @@ def describe(cls: type[Regularizer] | str) -> MethodDescription:
         name=cls.name,
         title=title,
         summary=summary,
+        group=cls.declared.group,
+        step=cls.declared.step,
         reference=sections.get("Reference", ""),
         equation=plain(sections.get("Equation", "")),
         latex=latex(sections.get("Equation", "")),

@@ -32,6 +32,8 @@ from smoothtune.nn.model_facts import predicts_tokens
 @method(
     "double_backprop",
     Traits(
+        group="derivatives",
+        step="1 pass, 1 backward to the embeddings that is itself trained through",
         lowers=("loss gradient",),
         points=("word",),
         differentiates=True,

@@ -34,6 +34,8 @@ DEFAULTS = {"relative": 0.01, "absolute": 1.0}
 @method(
     "fgm",
     Traits(
+        group="adversarial",
+        step="2 passes, 1 backward to the embeddings",
         lowers=("worst divergence",),
         searched={"epsilon": Between(0.001, 0.1, log=True)},
         differentiates=True,

@@ -50,6 +50,8 @@ DEFAULTS = {"relative": (0.005, 0.005, 0.01), "absolute": (0.06, 0.16, 0.14)}
 @method(
     "freelb",
     Traits(
+        group="adversarial",
+        step="K = 3 passes, K - 1 backwards to the perturbation",
         lowers=("worst divergence",),
         searched={"epsilon": Between(0.002, 0.1, log=True)},
         needs_labels=True,

@@ -39,6 +39,8 @@ DEFAULTS = {"relative": 0.03, "absolute": 1e-5}
 @method(
     "hype",
     Traits(
+        group="noise",
+        step="1 pass",
         lowers=("noise divergence",),
         searched={"sigma": Between(0.01, 1.0, log=True)},
         points=(0,),  # of the blocks, which all get noise, the first is looked at

@@ -91,6 +91,8 @@ def layer_factors(n: Tensor, factors: Factors, temperature: float = 1.0) -> Tens
 @method(
     "jachess",
     Traits(
+        group="derivatives",
+        step="4 passes",
         lowers=("layer Jacobian", "layer Hessian"),
         points=("word",),
         differentiates=True,

@@ -30,7 +30,16 @@ from smoothtune.functional.input_derivatives import InputDerivatives, scores
 from smoothtune.methods.derivative_base import DerivativePenalty
 
 
-@method("jacobian", Traits(lowers=("logit Jacobian",), points=("word",), differentiates=True))
+@method(
+    "jacobian",
+    Traits(
+        group="derivatives",
+        step="1 pass, 1 backward to the embeddings that is itself trained through",
+        lowers=("logit Jacobian",),
+        points=("word",),
+        differentiates=True,
+    ),
+)
 class Jacobian(DerivativePenalty):
     """Small derivatives of the logits in the word embeddings."""
 

@@ -58,6 +58,8 @@ def half_squared_distance(weights: list[Tensor], anchors: list[Tensor]) -> Tenso
 @method(
     "l2_sp",
     Traits(
+        group="start",
+        step="1 pass",
         lowers=("weight distance",),
         searched={"alpha": Between(1e-4, 1.0, log=True)},
         weights_only=True,

@@ -114,6 +114,8 @@ def of_classes(head: Head, labels: Tensor) -> Surprise:
 @method(
     "label_smoothing",
     Traits(
+        group="labels",
+        step="1 pass",
         lowers=("calibration error",),
         searched={"smoothing": Between(0.02, 0.3)},
         needs_labels=True,

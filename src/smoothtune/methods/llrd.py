@@ -71,7 +71,13 @@ def split_group(
 
 @method(
     "llrd",
-    Traits(lowers=("weight distance",), searched={"decay": Between(0.7, 0.99)}, whole_weights=True),
+    Traits(
+        group="updates",
+        step="1 pass",
+        lowers=("weight distance",),
+        searched={"decay": Between(0.7, 0.99)},
+        whole_weights=True,
+    ),
 )
 class LLRD(Regularizer):
     """Lower layers learn more slowly."""

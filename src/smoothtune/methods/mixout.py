@@ -96,6 +96,8 @@ class Mix:
 @method(
     "mixout",
     Traits(
+        group="start",
+        step="1 pass",
         lowers=("weight distance",),
         searched={"p": Between(0.05, 0.9)},
         reparametrizes=True,

@@ -48,6 +48,8 @@ def neftune_scale(mask: Tensor, width: int, alpha: float, *, padded: bool = Fals
 @method(
     "neftune",
     Traits(
+        group="noise",
+        step="1 pass",
         lowers=("noise divergence",),
         searched={"alpha": Between(0.5, 15.0, log=True)},
         points=("word",),

@@ -26,6 +26,8 @@ from smoothtune.methods.noise_base import NoisyEmbeddings
 @method(
     "noise",
     Traits(
+        group="noise",
+        step="1 pass",
         lowers=("noise divergence",),
         searched={"noise_ratio": Between(0.01, 0.5, log=True)},
         needs_labels=True,

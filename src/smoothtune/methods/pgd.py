@@ -48,6 +48,8 @@ DEFAULTS = {"relative": (0.0025, 0.005), "absolute": (0.3, 1.0)}
 @method(
     "pgd",
     Traits(
+        group="adversarial",
+        step="1 pass, K = 3 searches",
         lowers=("worst divergence",),
         searched={"epsilon": Between(0.0005, 0.05, log=True)},
         needs_labels=True,

@@ -13,6 +13,6 @@ from smoothtune.core.regularizer import Regularizer, method
 from smoothtune.core.traits import Traits
 
 
-@method("plain", Traits(does_nothing=True))
+@method("plain", Traits(group="baseline", step="1 pass", does_nothing=True))
 class Plain(Regularizer):
     """Plain fine-tuning: no term, no change."""

@@ -80,7 +80,11 @@ class NoisyPrediction(Penalty):
 @method(
     "r3f",
     Traits(
-        lowers=("noise divergence", "worst divergence"), points=("word",), small_difference=True
+        group="stability",
+        step="2 passes",
+        lowers=("noise divergence", "worst divergence"),
+        points=("word",),
+        small_difference=True,
     ),
 )
 class R3F(NoisyPrediction):
@@ -99,6 +103,8 @@ class SpectralNorm:
 @method(
     "r4f",
     Traits(
+        group="stability",
+        step="2 passes",
         lowers=("noise divergence", "worst divergence"),
         points=("word",),
         small_difference=True,

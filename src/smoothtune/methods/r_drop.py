@@ -38,7 +38,12 @@ def half_symmetric_kl(p: Tensor, q: Tensor) -> Tensor:
 
 @method(
     "r_drop",
-    Traits(lowers=("dropout divergence",), searched={"alpha": Between(0.1, 10.0, log=True)}),
+    Traits(
+        group="sub-models",
+        step="2 passes",
+        lowers=("dropout divergence",),
+        searched={"alpha": Between(0.1, 10.0, log=True)},
+    ),
 )
 class RDrop(TaskLoss):
     """R-Drop: the predictions of two dropout passes must agree."""

@@ -40,7 +40,14 @@ def initialize(model: nn.Module, part: nn.Module) -> None:
 
 
 @method(
-    "reinit", Traits(searched={"layers": Between(1, 3)}, whole_weights=True, resets_weights=True)
+    "reinit",
+    Traits(
+        group="updates",
+        step="1 pass",
+        searched={"layers": Between(1, 3)},
+        whole_weights=True,
+        resets_weights=True,
+    ),
 )
 class ReInit(Regularizer):
     """The top blocks start from random weights."""

@@ -37,6 +37,8 @@ from smoothtune.nn.stored_gradient import AccumulatedLoss
 @method(
     "sam",
     Traits(
+        group="sharpness",
+        step="2 passes",
         lowers=("sharpness",),
         searched={"rho": Between(0.001, 0.1, log=True)},
         needs_labels=True,

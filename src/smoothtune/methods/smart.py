@@ -136,7 +136,15 @@ def mt_dnn_outer(clean: ForwardPass, noisy: ForwardPass, measure: Divergence) ->
     return divergence(clean, noisy, measure)
 
 
-@method("smart", Traits(lowers=("worst divergence",), small_difference=True))
+@method(
+    "smart",
+    Traits(
+        group="worst case",
+        step="2 passes, 1 search, 1 forward of the teacher",
+        lowers=("worst divergence",),
+        small_difference=True,
+    ),
+)
 class SMART(AdversarialSearch):
     """Predictions change neither under the worst small perturbation nor fast between steps."""
 

@@ -94,6 +94,8 @@ def even_rates(low: float, high: float, count: int) -> list[float]:
 @method(
     "uegr",
     Traits(
+        group="sub-models",
+        step="K = 2 passes, 1 forward, 1 backward to the embeddings",
         lowers=("dropout divergence",),
         searched={"epsilon": Between(0.0005, 0.05, log=True)},
         differentiates=True,

@@ -38,7 +38,15 @@ from smoothtune.nn import rng
 DEFAULTS = {"relative": 0.02, "absolute": 8.0}
 
 
-@method("vat", Traits(lowers=("worst divergence",), small_difference=True))
+@method(
+    "vat",
+    Traits(
+        group="worst case",
+        step="2 passes, 1 search",
+        lowers=("worst divergence",),
+        small_difference=True,
+    ),
+)
 class VAT(Adversarial, Penalty):
     """The prediction is the label of the worst perturbation; needs no true label."""
 
