@@ -89,6 +89,16 @@ def test_only_complete_checkpoints_are_kept_and_old_ones_go(finished) -> None:
     assert saved.save_total_limit == 2
 
 
+def test_what_a_kill_left_behind_goes_when_nothing_is_left_to_train(copy: Path) -> None:
+    last, before = copy / "checkpoint-3", copy / "checkpoint-2"
+    trainer_in(copy, save_total_limit=1).train(resume_from_checkpoint=str(before))
+    shutil.copytree(last, before)  # written anew: the older one is resumed from, so nothing goes
+    trainer_in(copy, save_total_limit=1, max_steps=2).train(resume_from_checkpoint=str(before))
+    assert last.exists()
+    trainer_in(copy, save_total_limit=1).train(resume_from_checkpoint=str(last))
+    assert [path.name for path in copy.iterdir()] == ["checkpoint-3"]
+
+
 @pytest.mark.parametrize("name", FILES)
 def test_a_missing_file_is_named(copy: Path, name: str) -> None:
     (copy / "checkpoint-3" / name).unlink()

@@ -197,6 +197,7 @@ class Binding:
                 "the interrupted run"
             ) from error
         self.checkpoints.evaluate_if_due(self.resume_from)
+        self.checkpoints.rotate_if_due(self.resume_from)
 
     def calibrate(self, loader: Any) -> None:
         """Let methods measure the pre-trained model on the first training rows."""

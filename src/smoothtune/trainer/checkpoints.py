@@ -34,6 +34,7 @@ from smoothtune.trainer.manifest import (
     is_committed,
     newest,
     nothing_to_resume,
+    order,
     remove,
     remove_remains,
     why_unusable,
@@ -114,7 +115,7 @@ class Checkpoints:
                 "give the right to write, and resume from the checkpoint before it, if there is one"
             ) from error
         if args.should_save:
-            self._rotate(checkpoint, limit)
+            self.rotate(checkpoint)
 
     def finalize(self, end: Callable[[], Any]) -> Any:
         """Around the trainer's `_finalize_training`, which removes all but the best.
@@ -171,6 +172,17 @@ class Checkpoints:
             self.find_best(resumed_from.parent)
             self.drawn = rng.get_state(trainer.args.device)
 
+    def rotate_if_due(self, resumed_from: Path) -> None:
+        """After a resume from the last checkpoint: remove those before it, if a kill came first.
+
+        Args:
+            resumed_from: the checkpoint.
+        """
+        folder, args = resumed_from.parent, self.trainer.args
+        is_last = all(order(path) <= order(resumed_from) for path in checkpoints_in(folder))
+        if args.should_save and folder == Path(str(args.output_dir)) and is_last:
+            self.rotate(resumed_from)
+
     def restore_draws(self) -> None:
         """After the trainer's `_load_rng_state`; see `evaluate_if_due`."""
         if self.drawn is not None:
@@ -194,11 +206,15 @@ class Checkpoints:
                 shutil.copymode(checkpoint / "trainer_state.json", path)
         write_manifest(checkpoint, self.run, others)
 
-    def _rotate(self, new: Path, limit: int | None) -> None:
+    def rotate(self, new: Path) -> None:
         """Remove what was set aside and the oldest checkpoints, as `save_total_limit` says.
 
-        What cannot be removed now is removed after a later checkpoint.
+        What cannot be removed now is removed after a later checkpoint, or when training resumes.
+
+        Args:
+            new: the newest one, which stays.
         """
+        limit = self.trainer.args.save_total_limit
         for old in [path for path in checkpoints_in(new.parent) if path.name.startswith(ASIDE)]:
             with suppress(OSError):
                 remove(old)

@@ -55,7 +55,7 @@ class ResumePoint(NamedTuple):
 def newest(folder: Path) -> ResumePoint:
     """The complete checkpoint of the latest step below a folder."""
     notes: list[str] = []
-    for checkpoint in sorted(checkpoints_in(folder), key=_order, reverse=True):
+    for checkpoint in sorted(checkpoints_in(folder), key=order, reverse=True):
         if not (why := why_unusable(checkpoint)):
             return ResumePoint(checkpoint, [*notes, *about(checkpoint)])
         if not checkpoint.name.startswith(ASIDE):
@@ -148,7 +148,7 @@ def remove(checkpoint: Path) -> None:
             if path.relative_to(checkpoint).as_posix() not in others:
                 path.unlink()
         return
-    removed = checkpoint.with_name(f"{REMOVED}checkpoint-{_order(checkpoint)[0]}")
+    removed = checkpoint.with_name(f"{REMOVED}checkpoint-{order(checkpoint)[0]}")
     shutil.rmtree(removed, ignore_errors=True)
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     os.replace(checkpoint, removed)
@@ -240,7 +240,8 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [path for path in folders if any(p.name.endswith(_READ) for p in path.iterdir())]
 
 
-def _order(checkpoint: Path) -> tuple[int, bool]:
+def order(checkpoint: Path) -> tuple[int, bool]:
+    """Its step, and False where it is set aside for another one of that step."""
     match = _NAME.fullmatch(checkpoint.name)
     assert match is not None
     return int(match[2]), match[1] is None
