@@ -69,6 +69,15 @@ def test_a_type_holds_for_files_that_have_types_too() -> None:
     assert of_type(data, "label", "integer")["label"][:] == [0, None, 1]
 
 
+@pytest.mark.parametrize("number", ["1", "0.5", "true"])
+def test_texts_that_look_like_the_values_beside_them(tmp_path: Path, number: str) -> None:
+    (file := tmp_path / "rows.jsonl").write_text(
+        f'{{"text": "a", "label": {number}}}\n{{"text": "b", "label": "{number}"}}\n'
+    )
+    with pytest.raises(DataError, match=r"column 'label' holds texts that look .*label_type: text"):
+        read(file)
+
+
 @pytest.mark.parametrize(
     "missing", ["nan", "NaN", "NA", "N/A", "null", "None", "-", "?", "1,5", "x"]
 )

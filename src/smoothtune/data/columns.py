@@ -50,6 +50,12 @@ def _mixed_types(dataset: Dataset, column: str) -> str:
         return ""
     values = [None if value is None else json.loads(value) for value in dataset[column][:]]
     kinds = Counter(type(value) for value in values if value is not None)
+    if len(kinds) == 1:  # datasets stores the text "1" as it stores the number 1
+        return (
+            f"column {column!r} holds texts that look like values of another type beside such "
+            "values: write all values in one type; labels that name classes can be read with "
+            "label_type: text"
+        )
     usual, count = max(kinds.items(), key=lambda kind: kind[1])
     problems = [
         "" if value is None or type(value) is usual else f"is of type {type(value).__name__}"
