@@ -16,6 +16,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 import time
 import warnings
 from collections import Counter
@@ -27,6 +28,7 @@ from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
+from tqdm import tqdm
 from transformers import modeling_utils
 
 from smoothtune.cli.output import USAGE
@@ -58,6 +60,10 @@ WRITERS = ((torch, "save"), (modeling_utils, "safe_save_file"), (checkpoints, "s
 FINISHED = 10**9
 operations = multiprocessing.RawValue("q", 0)
 """Operations on files of a command, in all of its processes; a lock would die with its holder."""
+
+
+tqdm.monitor_interval = 0
+tqdm.set_lock(threading.RLock())  # its own is one of all processes, and dies with its holder
 
 
 class Job(NamedTuple):
