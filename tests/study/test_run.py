@@ -106,7 +106,7 @@ def test_a_slow_bfloat16_is_named_before_the_first_run(
 ) -> None:
     told: list[int] = []
     monkeypatch.setattr("smoothtune.study.run.slow_at_bfloat16", lambda: True)
-    monkeypatch.setattr("smoothtune.study.run.make_pool", lambda *_: SimpleNamespace(stop=list))
+    monkeypatch.setattr("smoothtune.study.run.Pool", lambda *_, **__: SimpleNamespace(stop=list))
     monkeypatch.setattr(
         "smoothtune.study.run.execute", lambda *_: told.append(output.text.count(SLOW_BFLOAT16))
     )
