@@ -1,4 +1,4 @@
-"""The commands `study`, `reproduce` and `effect`."""
+"""The commands `study` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -177,19 +177,3 @@ def _run(
         print_json(content)
     if not report and (failed := failed_runs(results)):
         fail(f"{failed}; the same command tries them again:\n{command_line()}", FAILED)
-
-
-def effect(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="STUDY_DIR",
-            help="Folder of a study with evaluate: [effect, robustness, ...].",
-        ),
-    ],
-) -> None:
-    """Write effect.csv, effect.md and values by layer into the folder, and print the table."""
-    with errors_as_exit_codes():
-        from smoothtune.study.report.effect_page import write_effects
-
-        write_effects(folder, output_console())

@@ -24,7 +24,7 @@ class Traits:
     """What follows from a method's equation; see `Regularizer.traits`."""
 
     lowers: tuple[Quantity, ...] = ()
-    """Its target metrics: the quantities that it is to lower, see `smoothtune effect`."""
+    """Its target metrics: the quantities that it is to lower; studies measure them."""
     searched: Mapping[str, Between] | None = None
     """Fields that `smoothtune tune` searches, with what it may try; None: the share of a penalty,
     nothing of another method."""
