@@ -7,7 +7,7 @@ from scipy import stats
 
 from helpers.study_files import made_runs
 from smoothtune.study.report.content import StudyContent
-from smoothtune.study.report.findings import decision
+from smoothtune.study.report.decision import decision
 from smoothtune.study.report.methods import compare_methods, over_tasks
 from smoothtune.study.report.statistics import seeds_needed
 

@@ -6,37 +6,24 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
-
 from smoothtune.report.page import Sentence, Verdict
-from smoothtune.report.tables import POINTS, effect_text
+from smoothtune.report.tables import POINTS
 from smoothtune.study.comparison import Comparison
 from smoothtune.study.fields import LONGER, PLAIN
 from smoothtune.study.report.content import StudyContent
+from smoothtune.study.report.decision import CHANCE, decision, gap, overall, where
 from smoothtune.study.report.methods import (
     RELATIVE_TO_LOGITS,
     MethodResult,
     by_condition,
     method_names,
 )
-from smoothtune.study.report.statistics import (
-    ENOUGH_SEEDS,
-    LEVEL,
-    MOST_SEEDS,
-    POWER,
-    TEST,
-    seeds_needed,
-)
+from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL, TEST
 from smoothtune.study.report.tables import TITLES, is_better
 from smoothtune.study.table import ROBUSTNESS
 
-WORTH = 0.002
-"""Difference in score, from which more seeds are worth running."""
-SEEDS_FOR_SPREAD = 3
-"""With fewer seeds their spread is not known."""
 MOST_NAMED = 6
 """Methods that a sentence names; tables have them all."""
-CHANCE = f"with a chance of {100 * POWER:.0f} %"
 
 
 def findings(content: StudyContent) -> list[Sentence]:
@@ -58,106 +45,6 @@ def findings(content: StudyContent) -> list[Sentence]:
         *_budget(content),
         *_cost(content),
     ]
-
-
-# --- what to do --------------------------------------------------------------------------------
-
-
-def decision(content: StudyContent) -> Sentence:
-    """Use a method, run more seeds, or stay with plain fine-tuning."""
-    plain = [item for item in content.methods if item.method == PLAIN and item.score]
-    compared = overall(content)
-    if not plain or not compared:
-        missing = "plain fine-tuning" if not plain else "a method beside plain"
-        return Sentence("fragile", f"Run the study on: {missing} has no finished run everywhere.")
-    if all(item.is_at_chance for item in plain):
-        return Sentence(
-            "fragile",
-            "Train longer or with a higher learning rate first: plain fine-tuning is not above a "
-            "constant answer, so comparisons with it mean nothing.",
-        )
-    if all(item.equal for item in compared):
-        names = [item.method for item in compared]
-        acts = "it acts" if len(names) == 1 else "they act"
-        return Sentence(
-            "fragile",
-            f"Equal to plain in every run: {', '.join(names)}. Check that {acts} at all.",
-        )
-    better = [item for item in compared if item.is_established and is_better(item)]
-    if better:
-        best = max(better, key=_gap)
-        return Sentence(
-            "good",
-            f"Use {best.method}: {_shown(best)} against plain{_where(content)}, p = "
-            f"{best.p_holm:.2g} after Holm's correction, for {_cost_of(content, best)} times "
-            "plain's training time.",
-        )
-    return _undecided(content, compared)
-
-
-def _undecided(content: StudyContent, compared: Sequence[Comparison]) -> Sentence:
-    """No method is shown to be better with enough seeds and after the correction."""
-    where, above = _where(content), [item for item in compared if _gap(item) >= WORTH]
-    if not above:
-        text = f"Use plain: no method is more than {POINTS * WORTH:.1f} points above it{where}."
-        return Sentence("note", text)
-    if (seeds := max(len(item.seeds) for item in above)) < SEEDS_FOR_SPREAD:
-        best = max(above, key=_gap)
-        few = "one says" if seeds == 1 else f"{seeds} say"
-        text = f"{few} nothing, not even of {best.method} ({_shown(best)}{where})."
-        return Sentence("fragile", f"Run {ENOUGH_SEEDS - seeds} more seeds: {text}")
-    needs = {item.method: _needed(item, len(compared)) for item in above}
-    best = min(above, key=lambda item: (needs[item.method], -_gap(item)))
-    needed, ahead = needs[best.method], f"{best.method} is ahead of it by {_shown(best)}{where}"
-    if needed > MOST_SEEDS:
-        return Sentence(
-            "note",
-            f"Use plain: {ahead}, and would need more than {MOST_SEEDS} seeds to be told from "
-            "chance.",
-        )
-    more = max(1, needed - len(best.seeds))
-    return Sentence(
-        "note",
-        f"Run {more} more seed{'s' * (more > 1)}, or use plain: {ahead}, which {len(best.seeds)} "
-        f"seeds and {len(compared)} comparison{'s' * (len(compared) > 1)} do not establish. If it "
-        f"is as good as it looks, {needed} seeds in all would show it {CHANCE}.",
-    )
-
-
-def _needed(item: Comparison, num_methods: int) -> int:
-    if item.sd is None:
-        return MOST_SEEDS + 1
-    return max(ENOUGH_SEEDS, seeds_needed(_gap(item), item.sd, num_methods))
-
-
-def overall(content: StudyContent) -> list[Comparison]:
-    """Scores of every method against plain over all conditions, or in the only one."""
-    if len(by_condition(content.methods)) > 1:
-        return content.over_tasks.get("score", [])
-    return [against for item in content.methods if (against := item.score_against_plain)]
-
-
-def _gap(item: Comparison) -> float:
-    return item.difference.value
-
-
-def _shown(item: Comparison) -> str:
-    text = effect_text(item.difference, POINTS, "+.1f").replace(" [", " points [")
-    return text if "points" in text else f"{text} points"
-
-
-def _where(content: StudyContent) -> str:
-    count = len(by_condition(content.methods))
-    return f" on average over {count} tasks" if count > 1 else ""
-
-
-def _cost_of(content: StudyContent, best: Comparison) -> str:
-    ratios = [item.cost_ratio for item in content.methods if item.method == best.method]
-    known = [ratio for ratio in ratios if ratio is not None]
-    return f"{np.median(known):.1f}" if known else "unknown"
-
-
-# --- what was found ----------------------------------------------------------------------------
 
 
 def _completeness(content: StudyContent) -> Sentence:
@@ -206,7 +93,7 @@ def _scores(content: StudyContent) -> Iterator[Sentence]:
 
 
 def _points(item: Comparison) -> str:
-    return f"{POINTS * _gap(item):+.1f} points, p = {item.p_holm:.2g}" if item.p_holm else ""
+    return f"{POINTS * gap(item):+.1f} points, p = {item.p_holm:.2g}" if item.p_holm else ""
 
 
 def _against_plain(what: str, named: Iterable[tuple[str, Comparison]]) -> Sentence | None:
@@ -246,7 +133,7 @@ def _could_see(content: StudyContent) -> str:
         return f" {text} {CHANCE}."
     spread = f" (median of the methods; {smallest[0]:.1f} to {smallest[-1]:.1f})"
     return (
-        f" Had a method truly been {middle:.1f} points better{_where(content)}"
+        f" Had a method truly been {middle:.1f} points better{where(content)}"
         f"{spread * (len(smallest) > 1)}, a paired t-test of its seeds would have shown it "
         f"{CHANCE}."
     )
@@ -267,9 +154,9 @@ def _beside(content: StudyContent) -> Iterator[Sentence]:
         compared = [item for m in content.methods for item in m.against_plain.values()]
     # a gap shrinks by less fit too
     shown = [c for c in compared if c.measure not in ("score", "generalization_gap")]
-    where = " over all tasks that have the measure" * several
-    named = [(f"{c.method} ({TITLES[c.measure]} {_gap(c):+.3f})", c) for c in shown]
-    sentence = _against_plain(f"Beside the score{where}, after Holm within each measure", named)
+    tasks = " over all tasks that have the measure" * several
+    named = [(f"{c.method} ({TITLES[c.measure]} {gap(c):+.3f})", c) for c in shown]
+    sentence = _against_plain(f"Beside the score{tasks}, after Holm within each measure", named)
     if sentence and _at_chance(content):  # who has learned nothing is calibrated by saying so
         text = " That means little where plain fine-tuning is not above a constant answer."
         sentence = Sentence("fragile", sentence.text + text)
@@ -365,7 +252,7 @@ def effect_findings(compared: Sequence[Comparison]) -> list[Sentence]:
     widest = max(len(item.conditions) for item in compared)
     for title, holds in families.items():
         shown = [c for c in compared if holds(c.measure) and len(c.conditions) == widest]
-        named = [(f"{c.method} ({c.measure} {100 * _gap(c):+.0f} %)", c) for c in shown]
+        named = [(f"{c.method} ({c.measure} {100 * gap(c):+.0f} %)", c) for c in shown]
         if shown:
             null = f"{title}: no method is shown to differ from plain."
             found = _against_plain(f"{title}, after Holm's correction", named)

@@ -1,0 +1,118 @@
+"""What a study tells its reader to do, in one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from smoothtune.report.page import Sentence
+from smoothtune.report.tables import POINTS, effect_text
+from smoothtune.study.comparison import Comparison
+from smoothtune.study.fields import PLAIN
+from smoothtune.study.report.content import StudyContent
+from smoothtune.study.report.methods import by_condition
+from smoothtune.study.report.statistics import ENOUGH_SEEDS, MOST_SEEDS, POWER, seeds_needed
+from smoothtune.study.report.tables import is_better
+
+WORTH = 0.002
+"""Difference in score, from which more seeds are worth running."""
+SEEDS_FOR_SPREAD = 3
+"""With fewer seeds their spread is not known."""
+CHANCE = f"with a chance of {100 * POWER:.0f} %"
+
+
+def decision(content: StudyContent) -> Sentence:
+    """Use a method, run more seeds, or stay with plain fine-tuning."""
+    plain = [item for item in content.methods if item.method == PLAIN and item.score]
+    compared = overall(content)
+    if not plain or not compared:
+        missing = "plain fine-tuning" if not plain else "a method beside plain"
+        return Sentence("fragile", f"Run the study on: {missing} has no finished run everywhere.")
+    if all(item.is_at_chance for item in plain):
+        return Sentence(
+            "fragile",
+            "Train longer or with a higher learning rate first: plain fine-tuning is not above a "
+            "constant answer, so comparisons with it mean nothing.",
+        )
+    if all(item.equal for item in compared):
+        names = [item.method for item in compared]
+        acts = "it acts" if len(names) == 1 else "they act"
+        return Sentence(
+            "fragile",
+            f"Equal to plain in every run: {', '.join(names)}. Check that {acts} at all.",
+        )
+    better = [item for item in compared if item.is_established and is_better(item)]
+    if better:
+        best = max(better, key=gap)
+        return Sentence(
+            "good",
+            f"Use {best.method}: {_shown(best)} against plain{where(content)}, p = "
+            f"{best.p_holm:.2g} after Holm's correction, for {_cost_of(content, best)} times "
+            "plain's training time.",
+        )
+    return _undecided(content, compared)
+
+
+def _undecided(content: StudyContent, compared: Sequence[Comparison]) -> Sentence:
+    """No method is shown to be better with enough seeds and after the correction."""
+    place, above = where(content), [item for item in compared if gap(item) >= WORTH]
+    if not above:
+        text = f"Use plain: no method is more than {POINTS * WORTH:.1f} points above it{place}."
+        return Sentence("note", text)
+    if (seeds := max(len(item.seeds) for item in above)) < SEEDS_FOR_SPREAD:
+        best = max(above, key=gap)
+        few = "one says" if seeds == 1 else f"{seeds} say"
+        text = f"{few} nothing, not even of {best.method} ({_shown(best)}{place})."
+        return Sentence("fragile", f"Run {ENOUGH_SEEDS - seeds} more seeds: {text}")
+    needs = {item.method: _needed(item, len(compared)) for item in above}
+    best = min(above, key=lambda item: (needs[item.method], -gap(item)))
+    needed, ahead = needs[best.method], f"{best.method} is ahead of it by {_shown(best)}{place}"
+    if needed > MOST_SEEDS:
+        return Sentence(
+            "note",
+            f"Use plain: {ahead}, and would need more than {MOST_SEEDS} seeds to be told from "
+            "chance.",
+        )
+    more = max(1, needed - len(best.seeds))
+    return Sentence(
+        "note",
+        f"Run {more} more seed{'s' * (more > 1)}, or use plain: {ahead}, which {len(best.seeds)} "
+        f"seeds and {len(compared)} comparison{'s' * (len(compared) > 1)} do not establish. If it "
+        f"is as good as it looks, {needed} seeds in all would show it {CHANCE}.",
+    )
+
+
+def _needed(item: Comparison, num_methods: int) -> int:
+    if item.sd is None:
+        return MOST_SEEDS + 1
+    return max(ENOUGH_SEEDS, seeds_needed(gap(item), item.sd, num_methods))
+
+
+def overall(content: StudyContent) -> list[Comparison]:
+    """Scores of every method against plain over all conditions, or in the only one."""
+    if len(by_condition(content.methods)) > 1:
+        return content.over_tasks.get("score", [])
+    return [against for item in content.methods if (against := item.score_against_plain)]
+
+
+def gap(item: Comparison) -> float:
+    """The mean difference."""
+    return item.difference.value
+
+
+def _shown(item: Comparison) -> str:
+    text = effect_text(item.difference, POINTS, "+.1f").replace(" [", " points [")
+    return text if "points" in text else f"{text} points"
+
+
+def where(content: StudyContent) -> str:
+    """What a mean is over, where there are several tasks."""
+    count = len(by_condition(content.methods))
+    return f" on average over {count} tasks" if count > 1 else ""
+
+
+def _cost_of(content: StudyContent, best: Comparison) -> str:
+    ratios = [item.cost_ratio for item in content.methods if item.method == best.method]
+    known = [ratio for ratio in ratios if ratio is not None]
+    return f"{np.median(known):.1f}" if known else "unknown"
