@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,12 +12,19 @@ from tables import escaped, table
 from smoothtune.methods import METHODS
 from smoothtune.report.page import number
 from smoothtune.report.tables import Effect
-from smoothtune.study.comparison import ConditionKey
-from smoothtune.study.config import StudyConfig
-from smoothtune.study.report.effect import QuantityComparison, compare_quantities
-from smoothtune.study.report.effect_rows import MeasuredRun, claims_of
-from smoothtune.study.report.methods import MethodResult, compare_methods, table_of_runs
-from smoothtune.study.report.statistics import NAMES, TrainingTime
+from smoothtune.study.comparison import Comparison, over_conditions, paired
+from smoothtune.study.report.methods import (
+    MEASURES,
+    MethodResult,
+    Run,
+    by_condition,
+    compare_methods,
+    compare_quantities,
+    values_of,
+)
+from smoothtune.study.report.statistics import TEST, mean_difference
+from smoothtune.study.report.tables import verdict
+from smoothtune.study.table import ConditionKey
 
 ROOT = Path(__file__).parent.parent
 COST = "benchmarks/results/cost-minilm-16x128"
@@ -45,8 +51,7 @@ EFFECTS = {
     "strength": f"{MOVES} [A study of shares]",
     "robustness": "Robustness: [noise, random tokens, exchanged words]",
 }
-TEST = StudyConfig().test
-MEASURES = {"ece": "ECE", "brier": "Brier"}
+SHOWN = {"ece": "ECE", "brier": "Brier"}
 
 
 @cache
@@ -100,11 +105,12 @@ def evidence(name: str) -> str:
 
 def _study(name: str) -> Iterator[str]:
     for study in STUDIES:
-        rows = [row for row in _compared(study) if name in row.configured]
+        fields = _fields(study)
+        rows = [row for row in _compared(study) if name in fields[row.method]]
         if name == "plain" or not rows:
             continue
         titles = ["condition", "methods", "score minus plain, points", "p, Holm"]
-        titles += [f"{measure} minus plain (p, Holm)" for measure in MEASURES.values()]
+        titles += [f"{measure} minus plain (p, Holm)" for measure in SHOWN.values()]
         cells = [_row(row) for row in rows]
         if study not in UNTIMED:
             titles.append("time, x plain")
@@ -112,23 +118,28 @@ def _study(name: str) -> Iterator[str]:
         yield (
             f"[{_title(study)}](../../results/{study}.md). In brackets after a "
             f"difference: 95 % interval over {_runs(study)['seed'].nunique()} seeds; "
-            f"p: {NAMES[TEST]}, "
+            f"p: {TEST}, "
             "after Holm's correction over the methods of a condition.\n\n" + table(titles, cells)
         ).rstrip()
-        yield _settings(name, rows)
+        yield _settings(name, {row.method: fields[row.method][name] for row in rows})
 
 
 @cache
 def _compared(study: str) -> list[MethodResult]:
-    """Every method of a study against plain, with the fields that it ran with."""
+    """Every method of a study against plain."""
+    compared = compare_methods(_measured(study))
+    return [row for row in compared if row.score_against_plain]
+
+
+@cache
+def _fields(study: str) -> dict[str, dict[str, dict[str, Any]]]:
+    """The fields that the methods of each way to train ran with."""
     runs = _runs(study)
-    fields = dict(zip(runs["method"], map(json.loads, runs["methods"]), strict=True))
-    compared = compare_methods(table_of_runs(runs.to_dict("records")), TEST)
-    return [replace(row, configured=fields[row.method]) for row in compared if row.against_plain]
+    return dict(zip(runs["method"], map(json.loads, runs["methods"]), strict=True))
 
 
 def _row(row: MethodResult) -> list[str]:
-    against = row.against_plain
+    against = row.score_against_plain
     assert against is not None
     assert against.difference.interval is not None
     low, high = (100 * x for x in against.difference.interval)
@@ -138,23 +149,27 @@ def _row(row: MethodResult) -> list[str]:
         f"{100 * against.difference.value:+.1f} ({low:+.1f} to {high:+.1f})",
         f"{against.p_holm:.2g}",
     ]
-    for measure in MEASURES:
-        found = against.secondary[measure]
+    for measure in SHOWN:
+        found = row.against_plain.get(measure)
         cells.append(f"{found.difference.value:+.3f} ({found.p_holm:.2g})" if found else "–")
     return cells
 
 
 def _time(row: MethodResult) -> str:
-    return number(row.against_plain and row.against_plain.cost_ratio, ".2f")
+    return number(row.cost_ratio, ".2f")
 
 
-def _settings(name: str, rows: list[MethodResult]) -> str:
-    """How the fields of those runs differ from the defaults of today."""
+def _settings(name: str, ran: dict[str, dict[str, Any]]) -> str:
+    """How the fields of runs differ from the defaults of today.
+
+    Args:
+        name: the method.
+        ran: its fields by the label of the study's entry.
+    """
     said = {}
-    for row in rows:
+    for label, then in ran.items():
         now = vars(METHODS[name]())
-        then = row.configured[name]
-        said[row.method] = [
+        said[label] = [
             f"`{field}={value!r}`"
             for field, value in then.items()
             if field in now and _plain(now[field]) != value
@@ -172,52 +187,68 @@ def _plain(value: Any) -> Any:
 
 def _effect(name: str) -> Iterator[str]:
     for study, title in EFFECTS.items():
-        rows = [row for row in _effects(study) if row.method.split()[0] == name]
+        rows = [row for row, _ in _effects(study) if row.method.split()[0] == name]
         if rows:
             titles = ["condition", "methods", "quantity", "seeds", "change, %", "p", "p, Holm"]
             titles += ["score, points", "verdict"]
+            cells = [_moved(*each) for each in _effects(study) if each[0] in rows]
             yield (
                 f"{title}(../../results/{study}.md), against plain; in brackets: 95 % interval.\n\n"
-                + table(titles, [_moved(row) for row in rows])
+                + table(titles, cells)
             ).rstrip()
 
 
 @cache
-def _effects(study: str) -> list[QuantityComparison]:
-    """Every method of a study against plain in the quantities that it is about."""
-    runs = map(_measured, _runs(study).to_dict("records"))
-    return compare_quantities([run for run in runs if run.values]).rows
+def _effects(study: str) -> list[tuple[Comparison, Effect]]:
+    """Every method of a study in the quantities that it is about, and in the score."""
+    runs = [run for run in _measured(study) if run.measures.keys() - set(MEASURES)]
+    pairs, conditions = paired(values_of(runs)), {c.title: c for c in by_condition(runs)}
+    found = []
+    for row in compare_quantities(runs):
+        group = [conditions[title] for title in row.conditions]
+        scores = over_conditions(pairs, group, "score", row.method)
+        assert scores is not None
+        found.append((row, mean_difference(scores.on(row.seeds).gaps)))
+    return found
 
 
-def _measured(run: dict[str, Any]) -> MeasuredRun:
-    quantities, robustness = (
-        json.loads(run[name]) if isinstance(run[name], str) else None
-        for name in ("quantities", "robustness")
+@cache
+def _measured(study: str) -> list[Run]:
+    return [_run(row) for row in _runs(study).to_dict("records")]
+
+
+def _run(row: dict[str, Any]) -> Run:
+    """A row of the table of all runs."""
+    plain = {name: None if pd.isna(value) else value for name, value in row.items()}
+    measures = {name: plain[name] for name in MEASURES if plain.get(name) is not None}
+    quantities = json.loads(plain["quantities"] or "null")
+    measures |= (quantities or {}) | json.loads(plain["robustness"] or "{}")
+    names = json.loads(plain["methods"]) if quantities is not None else []
+    claims = dict.fromkeys(claim for name in names for claim in METHODS[name].declared.lowers)
+    size = plain["max_train_samples"]
+    return Run(
+        condition=ConditionKey(plain["task"], plain["model"], size and int(size)),
+        method=plain["method"],
+        seed=plain["seed"],
+        status=plain["status"],
+        metric=plain["metric"],
+        trivial_baseline=plain["trivial_baseline"],
+        measures=measures,
+        claims=tuple(claims),
+        device=plain["device"],
     )
-    size = run["max_train_samples"]
-    return MeasuredRun(
-        condition=ConditionKey(run["task"], run["model"], None if pd.isna(size) else int(size)),
-        method=run["method"],
-        seed=run["seed"],
-        claims=claims_of(json.loads(run["methods"]), {}) if quantities is not None else None,
-        score=run["score"],
-        time=TrainingTime(run["train_seconds"], run["device"]),
-        values=(quantities or {}) | (robustness or {}),
-        layers={},
-        missing={},
-    )
 
 
-def _moved(row: QuantityComparison) -> list[str]:
+def _moved(row: Comparison, score: Effect) -> list[str]:
     return [
         row.condition,
         escaped(row.method),
-        row.quantity,
+        row.measure,
         str(len(row.seeds)),
-        _percent(row.change, ".0f"),
+        _percent(row.difference, ".0f"),
         *(number(value, ".2g") for value in (row.p, row.p_holm)),
-        _percent(row.score, ".1f"),
-        row.verdict,
+        _percent(score, ".1f"),
+        verdict(row),
     ]
 
 

@@ -43,7 +43,7 @@ Where a method has a default of its own, the field is listed again.
 
 ## What methods are about
 
-Less of these is what the papers claim. [`smoothtune effect`](../study.md#does-it-do-what-it-says)
+Less of these is what the papers claim. [A study](../study.md#does-it-do-what-it-says)
 compares them with plain fine-tuning:
 
 {quantities}"""

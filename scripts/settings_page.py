@@ -16,7 +16,7 @@ from smoothtune.config.run_fields import RunFields
 from smoothtune.config.tuning import TuneSettings
 from smoothtune.methods.describe import values_of
 from smoothtune.models.lora import LoraSettings
-from smoothtune.study.config import Paper, StudyConfig
+from smoothtune.study.config import StudyConfig
 
 PAGE = Path(__file__).parent.parent / "docs" / "settings.md"
 INTRODUCTION = """\
@@ -52,7 +52,6 @@ PARTS: list[tuple[str, str, Any]] = [
         LoraSettings,
     ),
     ("Studies", "In a [study](study.md)'s file, beside the fields of runs.", StudyConfig),
-    ("Printed numbers", "Entries of a study's `paper`.", Paper),
     ("Evaluations", "`smoothtune evaluate`: [Evaluation](evaluation.md).", Settings),
     ("Other data sets", "`--ood NAME=SOURCE` and `--ood-set NAME.FIELD=VALUE`.", OtherData),
     ("Predictions", "`smoothtune predict`: [Evaluation](evaluation.md).", Prediction),

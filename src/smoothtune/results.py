@@ -225,6 +225,15 @@ class Evaluation(Record):
 # --- a cell of a study: cells/ID.json ----------------------------------------------------------
 
 
+class Quantities(Record):
+    """Numbers of the part ``effect``."""
+
+    quantities: Numbers = {}
+    """What methods are about, by name."""
+    beside: Numbers = {}
+    """Numbers that help to read them."""
+
+
 class Measured(Record):
     """What a study measured on a trained model beside its scores."""
 
@@ -235,6 +244,22 @@ class Measured(Record):
     parts: dict[str, Part] = {}
     claims: dict[str, list[str]] = {}
     """Quantities that each method is to lower."""
+
+    def curve(self, path: str) -> Curve | None:
+        """A curve of a part, by PART/CURVE."""
+        part, _, name = path.partition("/")
+        return self.parts[part].curves.get(name) if part in self.parts else None
+
+    @property
+    def effect(self) -> Quantities:
+        """What methods are about; empty without the part ``effect``."""
+        part = self.parts.get("effect")
+        return Quantities.parse(part.numbers) if part else Quantities()
+
+    @model_validator(mode="after")
+    def _has_numbers_of_effects(self) -> Self:
+        _ = self.effect
+        return self
 
     def score_on_other_data(self, metric: str) -> float | None:
         """Mean over the other data sets, without further training; None unless all have it."""

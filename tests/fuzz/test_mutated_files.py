@@ -460,11 +460,8 @@ def test_cells(finished: Path, place: Path) -> None:
         assert status is not None, what
         done = json.loads(status[status.index("{") :])["done"]
         report = smoothtune("study", study, "--output-dir", out, "--report")
-        match number % 3:
-            case 0:
-                smoothtune("effect", out)
-            case 1:
-                smoothtune("reproduce", study, "--output-dir", out, "--report")
+        if number % 3 == 1:
+            smoothtune("reproduce", study, "--output-dir", out, "--report")
         assert done == 3 + (done == 4 and verifies(content)), what
         if report is None or done == 3:
             continue
@@ -483,7 +480,6 @@ def test_lists_of_cells(finished: Path, place: Path) -> None:
         (out / "study.json").write_bytes(content)
         what, study = told("study.json", number, content), finished / "study.yaml"
         status = smoothtune("study", "--status", out, "--json")
-        smoothtune("effect", out)
         smoothtune("study", study, "--output-dir", out, "--report")
         if status is not None:
             used += 1

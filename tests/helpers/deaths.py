@@ -376,14 +376,14 @@ layout:
 def _cells_forked_here() -> Iterator[None]:
     """Fork cells from the command itself: a server would import everything after every death."""
 
-    def fork(self: pool.LocalPool, cell: Any, gpu: str | None) -> Any:
-        arguments = (cell, self.folder, self.checkpoints, self.keep_models, gpu)
+    def fork(self: pool.Pool, cell: Any, gpu: str | None) -> Any:
+        arguments = (cell, self.folder, self.keep_models, gpu)
         context = multiprocessing.get_context("fork")
         process = context.Process(target=run_here, args=arguments, daemon=True)
         process.start()
         return process
 
-    pool.LocalPool._fork = fork  # type: ignore[method-assign]
+    pool.Pool._fork = fork  # type: ignore[method-assign]
     pool.start_server = tune_run.start_server = lambda: None
     yield
 

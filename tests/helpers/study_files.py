@@ -8,6 +8,8 @@ import pytest
 from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.report.curves import Curve, CurvePoint
 from smoothtune.results import CellContent
+from smoothtune.study.report.methods import Run
+from smoothtune.study.table import ConditionKey
 
 COMMON = """
 task: quality
@@ -78,3 +80,18 @@ def made_curve(series: dict[str, Any], numbers: dict[str, float] | None = None) 
     """A curve from the points of its lines."""
     lines = {name: [CurvePoint(*point) for point in points] for name, points in series.items()}
     return Curve("title", "x", "y", lines, numbers=numbers or {})
+
+
+def made_runs(rows: list[dict[str, Any]]) -> list[Run]:
+    """Runs from plain data; what is no field of `Run` is a measure."""
+    return [_made_run(dict(row)) for row in rows]
+
+
+def _made_run(row: dict[str, Any]) -> Run:
+    condition = ConditionKey(
+        row.pop("task"), row.pop("model", "m"), row.pop("max_train_samples", None)
+    )
+    fields = {name: row.pop(name) for name in list(row) if name in Run.__dataclass_fields__}
+    fields = {"method": "plain", "seed": 0} | fields
+    measures = {name: value for name, value in row.items() if value is not None}
+    return Run(condition, **fields, measures=measures)

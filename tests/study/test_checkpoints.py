@@ -5,18 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pytest
-
-from smoothtune.errors import ConfigError
 from smoothtune.results import CellContent
 from smoothtune.run.callbacks import Stopwatch
 from smoothtune.run.trainer import RunTrainer
 from smoothtune.study.config import load_study
 from smoothtune.study.plan import Plan
-from smoothtune.study.pool import Where
-from smoothtune.study.ray_pool import RayPool, cells_at_once
 from smoothtune.study.records import Cell, forget
-from smoothtune.study.run import make_pool
 from smoothtune.study.worker import attempt
 
 STUDY = "methods: [r3f]\nmore_epochs: null\nseeds: [0]\n"
@@ -103,38 +97,3 @@ def test_the_time_before_a_checkpoint_counts() -> None:
     assert resumed.resumed_from == 7
     assert 100 < resumed.seconds < 200
     assert resumed.state()["attributes"]["before"] > 100
-
-
-@pytest.mark.parametrize(
-    ("resources", "gpus", "expected"),
-    [
-        ({"CPU": 8.0}, None, 8),
-        ({}, None, 1),
-        ({"CPU": 2.0}, 0.0, 2),
-        ({"CPU": 8.0, "GPU": 2.0}, 0.25, 8),
-        ({"CPU": 16.0, "GPU": 2.0}, 0.25, 8),
-        ({"CPU": 16.0, "GPU": 2.0}, 0.4, 4),  # a third part has no room on one GPU
-        ({"CPU": 16.0, "GPU": 2.0}, 0.1, 16),
-        ({"CPU": 16.0, "GPU": 4.0}, 2, 2),
-    ],
-)
-def test_cells_at_once(resources: dict[str, float], gpus: float | None, expected: int) -> None:
-    assert cells_at_once(resources, gpus) == expected
-
-
-@pytest.mark.parametrize("resources", [{"CPU": 8.0}, {"CPU": 8.0, "GPU": 1.0}])
-def test_a_run_that_has_no_room_on_the_gpus(resources: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="no room for a run with 2"):
-        cells_at_once(resources, 2)
-
-
-def test_gpus_are_shared_out_on_a_cluster(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="add --ray auto"):
-        make_pool(tmp_path, Where(gpus_per_run=0.5), lambda: 0)
-
-
-def test_checkpoints_on_a_cluster_need_a_folder(write, tmp_path: Path) -> None:
-    pool = RayPool.__new__(RayPool)
-    pool.checkpoints = None
-    with pytest.raises(ConfigError, match="name it with --checkpoint-dir"):
-        pool.start(one_cell(write, tmp_path, STUDY + SAVING))

@@ -1,10 +1,13 @@
 """The comparison with plain against scipy on pairs that are put together by hand."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from smoothtune.study.comparison import ConditionKey, Value, compare, over_conditions, paired
+from smoothtune.study.comparison import ALL, Value, compare, over_conditions, paired
+from smoothtune.study.table import ConditionKey
 
 ONE, TWO = ConditionKey("one", "m", None), ConditionKey("two", "m", 100)
 DRAW = np.random.default_rng(5)
@@ -57,10 +60,15 @@ def test_over_conditions_seeds_are_those_of_all() -> None:
     gaps = (GAPS[ONE][[0, 1, 2]] + GAPS[TWO][[3, 0, 1]]) / 2
     assert both.gaps == pytest.approx(gaps)
     (tested,) = compare([both])
-    assert (tested.conditions, tested.p) == (2, pytest.approx(stats.ttest_1samp(gaps, 0).pvalue))
+    assert tested.p == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
+    assert (tested.conditions, tested.condition) == (["one, m", "two, m, 100 examples"], ALL)
+    both_means = np.r_[PLAIN[ONE][[0, 1, 2]], PLAIN[TWO][[3, 0, 1]]].mean()
+    assert (tested.plain, tested.with_method) == pytest.approx(
+        (both_means, both_means + gaps.mean())
+    )
     relative = GAPS[ONE][[0, 1, 2]] / PLAIN[ONE][[0, 1, 2]].mean()
     relative = (relative + GAPS[TWO][[3, 0, 1]] / PLAIN[TWO][[3, 0, 1]].mean()) / 2
-    assert both.relative().gaps == pytest.approx(relative)
+    assert replace(both, relative=True).gaps == pytest.approx(relative)
     assert over_conditions(pairs, [ONE, TWO], "score", "b") is None
 
 

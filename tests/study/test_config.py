@@ -140,7 +140,7 @@ color: red
         ("methods: ['lnsr:weight']\n", "is not field=value"),
         ("seeds: [-1]\n", "greater than or equal to 0"),
         ("seeds: []\n", "at least 1"),
-        ("test: anova\n", "'paired t'"),
+        ("test: anova\n", "unknown field 'test'"),
         ("task: [{nam: x}]\n", "unknown field 'nam'"),
         ("model: [3]\n", "must be a name"),
         ("methods: [{name: mixout, max_grad_norm: 1.0}, cwgnc]\nmax_grad_norm: 1.0\n", "must be 0"),

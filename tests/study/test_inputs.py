@@ -22,7 +22,6 @@ from smoothtune.study.description import write_description
 from smoothtune.study.files import portable_fields
 from smoothtune.study.plan import Plan
 from smoothtune.study.records import Cell, Records
-from smoothtune.study.report.effect_page import write_effects
 from smoothtune.study.report.page import report_so_far
 
 SILENT = Console(file=io.StringIO())
@@ -149,7 +148,6 @@ def test_reports_need_the_folder_alone(place: Path, finished: Path, monkeypatch)
     assert [item["measures"]["score"]["n"] for item in content["methods"]] == [2, 2]
     reproduced = write_reproduction(study, finished, SILENT)
     assert reproduced["runs"] == {"done": 4, "asked": 4}
-    write_effects(finished, SILENT)
     before = files(finished)
 
     for name in ("data", "model", "other"):
@@ -164,7 +162,6 @@ def test_reports_need_the_folder_alone(place: Path, finished: Path, monkeypatch)
     study = study_of(place, STUDY + LAYOUT)
     report_so_far(study, moved, SILENT)
     write_reproduction(study, moved, SILENT)
-    write_effects(moved, SILENT)
     after = files(moved)
     assert after.keys() == before.keys()
     assert {name for name in after if after[name] != before[name]} <= {"results.json"}

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from smoothtune.study.config import load_study
 from smoothtune.study.plan import Plan
-from smoothtune.study.pool import SERVER_LOST, Ended, LocalPool
+from smoothtune.study.pool import SERVER_LOST, Ended, Pool
 from smoothtune.study.records import Cell, Records
 from smoothtune.study.status import show_status
 from smoothtune.study.worker import run_here
@@ -163,7 +163,7 @@ def test_a_run_may_get_the_signal_that_ends_the_study_first(
 ) -> None:
     monkeypatch.setattr("smoothtune.study.pool.start_server", lambda: None)
     cell = cell_of(write("methods: [plain]\nmore_epochs: null\nseeds: [0]\n"))
-    pool = LocalPool(tmp_path, 1, tmp_path / "checkpoints", keep_models=False)
+    pool = Pool(tmp_path, 1)
     read, write_end = os.pipe()
     os.close(write_end)  # what a process that ends does
     began = time.monotonic()
@@ -184,7 +184,7 @@ def test_a_server_that_is_killed_is_started_again(write, tmp_path: Path) -> None
     (folder := tmp_path / "out").mkdir()
     (cell,) = Plan(study, folder).final({})
     assert run_here  # imported, so that the process is asked for at once
-    pool = LocalPool(folder, 1, folder / "checkpoints", keep_models=False)
+    pool = Pool(folder, 1)
     first = forkserver._forkserver._forkserver_pid
     os.kill(first, signal.SIGSTOP)  # it is killed while it is asked for a process
     threading.Timer(1, os.kill, (first, signal.SIGKILL)).start()
@@ -208,7 +208,7 @@ def test_a_run_whose_server_is_killed_is_over_before_it_is_tried_again(
     file.write_text(file.read_text().replace("max_steps: 3", "max_steps: 100000"))
     (folder := tmp_path / "out").mkdir()
     (cell,) = Plan(load_study(file), folder).final({})
-    pool = LocalPool(folder, 1, folder / "checkpoints", keep_models=False)
+    pool = Pool(folder, 1)
     pool.start(cell)
     ((process, _),) = pool.running.values()
     while not Records(folder).log():

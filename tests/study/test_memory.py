@@ -19,9 +19,9 @@ from helpers.tiny_folder import tiny_bert
 from smoothtune.study import pool, room, run, worker
 from smoothtune.study.config import load_study
 from smoothtune.study.inputs import fingerprints_of
-from smoothtune.study.live import Live
 from smoothtune.study.plan import Plan
 from smoothtune.study.pool import Ended
+from smoothtune.study.progress import Progress
 from smoothtune.study.records import Records, cell_identity
 
 STUDY = "methods: [plain, lnsr]\nmore_epochs: null\nseeds: [0, 1]\n"
@@ -133,7 +133,8 @@ def test_other_cells_go_on_and_no_cell_is_tried_for_ever(write, tmp_path: Path) 
     cells, pool = cells_of(write, tmp_path), Pool(tmp_path)
     with open("/dev/null", "w") as nothing:
         console = Console(file=nothing)
-        run.execute(cells, pool, Live(console, cells, Records(tmp_path)), NoSignals())
+        with Progress(console, "runs", Records(tmp_path)) as progress:
+            run.execute(cells, pool, progress, NoSignals())
     assert pool.started == {
         ("plain", 0): 1,
         ("plain", 1): 1,
@@ -171,8 +172,8 @@ def test_every_run_has_the_gpu_with_the_fewest(monkeypatch, tmp_path, named, exp
         started.append(gpu)
         return SimpleNamespace(sentinel=len(started))
 
-    monkeypatch.setattr(pool.LocalPool, "_fork", fork)
-    found = pool.LocalPool(tmp_path, 4, tmp_path, keep_models=False)
+    monkeypatch.setattr(pool.Pool, "_fork", fork)
+    found = pool.Pool(tmp_path, 4)
     for cell in "abc":
         found.start(cell)
     del found.running[2]  # b has ended
@@ -191,4 +192,4 @@ def test_a_run_sees_its_gpu_alone(monkeypatch, tmp_path) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,7")
     monkeypatch.setattr(worker.gc, "freeze", look)
     with pytest.raises(SeenError, match="^7$"):
-        worker.run_here("cell", tmp_path, tmp_path, False, "7")
+        worker.run_here("cell", tmp_path, False, "7")

@@ -18,14 +18,15 @@ from smoothtune.device import SLOW_BFLOAT16
 from smoothtune.errors import OutputError, Stopped
 from smoothtune.files import owned
 from smoothtune.run.train import train
-from smoothtune.study.comparison import ConditionKey
 from smoothtune.study.config import load_study
+from smoothtune.study.plan import Choice
 from smoothtune.study.records import Records
-from smoothtune.study.report.content import Chosen, StudyContent
-from smoothtune.study.report.findings import sentences
+from smoothtune.study.report.content import StudyContent
+from smoothtune.study.report.findings import findings
 from smoothtune.study.report.page import report_so_far
 from smoothtune.study.run import failed_runs, run_study
 from smoothtune.study.status import show_status
+from smoothtune.study.table import ConditionKey
 
 
 class Output:
@@ -106,7 +107,7 @@ def test_a_slow_bfloat16_is_named_before_the_first_run(
 ) -> None:
     told: list[int] = []
     monkeypatch.setattr("smoothtune.study.run.slow_at_bfloat16", lambda: True)
-    monkeypatch.setattr("smoothtune.study.run.make_pool", lambda *_: SimpleNamespace(stop=list))
+    monkeypatch.setattr("smoothtune.study.run.Pool", lambda *_, **__: SimpleNamespace(stop=list))
     monkeypatch.setattr(
         "smoothtune.study.run.execute", lambda *_: told.append(output.text.count(SLOW_BFLOAT16))
     )
@@ -144,8 +145,9 @@ def test_settings_are_chosen_on_training_rows(write, tmp_path: Path, output: Out
     report = (folder / "report.md").read_text()
     assert "**Run the study on: the settings to report are still being chosen.**" in report
     assert "| plain | 2 | not yet |" in report
-    failed = Chosen(ConditionKey("quality", "model", None), "plain", 2, None, True, {})
-    first, *_ = sentences(StudyContent(choices=[failed]))
+    condition = ConditionKey("quality", "model", None)
+    failed = Choice(condition, "plain", 2, None, None, complete=True, scores={})
+    first, *_ = findings(StudyContent(choices=[failed]))
     assert "none of its settings could be trained" in first.text
 
 

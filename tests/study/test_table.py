@@ -26,4 +26,4 @@ def test_the_score_on_other_data_is_the_mean_over_the_sets(
         for name, value in scores.items()
     }
     record = CellRecord(id="1", identity={}, **vars(content))
-    assert row_of(record).ood == (expected and pytest.approx(expected))
+    assert row_of(record).measures.get("ood") == (expected and pytest.approx(expected))

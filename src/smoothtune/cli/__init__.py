@@ -50,10 +50,6 @@ COMMANDS = {
         "study",
         "Run what a table or figure of a paper needs and draw it beside the printed numbers.",
     ),
-    "effect": (
-        "study",
-        "Show whether each method of a study moves the quantity it is about, and what it costs.",
-    ),
     "tune": (
         "tune",
         "Find out which method to use, how strong, and how to train, from the training rows alone.",

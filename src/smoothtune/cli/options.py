@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
-from pydantic import BaseModel, Field
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from smoothtune.config.fields import METHOD, Count, Fields, Panel, without_none
@@ -29,14 +29,10 @@ DRY_RUN = Annotated[
 
 
 class Workers(Fields):
-    """Where the runs of a study or a search are trained."""
+    """How the runs of a study or a search are trained."""
 
     jobs: Count | None = None
     """Runs at once; default: by cores and memory."""
-    ray: str | None = None
-    """Train on the Ray cluster of this address, or auto."""
-    gpus_per_run: Annotated[float, Field(ge=0)] | None = None
-    """GPUs of the Ray cluster for every run; 0.25: four share one."""
 
 
 def one_file(file: Path | None, config: Path | None) -> Path | None:

@@ -1,4 +1,4 @@
-"""The commands `study`, `reproduce` and `effect`."""
+"""The commands `study` and `reproduce`."""
 
 from __future__ import annotations
 
@@ -51,9 +51,6 @@ class StudyOptions(Workers):
     """Validation rows, at most."""
     max_steps: Count | None = None
     """Updates of every run."""
-    checkpoint_dir: Folder | None = None
-    """Folder for checkpoints of unfinished runs with a save_strategy; with `--ray`, one that all
-    nodes see. Default: in the output folder."""
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -163,10 +160,9 @@ def _run(
     from smoothtune.study.pool import start_server
     from smoothtune.study.run import failed_runs, run_study
 
-    if not report and chosen.ray is None:
+    if not report:
         start_server()  # imports while this process reads data and weights
-    where = {name: getattr(chosen, name) for name in (*Workers.model_fields, "checkpoint_dir")}
-    options: dict[str, Any] = where | {"console": console, "command": typed_command()}
+    options: dict[str, Any] = {"console": console, "command": typed_command(), "jobs": chosen.jobs}
     if draw:
         from smoothtune.reproduce.run import reproduce as run
 
@@ -181,19 +177,3 @@ def _run(
         print_json(content)
     if not report and (failed := failed_runs(results)):
         fail(f"{failed}; the same command tries them again:\n{command_line()}", FAILED)
-
-
-def effect(
-    folder: Annotated[
-        Path,
-        typer.Argument(
-            metavar="STUDY_DIR",
-            help="Folder of a study with evaluate: [effect, robustness, ...].",
-        ),
-    ],
-) -> None:
-    """Write effect.csv, effect.md and values by layer into the folder, and print the table."""
-    with errors_as_exit_codes():
-        from smoothtune.study.report.effect_page import write_effects
-
-        write_effects(folder, output_console())

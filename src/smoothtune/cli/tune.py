@@ -30,7 +30,7 @@ from smoothtune.config.tuning import DEFAULT_METHODS, NOT_OFFERED, TuneSettings,
 
 
 class TuneOptions(TuneSettings, RunConfig, Workers):
-    """All fields that a search takes, and where it trains."""
+    """All fields that a search takes, and how many trainings run at once."""
 
 
 @options_from(TuneOptions, but=NOT_OFFERED | {"overwrite_output_dir"})

@@ -30,7 +30,7 @@ class Traits:
     """What a step takes with its default fields: a pass is a forward and a backward of the model, a
     search a forward and a backward to the perturbation."""
     lowers: tuple[Quantity, ...] = ()
-    """Its target metrics: the quantities that it is to lower, see `smoothtune effect`."""
+    """Its target metrics: the quantities that it is to lower; studies measure them."""
     searched: Mapping[str, Between] | None = None
     """Fields that `smoothtune tune` searches, with what it may try; None: the share of a penalty,
     nothing of another method."""

@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from smoothtune.errors import PlotsMissing, printable
 from smoothtune.report.curves import Curve, CurvePoint
 
@@ -180,7 +182,7 @@ def _lines(curves: Mapping[str, Curve], frame: Frame) -> list[_Line]:
 def _over_one_another(figure: Any, lines: Sequence[_Line], curve: Curve, frame: Frame) -> None:
     axes = figure.subplots()
     for line in lines:
-        _draw_line(axes, line.points, line.style, line.name)
+        paint_line(axes, line.points, line.style, line.name)
     _background(axes, curve, frame)
     axes.set_xlabel(printable(curve.x_label))
     axes.set_ylabel(printable(curve.y_label))
@@ -197,8 +199,8 @@ def _facets(figure: Any, lines: Sequence[_Line], curve: Curve, frame: Frame) -> 
     figure.set_figheight(0.6 + FACET_HEIGHT * height)
     grid = figure.subplots(height, FACETS, sharex=True, sharey=True, squeeze=False)
     for axes, line in zip(grid.flat, others, strict=False):
-        _draw_line(axes, first.points, Style(GRAY, "-", ""), first.name, band=False)
-        _draw_line(axes, line.points, line.style, line.name)
+        paint_line(axes, first.points, Style(GRAY, "-", ""), first.name, band=False)
+        paint_line(axes, line.points, line.style, line.name)
         _background(axes, curve, frame)
         axes.set_title(line.name, fontsize="small")
         axes.tick_params(labelsize="x-small")
@@ -256,9 +258,10 @@ def log_scale(axes: Any, values: Sequence[float]) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _draw_line(
-    axes: Any, points: list[CurvePoint], style: Style, label: str, *, band: bool = True
+def paint_line(
+    axes: Any, points: Sequence[CurvePoint], style: Style, label: str, *, band: bool = True
 ) -> None:
+    """A line with its markers, and its shade where the points have bounds."""
     x, y = [point.x for point in points], [point.y for point in points]
     axes.plot(
         x,
@@ -269,16 +272,30 @@ def _draw_line(
         markersize=4,
         label=label,
     )
-    banded = [point for point in points if point.low is not None and point.high is not None]
-    if banded and band:
-        axes.fill_between(
-            [point.x for point in banded],
-            [point.low for point in banded],
-            [point.high for point in banded],
-            color=style.color,
-            alpha=0.15,
-            linewidth=0,
-        )
+    bounds = [(p.x, p.low, p.high) for p in points if p.low is not None and p.high is not None]
+    if bounds and band:
+        axes.fill_between(*zip(*bounds, strict=True), color=style.color, alpha=0.15, linewidth=0)
+    if bounds and len(points) == 1:  # no line to shade
+        axes.vlines(*bounds[0], color=style.color, alpha=0.4)
+
+
+def paint_boxes(
+    axes: Any, values: Mapping[str, Sequence[float]], looks: Mapping[str, Style]
+) -> None:
+    """A box and every point for each name, from above to below."""
+    axes.boxplot(
+        list(values.values()),
+        orientation="horizontal",
+        showfliers=False,
+        medianprops={"color": "#000000"},
+        tick_labels=[printable(name) for name in values],
+    )
+    jitter = np.random.default_rng(0)
+    for number, (name, points) in enumerate(values.items(), start=1):
+        heights = number + jitter.uniform(-0.15, 0.15, len(points))
+        own = looks[name]
+        axes.plot(points, heights, own.marker, color=own.color, markersize=4, alpha=0.8)
+    axes.invert_yaxis()
 
 
 def _short(name: str, limit: int = 48) -> str:

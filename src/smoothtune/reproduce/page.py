@@ -51,7 +51,7 @@ from smoothtune.study.layout import FigureLayout, Line, TableLayout
 from smoothtune.study.plan import Plan, read_fingerprints
 from smoothtune.study.protocol import Protocol
 from smoothtune.study.records import STUDY, Records
-from smoothtune.study.report.statistics import NAMES
+from smoothtune.study.report.statistics import TEST
 
 CONTENT = "reproduction.json"
 COMPARED = [
@@ -147,7 +147,7 @@ def _numbered(study: Study) -> Iterator[tuple[int, TableLayout | FigureLayout]]:
 def _drawn(number: int, layout: TableLayout | FigureLayout, runs: Runs, study: Study) -> Drawn:
     """One table or figure."""
     if isinstance(layout, TableLayout):
-        table = draw_table(layout, runs, study.config.test)
+        table = draw_table(layout, runs)
         return Drawn(_file_name(number, layout.table), layout.table, layout.note, table)
     name = _file_name(number, layout.figure)
     figure = draw_figure(layout, runs)
@@ -203,14 +203,14 @@ def _sections(study: Study, drawn: Sequence[Drawn], said: Sequence[Sentence]) ->
     yield Section("In short", [*notes, Findings(said)])
     for item in drawn:
         note = [item.note] if item.note else []
-        yield Section(item.title, [*note, *_blocks(item, study.config.test)])
+        yield Section(item.title, [*note, *_blocks(item)])
     if any(item.table for item in drawn):
         yield Section("What the verdicts mean", [VERDICTS])
     if study.protocol:
         yield Section(f"Protocol: {study.config.protocol}", [*_protocol(study, study.protocol)])
 
 
-def _blocks(item: Drawn, test: str) -> Iterator[Block]:
+def _blocks(item: Drawn) -> Iterator[Block]:
     """A table or figure of the paper."""
     if item.table is not None:
         yield _table(item.title, item.table)
@@ -218,7 +218,7 @@ def _blocks(item: Drawn, test: str) -> Iterator[Block]:
             yield Small(f"Not run: {rows}.")
         if columns := ", ".join(item.table.empty_columns()):
             yield Small(f"Columns not run: {columns}")
-        yield Small(f"{_unit(item.table.layout, test)}; {item.name}.csv, {item.name}.tex")
+        yield Small(f"{_unit(item.table.layout)}; {item.name}.csv, {item.name}.tex")
         if compared := comparison_rows(item.table):
             yield Folded("Cell by cell, with 95 % intervals", [Table(COMPARED, compared)])
     elif item.plot:
@@ -272,12 +272,12 @@ def _verdicts(table: DrawnTable, row: Line) -> list[tuple[str, int]]:
     return [(each[0][0], len(names))] if len({verdict for verdict, _ in each}) == 1 else each
 
 
-def _unit(layout: TableLayout, test: str) -> str:
+def _unit(layout: TableLayout) -> str:
     """Of the table's numbers."""
     values = {
         layout.about.merged(row).merged(c).value for row in layout.rows for c in layout.columns
     }
-    tested = f"p-values of the {NAMES[test]}"
+    tested = f"p-values of the {TEST}"
     others = "scores in percent" if layout.percent else "as measured"
     if "p" not in values:
         return others

@@ -20,9 +20,6 @@ def reproduce(
     output_dir: str | Path,
     *,
     jobs: int | None = None,
-    ray: str | None = None,
-    gpus_per_run: float | None = None,
-    checkpoint_dir: Path | None = None,
     report_only: bool = False,
     console: Console | None = None,
     command: Sequence[str] = (),
@@ -33,9 +30,6 @@ def reproduce(
         study: with a layout.
         output_dir: its folder; finished cells in it are kept.
         jobs: cells that run at once; None: as cores and memory allow.
-        ray: address of a Ray cluster to run on.
-        gpus_per_run: as of `run_study`.
-        checkpoint_dir: as of `run_study`.
         report_only: run nothing; draw what is done.
         console: where to print.
         command: how it was started, for the record.
@@ -56,14 +50,5 @@ def reproduce(
 
         results = report_so_far(study, folder, console, command)
     else:
-        results = run_study(
-            study,
-            folder,
-            jobs=jobs,
-            ray=ray,
-            gpus_per_run=gpus_per_run,
-            checkpoint_dir=checkpoint_dir,
-            console=console,
-            command=command,
-        )
+        results = run_study(study, folder, jobs=jobs, console=console, command=command)
     return results, write_reproduction(study, folder, console)

@@ -21,7 +21,7 @@ from smoothtune.reproduce.verdict import (
     verdict,
 )
 from smoothtune.study.layout import Line, Statistic, TableLayout
-from smoothtune.study.report import statistics
+from smoothtune.study.report.statistics import p_value
 
 Printed = dict[str, float | None]
 COLUMNS = (
@@ -94,13 +94,12 @@ class DrawnTable:
         return {each: found.count(each) for each in dict.fromkeys(found)}
 
 
-def draw_table(layout: TableLayout, runs: Runs, test: str) -> DrawnTable:
+def draw_table(layout: TableLayout, runs: Runs) -> DrawnTable:
     """Fill in a table.
 
     Args:
         layout: its form, and the printed numbers.
         runs: of the study.
-        test: the study's test, for columns that hold p-values.
     """
     cut = runs.updates is not None
     factor = 100 if layout.percent else 1
@@ -115,7 +114,7 @@ def draw_table(layout: TableLayout, runs: Runs, test: str) -> DrawnTable:
             key = (row.name, column.name)
             about = layout.about.merged(row).merged(column)
             if about.value == "p":
-                cells[key] = _p_value(layout, row, column, runs, test)
+                cells[key] = _p_value(layout, row, column, runs)
                 continue
             scaled = {k: factor * v for k, v in values[key].items()}
             base = values.get((layout.baseline or "", column.name), {})
@@ -214,7 +213,7 @@ def _statistics(layout: TableLayout, column: Line) -> list[Statistic]:
     return column.statistics or layout.statistics
 
 
-def _p_value(layout: TableLayout, row: Line, column: Line, runs: Runs, test: str) -> TableCell:
+def _p_value(layout: TableLayout, row: Line, column: Line, runs: Runs) -> TableCell:
     """A p-value against the baseline's runs of the same seeds; it gets no verdict.
 
     It is not defined for one seed, nor for differences that are all the same.
@@ -229,7 +228,7 @@ def _p_value(layout: TableLayout, row: Line, column: Line, runs: Runs, test: str
     printed = _printed(layout, row.name, column)
     p = None
     if row.name != base.name:
-        p = statistics.p_value([ours[s] for s in seeds], [plain[s] for s in seeds], test)
+        p = p_value([ours[seed] - plain[seed] for seed in seeds])
     found = None if p is None else Summary(len(seeds), p, None, p)
     kind: Verdict = "not run" if not seeds else "no interval" if printed else "not printed"
     return TableCell(row.name, column.name, printed, found, None, None, kind)

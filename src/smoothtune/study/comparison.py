@@ -1,4 +1,4 @@
-"""One comparison with plain fine-tuning, for scores, calibration, quantities, layers and costs.
+"""One comparison with plain fine-tuning, for scores, calibration, quantities and costs.
 
 Everything that runs measured is a table of `Value`. A measure of a method and of plain is paired by
 seed under every condition (`paired`), averaged over conditions seed by seed where several are
@@ -8,35 +8,24 @@ compared at once (`over_conditions`), and tested (`compare`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from smoothtune.report.tables import Effect
-from smoothtune.study.config import PLAIN
-from smoothtune.study.report.power import smallest_difference
+from smoothtune.study.fields import PLAIN
 from smoothtune.study.report.statistics import (
     ENOUGH_SEEDS,
     LEVEL,
     holm,
     mean_difference,
     p_value,
+    smallest_difference,
 )
+from smoothtune.study.table import ConditionKey
 
-
-class ConditionKey(NamedTuple):
-    """What the methods of a study are compared on."""
-
-    task: str
-    model: str
-    max_train_samples: int | None
-
-    @property
-    def title(self) -> str:
-        """In words: ``sst2, minilm, 1000 examples``."""
-        size = f"{self.max_train_samples} examples" if self.max_train_samples else ""
-        return ", ".join(filter(None, (self.task, self.model, size)))
+ALL = "all conditions"
 
 
 class Value(NamedTuple):
@@ -53,6 +42,7 @@ class Value(NamedTuple):
 class Pairs:
     """A measure of a method and of plain fine-tuning, on the seeds that both have."""
 
+    conditions: list[ConditionKey]
     method: str
     measure: str
     seeds: list[int]
@@ -60,18 +50,17 @@ class Pairs:
     """(C, N) by condition and seed."""
     plain: np.ndarray
     """(C, N)"""
-    scale: np.ndarray | float = 1.0
-    """(C, 1) by which differences are divided."""
+    relative: bool = False
+    """Whether differences are in units of plain's mean under each condition."""
 
     @property
     def gaps(self) -> np.ndarray:
         """(N,) method minus plain, the mean over conditions."""
-        return np.asarray(((self.values - self.plain) / self.scale).mean(0))
-
-    def relative(self) -> Pairs:
-        """With differences in units of plain's mean under each condition."""
-        scale = np.abs(self.plain.mean(1, keepdims=True))
-        return replace(self, scale=np.where(scale > 0, scale, 1))
+        gaps = self.values - self.plain
+        if self.relative:
+            scale = np.abs(self.plain.mean(1, keepdims=True))
+            gaps = gaps / np.where(scale > 0, scale, 1)
+        return np.asarray(gaps.mean(0))
 
     def on(self, seeds: Sequence[int]) -> Pairs:
         """The same on some of the seeds."""
@@ -88,21 +77,31 @@ Paired = Mapping[tuple[ConditionKey, str, str], Pairs]
 class Comparison:
     """A method against plain fine-tuning in one measure."""
 
+    conditions: list[str]
+    """Titles of the conditions that it is a mean over."""
     method: str
     measure: str
-    conditions: int
-    """Number of conditions that it is a mean over."""
     seeds: list[int]
+    plain: float
+    """Mean over seeds and conditions."""
+    with_method: float
     difference: Effect
+    relative: bool
+    """Whether the difference is in units of plain's mean."""
     sd: float | None
     """Standard deviation of the differences over seeds; None for one seed."""
     equal: bool
     """Whether all runs have plain's value."""
     p: float | None
-    p_holm: float | None = field(default=None, kw_only=True)
+    p_holm: float | None = None
     """Corrected after Holm for the comparisons of its family."""
-    smallest: float | None = field(default=None, kw_only=True)
+    smallest: float | None = None
     """The true difference that the seeds would have shown with a power of 80 %."""
+
+    @property
+    def condition(self) -> str:
+        """The title of its condition, or `ALL`."""
+        return ALL if len(self.conditions) > 1 else self.conditions[0]
 
     @property
     def differs(self) -> bool:
@@ -120,14 +119,16 @@ def paired(values: Iterable[Value]) -> dict[tuple[ConditionKey, str, str], Pairs
     by_seed: dict[tuple[ConditionKey, str, str], dict[int, float]] = {}
     for condition, method, seed, measure, value in values:
         by_seed.setdefault((condition, measure, method), {})[seed] = value
-    found = {}
+    pairs = {}
     for (condition, measure, method), own in by_seed.items():
         plain = by_seed.get((condition, measure, PLAIN), {})
         seeds = [seed for seed in own if seed in plain]
         if method != PLAIN and seeds:
             ours, base = (np.array([[of[seed] for seed in seeds]], float) for of in (own, plain))
-            found[condition, measure, method] = Pairs(method, measure, seeds, ours, base)
-    return found
+            pairs[condition, measure, method] = Pairs(
+                [condition], method, measure, seeds, ours, base
+            )
+    return pairs
 
 
 def over_conditions(
@@ -138,7 +139,7 @@ def over_conditions(
     Returns:
         None where a condition lacks the measure, or no seed is common.
     """
-    each = [found for c in conditions if (found := pairs.get((c, measure, method)))]
+    each = [own for c in conditions if (own := pairs.get((c, measure, method)))]
     if not each or len(each) < len(conditions):
         return None
     seeds = [seed for seed in each[0].seeds if all(seed in of.seeds for of in each)]
@@ -146,17 +147,16 @@ def over_conditions(
         return None
     common = [of.on(seeds) for of in each]
     values, plain = (np.concatenate([getattr(of, n) for of in common]) for n in ("values", "plain"))
-    return Pairs(method, measure, seeds, values, plain)
+    return Pairs(list(conditions), method, measure, seeds, values, plain)
 
 
-def compare(family: Sequence[Pairs], test: str = "paired t") -> list[Comparison]:
+def compare(family: Sequence[Pairs]) -> list[Comparison]:
     """Effect, interval, p-value and power of every pair; intervals are of one comparison.
 
     Args:
         family: what p-values are corrected for after Holm.
-        test: the test that decides, of `statistics.INTERVALS`.
     """
-    compared = [_compared(pairs, test) for pairs in family]
+    compared = [_compared(pairs) for pairs in family]
     return [
         replace(
             item,
@@ -167,15 +167,18 @@ def compare(family: Sequence[Pairs], test: str = "paired t") -> list[Comparison]
     ]
 
 
-def _compared(pairs: Pairs, test: str) -> Comparison:
-    gaps, zero = pairs.gaps, np.zeros(len(pairs.seeds))
+def _compared(pairs: Pairs) -> Comparison:
+    gaps = pairs.gaps
     return Comparison(
+        conditions=[condition.title for condition in pairs.conditions],
         method=pairs.method,
         measure=pairs.measure,
-        conditions=len(pairs.values),
         seeds=pairs.seeds,
-        difference=mean_difference(gaps, zero, test),
+        plain=float(pairs.plain.mean()),
+        with_method=float(pairs.values.mean()),
+        difference=mean_difference(gaps),
+        relative=pairs.relative,
         sd=float(gaps.std(ddof=1)) if len(gaps) > 1 else None,
         equal=bool((pairs.values == pairs.plain).all()),
-        p=p_value(gaps, zero, test),
+        p=p_value(gaps),
     )

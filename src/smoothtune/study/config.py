@@ -15,7 +15,7 @@ from smoothtune.config.run import RunConfig, load_config, read_config
 from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.study.conditions import Condition, read_conditions
 from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read_entry
-from smoothtune.study.fields import DEMO, LONGER, PLAIN, Paper, StudyConfig
+from smoothtune.study.fields import DEMO, LONGER, PLAIN, StudyConfig
 from smoothtune.study.files import read_study_file
 from smoothtune.study.layout import paper_models
 from smoothtune.study.protocol import Protocol, add_protocol, fields_here, with_method_fields
@@ -25,7 +25,6 @@ __all__ = [
     "LONGER",
     "PLAIN",
     "Condition",
-    "Paper",
     "Study",
     "StudyConfig",
     "load_study",
@@ -134,8 +133,6 @@ def _config(draft: Draft) -> StudyConfig:
             draft.report((key,), "write seeds: [0, 1, 2]")
         elif key not in known:
             draft.report((key,), unknown("field", key, known))
-    if isinstance(values.get("paper"), Mapping):
-        values["paper"] = [values["paper"]]
     config = draft.validated(StudyConfig, values)
     if len(set(config.seeds)) < len(config.seeds):
         draft.report(("seeds",), "holds a seed twice")

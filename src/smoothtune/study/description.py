@@ -50,10 +50,8 @@ def write_description(
         ],
         "choices": [
             {
-                "task": choice.condition.task,
-                "model": choice.condition.model,
-                "max_train_samples": choice.condition.max_train_samples,
-                "label": choice.entry.label,
+                **choice.condition._asdict(),
+                "label": choice.method,
                 "scores": choice.scores,
                 "chosen": choice.chosen,
             }

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field, field_validator
 
 from smoothtune.config.evaluation import OtherData, PartName
 from smoothtune.config.fields import Count, Fields, Seed
 from smoothtune.study.layout import Layout
-
-TestName = Literal["paired t", "wilcoxon", "permutation"]
 
 PLAIN, LONGER = "plain", "plain_more_epochs"
 DEMO = "demo"
@@ -21,19 +19,6 @@ DEMO = "demo"
 Share = Annotated[float, Field(gt=0, lt=1)]
 OOD_NAME = re.compile(r"\w[\w. -]{0,60}")
 """The name of another data set becomes part of file names."""
-
-
-class Paper(Fields):
-    """Printed numbers, to stand beside the study's own."""
-
-    source: str
-    """Paper and table."""
-    columns: list[str]
-    """What the numbers of a cell are: mean, sd, max."""
-    model: str = ""
-    values: dict[str, dict[str, list[float | None]]]
-    """Numbers by task and by label of the study's entries; null: not printed."""
-    notes: str = ""
 
 
 class StudyConfig(Fields):
@@ -45,8 +30,6 @@ class StudyConfig(Fields):
     seeds: Annotated[list[Seed], Field(min_length=1)] = [0, 1, 2, 3, 4]
     more_epochs: Annotated[float, Field(gt=1)] | None = 2.0
     """Plain fine-tuning is also run this many times longer; null: not."""
-    test: TestName = "paired t"
-    """The paired test whose p-values and intervals decide; others are shown as well."""
     selection_seeds: Annotated[list[Seed], Field(min_length=1)] | None = None
     """Seeds with which settings are compared; unset: the first of `seeds`."""
     selection_share: Share = 0.2
@@ -73,7 +56,6 @@ class StudyConfig(Fields):
     stand_ins: dict[str, str] = {}
     """By a model of the layout, the study's model that stands in for it; the study's other models
     stand in for the rest in their order."""
-    paper: list[Paper] = []
 
     @field_validator("ood", mode="before")
     @classmethod

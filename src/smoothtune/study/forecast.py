@@ -71,8 +71,8 @@ def _seconds_left(cells: Sequence[Cell], done: Mapping[str, Row]) -> float | Non
     times: dict[tuple[str, ...], list[float]] = {}
     for cell in cells:
         row = done.get(cell.id)
-        if row and row.train_seconds is not None and row.evaluation_seconds is not None:
-            taken = row.train_seconds + row.evaluation_seconds
+        if row and row.status == "done":
+            taken = row.measures["train_seconds"] + row.measures["evaluation_seconds"]
             for key in ((cell.task, cell.label), (cell.task,)):
                 times.setdefault(key, []).append(taken)
     total = 0.0

@@ -44,6 +44,7 @@ from smoothtune.study.records import (
     cell_identity,
 )
 from smoothtune.study.records import digest as digest_of
+from smoothtune.study.table import ConditionKey
 
 SELECTION = "selection"
 Key = tuple[int, int]
@@ -54,20 +55,18 @@ Key = tuple[int, int]
 class Choice:
     """Settings of an entry under a condition, and the one that is used."""
 
-    condition: Condition
-    entry: Entry
+    condition: ConditionKey
+    method: str
+    """Label of the entry."""
     tried: int
     setting: int | None
     """Number of the best setting; None while it is not known, or none could be trained."""
-    scores: dict[str, float | None]
-    """Mean score on held-out training rows, by setting."""
+    chosen: str | None
+    """The same in one line."""
     complete: bool
     """Whether all of them have been tried."""
-
-    @property
-    def chosen(self) -> str | None:
-        """The setting that is used, in one line."""
-        return None if self.setting is None else self.entry.settings[self.setting].describe()
+    scores: dict[str, float | None]
+    """Mean score on held-out training rows, by setting."""
 
 
 class Plan:
@@ -128,7 +127,15 @@ class Plan:
             )
             best = max(known, key=lambda s: known[s]) if known and complete else None
             scores = {entry.settings[s].describe(): mean for s, mean in means.items()}
-            found[key] = Choice(condition, entry, len(by_setting), best, scores, complete)
+            found[key] = Choice(
+                ConditionKey(condition.task, condition.model, condition.max_train_samples),
+                entry.label,
+                tried=len(by_setting),
+                setting=best,
+                chosen=None if best is None else entry.settings[best].describe(),
+                complete=complete,
+                scores=scores,
+            )
         return found
 
     def final(self, choices: Mapping[Key, Choice]) -> list[Cell]:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from smoothtune.errors import STOP_SIGNALS, OutputError
 from smoothtune.study.records import STOPPED, Cell, Records, Status
@@ -43,48 +43,12 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 
 
 @dataclass(frozen=True)
-class Where:
-    """Where cells run, and what each may use."""
-
-    jobs: int | None = None
-    """Cells at once; None: as cores and memory allow, on a cluster as its CPUs and GPUs do."""
-    ray: str | None = None
-    """Address of a Ray cluster, "auto" for the one of this machine; None: this machine alone."""
-    gpus_per_run: float | None = None
-    """GPUs of the cluster for every cell, 0.25: four share one."""
-    checkpoint_dir: Path | None = None
-    """Where cells with a `save_strategy` keep checkpoints until they are done; on a cluster, a
-    folder that all nodes see. None: in the folder of the study, on this machine."""
-
-
-@dataclass(frozen=True)
 class Ended:
     """How a cell's process ended."""
 
     cell: Cell
     status: Status
     message: str = ""
-
-
-class Pool(Protocol):
-    """Where cells run."""
-
-    size: int
-    """Cells that run at once."""
-
-    def start(self, cell: Cell) -> None:
-        """Start a cell."""
-
-    def ended(self, seconds: float, stopped: Callable[[], bool]) -> list[Ended]:
-        """Cells that have ended, after waiting for one at most this long.
-
-        Args:
-            seconds: to wait.
-            stopped: whether a signal has stopped the study; how cells ended is then no result.
-        """
-
-    def stop(self) -> None:
-        """End all cells."""
 
 
 def start_server() -> None:
@@ -97,20 +61,18 @@ def start_server() -> None:
         ensure_running()
 
 
-class LocalPool:
-    """A `Pool` of processes on this machine, one thread each, and one of its GPUs if it has some.
+class Pool:
+    """Processes on this machine, one thread each, and one of its GPUs if it has some.
 
     Args:
-        folder: of the records.
+        folder: of the records, and of the checkpoints of unfinished cells.
         size: cells at once.
-        checkpoints: folder for those of unfinished cells.
         keep_models: keep the model folders.
     """
 
-    def __init__(self, folder: Path, size: int, checkpoints: Path, keep_models: bool) -> None:
+    def __init__(self, folder: Path, size: int, *, keep_models: bool = False) -> None:
         self.folder, self.size, self.keep_models = folder, size, keep_models
         self.records = Records(folder)
-        self.checkpoints = checkpoints
         self.running: dict[Any, tuple[ForkServerProcess, Cell, str | None]] = {}
         start_server()
         self.gpus = visible_gpus()
@@ -144,14 +106,21 @@ class LocalPool:
 
         start_server()  # another one, if it was killed
         context = multiprocessing.get_context("forkserver")
-        arguments = (cell, self.folder, self.checkpoints, self.keep_models, gpu)
+        arguments = (cell, self.folder, self.keep_models, gpu)
         process = context.Process(target=run_here, args=arguments, daemon=True)
         with _without_current_directory():
             process.start()
         return process
 
     def ended(self, seconds: float, stopped: Callable[[], bool]) -> list[Ended]:
-        """As `Pool.ended`; a signal to all processes may reach a cell before the study."""
+        """Cells that have ended, after waiting for one at most this long.
+
+        A signal to all processes may reach a cell before the study.
+
+        Args:
+            seconds: to wait.
+            stopped: whether a signal has stopped the study; how cells ended is then no result.
+        """
         found, ready = [], wait(list(self.running), seconds)
         for process, _, _ in (self.running[sentinel] for sentinel in ready):
             process.join()

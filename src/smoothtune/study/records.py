@@ -20,7 +20,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutputError
 from smoothtune.files import make_folder, not_written, open_log, read_json, write_json
 from smoothtune.results import CellContent, CellRecord
-from smoothtune.study.table import Row, row_of
+from smoothtune.study.table import ConditionKey, Row, row_of
 
 STUDY, LOG = "study.json", "log.jsonl"
 FOLDERS = CELLS, FAILURES, TABLES = "cells", "failures", "tables"
@@ -128,6 +128,11 @@ class Cell:
     id: str
     """First 16 digits of the sha256 of `cell_identity`."""
     identity: dict[str, Any]
+
+    @property
+    def condition(self) -> ConditionKey:
+        """What methods are compared on."""
+        return ConditionKey(self.task, self.model, self.max_train_samples)
 
     @property
     def title(self) -> str:

@@ -7,21 +7,21 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from rich.console import Console
 
 from smoothtune.console import say, tracked
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
-from smoothtune.errors import ConfigError, Problem, Stopped, counted
+from smoothtune.errors import Stopped, counted
 from smoothtune.files import check_owned, owned, refuse_other_files
 from smoothtune.run.callbacks import Signals
 from smoothtune.run.output import CHECKPOINTS
 from smoothtune.study.config import Study
 from smoothtune.study.description import write_description
-from smoothtune.study.live import Live
 from smoothtune.study.plan import SELECTION, Plan
-from smoothtune.study.pool import Ended, LocalPool, Pool, Where
+from smoothtune.study.pool import Pool
+from smoothtune.study.progress import Progress
 from smoothtune.study.records import CELLS, FOLDERS, RESULTS, STUDY, Cell, Records, forget
 from smoothtune.study.room import default_jobs
 from smoothtune.study.worker import WORK
@@ -36,9 +36,6 @@ def run_study(
     output_dir: str | Path,
     *,
     jobs: int | None = None,
-    ray: str | None = None,
-    gpus_per_run: float | None = None,
-    checkpoint_dir: Path | None = None,
     console: Console | None = None,
     command: Sequence[str] = (),
 ) -> dict[str, Any]:
@@ -49,10 +46,6 @@ def run_study(
         output_dir: its folder. Cells that it holds already are kept; those that are not in the
             study, because the file has changed, are left alone.
         jobs: cells that run at once; None: as cores and memory allow.
-        ray: address of a Ray cluster to run on, "auto" for the one of this machine.
-        gpus_per_run: GPUs of the cluster for every run; 0.25: four share one.
-        checkpoint_dir: where runs with a `save_strategy` keep checkpoints until they are done;
-            on a cluster, a folder that all nodes see. None: in the study's folder.
         console: where to print.
         command: how the study was started, for the record.
 
@@ -66,8 +59,7 @@ def run_study(
     """
     from smoothtune.study.report.page import write_study_report
 
-    console, where = console or Console(), Where(jobs, ray, gpus_per_run, checkpoint_dir)
-    checkpoints = checkpoint_dir or Path(output_dir) / CHECKPOINTS
+    console = console or Console()
     with _claimed(Path(output_dir)) as folder, Signals() as signals:
         plan, records = Plan(study, folder), Records(folder)
         shutil.rmtree(folder / WORK, ignore_errors=True)
@@ -84,17 +76,22 @@ def run_study(
                 remaining = {cell.id for cell in missing}
                 for cell in cells:
                     if cell.id not in remaining:  # killed, perhaps, when its record was written
-                        forget(cell, "done", checkpoints)
+                        forget(cell, "done", folder / CHECKPOINTS)
                 write_description(study, cells, choices, command, trials, records, plan.prints)
                 if stage == "final":
                     _tell_ignored(console, records, plan, cells)
-                if not ray and any(cell.config.bf16 for cell in missing) and slow_at_bfloat16():
+                if any(cell.config.bf16 for cell in missing) and slow_at_bfloat16():
                     say(console, SLOW_BFLOAT16)
                 if missing:
-                    keep = study.config.keep_models
-                    pool = pool or make_pool(folder, where, plan.weight_bytes, keep)
-                    with Live(console, cells, records) as live:
-                        execute(missing, pool, live, signals, lambda: check_owned(folder))
+                    if pool is None:
+                        size = jobs or default_jobs(plan.weight_bytes())
+                        pool = Pool(folder, size, keep_models=study.config.keep_models)
+                    with Progress(console, "runs", records) as progress:
+                        progress.start(study.name, len(cells))
+                        if kept := len(cells) - len(missing):
+                            say(console, f"{kept} of {len(cells)} runs are done already")
+                            progress.skip(kept)
+                        execute(missing, pool, progress, signals, lambda: check_owned(folder))
         finally:
             if pool is not None:
                 pool.stop()
@@ -109,51 +106,10 @@ def failed_runs(content: Mapping[str, Any]) -> str:
     return f"{counted(len(status), 'run')} failed ({kinds})" * bool(status)
 
 
-class Shown(Protocol):
-    """What shows how cells get on."""
-
-    def started(self, cell: Cell) -> None:
-        """A cell begins."""
-
-    def ended(self, ended: Ended, again: bool) -> None:
-        """A cell has ended, and may be tried again."""
-
-    def refresh(self) -> None:
-        """Some time has passed."""
-
-    def state(self) -> str:
-        """How far it is: ``3 of 8 runs done``."""
-
-
-def make_pool(
-    folder: Path, where: Where, weight_bytes: Callable[[], int], keep_models: bool = False
-) -> Pool:
-    """What runs cells.
-
-    Args:
-        folder: of their records.
-        where: this machine or a cluster.
-        weight_bytes: size of the largest model's weights.
-        keep_models: keep the model folders.
-
-    Raises:
-        ConfigError: Ray cannot be used, or GPUs are shared out without it.
-    """
-    if where.ray is not None:
-        from smoothtune.study.ray_pool import RayPool
-
-        return RayPool(folder, where, keep_models)
-    if where.gpus_per_run is not None:
-        message = "is for runs on a Ray cluster: add --ray auto, or leave it out"
-        raise ConfigError([Problem("--gpus-per-run", "", message)])
-    checkpoints = where.checkpoint_dir or folder / CHECKPOINTS
-    return LocalPool(folder, where.jobs or default_jobs(weight_bytes()), checkpoints, keep_models)
-
-
 def execute(
     missing: Sequence[Cell],
     pool: Pool,
-    shown: Shown,
+    progress: Progress,
     signals: Signals,
     check: Callable[[], None] = lambda: None,
 ) -> None:
@@ -162,7 +118,7 @@ def execute(
     Args:
         missing: the cells.
         pool: runs them.
-        shown: is told of each.
+        progress: is told of each.
         signals: end it.
         check: is called after cells have ended.
 
@@ -177,20 +133,18 @@ def execute(
             attempts[cell.id] += 1
             pool.start(cell)
             running.add(cell.id)
-            shown.started(cell)
         if signals.received:
             pool.stop()
-            raise Stopped(f"stopped by a signal with {shown.state()}; the same command goes on")
+            raise Stopped(f"stopped by a signal with {progress.state()}; the same command goes on")
         found = pool.ended(0.5, lambda: signals.received is not None)
         for ended in found:
             running.discard(ended.cell.id)
             again = ended.status in TRIED_AGAIN and attempts[ended.cell.id] < ATTEMPTS
-            shown.ended(ended, again)
+            progress.ended(ended, again=again)
             if again:
                 waiting.append(ended.cell)
         if found:
             check()
-        shown.refresh()
 
 
 def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Cell]) -> None:

@@ -1,39 +1,61 @@
-"""A row for every cell of a study: what tables and progress need of its record."""
+"""What tables and progress need of a cell's record: its measures by name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
-from smoothtune.results import CellRecord
+from smoothtune.report.curves import LOSES, LOST
+from smoothtune.results import CellRecord, Measured, Numbers, RunResult
+
+NOISE, TOKENS = "noise that costs 10 points", "random tokens that cost 10 points"
+WORDS = "score under word substitutions"
+ROBUSTNESS = {
+    NOISE: "Gaussian noise on the word embeddings relative to their norm",
+    TOKENS: "share of tokens that are random ones",
+    WORDS: "main metric when an attack has tried to exchange the three worst words",
+}
+"""What is compared of every run whose evaluation has it, by name; more is better."""
+
+
+class ConditionKey(NamedTuple):
+    """What the methods of a study are compared on."""
+
+    task: str
+    model: str
+    max_train_samples: int | None
+
+    @property
+    def title(self) -> str:
+        """In words: ``sst2, minilm, 1000 examples``."""
+        size = f"{self.max_train_samples} examples" if self.max_train_samples else ""
+        return ", ".join(filter(None, (self.task, self.model, size)))
 
 
 @dataclass(frozen=True)
 class Row:
-    """A cell that has ended, or is missing; None stands for what was not measured."""
+    """A cell that has ended."""
 
     cell: str
     status: str
     message: str = ""
     metric: str | None = None
-    score: float | None = None
+    """Name of the main metric."""
     trivial_baseline: float | None = None
-    train_score: float | None = None
-    generalization_gap: float | None = None
-    brier: float | None = None
-    nll: float | None = None
-    ece: float | None = None
-    noise: float | None = None
-    """Mean score under Gaussian noise on the embeddings."""
-    ood: float | None = None
-    """Mean score on the other data sets."""
-    steps: int | None = None
-    train_seconds: float | None = None
-    evaluation_seconds: float | None = None
+    """Score of the best constant answer."""
+    measures: Numbers = field(default_factory=dict)
+    """Scores, times, quantities that methods are about, and `ROBUSTNESS`; what was measured."""
+    claims: tuple[str, ...] = ()
+    """The quantities that its methods are to lower."""
     device: str | None = None
     methods: dict[str, dict[str, Any]] | None = None
     """Fields by method."""
     versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def score(self) -> float | None:
+        """Main metric on the validation rows."""
+        return self.measures.get("score")
 
 
 def row_of(record: CellRecord) -> Row:
@@ -41,23 +63,58 @@ def row_of(record: CellRecord) -> Row:
     result, extras = record.result, record.extras
     if result is None or extras is None:
         return Row(record.id, record.status, record.message)
+    claims = [claim for name in result.methods for claim in extras.claims.get(name, ())]
     return Row(
         cell=record.id,
         status=record.status,
         metric=result.headline,
-        score=result.score,
         trivial_baseline=result.trivial_baseline,
-        train_score=result.train_metrics[result.headline],
-        generalization_gap=result.generalization_gap,
-        brier=result.metrics.get("brier"),
-        nll=result.metrics.get("nll"),
-        ece=extras.ece,
-        noise=extras.noise.get("area"),
-        ood=extras.score_on_other_data(result.headline),
-        steps=result.cost.steps,
-        train_seconds=result.cost.train_seconds,
-        evaluation_seconds=result.cost.evaluation_seconds,
+        measures=_measures(result, extras),
+        claims=tuple(dict.fromkeys(claims)),
         device=result.cost.device,
         methods=result.methods,
         versions=result.versions,
     )
+
+
+def _measures(result: RunResult, extras: Measured) -> Numbers:
+    """All that was measured, by name."""
+    measured = {
+        "score": result.score,
+        "train_score": result.train_metrics[result.headline],
+        "generalization_gap": result.generalization_gap,
+        "brier": result.metrics.get("brier"),
+        "nll": result.metrics.get("nll"),
+        "ece": extras.ece,
+        "noise": extras.noise.get("area"),
+        "ood": extras.score_on_other_data(result.headline),
+        "steps": result.cost.steps,
+        "train_seconds": result.cost.train_seconds,
+        "evaluation_seconds": result.cost.evaluation_seconds,
+    }
+    measured |= extras.effect.quantities | extras.effect.beside
+    measured |= robustness_of(extras, result.score - result.trivial_baseline)
+    return {name: value for name, value in measured.items() if value is not None}
+
+
+def robustness_of(extras: Measured, above: float) -> Numbers:
+    """How much a run bears; a metric that never falls bears all that was tried.
+
+    Args:
+        extras: of the record of a run.
+        above: its score above that of a constant answer; what it has not it cannot lose, so a run
+            with less than 0.1 bears nothing that could be compared.
+    """
+    tolerated = {}
+    if above >= LOST:
+        for name, path in ((NOISE, "robustness/gaussian"), (TOKENS, "corruption/tokens")):
+            if curve := extras.curve(path):
+                *_, last = next(iter(curve.series.values()))
+                tolerated[name] = curve.numbers.get(LOSES, last.x)
+        levels = [float(level) for level in extras.noise if level[:1].isdigit()]
+        if NOISE not in tolerated and levels:
+            tolerated[NOISE] = extras.noise.get(LOSES, max(levels))
+    if curve := extras.curve("substitution/words"):
+        *_, last = next(iter(curve.series.values()))
+        tolerated[WORDS] = last.y
+    return tolerated

@@ -38,6 +38,7 @@ from smoothtune.evaluation.robustness import FURTHER_NOISE, noise_curve
 from smoothtune.evaluation.subject import Subject
 from smoothtune.methods.find import find_method
 from smoothtune.results import CellContent, Measured, Part
+from smoothtune.run.output import CHECKPOINTS
 from smoothtune.run.train import Trained, fit
 from smoothtune.study.files import portable, portable_fields
 from smoothtune.study.inputs import fingerprints_of
@@ -58,15 +59,12 @@ RESAMPLES = 100
 """Behind the intervals over examples of other data sets; seeds are what a study judges by."""
 
 
-def run_here(
-    cell: Cell, folder: Path, checkpoints: Path, keep_model: bool, gpu: str | None = None
-) -> None:
+def run_here(cell: Cell, folder: Path, keep_model: bool, gpu: str | None = None) -> None:
     """Run a cell in this process, which does nothing else; what it prints goes into a file.
 
     Args:
         cell: the run.
         folder: the study's.
-        checkpoints: folder for those of unfinished cells.
         keep_model: leave the model folder under ``models/``.
         gpu: the one to use, where there are several.
     """
@@ -75,7 +73,7 @@ def run_here(
     gc.freeze()  # the trainer collects garbage: what was imported before the fork stays out of it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     tqdm.set_lock(threading.RLock())  # its own is a semaphore, which the end of a cell would leak
-    records = Records(folder)
+    records, checkpoints = Records(folder), folder / CHECKPOINTS
     work = folder / WORK / f"{cell.id}-{os.getpid()}"
     work.mkdir(parents=True)
     log = (work / "output.txt").open("w", encoding="utf-8", buffering=1)

@@ -1,4 +1,4 @@
-"""Trainings of a search as cells: in processes or on Ray, each known by what determines it."""
+"""Trainings of a search as cells, each known by what determines it."""
 
 from __future__ import annotations
 
@@ -6,20 +6,18 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
-from rich.console import Console
 
 from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import OUTPUT_FIELDS
 from smoothtune.config.tuning import Tune
-from smoothtune.console import Bar, say
 from smoothtune.results import CellRecord
 from smoothtune.run.signals import Signals
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import base_weights_fingerprint, data_fingerprint
-from smoothtune.study.pool import Ended, Pool
+from smoothtune.study.pool import Pool
+from smoothtune.study.progress import Progress
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
 from smoothtune.study.run import execute
 from smoothtune.tune.confirm import Fresh, search_run
@@ -30,37 +28,6 @@ from smoothtune.tune.split import TrainingRows, parts_of, write_split
 PARTS = "parts"
 SET_HERE = ("data", "sep", "encoding", "max_train_samples", "max_eval_samples", "save_strategy")
 """Fields of a run that its trials have otherwise: they read the parts, and leave nothing."""
-
-
-class Progress(Bar):
-    """The trainings of a search, of about how many there will be."""
-
-    def __init__(self, console: Console, expected: int) -> None:
-        super().__init__(console, "trainings")
-        self.expected = expected
-
-    def __enter__(self) -> Self:
-        super().__enter__()
-        self.start("search", self.expected)
-        return self
-
-    def started(self, cell: Cell) -> None:
-        """A training begins."""
-
-    def ended(self, ended: Ended, again: bool) -> None:
-        """A training has ended, and may be tried again."""
-        if ended.status != "done":
-            more = "; tried again" * again
-            say(self.console, f"{ended.cell.title}: {ended.status}: {ended.message}{more}")
-        if not again:
-            self.advance()
-
-    def refresh(self) -> None:
-        """The bar draws itself."""
-
-    def state(self) -> str:
-        """How far it is."""
-        return f"{self.done} of about {max(self.done, self.total)} trainings done"
 
 
 @dataclass

@@ -131,16 +131,14 @@ def estimate(tune: Tune, times: StepTimes, rows: int, jobs: int) -> float:
     return (plain * seconds(1.0) + methods * seconds(ratio)) / jobs
 
 
-def tell(
-    tune: Tune, times: StepTimes | None, rows: int, jobs: int | None, console: Console
-) -> None:
+def tell(tune: Tune, times: StepTimes | None, rows: int, jobs: int, console: Console) -> None:
     """Print what will be done, and about how long it takes.
 
     Args:
         tune: the search.
         times: of steps.
         rows: training rows, all parts together.
-        jobs: trainings at once; None: not known.
+        jobs: trainings at once.
         console: where to print.
     """
     settings, names = tune.settings, list(tune.methods)
@@ -163,9 +161,8 @@ def tell(
         return
     ratios = ", ".join(f"{name} {ratio:.1f}" for name, ratio in times.ratios.items())
     say(console, f"a plain step takes {times.plain:.2g} s; times that: {ratios}")
-    about = timedelta(seconds=round(estimate(tune, times, rows, jobs or 1)))
-    at_once = f"with {jobs} at once" if jobs else "if they run one after another"
-    say(console, f"about {about} {at_once}, judged by these steps")
+    about = timedelta(seconds=round(estimate(tune, times, rows, jobs)))
+    say(console, f"about {about} with {jobs} at once, judged by these steps")
 
 
 def _listed(names: Sequence[str]) -> str:

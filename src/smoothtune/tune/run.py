@@ -22,12 +22,12 @@ from smoothtune.run.signals import Signals
 from smoothtune.run.train import train
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import num_parameters
-from smoothtune.study.pool import Where, start_server
+from smoothtune.study.pool import Pool, start_server
+from smoothtune.study.progress import Progress
 from smoothtune.study.records import CELLS, FOLDERS
 from smoothtune.study.room import default_jobs
-from smoothtune.study.run import make_pool
 from smoothtune.study.worker import WORK
-from smoothtune.tune.cells import PARTS, Progress, Trainings, score_of
+from smoothtune.tune.cells import PARTS, Trainings, score_of
 from smoothtune.tune.confirm import Fresh, compare, fresh_runs, search_run
 from smoothtune.tune.findings import Found
 from smoothtune.tune.price import expected_trainings, measure, tell
@@ -42,8 +42,6 @@ def run_tune(
     tune: Tune,
     *,
     jobs: int | None = None,
-    ray: str | None = None,
-    gpus_per_run: float | None = None,
     dry_run: bool = False,
     console: Console | None = None,
     command: Sequence[str] = (),
@@ -54,8 +52,6 @@ def run_tune(
         tune: the search; its run's `output_dir` is the folder. Trainings that the folder holds
             already are kept, so the same command goes on where it was stopped.
         jobs: trainings at once; None: as cores and memory allow.
-        ray: address of a Ray cluster to train on, "auto" for the one of this machine.
-        gpus_per_run: GPUs of the cluster for every training; 0.25: four share one.
         dry_run: say what would be done and about how long it takes; nothing is written.
         console: where to print.
         command: how it was started, for the record.
@@ -70,28 +66,28 @@ def run_tune(
         Stopped: SIGINT or SIGTERM came; the same command goes on.
     """
     console, folder = console or Console(), Path(tune.run.output_dir)
-    where = Where(jobs, ray, gpus_per_run)
     optuna()
     for note in tune.notes:
         say(console, note)
-    if tune.run.bf16 and ray is None and slow_at_bfloat16():
+    if tune.run.bf16 and slow_at_bfloat16():
         say(console, SLOW_BFLOAT16)
-    if ray is None and not dry_run:
+    if not dry_run:
         start_server()  # imports while this process measures
     if dry_run:
-        _priced(tune, _checked_rows(tune), jobs, ray, console)
+        _priced(tune, _checked_rows(tune), jobs, console)
         return {}
     with _claimed(folder), Signals() as signals:
         shutil.rmtree(folder / WORK, ignore_errors=True)
         training = _checked_rows(tune)
-        tune, misfits = _priced(tune, training, jobs, ray, console)
+        tune, misfits = _priced(tune, training, jobs, console)
         write_json(folder / STARTED, {"command": [portable(part) for part in command]})
-        with Progress(console, expected_trainings(tune)) as progress:
+        with Progress(console, "trainings") as progress:
+            progress.start("search", expected_trainings(tune))
             trainings = Trainings(
                 tune,
                 training,
                 folder,
-                lambda: make_pool(folder, where, lambda: _weight_bytes(tune)),
+                lambda: Pool(folder, jobs or default_jobs(_weight_bytes(tune))),
                 progress,
                 signals,
             )
@@ -147,7 +143,7 @@ def _checked_rows(tune: Tune) -> TrainingRows:
 
 
 def _priced(
-    tune: Tune, training: TrainingRows, jobs: int | None, ray: str | None, console: Console
+    tune: Tune, training: TrainingRows, jobs: int | None, console: Console
 ) -> tuple[Tune, dict[str, str]]:
     """Say the price; methods of our own list that do not fit the model are left out.
 
@@ -162,7 +158,7 @@ def _priced(
         say(console, f"{name} is left out: {why}")
     fitting = {name: fields for name, fields in tune.methods.items() if name not in misfits}
     tune = replace(tune, methods=fitting)
-    at_once = jobs or (None if ray else default_jobs(_weight_bytes(tune)))
+    at_once = jobs or default_jobs(_weight_bytes(tune))
     tell(tune, times, len(training.texts), at_once, console)
     return tune, misfits
 

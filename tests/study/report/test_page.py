@@ -12,31 +12,25 @@ import pytest
 from rich.console import Console
 from scipy import stats
 
-from helpers.study_files import content_of, made_result
-from smoothtune.report.page import Findings, page_text
-from smoothtune.study.comparison import ConditionKey, paired
-from smoothtune.study.config import Paper, StudyConfig
+from helpers.study_files import content_of, made_result, made_runs
+from smoothtune.report.page import page_text
+from smoothtune.study.comparison import paired
+from smoothtune.study.plan import Choice
 from smoothtune.study.records import Records
-from smoothtune.study.report.aggregate import aggregates
-from smoothtune.study.report.content import Chosen, StudyContent
-from smoothtune.study.report.findings import sentences
-from smoothtune.study.report.methods import (
-    SECONDARY,
-    compare_methods,
-    devices,
-    over_tasks,
-    table_of_runs,
-    values_of,
-)
+from smoothtune.study.report.content import StudyContent
+from smoothtune.study.report.findings import findings
+from smoothtune.study.report.methods import compare_methods, devices, over_tasks, values_of
 from smoothtune.study.report.page import show
 from smoothtune.study.report.plots import Plots, study_plots
 from smoothtune.study.report.sections import study_sections
 from smoothtune.study.report.tables import (
-    comparisons_by_method,
-    paper_table,
+    COMPARISON_COLUMNS,
+    beside_table,
+    comparison_rows,
+    over_tasks_table,
     score_table,
-    secondary_table,
 )
+from smoothtune.study.table import ConditionKey
 
 SEEDS = range(5)
 
@@ -73,55 +67,46 @@ def rows(shift: dict[str, float], tasks=("one", "two"), spread: float = 0.01) ->
 
 
 def content(found: list[dict], **changes) -> StudyContent:
-    test, runs = StudyConfig().test, table_of_runs(found)
+    runs = made_runs(found)
     made = StudyContent(
         name="study",
         title="A study",
-        test="paired t-test",
         seeds=list(SEEDS),
-        methods=compare_methods(runs, test),
+        methods=compare_methods(runs),
         over_tasks=over_tasks(runs),
-        over_tasks_secondary={name: over_tasks(runs, name) for name in SECONDARY},
-        aggregates=aggregates(runs),
         versions={"torch": ["2"]},
         devices=devices(runs),
+        runs=runs,
     )
     return replace(made, **changes)
 
 
-def chosen(method: str) -> Chosen:
-    return Chosen(ConditionKey("one", "m", 100), method, 4, "x", True, {})
-
-
-def groups_of(found: StudyContent) -> list[Findings]:
-    """What is said of each condition."""
-    titles = {item.condition.title for item in found.methods}
-    sections = study_sections(found, Plots())
-    return [section.blocks[0] for section in sections if section.title in titles]
+def chosen(method: str) -> Choice:
+    condition = ConditionKey("one", "m", 100)
+    return Choice(condition, method, 4, 0, "x", complete=True, scores={})
 
 
 def texts(found: StudyContent) -> str:
-    return "\n".join(f"{s.verdict}: {s.text}" for s in sentences(found))
+    return "\n".join(f"{s.verdict}: {s.text}" for s in findings(found))
 
 
 def test_comparisons_pair_by_seed_and_correct_over_methods() -> None:
     found = rows({"good": 0.05, "same": 0.0}, tasks=["one"])
     found = [r for r in found if (r["method"], r["seed"]) != ("good", 3)][::-1]
-    runs = table_of_runs(found)
-    by_name = {item.method: item for item in compare_methods(runs, "paired t")}
+    runs = made_runs(found)
+    by_name = {item.method: item for item in compare_methods(runs)}
     pairs = paired(values_of(runs))[ConditionKey("one", "m", 100), "score", "good"]
     seeds, (a,), (b,) = pairs.seeds, pairs.values, pairs.plain
-    assert seeds == by_name["good"].against_plain.seeds == [4, 2, 1, 0]
+    assert seeds == by_name["good"].score_against_plain.seeds == [4, 2, 1, 0]
     lookup = {(r["method"], r["seed"]): r["score"] for r in found}
     assert a.tolist() == [lookup["good", s] for s in seeds]
     assert b.tolist() == [lookup["plain", s] for s in seeds]
-    p = {m: by_name[m].against_plain.p for m in ("good", "same")}
-    assert p["good"] == pytest.approx(by_name["good"].against_plain.p_by_test["paired t"])
+    p = {m: by_name[m].score_against_plain.p for m in ("good", "same")}
     assert p["good"] == pytest.approx(stats.ttest_rel(a, b).pvalue)
-    assert by_name["good"].against_plain.p_holm == pytest.approx(2 * p["good"])
+    assert by_name["good"].score_against_plain.p_holm == pytest.approx(2 * p["good"])
     assert by_name["good"].asked == 4
-    assert by_name["good"].against_plain.cost_ratio == pytest.approx(1.05)
-    assert by_name["plain"].against_plain is None
+    assert by_name["good"].cost_ratio == pytest.approx(1.05)
+    assert by_name["plain"].score_against_plain is None
 
 
 def test_times_are_compared_on_one_device() -> None:
@@ -135,8 +120,8 @@ def test_times_are_compared_on_one_device() -> None:
     good[3] |= {"device": "a", "train_seconds": 8.0}
 
     def ratio() -> float | None:
-        (_, item) = compare_methods(table_of_runs(found), "paired t")
-        return item.against_plain.cost_ratio
+        (_, item) = compare_methods(made_runs(found))
+        return item.cost_ratio
 
     assert ratio() == 3.0
     assert "several kinds of device, and times are compared only on one and the same: a; b." in (
@@ -162,15 +147,15 @@ def test_failed_runs_are_counted_and_in_no_mean() -> None:
     asked = {"task": "one", "model": "m", "max_train_samples": 100, "method": "bad"}
     lost = asked | {"seed": 9, "status": "nan"}
     missing = asked | {"seed": 10, "status": "missing"}
-    (_, bad) = compare_methods(table_of_runs([*found, lost, missing]), "paired t")
+    (_, bad) = compare_methods(made_runs([*found, lost, missing]))
     assert (bad.asked, bad.failed, bad.missing) == (7, {"nan": 1}, 1)
     assert bad.score.n == 5
     assert "10 of 12 runs are done, 1 failed. Failed runs are in no mean." in texts(
         content([*found, lost, missing])
     )
     plain = [r for r in found if r["method"] == "plain"]
-    only = compare_methods(table_of_runs([*plain, lost]), "paired t")[1]
-    assert only.against_plain is None
+    only = compare_methods(made_runs([*plain, lost]))[1]
+    assert only.score_against_plain is None
     assert score_table([only]).rows[0][:2] == ["bad", "0 of 1"]
 
 
@@ -184,7 +169,7 @@ def test_sentences_say_what_helps_and_what_does_not() -> None:
     assert "worse than plain: bad on one, m, 100 examples (-" in found
     assert "plain_more_epochs took 1.00 times plain's training time" in found
     null = texts(content(rows({"x": 0.0, "y": 0.0}, spread=0.02)))
-    assert "none of the methods differs from plain at 5 %" in null
+    assert "none of the methods is shown to differ from plain" in null
     assert re.search(r"truly been \d\.\d points better on average over 2 tasks \(median", null)
     assert "truly been" not in found
     two_seeds = [
@@ -235,15 +220,9 @@ def test_runs_that_learned_nothing_are_counted_by_method() -> None:
     begin = "fragile: Runs that end no better than the best constant answer:"
     said = texts(content(found))
     assert f"{begin} 3 of 10 of bad, 1 of 10 of plain; none of the other methods." in said
-    one, two = groups_of(content(found))
-    shown = [f"{s.verdict}: {s.text}" for s in one.sentences]
-    assert f"{begin} 3 of 5 of bad, 1 of 5 of plain; none of the other methods." in shown
-    assert "constant answer" not in " ".join(s.text for s in two.sentences)
     for row in found:
         row["trivial_baseline"] = None  # not recorded
-    assert [
-        item.not_above_constant for item in compare_methods(table_of_runs(found), "paired t")
-    ] == ([0] * 6)
+    assert [item.not_above_constant for item in compare_methods(made_runs(found))] == ([0] * 6)
 
 
 def test_in_short_is_short_and_begins_with_what_to_do() -> None:
@@ -252,7 +231,7 @@ def test_in_short_is_short_and_begins_with_what_to_do() -> None:
     found = with_brier(rows(shifts, tasks=tasks, spread=0.003), {"m1": -0.1, "m2": 0.1})
     lost = {"task": "one", "model": "m", "max_train_samples": 100, "method": "m1", "status": "nan"}
     everything = content([*found, lost | {"seed": 9}], choices=[chosen("m1")])
-    said = sentences(everything)
+    said = findings(everything)
     assert 5 <= len(said) <= 7
     assert said[0].text.startswith("Use m")
     first, scores_section, *_ = study_sections(everything, Plots())
@@ -267,8 +246,8 @@ def test_in_short_is_short_and_begins_with_what_to_do() -> None:
 def test_over_tasks_takes_methods_that_have_all_tasks() -> None:
     found = rows({"everywhere": 0.02, "once": 0.02})
     found = [r for r in found if (r["method"], r["task"]) != ("once", "two")]
-    (item,) = over_tasks(table_of_runs(found))
-    assert (item.method, item.conditions, item.seeds) == ("everywhere", 2, list(SEEDS))
+    (item,) = over_tasks(made_runs(found))["score"]
+    assert (item.method, len(item.conditions), item.seeds) == ("everywhere", 2, list(SEEDS))
     table = {(r["task"], r["method"], r["seed"]): r["score"] for r in found}
     means = [
         np.mean([table[t, "everywhere", s] - table[t, "plain", s] for t in ("one", "two")])
@@ -276,7 +255,7 @@ def test_over_tasks_takes_methods_that_have_all_tasks() -> None:
     ]
     assert item.difference.value == pytest.approx(np.mean(means))
     assert item.p == pytest.approx(stats.ttest_1samp(means, 0).pvalue)
-    assert over_tasks(table_of_runs(rows({"x": 0.1}, tasks=["one"]))) == []
+    assert over_tasks(made_runs(rows({"x": 0.1}, tasks=["one"]))) == {}
 
 
 def with_brier(found: list[dict], shift: dict[str, float], without: str = "") -> list[dict]:
@@ -294,21 +273,24 @@ def test_measures_beside_the_score_are_tested_and_corrected() -> None:
     lookup = {(r["method"], r["seed"]): r["brier"] for r in found}
     values = {m: [lookup[m, s] for s in SEEDS] for m in ("plain", "calm", "same")}
     p = {m: stats.ttest_rel(values[m], values["plain"]).pvalue for m in ("calm", "same")}
-    by_name = {item.method: item for item in compare_methods(table_of_runs(found), "paired t")}
-    calm = by_name["calm"].against_plain.secondary
+    group = compare_methods(made_runs(found))
+    by_name = {item.method: item for item in group}
+    calm = by_name["calm"].against_plain
     gap = np.mean(values["calm"]) - np.mean(values["plain"])
     assert calm["brier"].difference.value == pytest.approx(gap)
     assert calm["brier"].p_holm == pytest.approx(2 * p["calm"])
-    same = by_name["same"].against_plain.secondary
+    same = by_name["same"].against_plain
     assert same["brier"].p_holm == pytest.approx(p["same"])
-    assert calm["nll"] is None
+    assert "nll" not in calm
+    table = beside_table(group)
+    assert table.head[-1] == "Brier"
+    p_calm = calm["brier"].p_holm
+    mean = np.mean(values["calm"])
+    assert table.rows[1][-1] == f"{mean:.4f}, {gap:+.4f} ({p_calm:.2g})"
     said = texts(content(found))
-    short = "Beside the score, after Holm within each measure: better than plain: calm (Brier)."
+    calm_is = f"better than plain: calm (Brier {gap:+.3f})."
+    short = f"Beside the score, after Holm within each measure: {calm_is}"
     assert f"good: {short}" in said
-    (group,) = groups_of(content(found))
-    (long,) = [sentence for sentence in group.sentences if sentence.verdict == "good"]
-    assert f"(paired t-test): Brier calm ({gap:+.3f}, p = " in long.text
-    assert "Brier same" not in long.text
     worse = texts(content(with_brier(found, {"calm": 0.05})))
     assert "fragile: Beside the score, after Holm within each measure: worse than plain" in worse
     chance = texts(content([row | {"trivial_baseline": 0.95} for row in found]))
@@ -326,13 +308,12 @@ def test_few_seeds_are_no_ground_for_a_claim(seeds: int, tasks: tuple[str, ...])
         row["ece"] = 0.05 + worse * (0.001 + 1e-6 * seed)
     found = content(kept)
     against = found.methods[1].against_plain
-    assert against.p_holm < 0.01
-    assert against.secondary["ece"].p_holm < 0.01
-    texts_of_groups = [s.text for group in groups_of(found) for s in group.sentences]
-    said = " ".join([texts(found), *texts_of_groups])
+    assert against["score"].p_holm < 0.01
+    assert against["ece"].p_holm < 0.01
+    said = texts(found)
     assert f"{seeds} seeds are few: nothing here is established." in said
     assert "than plain" not in said
-    assert "Score, task by task: seeds are too few to show that a method differs" in said
+    assert "Score, task by task: the method is not shown to differ from plain" in said
     assert score_table(found.methods[:2]).rows[1][9] == "too few seeds"
 
 
@@ -354,43 +335,18 @@ def test_over_tasks_leaves_out_tasks_without_the_measure() -> None:
     tasks = ("one", "two", "three")
     found = with_brier(rows({"calm": 0.0}, tasks=tasks), {"calm": -0.05}, without="two")
     lookup = {(r["task"], r["method"], r["seed"]): r["brier"] for r in found}
-    (item,) = over_tasks(table_of_runs(found), "brier")
+    compared = over_tasks(made_runs(found))
+    (item,) = compared["brier"]
     gaps = [lookup[t, "calm", s] - lookup[t, "plain", s] for t in ("one", "three") for s in SEEDS]
-    assert item.conditions == 2
+    assert len(item.conditions) == 2
     assert item.difference.value == pytest.approx(np.mean(gaps))
-    assert over_tasks(table_of_runs(found), "nll") == []
+    assert "nll" not in compared
     said = texts(content(found))
     assert "good: Beside the score over all tasks that have the measure, after Holm within" in said
-    beside = comparisons_by_method(content(found).over_tasks_secondary)
-    table = secondary_table(beside)
-    assert table.head[2] == "Brier"
-    assert table.rows[0][:1] + table.rows[0][2:3] == [
-        "calm",
-        f"{np.mean(gaps):+.4f} ({item.p_holm:.2g})",
-    ]
-
-
-def test_papers_numbers_stand_in_the_same_unit() -> None:
-    paper = Paper(
-        source="Table 1",
-        model="big",
-        columns=["mean", "sd", "max"],
-        values={"one": {"plain": [70.0, None, 72.5], "other": [1.0]}},
-    )
-    found = paper_table(paper, compare_methods(table_of_runs(rows({}, spread=0.0)), "paired t"))
-    assert found.rows == [
-        ["one", "plain", "70.00", "–", "72.50", "80.00", "0.00", "80.00"],
-        ["one", "other", "1.00", "–", "–", "–", "–", "–"],
-    ]
-
-    larger = [row | {"model": "large", "score": 0.9} for row in rows({}, spread=0.0)]
-    runs = table_of_runs([*rows({}, spread=0.0), *larger])
-    found = paper_table(paper, compare_methods(runs, "paired t"))
-    assert [(row[0], row[5]) for row in found.rows] == [
-        ("one, m, 100 examples", "80.00"),
-        ("one, large, 100 examples", "90.00"),
-        ("one", "–"),
-    ]
+    table = over_tasks_table(compared)
+    assert table.head[-2:] == ["gap", "Brier"]
+    (row,) = table.rows
+    assert (row[0], row[-1]) == ("calm", f"{np.mean(gaps):+.4f} ({item.p_holm:.2g})")
 
 
 def test_every_figure_has_its_numbers(tmp_path: Path) -> None:
@@ -402,13 +358,13 @@ def test_every_figure_has_its_numbers(tmp_path: Path) -> None:
     history = {"log_history": [{"step": 1, "loss": 0.7}, {"step": 2, "loss": 0.5}]}
     ended = content_of({"status": "done", "result": made_result(0.5) | history, "extras": {}})
     records.read = lambda cell_id: ended  # type: ignore[method-assign]
-    plots = study_plots(table_of_runs(runs), content(runs), records, Console(quiet=True))
+    plots = study_plots(content(runs), records, Console(quiet=True))
     drawn = plots.all
     assert plots.first.name == "difference-all_tasks"
     names = [figure.name for figure in drawn]
     assert len(set(names)) == len(names)
     kinds = {name.partition("-")[0] for name in names}
-    assert kinds == {"distribution", "difference", "cost", "training", "sizes", "profiles"}
+    assert kinds == {"distribution", "difference", "training", "sizes"}
     for figure in drawn:
         assert figure.svg.count("<svg") == 1
         assert "<b>&" not in figure.svg
@@ -453,9 +409,17 @@ def test_names_from_outside_are_only_text(suffix: str) -> None:
         assert r"\|\*x\*" in page
 
 
-def test_csv_has_every_run() -> None:
-    found = [*rows({"x": 0.1}), {"task": "one", "seed": 9, "status": "missing"}]
-    table = list(csv.DictReader(io.StringIO(table_of_runs(found).to_csv(index=False))))
-    assert len(table) == 21
-    assert float(table[7]["score"]) == found[7]["score"]
-    assert (table[7]["max_train_samples"], table[20]["score"]) == ("100", "")
+def test_the_table_of_comparisons_has_all_measures_of_all_tasks() -> None:
+    found = content(rows({"x": 0.1}))
+    lines = [
+        dict(zip(COMPARISON_COLUMNS, row, strict=True))
+        for row in comparison_rows(found.comparisons)
+    ]
+    keys = {(line["condition"], line["measure"]) for line in lines}
+    conditions = ("one, m, 100 examples", "two, m, 100 examples", "all conditions")
+    measures = ("score", "generalization_gap", "brier", "nll", "ece")
+    assert keys == {(condition, measure) for condition in conditions for measure in measures}
+    item = found.methods[1].score_against_plain
+    first = next(line for line in lines if line["measure"] == "score")
+    assert (first["difference"], first["p_holm"]) == (item.difference.value, item.p_holm)
+    assert (first["low"], first["high"]) == item.difference.interval

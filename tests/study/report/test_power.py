@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from smoothtune.study.report.power import MOST_SEEDS, seeds_needed, smallest_difference
+from smoothtune.study.report.statistics import MOST_SEEDS, seeds_needed, smallest_difference
 
 
 def shown(gap: float, sd: float, seeds: int, methods: int) -> float:

@@ -9,12 +9,7 @@ from helpers.study_files import content_of, made_result
 from smoothtune.config.run import load_config
 from smoothtune.results import CellContent
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
-from smoothtune.study.report.training import (
-    method_fields,
-    method_table,
-    training_of,
-    training_table,
-)
+from smoothtune.study.report.training import method_table, training_table
 
 
 def cell(label: str, task: str, method: str = "plain", learning_rate: float = 1e-4) -> Cell:
@@ -44,13 +39,13 @@ def done(cell: Cell) -> CellContent:
 def test_finished_runs_say_what_they_ran_with(records: Records) -> None:
     finished, waiting = cell("plain", "one"), cell("plain", "two", learning_rate=3e-5)
     records.write(finished, done(finished))
-    table = training_table(training_of([waiting, finished], records))
+    table = training_table([waiting, finished], records)
     rows = {row[0]: row[1:] for row in table.rows}
     assert table.head == ["field", "two, m, 100 examples", "one, m, 100 examples"]
     assert rows["learning_rate"] == ["3e-05", "0.0001"]
     assert rows["training examples"] == ["–", "100"]
     assert rows["updates"] == ["–", "7"]
-    assert rows["data"] == ["–", "one"]
+    assert rows["data"] == ["data", "data"]
     assert "max_steps" not in rows
     assert "secret" not in str(table)
 
@@ -59,19 +54,17 @@ def test_the_norm_that_gradients_were_clipped_to(records: Records) -> None:
     """Unset, it is 1, but for a method that clips by itself."""
     cells = [cell("plain", "one"), cell("both", "one", "cwgnc"), cell("lnsr", "one", "lnsr")]
     records.write(cells[0], done(cells[0]))
-    (found,) = training_of(cells, records)
-    assert found.fields["max_grad_norm"] == 1.0
-    rows = {row[0]: row[1:] for row in training_table([found]).rows}
+    rows = {row[0]: row[1:] for row in training_table(cells, records).rows}
     assert rows["max_grad_norm"] == ["1; 0 with both"]
-    (alone,) = training_of(cells[::2], records)
-    assert {row[0]: row[1] for row in training_table([alone]).rows}["max_grad_norm"] == "1"
+    alone = {row[0]: row[1] for row in training_table(cells[::2], records).rows}
+    assert alone["max_grad_norm"] == "1"
 
 
 def test_fields_of_methods_are_those_that_ran(records: Records) -> None:
     ran, asked = cell("lnsr", "one", "lnsr"), cell("smooth", "one", "lnsr")
     records.write(ran, done(ran))
     other = replace(asked, id="0" * 16, changes={"learning_rate": 1e-3})
-    found = method_table(method_fields([ran, ran, other], records))
+    found = method_table([ran, ran, other], records)
     assert found.rows[0] == ["lnsr", "lnsr", "weight 2, k –", "–"]
     assert found.rows[1][0] == "smooth"
     assert found.rows[1][3] == "learning_rate 0.001"

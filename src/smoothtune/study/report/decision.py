@@ -9,26 +9,22 @@ import numpy as np
 from smoothtune.report.page import Sentence
 from smoothtune.report.tables import POINTS, effect_text
 from smoothtune.study.comparison import Comparison
-from smoothtune.study.config import PLAIN
+from smoothtune.study.fields import PLAIN
 from smoothtune.study.report.content import StudyContent
-from smoothtune.study.report.methods import MethodResult, by_condition
-from smoothtune.study.report.power import MOST_SEEDS, POWER, seeds_needed
-from smoothtune.study.report.statistics import ENOUGH_SEEDS
+from smoothtune.study.report.methods import by_condition
+from smoothtune.study.report.statistics import ENOUGH_SEEDS, MOST_SEEDS, POWER, seeds_needed
+from smoothtune.study.report.tables import is_better
 
 WORTH = 0.002
 """Difference in score, from which more seeds are worth running."""
 SEEDS_FOR_SPREAD = 3
 """With fewer seeds their spread is not known."""
+CHANCE = f"with a chance of {100 * POWER:.0f} %"
 
 
 def decision(content: StudyContent) -> Sentence:
-    """Use a method, run more seeds, or stay with plain fine-tuning.
-
-    Args:
-        content: what was found.
-    """
-    methods = content.methods
-    plain = [item for item in methods if item.method == PLAIN and item.score]
+    """Use a method, run more seeds, or stay with plain fine-tuning."""
+    plain = [item for item in content.methods if item.method == PLAIN and item.score]
     compared = overall(content)
     if not plain or not compared:
         missing = "plain fine-tuning" if not plain else "a method beside plain"
@@ -46,13 +42,13 @@ def decision(content: StudyContent) -> Sentence:
             "fragile",
             f"Equal to plain in every run: {', '.join(names)}. Check that {acts} at all.",
         )
-    better = [item for item in compared if _gap(item) > 0 and item.is_established]
+    better = [item for item in compared if item.is_established and is_better(item)]
     if better:
-        best = max(better, key=_gap)
+        best = max(better, key=gap)
         return Sentence(
             "good",
-            f"Use {best.method}: {_shown(best)} against plain{_where(content)}, p = "
-            f"{best.p_holm:.2g} after Holm's correction, for {_cost(methods, best)} times "
+            f"Use {best.method}: {_shown(best)} against plain{where(content)}, p = "
+            f"{best.p_holm:.2g} after Holm's correction, for {_cost_of(content, best)} times "
             "plain's training time.",
         )
     return _undecided(content, compared)
@@ -60,82 +56,48 @@ def decision(content: StudyContent) -> Sentence:
 
 def _undecided(content: StudyContent, compared: Sequence[Comparison]) -> Sentence:
     """No method is shown to be better with enough seeds and after the correction."""
-    ahead = [item for item in compared if item.difference.excludes_zero and _gap(item) > 0]
-    if ahead := [item for item in ahead if len(item.seeds) >= SEEDS_FOR_SPREAD]:
-        return _ahead(content, max(ahead, key=_gap), len(compared))
-    above = [item for item in compared if _gap(item) >= WORTH]
-    if all(item.difference.excludes_zero and _gap(item) < 0 for item in compared):
-        worse = ", ".join(f"{item.method} ({_shown(item)})" for item in compared)
-        return Sentence("note", f"Use plain: worse{_where(content)}: {worse}.")
+    place, above = where(content), [item for item in compared if gap(item) >= WORTH]
     if not above:
-        return Sentence(
-            "note",
-            f"Use plain: no method is more than {POINTS * WORTH:.1f} points above it"
-            f"{_where(content)}.",
-        )
+        text = f"Use plain: no method is more than {POINTS * WORTH:.1f} points above it{place}."
+        return Sentence("note", text)
     if (seeds := max(len(item.seeds) for item in above)) < SEEDS_FOR_SPREAD:
-        best = max(above, key=_gap)
-        where = f"{best.method} ({_shown(best)}{_where(content)})"
+        best = max(above, key=gap)
         few = "one says" if seeds == 1 else f"{seeds} say"
-        more = ENOUGH_SEEDS - seeds
-        return Sentence("fragile", f"Run {more} more seeds: {few} nothing, not even of {where}.")
+        text = f"{few} nothing, not even of {best.method} ({_shown(best)}{place})."
+        return Sentence("fragile", f"Run {ENOUGH_SEEDS - seeds} more seeds: {text}")
     needs = {item.method: _needed(item, len(compared)) for item in above}
-    best = min(above, key=lambda item: (needs[item.method], -_gap(item)))
-    needed = needs[best.method]
-    shown = f"{best.method} ({_shown(best)}{_where(content)})"
-    more = max(1, needed - len(best.seeds))
+    best = min(above, key=lambda item: (needs[item.method], -gap(item)))
+    needed, ahead = needs[best.method], f"{best.method} is ahead of it by {_shown(best)}{place}"
     if needed > MOST_SEEDS:
         return Sentence(
             "note",
-            f"Use plain: no method is shown to be better, and even {shown} would need more than "
-            f"{MOST_SEEDS} seeds to be told from chance.",
+            f"Use plain: {ahead}, and would need more than {MOST_SEEDS} seeds to be told from "
+            "chance.",
         )
+    more = max(1, needed - len(best.seeds))
     return Sentence(
         "note",
-        f"Run {more} more seed{'s' * (more > 1)}, or use plain: no method is shown to be better; "
-        f"if {shown} is as good as it looks, {needed} seeds in all would show it with a chance of "
-        f"{100 * POWER:.0f} %.",
-    )
-
-
-def _ahead(content: StudyContent, best: Comparison, compared: int) -> Sentence:
-    """A method whose interval is above 0, which does not decide yet."""
-    seeds, needed = len(best.seeds), _needed(best, compared)
-    more = max(1, needed - seeds)
-    why = f"{seeds} seeds are few"
-    if seeds >= ENOUGH_SEEDS:
-        known = best.p_holm is not None  # none where every run differs by the same
-        chance = f" (p = {best.p_holm:.2g} after Holm's)" if known else ""
-        why = f"it is one of {compared} comparisons{chance}"
-    return Sentence(
-        "note",
-        f"Run {more} more seed{'s' * (more > 1)}: {best.method} is ahead of plain"
-        f"{_where(content)} by {_shown(best)}, but {why}. If it is as good as it looks, {needed} "
-        f"seeds in all would show it with a chance of {100 * POWER:.0f} %.",
+        f"Run {more} more seed{'s' * (more > 1)}, or use plain: {ahead}, which {len(best.seeds)} "
+        f"seeds and {len(compared)} comparison{'s' * (len(compared) > 1)} do not establish. If it "
+        f"is as good as it looks, {needed} seeds in all would show it {CHANCE}.",
     )
 
 
 def _needed(item: Comparison, num_methods: int) -> int:
     if item.sd is None:
         return MOST_SEEDS + 1
-    return max(ENOUGH_SEEDS, seeds_needed(_gap(item), item.sd, num_methods))
+    return max(ENOUGH_SEEDS, seeds_needed(gap(item), item.sd, num_methods))
 
 
 def overall(content: StudyContent) -> list[Comparison]:
-    """Every method against plain over all conditions, or in the only one."""
+    """Scores of every method against plain over all conditions, or in the only one."""
     if len(by_condition(content.methods)) > 1:
-        return content.over_tasks
-    return [item.against_plain for item in content.methods if item.against_plain]
+        return content.over_tasks.get("score", [])
+    return [against for item in content.methods if (against := item.score_against_plain)]
 
 
-def equal_methods(content: StudyContent) -> list[str]:
-    """Methods whose scores are plain's in every run; none where all are, which is the decision."""
-    compared = overall(content)
-    equal = [item.method for item in compared if item.equal]
-    return equal if len(equal) < len(compared) else []
-
-
-def _gap(item: Comparison) -> float:
+def gap(item: Comparison) -> float:
+    """The mean difference."""
     return item.difference.value
 
 
@@ -144,16 +106,13 @@ def _shown(item: Comparison) -> str:
     return text if "points" in text else f"{text} points"
 
 
-def _where(content: StudyContent) -> str:
+def where(content: StudyContent) -> str:
+    """What a mean is over, where there are several tasks."""
     count = len(by_condition(content.methods))
     return f" on average over {count} tasks" if count > 1 else ""
 
 
-def _cost(methods: Sequence[MethodResult], best: Comparison) -> str:
-    ratios = [
-        item.against_plain.cost_ratio
-        for item in methods
-        if item.method == best.method and item.against_plain
-    ]
+def _cost_of(content: StudyContent, best: Comparison) -> str:
+    ratios = [item.cost_ratio for item in content.methods if item.method == best.method]
     known = [ratio for ratio in ratios if ratio is not None]
     return f"{np.median(known):.1f}" if known else "unknown"

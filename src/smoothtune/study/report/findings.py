@@ -1,32 +1,33 @@
-"""The findings of a study as sentences; a null result is one."""
+"""What a study says in sentences: first what to do, then what was found; a null result is one."""
 
 from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from smoothtune.report.page import Sentence, Verdict, number
+from smoothtune.report.page import Sentence, Verdict
 from smoothtune.report.tables import POINTS
 from smoothtune.study.comparison import Comparison
-from smoothtune.study.config import LONGER, PLAIN
+from smoothtune.study.fields import LONGER, PLAIN
 from smoothtune.study.report.content import StudyContent
-from smoothtune.study.report.decision import decision, equal_methods, overall
-from smoothtune.study.report.methods import MethodResult, by_condition, secondary
-from smoothtune.study.report.power import POWER
-from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL
-from smoothtune.study.report.tables import TITLES, comparisons_by_method
+from smoothtune.study.report.decision import CHANCE, decision, gap, overall, where
+from smoothtune.study.report.methods import (
+    RELATIVE_TO_LOGITS,
+    MethodResult,
+    by_condition,
+    method_names,
+)
+from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL, TEST
+from smoothtune.study.report.tables import TITLES, is_better
+from smoothtune.study.table import ROBUSTNESS
 
-BETTER = {"brier": -1, "nll": -1, "ece": -1, "noise": 1, "ood": 1}
-"""Measures beside the score, and whether more or less is better. A gap shrinks by less fit too."""
 MOST_NAMED = 6
 """Methods that a sentence names; tables have them all."""
-Named = Mapping[bool, Sequence[str]]
-"""What is said of methods that are better than plain (True), and of those that are worse."""
 
 
-def sentences(content: StudyContent) -> list[Sentence]:
-    """What is to be done, and at most six findings, from the content of ``results.json``."""
+def findings(content: StudyContent) -> list[Sentence]:
+    """What is to be done, and at most six findings."""
     if not content.methods:
         chosen = all(choice.complete for choice in content.choices)
         text = (
@@ -35,44 +36,26 @@ def sentences(content: StudyContent) -> list[Sentence]:
             else "Run the study on: the settings to report are still being chosen."
         )
         return [Sentence("fragile", text), *_budget(content)]
-    conditions = by_condition(content.methods)
-    kinds = (
-        [decision(content)],
+    return [
+        decision(content),
         _completeness(content),
-        _scores_in_short(conditions.values(), content.test, _could_see(content)),
-        _beside_in_short(content, conditions.values()),
-        _joined(_not_above_constant(content.methods), _stability_in_short(content.methods)),
-        _budget(content),
-        _cost(content.methods),
-    )
-    return [sentence for kind in kinds for sentence in kind]
+        *_scores(content),
+        *_beside(content),
+        *_spread(content),
+        *_budget(content),
+        *_cost(content),
+    ]
 
 
-def condition_sentences(group: Sequence[MethodResult], test: str) -> list[Sentence]:
-    """The findings about one condition, all of them.
-
-    Args:
-        group: its comparisons, of ``results.json``.
-        test: name of the test that decides.
-    """
-    found = [*_chance(group), *_not_above_constant(group), *_scores(group, test)]
-    named = _named_beside(secondary(group))
-    found += _better_and_worse(
-        named, "Beside the score", f"after Holm within each measure ({test})"
-    )
-    return found + [Sentence(verdict, text) for verdict, text in _stability(group)]
-
-
-def _completeness(content: StudyContent) -> Iterator[Sentence]:
+def _completeness(content: StudyContent) -> Sentence:
     asked = sum(item.asked for item in content.methods)
     seeds = [item.score.n for item in content.methods if item.score]
     done = sum(seeds)
     failed = sum(sum(item.failed.values()) for item in content.methods)
     text = f"{done} of {asked} runs are done, {failed} failed."
     text += " Failed runs are in no mean." * (failed > 0)
-    if few := (most := max(seeds, default=0)) < ENOUGH_SEEDS:
-        count = "1 seed is" if most == 1 else f"{most} seeds are"
-        text += f" {count} few: nothing here is established."
+    if few := max(seeds, default=0) < ENOUGH_SEEDS:
+        text += f" {_few_seeds(max(seeds, default=0))}"
     mixed = [name for name, values in content.versions.items() if len(values) > 1]
     if mixed:
         text += f" The runs used several versions of {', '.join(mixed)}."
@@ -81,103 +64,61 @@ def _completeness(content: StudyContent) -> Iterator[Sentence]:
             " They ran on several kinds of device, and times are compared only on one and the "
             f"same: {'; '.join(content.devices)}."
         )
-    yield Sentence("note" if done == asked and not (few or mixed) else "fragile", text)
+    return Sentence("note" if done == asked and not (few or mixed) else "fragile", text)
 
 
-def _chance(group: Sequence[MethodResult]) -> Iterator[Sentence]:
-    """Whether comparisons with plain mean anything."""
-    plain = _finished_plain(group)
-    if plain is None:
-        yield Sentence("fragile", "Plain fine-tuning has no finished run.")
-    elif plain.is_at_chance:
-        score = number(plain.score.mean if plain.score else None, ".3f")
-        constant = number(plain.trivial_baseline, ".3f")
-        yield Sentence(
-            "fragile",
-            f"Plain fine-tuning ({score}) is not above the {constant} of a constant answer; "
-            "comparisons mean little.",
-        )
+def _few_seeds(count: int) -> str:
+    seeds = "1 seed is" if count == 1 else f"{count} seeds are"
+    return f"{seeds} few: nothing here is established."
 
 
-def _not_above_constant(methods: Iterable[MethodResult]) -> Iterator[Sentence]:
-    """How many runs of each method learned nothing that shows in their score."""
-    runs, stuck = Counter[str](), Counter[str]()
-    for item in methods:
-        if item.score:
-            runs[item.method] += item.score.n
-            stuck[item.method] += item.not_above_constant
-    named = [f"{count} of {runs[name]} of {name}" for name, count in stuck.most_common() if count]
-    if named:
-        rest = "; none of the other methods" if len(named) < len(runs) else ""
-        text = f"Runs that end no better than the best constant answer: {_few(named)}{rest}."
-        yield Sentence("fragile", text)
+def _scores(content: StudyContent) -> Iterator[Sentence]:
+    """Who beats plain and who loses to it, task by task; a null result with what it could see."""
+    several = len(by_condition(content.methods)) > 1
+    compared = [(m, item) for m in content.methods if (item := m.score_against_plain)]
+    named = [
+        (f"{m.method}{f' on {m.condition.title}' * several} ({_points(item)})", item)
+        for m, item in compared
+    ]
+    sentence = _against_plain(f"Score, task by task after Holm's correction ({TEST})", named)
+    if sentence is None:
+        one = len({item.method for _, item in compared}) == 1
+        who = "the method is not" if one else "none of the methods is"
+        text = f"Score, task by task: {who} shown to differ from plain ({TEST}, after Holm)."
+        sentence = Sentence("note", text + _could_see(content))
+    if weak := _at_chance(content):
+        text = f"{sentence.text} Not above a constant answer, so of no meaning: {', '.join(weak)}."
+        sentence = Sentence("fragile", text)
+    yield sentence
 
 
-def _finished_plain(group: Iterable[MethodResult]) -> MethodResult | None:
-    """Plain fine-tuning, if a run of it has a score."""
-    return next((i for i in group if i.method == PLAIN and i.score), None)
+def _points(item: Comparison) -> str:
+    return f"{POINTS * gap(item):+.1f} points, p = {item.p_holm:.2g}" if item.p_holm else ""
 
 
-def established(group: Iterable[MethodResult]) -> bool:
-    """Whether a method differs from plain in its score under a condition."""
-    return any(item.against_plain and item.against_plain.is_established for item in group)
+def _against_plain(what: str, named: Iterable[tuple[str, Comparison]]) -> Sentence | None:
+    """The established differences, the first few that are better and worse; None without any.
+
+    Args:
+        what: what is compared.
+        named: comparisons, as they are named.
+    """
+    groups: dict[bool, list[str]] = {True: [], False: []}
+    for text, item in named:
+        if item.is_established:
+            groups[is_better(item)].append(text)
+    better, worse = groups[True], groups[False]
+    if not better and not worse:
+        return None
+    kinds = (("better than plain", better), ("worse than plain", worse))
+    text = "; ".join(f"{how}: {_few(names)}" for how, names in kinds if names)
+    tone: Verdict = "note" if better and worse else "good" if better else "fragile"
+    return Sentence(tone, f"{what}: {text}.")
 
 
-def _named_scores(group: Iterable[MethodResult], where: str = "") -> Named:
-    named: dict[bool, list[str]] = {True: [], False: []}
-    for item in group:
-        against = item.against_plain
-        if against and against.is_established:
-            gap = against.difference.value
-            shown = f"{POINTS * gap:+.1f} points, p = {against.p_holm:.2g}"
-            named[gap > 0].append(f"{item.method}{where} ({shown})")
-    return named
-
-
-def _scores(group: Sequence[MethodResult], test: str) -> Iterator[Sentence]:
-    """Who beats plain, and who loses to it."""
-    compared = [item.against_plain for item in group if item.against_plain]
-    named = _named_scores(group)
-    yield from _better_and_worse(named, "Score", f"after Holm's correction ({test})")
-    if compared and not any(named.values()):
-        if any(item.differs for item in compared):
-            text = f"Seeds are too few to show that a method differs from plain in score ({test})."
-        else:
-            name, count = compared[0].method, len(compared)
-            who = f"None of {count} methods differs" if count > 1 else f"{name} does not differ"
-            how = f"after Holm's correction ({test}; seeds: {len(compared[0].seeds)})"
-            text = f"{who} from plain in score at 5 % {how}."
-        yield Sentence("note", text)
-
-
-def _scores_in_short(
-    conditions: Iterable[Sequence[MethodResult]], test: str, could_see: str
-) -> Iterator[Sentence]:
-    """The same over all conditions in one sentence, a null result with what it could have seen."""
-    groups = list(conditions)
-    compared = [m.against_plain for group in groups for m in group if m.against_plain]
-    named: dict[bool, list[str]] = {True: [], False: []}
-    for group in groups:
-        where = f" on {group[0].condition.title}" if len(groups) > 1 else ""
-        found = _named_scores(group, where)
-        named = {good: [*named[good], *found[good]] for good in (True, False)}
-    weak = _weak(groups)
-    doubt = f" Not above a constant answer, so of no meaning: {', '.join(weak)}." if weak else ""
-    if any(named.values()):
-        text = f"Score, task by task after Holm's correction ({test}): {_both(named)}."
-    elif any(item.differs for item in compared):
-        text = (
-            "Score, task by task: seeds are too few to show that a method differs from plain "
-            f"({test}).{could_see}"
-        )
-    else:
-        one = len({item.method for item in compared}) == 1
-        who = "the method does not differ" if one else "none of the methods differs"
-        text = (
-            f"Score, task by task: {who} from plain at 5 % after Holm's correction ({test})."
-            f"{could_see}"
-        )
-    yield Sentence("fragile" if doubt else _tone(named), text + doubt)
+def _few(names: Sequence[str]) -> str:
+    more = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _could_see(content: StudyContent) -> str:
@@ -186,146 +127,100 @@ def _could_see(content: StudyContent) -> str:
     smallest = sorted(POINTS * item.smallest for item in compared if item.smallest)
     if not smallest:
         return ""
-    if statistics.median(smallest) > POINTS:  # the whole scale
-        return (
-            " With so few seeds hardly a difference that is possible would have been shown with a "
-            f"chance of {100 * POWER:.0f} %."
-        )
-    tasks = compared[0].conditions
-    where = f" on average over {tasks} tasks" if tasks > 1 else ""
+    middle = statistics.median(smallest)
+    if middle > POINTS:  # the whole scale
+        text = "With so few seeds hardly a difference that is possible would have been shown"
+        return f" {text} {CHANCE}."
     spread = f" (median of the methods; {smallest[0]:.1f} to {smallest[-1]:.1f})"
     return (
-        f" Had a method truly been {statistics.median(smallest):.1f} points better{where}"
-        f"{spread * (len(smallest) > 1)}, a paired t-test of its seeds would have shown it with a "
-        f"chance of {100 * POWER:.0f} %."
+        f" Had a method truly been {middle:.1f} points better{where(content)}"
+        f"{spread * (len(smallest) > 1)}, a paired t-test of its seeds would have shown it "
+        f"{CHANCE}."
     )
 
 
-def _weak(groups: Iterable[Sequence[MethodResult]]) -> list[str]:
+def _at_chance(content: StudyContent) -> list[str]:
     """Titles of the conditions in which comparisons with plain mean little."""
-    plain = [found for group in groups if (found := _finished_plain(group))]
-    return [found.condition.title for found in plain if found.is_at_chance]
+    plain = (item for item in content.methods if item.method == PLAIN)
+    return [item.condition.title for item in plain if item.is_at_chance]
 
 
-def _named_beside(tests: Mapping[str, Mapping[str, Comparison | None]]) -> Named:
-    """Calibration and noise: where a method differs from plain, whatever its score."""
-    named: dict[bool, list[str]] = {True: [], False: []}
-    for measure, sign in BETTER.items():
-        for method, tested in tests[measure].items():
-            if tested and tested.is_established:
-                gap = tested.difference.value
-                text = f"{TITLES[measure]} {method} ({gap:+.3f}, p = {tested.p_holm:.2g})"
-                named[sign * gap > 0].append(text)
-    return named
+def _beside(content: StudyContent) -> Iterator[Sentence]:
+    """Calibration, noise and other data: where a method differs from plain, whatever its score."""
+    several = len(by_condition(content.methods)) > 1
+    by_measure = content.over_tasks.items() if several else ()
+    compared = [item for _, items in by_measure for item in items]
+    if not several:
+        compared = [item for m in content.methods for item in m.against_plain.values()]
+    # a gap shrinks by less fit too
+    shown = [c for c in compared if c.measure not in ("score", "generalization_gap")]
+    tasks = " over all tasks that have the measure" * several
+    named = [(f"{c.method} ({TITLES[c.measure]} {gap(c):+.3f})", c) for c in shown]
+    sentence = _against_plain(f"Beside the score{tasks}, after Holm within each measure", named)
+    if sentence and _at_chance(content):  # who has learned nothing is calibrated by saying so
+        text = " That means little where plain fine-tuning is not above a constant answer."
+        sentence = Sentence("fragile", sentence.text + text)
+    if sentence:
+        yield sentence
 
 
-def _beside_in_short(
-    content: StudyContent, conditions: Iterable[Sequence[MethodResult]]
-) -> Iterator[Sentence]:
-    groups = list(conditions)
-    several = len(groups) > 1
-    tests = comparisons_by_method(content.over_tasks_secondary) if several else secondary(groups[0])
-    measures_by_method: dict[bool, dict[str, list[str]]] = {True: {}, False: {}}
-    for measure, sign in BETTER.items():
-        for method, tested in tests[measure].items():
-            if tested and tested.is_established:
-                good = sign * tested.difference.value > 0
-                measures_by_method[good].setdefault(method, []).append(TITLES[measure])
-    named = {
-        good: [f"{method} ({', '.join(measures)})" for method, measures in found.items()]
-        for good, found in measures_by_method.items()
-    }
-    if any(named.values()):
-        where = " over all tasks that have the measure" if several else ""
-        text = f"Beside the score{where}, after Holm within each measure: {_both(named)}."
-        if _weak(groups):  # a model that has learned nothing is calibrated by saying so
-            text += " That means little where plain fine-tuning is not above a constant answer."
-        yield Sentence("fragile" if _weak(groups) else _tone(named), text)
+def _spread(content: StudyContent) -> Iterator[Sentence]:
+    """Runs that learned nothing that shows in their score, and who is stabler than plain."""
+    texts = []
+    runs, stuck = Counter[str](), Counter[str]()
+    for item in content.methods:
+        if item.score:
+            runs[item.method] += item.score.n
+            stuck[item.method] += item.not_above_constant
+    named = [f"{count} of {runs[name]} of {name}" for name, count in stuck.most_common() if count]
+    if named:
+        rest = "; none of the other methods" if len(named) < len(runs) else ""
+        texts.append(f"Runs that end no better than the best constant answer: {_few(named)}{rest}.")
+    for stabler, how in ((True, "Stabler"), (False, "Less stable")):
+        items = [item for item in content.methods if _is_stabler(item) is stabler]
+        spread = [
+            f"{item.method} on {item.condition.title} ({item.variance_ratio.value:.2f} times the "
+            "variance)"
+            for item in items
+            if item.variance_ratio
+        ]
+        if spread:
+            test = "Brown-Forsythe test, not corrected for the number of methods"
+            texts.append(f"{how} than plain over seeds ({test}): {_few(spread)}.")
+    if texts:
+        yield Sentence("fragile" if named else "note", " ".join(texts))
 
 
-def _tone(named: Named) -> Verdict:
-    if named[True] and not named[False]:
-        return "good"
-    return "fragile" if named[False] and not named[True] else "note"
-
-
-def _both(named: Named) -> str:
-    """Better and worse methods, the first few of each."""
-    kinds = (("better than plain", named[True]), ("worse than plain", named[False]))
-    return "; ".join(f"{how}: {_few(names)}" for how, names in kinds if names)
-
-
-def _few(names: Sequence[str]) -> str:
-    more = len(names) - MOST_NAMED
-    return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
-
-
-def _better_and_worse(named: Named, what: str, how: str) -> Iterator[Sentence]:
-    """The methods that are better than plain, and those that are worse, all of them."""
-    if named[True]:
-        yield Sentence("good", f"{what} better than plain {how}: {', '.join(named[True])}.")
-    if named[False]:
-        yield Sentence("fragile", f"{what} worse than plain {how}: {', '.join(named[False])}.")
-
-
-def _stability(methods: Sequence[MethodResult]) -> Iterator[tuple[Verdict, str]]:
-    for item in methods:
-        against = item.against_plain
-        if against is None or len(against.seeds) < ENOUGH_SEEDS:
-            continue
-        ratio, p = against.variance_ratio, against.p_variance
-        if ratio and p is not None and p < LEVEL:
-            stabler = ratio.value < 1
-            yield (
-                "good" if stabler else "fragile",
-                f"{item.method} is {'stabler' if stabler else 'less stable'} than plain: "
-                f"{ratio.value:.2f} times the variance over seeds (Brown-Forsythe test, p = "
-                f"{p:.2g}, not corrected for the number of methods).",
-            )
-
-
-def _stability_in_short(methods: Sequence[MethodResult]) -> Iterator[Sentence]:
-    found = [(item, text) for item in methods for _, text in _stability([item])]
-    if len(found) == 1:
-        item, text = found[0]
-        yield Sentence("note", f"{item.condition.title}: {text}")
-    elif found:
-        names = [f"{item.method} on {item.condition.title}" for item, _ in found]
-        text = f"Variance over seeds differs from plain's, uncorrected: {_few(names)}."
-        yield Sentence("note", text)
-
-
-def _joined(*kinds: Iterable[Sentence]) -> Iterator[Sentence]:
-    """Several findings as one, in the tone of the first."""
-    found = [sentence for kind in kinds for sentence in kind]
-    if found:
-        yield Sentence(found[0].verdict, " ".join(sentence.text for sentence in found))
+def _is_stabler(item: MethodResult) -> bool | None:
+    """Whether the variance over seeds is below plain's; None where that is open."""
+    against, ratio, p = item.score_against_plain, item.variance_ratio, item.p_variance
+    if against is None or len(against.seeds) < ENOUGH_SEEDS or ratio is None or p is None:
+        return None
+    return ratio.value < 1 if p < LEVEL else None
 
 
 def _budget(content: StudyContent) -> Iterator[Sentence]:
     """How many settings were tried, by method, and which methods did nothing."""
-    tried = {item.method: 1 for item in content.methods}
+    tried = dict.fromkeys(method_names(content.methods), 1)
     tried |= {choice.method: choice.tried for choice in content.choices}
-    said: list[str] = []
+    compared = overall(content)
+    equal = [item.method for item in compared if item.equal]
+    texts = []
     if uneven := len(set(tried.values())) > 1:
         listed = ", ".join(f"{name} {count}" for name, count in tried.items())
-        said.append(f"Methods did not get the same number of settings: {listed}.")
+        texts.append(f"Methods did not get the same number of settings: {listed}.")
     elif content.choices:
         count = next(iter(tried.values()))
-        said.append(f"Each method got {count} settings to choose from, on held-out training rows.")
-    if equal := equal_methods(content):
-        said.append(f"Equal to plain in every run: {', '.join(equal)}.")
-    if said:
-        yield Sentence("fragile" if uneven or equal else "note", " ".join(said))
+        texts.append(f"Each method got {count} settings to choose from, on held-out training rows.")
+    if some := 0 < len(equal) < len(compared):  # all are: that is the decision
+        texts.append(f"Equal to plain in every run: {', '.join(equal)}.")
+    if texts:
+        yield Sentence("fragile" if uneven or some else "note", " ".join(texts))
 
 
-def _cost(methods: Sequence[MethodResult]) -> Iterator[Sentence]:
+def _cost(content: StudyContent) -> Iterator[Sentence]:
     """What plain fine-tuning with more time costs."""
-    ratios = [
-        item.against_plain.cost_ratio
-        for item in methods
-        if item.method == LONGER and item.against_plain
-    ]
+    ratios = [item.cost_ratio for item in content.methods if item.method == LONGER]
     if known := [ratio for ratio in ratios if ratio is not None]:
         low, high = f"{min(known):.2f}", f"{max(known):.2f}"
         yield Sentence(
@@ -333,3 +228,33 @@ def _cost(methods: Sequence[MethodResult]) -> Iterator[Sentence]:
             f"{LONGER} took {low if low == high else f'{low} to {high}'} times plain's training "
             "time: a method of that cost has to beat it, not only plain.",
         )
+
+
+# --- quantities --------------------------------------------------------------------------------
+
+
+def effect_findings(compared: Sequence[Comparison]) -> list[Sentence]:
+    """Which methods move what they are about, and which are more robust than plain.
+
+    Args:
+        compared: of `compare_quantities`.
+    """
+    most = max((len(item.seeds) for item in compared), default=0)
+    if most < ENOUGH_SEEDS:
+        return [Sentence("fragile", _few_seeds(most))] if compared else []
+    relative = set(RELATIVE_TO_LOGITS.values())
+    families = {
+        "What methods are about": lambda name: name not in ROBUSTNESS and name not in relative,
+        "Relative to the size of the logits": relative.__contains__,
+        "Robustness": ROBUSTNESS.__contains__,
+    }
+    sentences = []
+    widest = max(len(item.conditions) for item in compared)
+    for title, holds in families.items():
+        shown = [c for c in compared if holds(c.measure) and len(c.conditions) == widest]
+        named = [(f"{c.method} ({c.measure} {100 * gap(c):+.0f} %)", c) for c in shown]
+        if shown:
+            null = f"{title}: no method is shown to differ from plain."
+            found = _against_plain(f"{title}, after Holm's correction", named)
+            sentences.append(found or Sentence("note", null))
+    return sentences

@@ -2,56 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
-import pandas as pd
-
+from smoothtune.report.tables import Effect
+from smoothtune.results import Numbers
 from smoothtune.study.comparison import (
     Comparison,
-    ConditionKey,
-    Paired,
+    Pairs,
     Value,
     compare,
     over_conditions,
     paired,
 )
-from smoothtune.study.config import PLAIN
+from smoothtune.study.fields import PLAIN
 from smoothtune.study.records import Cell, Records
-from smoothtune.study.report import statistics
-from smoothtune.study.report.statistics import Summary, TrainingTime
-from smoothtune.study.table import Row
+from smoothtune.study.report.statistics import (
+    Summary,
+    TrainingTime,
+    summary,
+    time_ratio,
+    variance_ratio,
+    variance_test,
+)
+from smoothtune.study.table import ROBUSTNESS, ConditionKey, Row
 
 SECONDARY = ("generalization_gap", "brier", "nll", "ece", "noise", "ood")
 """Measures that are tested against plain's beside the score; noise: the mean score under Gaussian
 noise on the embeddings; ood: the mean score on the other data sets."""
-MEASURES = ("score", "train_score", *SECONDARY)
+TESTED = ("score", *SECONDARY)
+MEASURES = ("score", "train_score", *SECONDARY, "steps", "train_seconds", "evaluation_seconds")
+"""All others are `ROBUSTNESS`, and quantities that methods are about."""
+MORE_IS_BETTER = {"score", "noise", "ood", *ROBUSTNESS}
+RELATIVE_TO_LOGITS = {
+    "worst divergence": "changed by the worst perturbation",
+    "logit Jacobian": "logit Jacobian, relative to the logits",
+    "logit Hessian": "logit Hessian, relative to the logits",
+}
+"""What is compared beside quantities that also fall where a model predicts smaller logits."""
 ROUNDING = 1e-9
-COSTS = ("steps", "train_seconds", "evaluation_seconds")
-COLUMNS = (
-    *(*ConditionKey._fields, "method", "setting", "seed", "status", "metric", "score"),
-    *("trivial_baseline", "train_score", *SECONDARY, *COSTS, "device", "cell"),
-)
-"""Of a table of runs. `method` is the label of the study's entry; `status` done, nan, killed, out
-of memory, error or missing; None stands for what was not measured."""
+T = TypeVar("T", "Run", "MethodResult")
 
 
 @dataclass(frozen=True)
-class AgainstPlain(Comparison):
-    """The score of a method against plain's under one condition, with all that goes with it."""
+class Run:
+    """A run that is reported, done or not."""
 
-    p_by_test: dict[str, float | None]
-    """Uncorrected p-value of every test of `statistics.NAMES`."""
-    improvement: statistics.Effect
-    """Probability of a higher score than plain's."""
-    variance_ratio: statistics.Effect | None
-    """Variance over seeds relative to plain's."""
-    p_variance: float | None
-    secondary: dict[str, Comparison | None]
-    """By measure."""
-    cost_ratio: float | None
-    """Training time relative to plain's."""
+    condition: ConditionKey
+    method: str
+    """Label of the study's entry."""
+    seed: int
+    status: str
+    """done, nan, killed, out of memory, error or missing."""
+    setting: str = ""
+    metric: str | None = None
+    trivial_baseline: float | None = None
+    measures: Numbers = field(default_factory=dict)
+    """What was measured, by name."""
+    claims: tuple[str, ...] = ()
+    device: str | None = None
+    cell: str = ""
+
+    def flat(self) -> dict[str, Any]:
+        """As plain data, a value for each column."""
+        own = vars(self) | self.condition._asdict() | dict.fromkeys(MEASURES) | self.measures
+        return {name: own[name] for name in own.keys() - {"condition", "measures", "claims"}}
+
+
+COLUMNS = (
+    *(*ConditionKey._fields, "method", "setting", "seed", "status", "metric", "score"),
+    *("trivial_baseline", *MEASURES[1:], "device", "cell"),
+)
+"""Of ``results.csv``, before those of quantities; None stands for what was not measured."""
 
 
 @dataclass(frozen=True)
@@ -69,18 +93,25 @@ class MethodResult:
     missing: int
     failed: dict[str, int]
     """Number of runs by how they failed."""
-    measures: dict[str, Summary | None]
-    against_plain: AgainstPlain | None
-    """None for plain, and without common seeds."""
-    configured: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Fields of its methods."""
-    changes: dict[str, Any] = field(default_factory=dict)
-    """Fields of the run that it changes."""
+    measures: dict[str, Summary]
+    """By name; of finished runs."""
+    against_plain: dict[str, Comparison]
+    """Those of `TESTED` that both have; empty for plain."""
+    variance_ratio: Effect | None = None
+    """Variance of the score over seeds relative to plain's."""
+    p_variance: float | None = None
+    cost_ratio: float | None = None
+    """Training time relative to plain's."""
 
     @property
     def score(self) -> Summary | None:
         """The main metric."""
-        return self.measures["score"]
+        return self.measures.get("score")
+
+    @property
+    def score_against_plain(self) -> Comparison | None:
+        """None for plain, and without common seeds."""
+        return self.against_plain.get("score")
 
     @property
     def is_at_chance(self) -> bool:
@@ -92,202 +123,167 @@ class MethodResult:
 # --- runs --------------------------------------------------------------------------------------
 
 
-def table_of_runs(rows: Iterable[Mapping[str, Any]]) -> pd.DataFrame:
-    """One row for each run that is reported, with `COLUMNS`; what a row lacks is None."""
-    table = pd.DataFrame(rows, columns=COLUMNS, dtype=object)
-    return table.where(table.notna(), None)
-
-
-def run_of(cell: Cell, records: Records) -> dict[str, Any]:
-    """The row of a cell, done or not."""
+def run_of(cell: Cell, records: Records) -> Run:
+    """The run of a cell, done or not."""
     row = records.row(cell.id)
     if row is None:
-        status = (records.failure(cell.id) or {"status": "missing"})["status"]
-        row = Row(cell.id, status)
-    return vars(row) | cell.described
+        row = Row(cell.id, (records.failure(cell.id) or {"status": "missing"})["status"])
+    return Run(
+        condition=cell.condition,
+        method=cell.label,
+        seed=cell.seed,
+        status=row.status,
+        setting=cell.setting,
+        metric=row.metric,
+        trivial_baseline=row.trivial_baseline,
+        measures=row.measures,
+        claims=row.claims,
+        device=row.device,
+        cell=cell.id,
+    )
 
 
-def devices(runs: pd.DataFrame) -> list[str]:
+def devices(runs: Iterable[Run]) -> list[str]:
     """The kinds of device of the finished runs; those that do not name theirs count as one."""
-    names = set(runs.loc[runs["status"] == "done", "device"])
-    return sorted(names - {None}) + ["one that is not recorded"] * (None in names)
+    names = {run.device for run in runs if run.status == "done"}
+    return sorted(name for name in names if name) + ["one that is not recorded"] * (None in names)
 
 
-def runs_by_condition(runs: pd.DataFrame) -> dict[ConditionKey, pd.DataFrame]:
-    """The runs of each condition, in the order in which these appear."""
-    groups = runs.groupby(list(ConditionKey._fields), sort=False, dropna=False)
-    return {ConditionKey(*group.iloc[0][list(ConditionKey._fields)]): group for _, group in groups}
-
-
-def by_condition(methods: Iterable[MethodResult]) -> dict[ConditionKey, list[MethodResult]]:
-    """The methods of each condition."""
-    groups: dict[ConditionKey, list[MethodResult]] = {}
-    for item in methods:
+def by_condition(items: Iterable[T]) -> dict[ConditionKey, list[T]]:
+    """Runs, or methods, of each condition, in the order in which these appear."""
+    groups: dict[ConditionKey, list[T]] = {}
+    for item in items:
         groups.setdefault(item.condition, []).append(item)
     return groups
 
 
-def values_of(runs: pd.DataFrame) -> list[Value]:
+def method_names(items: Iterable[Run | MethodResult]) -> list[str]:
+    """Each once, in their order."""
+    return list(dict.fromkeys(item.method for item in items))
+
+
+def values_of(runs: Iterable[Run]) -> Iterator[Value]:
     """What the finished runs measured."""
-    return [
-        Value(condition, run.method, run.seed, measure, float(value))
-        for condition, group in runs_by_condition(runs[runs["status"] == "done"]).items()
-        for run in group.itertuples()
-        for measure in (*MEASURES, *COSTS)
-        if (value := getattr(run, measure)) is not None
-    ]
+    for run in runs:
+        for measure, value in run.measures.items() if run.status == "done" else ():
+            yield Value(run.condition, run.method, run.seed, measure, value)
 
 
 # --- comparisons -------------------------------------------------------------------------------
 
 
-def compare_methods(runs: pd.DataFrame, test: str) -> list[MethodResult]:
+def compare_methods(runs: Sequence[Run]) -> list[MethodResult]:
     """Every method, compared with plain fine-tuning under every condition.
 
-    Args:
-        runs: of all cells.
-        test: the test that decides, of `statistics.INTERVALS`; its p-values are corrected after
-            Holm over the methods of a condition, its intervals are those of one comparison.
+    p-values are corrected after Holm over the methods of a condition, for each measure apart.
     """
-    values = values_of(runs)
-    pairs, samples = paired(values), _samples(values)
+    pairs = paired(values_of(runs))
     results = []
-    for condition, group in runs_by_condition(runs).items():
-        names = list(group["method"].unique())
-        tested = {
-            measure: {item.method: item for item in compare(family, test)}
-            for measure in ("score", *SECONDARY)
-            for family in [_family(pairs, condition, measure, names)]
-        }
+    for condition, group in by_condition(runs).items():
+        names = method_names(group)
+        families = (
+            [pairs[key] for name in names if (key := (condition, measure, name)) in pairs]
+            for measure in TESTED
+        )
+        tested = [item for family in families for item in compare(family)]
         for name in names:
-            found = tested["score"].get(name)
-            against = None
-            if found is not None:
-                others = {measure: tested[measure].get(name) for measure in SECONDARY}
-                against = _with_spread(found, pairs, condition, others, group)
-            own = group[group["method"] == name]
-            measures = {
-                measure: statistics.summary(list(sample.values())) if sample else None
-                for measure in (*MEASURES, *COSTS)
-                for sample in [samples.get((condition, name, measure))]
-            }
-            results.append(_method_result(condition, own, measures, against))
+            against = {item.measure: item for item in tested if item.method == name}
+            own = pairs.get((condition, "score", name))
+            results.append(_method_result(group, name, against, own))
     return results
 
 
-def _samples(values: Iterable[Value]) -> dict[tuple[ConditionKey, str, str], dict[int, float]]:
-    """All values by condition, method and measure, then by seed."""
-    found: dict[tuple[ConditionKey, str, str], dict[int, float]] = {}
-    for condition, method, seed, measure, value in values:
-        found.setdefault((condition, method, measure), {})[seed] = value
-    return found
-
-
-def _family(
-    pairs: Paired, condition: ConditionKey, measure: str, methods: Sequence[str]
-) -> list[Any]:
-    return [pairs[key] for name in methods if (key := (condition, measure, name)) in pairs]
-
-
-def _with_spread(
-    found: Comparison,
-    pairs: Paired,
-    condition: ConditionKey,
-    secondary: dict[str, Comparison | None],
-    runs: pd.DataFrame,
-) -> AgainstPlain:
-    """Add what is compared beside the mean."""
-    score = pairs[condition, "score", found.method]
-    a, b = score.values[0], score.plain[0]
-    return AgainstPlain(
-        **vars(found),
-        p_by_test=statistics.p_values(a, b),
-        improvement=statistics.probability_of_improvement(a, b),
-        variance_ratio=statistics.variance_ratio(a, b),
-        p_variance=statistics.variance_test(a, b),
-        secondary=secondary,
-        cost_ratio=_cost_ratio(runs, found.method),
-    )
-
-
-def _cost_ratio(runs: pd.DataFrame, method: str) -> float | None:
-    """Training time relative to plain's, under one condition."""
-    done = runs[(runs["status"] == "done") & runs["train_seconds"].notna()]
-    own, plain = (
-        {
-            run.seed: TrainingTime(run.train_seconds, run.device)
-            for run in done[done["method"] == name].itertuples()
-        }
-        for name in (method, PLAIN)
-    )
-    return statistics.time_ratio((own[seed], plain[seed]) for seed in own if seed in plain)
-
-
 def _method_result(
-    condition: ConditionKey,
-    own: pd.DataFrame,
-    measures: dict[str, Summary | None],
-    against: AgainstPlain | None,
+    group: Sequence[Run], method: str, against: dict[str, Comparison], pairs: Pairs | None
 ) -> MethodResult:
-    done, first = own[own["status"] == "done"], own.iloc[0]
-    lost = own["status"][~own["status"].isin(["done", "missing"])]
-    baselines = zip(done["score"], done["trivial_baseline"], strict=True)
-    return MethodResult(
-        condition=condition,
-        method=first["method"],
-        setting=first["setting"],
-        metric=done["metric"].iloc[0] if len(done) else None,
-        trivial_baseline=max(done["trivial_baseline"].fillna(0.0), default=None),
-        not_above_constant=sum(
-            score <= constant + ROUNDING for score, constant in baselines if constant is not None
-        ),
-        asked=len(own),
-        missing=int((own["status"] == "missing").sum()),
-        failed={status: int((lost == status).sum()) for status in lost.unique()},
-        measures=measures,
-        against_plain=against,
-    )
-
-
-def over_tasks(runs: pd.DataFrame, measure: str = "score") -> list[Comparison]:
-    """Mean difference from plain over all conditions, for methods that have every one of them.
+    """Counts and means of a method's runs, with its comparisons.
 
     Args:
-        runs: of all cells.
-        measure: the score, or one of `SECONDARY`, for which conditions where it is not measured do
-            not count.
+        group: all runs of a condition.
+        method: the method.
+        against: its comparisons, by measure.
+        pairs: its scores and plain's.
+    """
+    own = [run for run in group if run.method == method]
+    done = [run for run in own if run.status == "done"]
+    status = Counter(run.status for run in own)
+    samples: dict[str, dict[int, float]] = {}
+    for run in done:
+        for measure, value in run.measures.items():
+            samples.setdefault(measure, {})[run.seed] = value
+    both = (pairs.values[0], pairs.plain[0]) if pairs else None
+    return MethodResult(
+        condition=group[0].condition,
+        method=method,
+        setting=own[0].setting,
+        metric=done[0].metric if done else None,
+        trivial_baseline=max((run.trivial_baseline or 0.0 for run in done), default=None),
+        not_above_constant=sum(map(_is_not_above_constant, done)),
+        asked=len(own),
+        missing=status["missing"],
+        failed={name: n for name, n in status.items() if name not in ("done", "missing")},
+        measures={name: summary(list(by_seed.values())) for name, by_seed in samples.items()},
+        against_plain=against,
+        variance_ratio=variance_ratio(*both) if both else None,
+        p_variance=variance_test(*both) if both else None,
+        cost_ratio=_cost_ratio(group, method) if both else None,
+    )
+
+
+def _is_not_above_constant(run: Run) -> bool:
+    constant = run.trivial_baseline
+    return constant is not None and run.measures["score"] <= constant + ROUNDING
+
+
+def _cost_ratio(group: Iterable[Run], method: str) -> float | None:
+    """Training time relative to plain's, under one condition."""
+    times: dict[str, dict[int, TrainingTime]] = {method: {}, PLAIN: {}}
+    for run in group:
+        if run.method in times and run.status == "done" and "train_seconds" in run.measures:
+            time = TrainingTime(run.measures["train_seconds"], run.device)
+            times[run.method][run.seed] = time
+    own, plain = times[method], times[PLAIN]
+    return time_ratio((own[seed], plain[seed]) for seed in own if seed in plain)
+
+
+def over_tasks(runs: Sequence[Run]) -> dict[str, list[Comparison]]:
+    """Mean differences from plain over all conditions, for methods that have every one of them.
 
     Returns:
-        A t-test of the seeds' mean differences for every method; empty for fewer than two
+        By measure of `TESTED`, a t-test of the seeds' mean differences for every method; conditions
+        in which a measure beside the score is missing do not count. Empty for fewer than two
         conditions.
     """
-    values = [value for value in values_of(runs) if value.measure == measure]
-    measured = {value.condition for value in values}
-    conditions = [c for c in runs_by_condition(runs) if c in measured or measure == "score"]
-    if len(conditions) < 2:
-        return []
-    pairs = paired(values)
-    found = (over_conditions(pairs, conditions, measure, name) for name in runs["method"].unique())
-    return compare([each for each in found if each])
+    values = list(values_of(runs))
+    pairs, names = paired(values), method_names(runs)
+    compared = {}
+    for measure in TESTED:
+        measured = {value.condition for value in values if value.measure == measure}
+        conditions = [c for c in by_condition(runs) if c in measured or measure == "score"]
+        if len(conditions) > 1:
+            family = (over_conditions(pairs, conditions, measure, name) for name in names)
+            compared[measure] = compare([each for each in family if each])
+    return compared
 
 
-def secondary(group: Iterable[MethodResult]) -> dict[str, dict[str, Comparison | None]]:
-    """Comparisons in what is measured beside the score, by measure and method, of a condition."""
-    against = {item.method: item.against_plain for item in group if item.against_plain}
-    return {
-        measure: {method: item.secondary[measure] for method, item in against.items()}
-        for measure in SECONDARY
-    }
+def compare_quantities(runs: Sequence[Run]) -> list[Comparison]:
+    """Methods against plain in the quantities that they are about, and in robustness.
 
-
-def with_fields(methods: Iterable[MethodResult], cells: Sequence[Cell]) -> list[MethodResult]:
-    """Add what the runs of each method were configured with."""
-    by_key = {
-        (ConditionKey(cell.task, cell.model, cell.max_train_samples), cell.label): cell
-        for cell in cells
-    }
-    found = []
-    for item in methods:
-        cell = by_key[item.condition, item.method]
-        found.append(replace(item, configured=cell.config.methods, changes=cell.changes))
-    return found
+    Differences are relative to plain's mean, as units and sizes differ, under every condition and,
+    where there are several, over all of them. p-values are corrected after Holm under a condition
+    for each of three families: quantities that methods are about; what stands beside these and does
+    not depend on the size of the logits; robustness.
+    """
+    measured = [run for run in runs if run.measures.keys() - set(MEASURES)]
+    pairs, conditions = paired(values_of(measured)), list(by_condition(measured))
+    claims = list(dict.fromkeys((run.method, name) for run in measured for name in run.claims))
+    beside = [(m, RELATIVE_TO_LOGITS[name]) for m, name in claims if name in RELATIVE_TO_LOGITS]
+    robust = [(name, of) for of in ROBUSTNESS for name in method_names(measured)]
+    groups = [[condition] for condition in conditions]
+    groups += [conditions] * (len(conditions) > 1)
+    compared = []
+    for asked in (claims, list(dict.fromkeys(beside)), robust):
+        for group in groups:
+            family = (over_conditions(pairs, group, name, method) for method, name in asked)
+            compared += compare([replace(each, relative=True) for each in family if each])
+    return compared

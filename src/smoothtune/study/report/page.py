@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from rich.console import Console
 
 from smoothtune.console import say
@@ -20,26 +19,24 @@ from smoothtune.study.config import Study
 from smoothtune.study.description import write_description
 from smoothtune.study.plan import Plan, read_fingerprints
 from smoothtune.study.records import STUDY, TABLES, Records
-from smoothtune.study.report.aggregate import aggregate_table
 from smoothtune.study.report.content import StudyContent, study_content
-from smoothtune.study.report.effect_page import write_effect_files
-from smoothtune.study.report.findings import sentences
-from smoothtune.study.report.methods import COLUMNS, by_condition, table_of_runs
+from smoothtune.study.report.findings import effect_findings, findings
+from smoothtune.study.report.methods import COLUMNS, by_condition
 from smoothtune.study.report.plots import Plots, study_plots
 from smoothtune.study.report.sections import study_sections
 from smoothtune.study.report.tables import (
-    MAIN_COLUMNS,
-    main_rows,
+    COMPARISON_COLUMNS,
+    comparison_rows,
+    effect_table,
     main_table,
     over_tasks_table,
     score_table,
 )
-from smoothtune.study.report.training import training_table
 
 RESULTS = "results.json"
-WIDE = ("median", "max", "p", "P(better)")
-"""Columns of the score table that are for the page."""
-DECIDING = ("method", "minus plain, points", "verdict", "failed", "p, Holm", "average")
+FOR_THE_PAGE = ("median", "max", "p", "condition")
+"""Columns that are not shown on the console."""
+DECIDING = ("method", "minus plain, points", "quantity", "change", "verdict", "p, Holm", "average")
 """Columns that a narrow terminal keeps longest."""
 
 
@@ -50,20 +47,19 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
         study: the study.
         plan: its cells.
         folder: the study's.
-        console: gets the table.
+        console: gets the tables.
 
     Returns:
         The content of ``results.json``.
     """
     records = Records(folder)
     content = study_content(study, plan, records, console)
-    runs = table_of_runs(content.rows)
     plain = content.content()
     write_json(folder / RESULTS, plain)
-    write_atomic(folder / "results.csv", csv_text(COLUMNS, runs.itertuples(index=False)))
-    if content.effect or content.effect_findings:
-        write_effect_files(folder, content.effect, content.effect_layers, content.effect_findings)
-    plots, no_plots = _plots(runs, content, records, folder, console)
+    columns = dict.fromkeys([*COLUMNS, *(name for run in content.runs for name in run.measures)])
+    lines = ([row.get(name) for name in columns] for row in plain["rows"])
+    write_atomic(folder / "results.csv", csv_text(columns, lines))
+    plots, no_plots = _plots(content, records, folder, console)
     _write_tables(folder, content)
     write_page(folder, "report", content.title, study_sections(content, plots, no_plots))
     show(content, folder, console)
@@ -72,21 +68,21 @@ def write_study_report(study: Study, plan: Plan, folder: Path, console: Console)
 
 
 def _write_tables(folder: Path, content: StudyContent) -> None:
-    """The tables of a paper as LaTeX, and their numbers as CSV."""
-    place = folder / TABLES
-    make_folder(place)
+    """The tables of a paper as LaTeX, and all comparisons as CSV."""
+    make_folder(place := folder / TABLES)
     caption = f"{content.title}: mean in points and standard deviation over seeds"
     scores = latex_table(main_table(content.methods), caption=caption, label="tab:scores")
     write_atomic(place / "scores.tex", scores)
-    others = {
+    tables = {
         "over-tasks": over_tasks_table(content.over_tasks),
-        "aggregates": aggregate_table(content.aggregates),
-        "training": training_table(content.training),
+        "effect": effect_table(content.effect),
+        "training": content.training,
     }
-    for name, table in others.items():
+    for name, table in tables.items():
         if table.rows:
             write_atomic(place / f"{name}.tex", latex_table(table))
-    write_atomic(place / "scores.csv", csv_text(MAIN_COLUMNS, main_rows(content.methods)))
+    rows = comparison_rows(content.comparisons)
+    write_atomic(place / "comparisons.csv", csv_text(COMPARISON_COLUMNS, rows))
 
 
 def report_so_far(
@@ -102,7 +98,7 @@ def report_so_far(
     Args:
         study: the study.
         folder: its folder.
-        console: gets the table.
+        console: gets the tables.
         command: how it was started, for the record.
 
     Returns:
@@ -124,15 +120,11 @@ def report_so_far(
 
 
 def _plots(
-    runs: pd.DataFrame,
-    content: StudyContent,
-    records: Records,
-    folder: Path,
-    console: Console,
+    content: StudyContent, records: Records, folder: Path, console: Console
 ) -> tuple[Plots, str]:
     """Draw, and write the files of the plots; also why there are none."""
     try:
-        plots = study_plots(runs, content, records, console)
+        plots = study_plots(content, records, console)
     except PlotsMissing as error:
         say(console, f"no plots: {error}")
         return Plots(), str(error)
@@ -145,18 +137,20 @@ def _plots(
 
 
 def show(content: StudyContent, folder: Path, console: Console) -> None:
-    """Print the tables and the sentences of the content of ``results.json``."""
+    """Print the tables of scores and of quantities, and the findings."""
     conditions = by_condition(content.methods)
-    left_out: list[str] = []
-    for condition, group in conditions.items():
-        found = score_table(group)
-        shown = [x for x, title in enumerate(found.head) if title not in WIDE]
-        head, *rows = [[cells[x] for x in shown] for cells in [found.head, *found.rows]]
-        deciding = [*DECIDING, found.head[2]]  # the mean score
-        left_out += show_table(Table(head, rows), condition.title, console, deciding)
+    tables = {condition.title: score_table(group) for condition, group in conditions.items()}
     if len(conditions) > 1:
-        found = main_table(content.methods)
-        left_out += show_table(found, "all tasks, points", console, DECIDING)
+        tables["all tasks, points"] = main_table(content.methods)
+    for title in dict.fromkeys(item.condition for item in content.effect):
+        items = [item for item in content.effect if item.condition == title]
+        tables[f"{title}: what methods are about"] = effect_table(items)
+    left_out: list[str] = []
+    for title, table in tables.items():
+        kept = [x for x, name in enumerate(table.head) if name not in FOR_THE_PAGE]
+        head, *rows = [[cells[x] for x in kept] for cells in [table.head, *table.rows]]
+        deciding = [*DECIDING, *(name for name in head if name.endswith(", mean"))]
+        left_out += show_table(Table(head, rows), title, console, deciding)
     say_left_out(left_out, str(folder / "report.md"), console)
-    for sentence in sentences(content):
+    for sentence in [*findings(content), *effect_findings(content.effect)]:
         say(console, f"{sentence.verdict}: {sentence.text}")

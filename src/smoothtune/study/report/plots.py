@@ -6,26 +6,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
-import pandas as pd
 from rich.console import Console
 
 from smoothtune.console import tracked
 from smoothtune.errors import printable
 from smoothtune.report.curves import Curve, CurvePoint, csv_text, mean_and_range, metric_label
 from smoothtune.report.page import Plot
-from smoothtune.report.plots import GRAY, MOST_LINES, Frame, Style, draw_lines, drawn, styles
-from smoothtune.report.tables import POINTS, Effect
-from smoothtune.study.comparison import Comparison, ConditionKey
-from smoothtune.study.config import PLAIN
+from smoothtune.report.plots import (
+    GRAY,
+    MOST_LINES,
+    Frame,
+    Style,
+    draw_lines,
+    drawn,
+    paint_boxes,
+    styles,
+)
+from smoothtune.report.tables import POINTS
+from smoothtune.study.comparison import Comparison
+from smoothtune.study.fields import PLAIN
 from smoothtune.study.records import Records
-from smoothtune.study.report.aggregate import profile_curve
 from smoothtune.study.report.content import StudyContent
-from smoothtune.study.report.methods import MethodResult, by_condition, runs_by_condition
+from smoothtune.study.report.methods import Run, by_condition, method_names
+from smoothtune.study.table import ConditionKey
 
-POINT = ["method", "seed", "score"]
 FORMATS = ("svg", "pdf", "png")
 WIDTH, LINE, MARGIN = 6.4, 0.32, 1.1  # inches: width, height of a method, height of the rest
+RANGE = "range over seeds"
 
 
 @dataclass(frozen=True)
@@ -58,59 +65,51 @@ class Plots:
         return [*first, *(plot for plots in self.by_condition.values() for plot in plots)]
 
 
-def study_plots(
-    runs: pd.DataFrame, content: StudyContent, records: Records, console: Console
-) -> Plots:
+def study_plots(content: StudyContent, records: Records, console: Console) -> Plots:
     """All plots for which there are finished cells, by condition; the console shows the progress.
 
     Raises:
         PlotsMissing: matplotlib is not installed.
     """
-    done = runs[runs["status"] == "done"]
-    groups = by_condition(content.methods)
-    names = sorted(runs["method"].unique(), key=lambda name: name != PLAIN)
-    look = _Look(styles(names), _limits([*content.over_tasks, *_compared(content.methods)]))
+    done = [run for run in content.runs if run.status == "done"]
+    compared = {
+        condition: [item for method in group if (item := method.score_against_plain)]
+        for condition, group in by_condition(content.methods).items()
+    }
+    over_tasks = content.over_tasks.get("score", [])
+    names = sorted(method_names(content.runs), key=lambda name: name != PLAIN)
+    shown = [*over_tasks, *(item for items in compared.values() for item in items)]
+    look = _Look(styles(names), _limits(shown))
     plots: dict[ConditionKey | None, list[Plot]] = {}
     first = None
-    with tracked(list(runs_by_condition(done).items()), "drawing", console) as conditions:
-        for condition, group in conditions:
-            where, compared = condition.title, _compared(groups[condition])
-            plots[condition] = here = [_distribution(group, where, look)]
-            if compared:
-                differences = _differences(compared, group["metric"].iloc[0], where, look)
-                if len(groups) == 1:
+    with tracked(list(by_condition(done).items()), "drawing", console) as conditions:
+        for condition, runs in conditions:
+            where, metric = condition.title, runs[0].metric or "score"
+            plots[condition] = here = [_distribution(runs, where, look)]
+            if compared[condition]:
+                differences = _differences(compared[condition], metric, where, look)
+                if len(compared) == 1:
                     first = differences
                 else:
                     here.append(differences)
-            here.append(_costs(group, where, look))
-            if training := _training(group, records):
+            if training := _training(runs, records):
                 here.append(_lines("training", "Task loss in training", where, training, look))
-    plots[None] = over = []
-    if content.over_tasks:
-        first = _differences(content.over_tasks, "score", "all tasks", look)
-    for (task, model), group in done.groupby(["task", "model"], sort=False):
-        where = ConditionKey(task, model, None).title
-        if sizes := _sizes(group, where):
-            over.append(_lines("sizes", "Score against training-set size", where, sizes, look))
-    if profile := profile_curve(runs):
-        over.append(_lines("profiles", "Performance profiles", "all tasks", profile, look))
+    if over_tasks:
+        first = _differences(over_tasks, "score", "all tasks", look)
+    plots[None] = _of_sizes(done, look)
     return Plots(first, plots)
 
 
-def _compared(methods: Iterable[MethodResult]) -> list[Comparison]:
-    return [item.against_plain for item in methods if item.against_plain]
-
-
-def _limits(compared: Sequence[Comparison]) -> tuple[float, float]:
+def _limits(compared: Iterable[Comparison]) -> tuple[float, float]:
     """Of the axis of differences, in points, for all conditions."""
-    values = [0.0, *(value for item in compared for value in _bounds(item.difference))]
+    values = [0.0, *(value for item in compared for value in _bounds(item))]
     low, high = POINTS * min(values), POINTS * max(values)
     pad = 0.05 * (high - low) or 1.0
     return low - pad, high + pad
 
 
-def _bounds(effect: Effect) -> tuple[float, float]:
-    return effect.interval or (effect.value, effect.value)
+def _bounds(item: Comparison) -> tuple[float, float]:
+    return item.difference.interval or (item.difference.value, item.difference.value)
 
 
 def _plot(
@@ -123,29 +122,19 @@ def _plot(
     return Plot(name, f"{title}: {where}", caption, svg, numbers, files=others)
 
 
-def _distribution(runs: pd.DataFrame, where: str, look: _Look) -> Plot:
+def _distribution(runs: Sequence[Run], where: str, look: _Look) -> Plot:
     """A box and every point for each method."""
-    scores = runs.groupby("method", sort=False)["score"].agg(list).to_dict()
-    chance = float(runs["trivial_baseline"].max())
+    scores: dict[str, list[float]] = {}
+    for run in runs:
+        scores.setdefault(run.method, []).append(run.measures["score"])
+    chance = max(run.trivial_baseline or 0.0 for run in runs)
 
     def paint(figure: Any) -> None:
         axes = figure.subplots()
-        axes.boxplot(
-            list(scores.values()),
-            orientation="horizontal",
-            showfliers=False,
-            medianprops={"color": "#000000"},
-            tick_labels=[printable(name) for name in scores],
-        )
-        jitter = np.random.default_rng(0)
-        for number, (name, values) in enumerate(scores.items(), start=1):
-            heights = number + jitter.uniform(-0.15, 0.15, len(values))
-            own = look.styles[name]
-            axes.plot(values, heights, own.marker, color=own.color, markersize=4, alpha=0.8)
+        paint_boxes(axes, scores, look.styles)
         if chance >= axes.get_xlim()[0]:
             axes.axvline(chance, color=GRAY, linestyle=":")
-        axes.invert_yaxis()
-        axes.set_xlabel(metric_label(runs["metric"].iloc[0]))
+        axes.set_xlabel(metric_label(runs[0].metric or "score"))
 
     return _plot(
         "distribution",
@@ -154,13 +143,16 @@ def _distribution(runs: pd.DataFrame, where: str, look: _Look) -> Plot:
         "Every point is a seed; box: quartiles; line: median; whiskers: 1.5 times the box at most. "
         f"The best constant answer has {chance:.3f}.",
         drawn(WIDTH, MARGIN + LINE * len(scores), paint, FORMATS),
-        csv_text(POINT, runs[POINT].itertuples(index=False)),
+        csv_text(
+            ["method", "seed", "score"],
+            ([run.method, run.seed, run.measures["score"]] for run in runs),
+        ),
     )
 
 
 def _differences(compared: Sequence[Comparison], metric: str, where: str, look: _Look) -> Plot:
     """Difference from plain with its interval, for each method."""
-    values = [(item.method, item.difference.value, *_bounds(item.difference)) for item in compared]
+    values = [(item.method, item.difference.value, *_bounds(item)) for item in compared]
 
     def paint(figure: Any) -> None:
         axes = figure.subplots()
@@ -178,74 +170,51 @@ def _differences(compared: Sequence[Comparison], metric: str, where: str, look: 
         "difference",
         "Difference from plain",
         where,
-        "Mean over seeds with the 95 % interval of the test that decides, of one comparison. All "
-        "tasks have the same axis.",
+        "Mean over seeds with the 95 % interval by Student's t, of one comparison. All tasks have "
+        "the same axis.",
         drawn(WIDTH, MARGIN + LINE * len(values), paint, FORMATS),
         csv_text(["method", "difference", "low", "high"], values),
     )
 
 
-def _costs(runs: pd.DataFrame, where: str, look: _Look) -> Plot:
-    """Score against training time."""
-    values = [
-        (str(method), float(np.median(own["train_seconds"])), float(np.mean(own["score"].tolist())))
-        for method, own in runs.groupby("method", sort=False)
-    ]
-
-    def paint(figure: Any) -> None:
-        axes = figure.subplots()
-        for name, seconds, score in values:
-            own = look.styles[name]
-            label = printable(name)
-            axes.plot(seconds, score, own.marker, color=own.color, linestyle="none", label=label)
-        axes.set_xlabel("training time, seconds (median)")
-        axes.set_ylabel(metric_label(runs["metric"].iloc[0]))
-        axes.set_xlim(left=0)
-        axes.legend(fontsize="x-small", loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-
-    return _plot(
-        "cost",
-        "Score against cost",
-        where,
-        "Mean score over seeds. Times are comparable where all runs were on one kind of machine.",
-        drawn(WIDTH, max(3.4, MARGIN + 0.2 * len(values)), paint, FORMATS),
-        csv_text(["method", "train_seconds", "score"], values),
-    )
-
-
-def _training(runs: pd.DataFrame, records: Records) -> Curve | None:
+def _training(runs: Iterable[Run], records: Records) -> Curve | None:
     """Task loss by step: mean over seeds, with the range."""
-    series: dict[str, list[CurvePoint]] = {}
-    for method, own in runs.groupby("method", sort=False):
-        losses: dict[int, list[float]] = {}
-        for cell in own["cell"]:
-            record = records.read(cell)
-            for entry in record.result.log_history if record and record.result else ():
-                if (loss := entry.get("loss/task", entry.get("loss"))) is not None:
-                    losses.setdefault(entry["step"], []).append(loss)
-        if len(losses) > 1:
-            series[str(method)] = [
-                mean_and_range(step, loss) for step, loss in sorted(losses.items())
-            ]
+    losses: dict[str, dict[float, list[float]]] = {}
+    for run in runs:
+        record = records.read(run.cell)
+        for entry in record.result.log_history if record and record.result else ():
+            if (loss := entry.get("loss/task", entry.get("loss"))) is not None:
+                by_step = losses.setdefault(run.method, {})
+                by_step.setdefault(entry["step"], []).append(loss)
+    series = {name: _points(by_step) for name, by_step in losses.items() if len(by_step) > 1}
     if not series:
         return None
-    return Curve("Task loss in training", "step", "task loss", series, band="range over seeds")
+    return Curve("Task loss in training", "step", "task loss", series, band=RANGE)
 
 
-def _sizes(runs: pd.DataFrame, where: str) -> Curve | None:
-    """Score against the number of training examples, for a task with several sizes."""
-    sized = runs[runs["max_train_samples"].notna()]
-    if sized["max_train_samples"].nunique() < 2:
-        return None
-    series = {
-        str(method): [
-            mean_and_range(size, scores.tolist())
-            for size, scores in own.groupby("max_train_samples")["score"]
-        ]
-        for method, own in sized.groupby("method", sort=False)
-    }
-    label = metric_label(runs["metric"].iloc[0])
-    return Curve(where, "training examples", label, series, band="range over seeds")
+def _of_sizes(runs: Iterable[Run], look: _Look) -> list[Plot]:
+    """Score against the number of training examples, for tasks with several sizes."""
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        groups.setdefault(run.condition._replace(max_train_samples=None).title, []).append(run)
+    plots = []
+    for where, group in groups.items():
+        scores: dict[str, dict[float, list[float]]] = {}
+        for run in group:
+            if (size := run.condition.max_train_samples) is not None:
+                by_size = scores.setdefault(run.method, {})
+                by_size.setdefault(size, []).append(run.measures["score"])
+        if len({size for by_size in scores.values() for size in by_size}) > 1:
+            series = {name: _points(by_size) for name, by_size in scores.items()}
+            label = metric_label(group[0].metric or "score")
+            curve = Curve(where, "training examples", label, series, band=RANGE)
+            title = "Score against training-set size"
+            plots.append(_lines("sizes", title, where, curve, look))
+    return plots
+
+
+def _points(samples: Mapping[float, Sequence[float]]) -> list[CurvePoint]:
+    return [mean_and_range(x, values) for x, values in sorted(samples.items())]
 
 
 def _lines(kind: str, title: str, where: str, curve: Curve, look: _Look) -> Plot:

@@ -5,24 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from smoothtune.report.page import Block, Figures, Findings, Folded, Heading, Plot, Section, Table
-from smoothtune.study.report.aggregate import aggregate_table
 from smoothtune.study.report.content import StudyContent
-from smoothtune.study.report.effect_table import effect_table, quantity_table
-from smoothtune.study.report.findings import condition_sentences, established, sentences
-from smoothtune.study.report.methods import MethodResult, by_condition, secondary
+from smoothtune.study.report.findings import effect_findings, findings
+from smoothtune.study.report.methods import MethodResult, by_condition
 from smoothtune.study.report.plots import Plots
 from smoothtune.study.report.tables import (
+    beside_table,
     choice_table,
-    comparisons_by_method,
+    effect_table,
     main_table,
     over_tasks_table,
-    paper_table,
+    quantity_table,
     score_table,
-    secondary_table,
-    stability_table,
-    test_table,
 )
-from smoothtune.study.report.training import method_table, training_table
 
 SCORES = (
     "Means in points with the standard deviation over seeds (N - 1); the best of a column is bold. "
@@ -33,37 +28,25 @@ RANKS = (
     "say so."
 )
 OVER_TASKS = (
-    "In brackets: 95 % interval of the test that decides (for one comparison); p also after Holm's "
-    "correction over the methods."
-)
-BESIDE_OVER_TASKS = (
-    "Beside the score, over the conditions where a measure is there: minus plain, in brackets p "
-    "after Holm's correction, for each measure apart:"
-)
-AGGREGATES = (
-    "Of scores normalized so that 0 is the best constant answer of a task and 1 is perfect: the "
-    "mean of the middle half over tasks and seeds (Agarwal et al. 2021), in brackets the 95 % "
-    "interval of a bootstrap that resamples seeds within each task. Runs of one seed are paired, "
-    "which these intervals do not use."
+    "In brackets behind points: 95 % interval by Student's t (for one comparison); p also after "
+    "Holm's correction over the methods. Of other measures: minus plain, over the conditions that "
+    "have the measure, in brackets p after Holm's correction for each measure apart."
 )
 CONDITION = (
-    "In brackets: 95 % interval. That of a difference belongs to the test that decides and to one "
-    "comparison; the verdict is after Holm's correction over the methods. Test: {test}, "
-    "two-sided. P(better): the probability of a higher score than plain's, over all pairs of seeds."
+    "In brackets: 95 % interval by Student's t, of one comparison; the verdict is after Holm's "
+    "correction over the methods. Test: paired t-test, two-sided."
 )
-SPREAD = "Intervals by a bootstrap over seeds, too narrow when seeds are few."
 BESIDE = (
-    "Minus plain, in brackets p after Holm's correction over the methods, for each measure apart:"
+    "Means, then minus plain, in brackets p after Holm's correction over the methods, for each "
+    "measure apart. The interval of the ratio of variances is of a bootstrap over seeds, too "
+    "narrow when seeds are few."
 )
 EFFECT = (
     "Each method's own quantities on held-out rows, less of which is what its paper claims; of "
-    "noise, random tokens and the score under attack more is better. Runs of one seed are paired; "
-    "in brackets: 95 % interval by Student's t. Change: relative to plain's mean. p: paired "
-    "t-test, and after Holm over the rows of a condition."
-)
-PRINTED = (
-    "Printed numbers are in points{of}. Other models, sizes and data are not comparable with them; "
-    "they stand here to compare the order of methods. {notes}"
+    "noise, random tokens and the score under attack more is better. Runs of one seed are paired. "
+    "Change: relative to plain's mean, over several conditions the mean of their changes; in "
+    "brackets: 95 % interval by Student's t. p: paired t-test, and after Holm over the rows of a "
+    "condition, for quantities, numbers relative to the logits, and robustness apart."
 )
 
 
@@ -80,19 +63,18 @@ def study_sections(content: StudyContent, plots: Plots, no_plots: str = "") -> l
         Section("Scores", [*_scores(content, plots, no_plots)]),
         Section("How it was trained", _training(content)),
         *(
-            Section(condition.title, [*_condition(content, group, plots.of(condition))])
+            Section(condition.title, [*_condition(group, plots.of(condition))])
             for condition, group in by_condition(content.methods).items()
         ),
         Section("What the methods are about, and what models bear", [*_effect(content)]),
         Section("Settings tried", _if_rows(choice_table(content.choices))),
-        *_printed(content),
         Section("Failed runs", _if_rows(_failures(content))),
         Section("Software", [_versions(content)]),
     ]
 
 
 def _in_short(content: StudyContent, plots: Plots) -> Iterator[Block]:
-    first, *others = sentences(content)
+    first, *others = findings(content)
     yield first
     if plots.first:
         yield Figures([plots.first])
@@ -111,58 +93,33 @@ def _scores(content: StudyContent, plots: Plots, no_plots: str) -> Iterator[Bloc
         yield Heading("Differences from plain over all tasks")
         yield OVER_TASKS
         yield over_tasks_table(content.over_tasks)
-        beside = secondary_table(comparisons_by_method(content.over_tasks_secondary))
-        if beside.rows:
-            yield BESIDE_OVER_TASKS
-            yield beside
-    if content.aggregates:
-        yield Heading("Interquartile means")
-        yield AGGREGATES
-        yield aggregate_table(content.aggregates)
     if over := plots.of(None):
         yield Figures(over)
 
 
 def _training(content: StudyContent) -> list[Block]:
-    fields = method_table(content.method_fields)
-    return [training_table(content.training), Folded("Fields of the methods", [fields])]
+    return [content.training, Folded("Fields of the methods", [content.method_fields])]
 
 
-def _condition(
-    content: StudyContent, group: Sequence[MethodResult], plots: Sequence[Plot]
-) -> Iterator[Block]:
-    title = group[0].condition.title
-    yield Findings(condition_sentences(group, content.test))
-    yield CONDITION.format(test=content.test)
+def _condition(group: Sequence[MethodResult], plots: Sequence[Plot]) -> Iterator[Block]:
+    yield CONDITION
     yield score_table(group)
-    if plots and established(group):
+    compared = [item for method in group if (item := method.score_against_plain)]
+    if plots and any(item.is_established for item in compared):
         yield Figures(plots)
-    elif plots:  # no difference is a sentence, not a row of figures
-        yield Folded(f"Figures of {title}", [Figures(plots)])
+    elif plots:  # no difference is a word in a table, not a row of figures
+        yield Folded(f"Figures of {group[0].condition.title}", [Figures(plots)])
     yield Heading("Stability, fit and calibration")
-    yield SPREAD
-    yield stability_table(group)
-    beside, tests = secondary_table(secondary(group)), test_table(group)
-    if beside.rows:
-        yield BESIDE
-        yield beside
-    if tests.rows:
-        yield Folded(f"All tests on {title}, uncorrected p-values", [tests])
+    yield BESIDE
+    yield beside_table(group)
 
 
 def _effect(content: StudyContent) -> Iterator[Block]:
     if content.effect:
-        yield Findings(content.effect_findings)
+        yield Findings(effect_findings(content.effect))
         yield EFFECT
         yield effect_table(content.effect)
         yield Folded("What is measured", [quantity_table(content.effect)])
-
-
-def _printed(content: StudyContent) -> Iterator[Section]:
-    for paper in content.paper:
-        of = f" and of {paper.model}" if paper.model else ""
-        text = PRINTED.format(of=of, notes=paper.notes).rstrip()
-        yield Section(f"Printed: {paper.source}", [text, paper_table(paper, content.methods)])
 
 
 def _failures(content: StudyContent) -> Table:

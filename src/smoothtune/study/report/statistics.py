@@ -1,43 +1,36 @@
-"""Tests and intervals for scores of seeds; every test goes by its name.
+"""Tests, intervals and power for scores of seeds.
 
-`a` and `b` are scores of two methods, (N,) each, of the same seeds in the same order, so that they
-are paired: a seed decides the training rows, their order and the initial head of both. p-values
-are two-sided. The 95 % interval of a difference belongs to the test that decides: it holds the
-differences that this test would not reject. Ratios of variances and probabilities have percentile
-bootstrap intervals over seeds, which are too narrow with few seeds.
+Scores of a method and of plain fine-tuning are of the same seeds, so they are paired: a seed
+decides the training rows, their order and the initial head of both. The test is Student's of the
+paired differences, two-sided, and the 95 % interval holds the differences that it would not reject.
+Ratios of variances have percentile bootstrap intervals over seeds, too narrow with few seeds.
 
-References: Student, Biometrika 1908; Welch, Biometrika 1947; Wilcoxon, Biometrics Bulletin 1945;
-Hodges, Lehmann, Annals of Mathematical Statistics 1963; Hartigan, JASA 1969 (intervals of the
-permutation test from means of subsets); Holm, Scandinavian Journal of Statistics 1979; Brown,
-Forsythe, JASA 1974 (Levene's test with medians); Agarwal et al., Deep Reinforcement Learning at the
-Edge of the Statistical Precipice, NeurIPS 2021 (probability of improvement).
+References: Student, Biometrika 1908; Holm, Scandinavian Journal of Statistics 1979; Brown,
+Forsythe, JASA 1974 (Levene's test with medians); Cohen, Statistical Power Analysis for the
+Behavioral Sciences, 1988 (power, by the noncentral t distribution).
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import stats
+from scipy import optimize, stats
 
-from smoothtune.evaluation.intervals import Interval
 from smoothtune.report.tables import Effect
 
 RESAMPLES, SEED = 10_000, 0
 LEVEL = 0.05
 ENOUGH_SEEDS = 5
 """With fewer, no method is said to be better or worse than plain, whatever p is."""
-NAMES = {
-    "welch": "Welch t-test",
-    "paired t": "paired t-test",
-    "wilcoxon": "Wilcoxon signed-rank test, exact",
-    "permutation": "paired permutation test of the mean difference",
-}
-"""Tests of equal scores, by the short name that study files use."""
+POWER = 0.8
+MOST_SEEDS = 30
+"""More than these are not worth running for a difference that may not be there."""
+TEST = "paired t-test"
 
 
 @dataclass(frozen=True)
@@ -79,72 +72,28 @@ def time_ratio(pairs: Iterable[tuple[TrainingTime, TrainingTime]]) -> float | No
     return float(np.median(ratios)) if ratios else None
 
 
-def p_values(a: ArrayLike, b: ArrayLike) -> dict[str, float | None]:
-    """p-value of every test of `NAMES`; None where it is not defined.
-
-    With N seeds, the Wilcoxon and the permutation test cannot go below 2 / 2^N, which is 0.0625 for
-    five: they reject nothing at 5 %. Up to 13 seeds all permutations are taken, then `RESAMPLES`.
-
-    Args:
-        a: scores, (N,).
-        b: scores of the same seeds, (N,).
-    """
-    return {name: p_value(a, b, name) for name in NAMES}
+# --- differences of pairs ----------------------------------------------------------------------
 
 
-def p_value(a: ArrayLike, b: ArrayLike, test: str) -> float | None:
-    """p-value of one test of `NAMES`, as `p_values`."""
-    x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    if len(x) < 2:
-        return None
-    gaps = x - y
-    match test:
-        case "welch":
-            constant = bool(np.ptp(x) == 0 and np.ptp(y) == 0)
-            welch = stats.ttest_ind
-            return _p_value(lambda: welch(x, y, equal_var=False).pvalue, constant=constant)
-        case "paired t":
-            constant = bool(np.ptp(gaps) == 0)
-            return _p_value(lambda: stats.ttest_rel(x, y).pvalue, constant=constant)
-        case "wilcoxon":
-            return _wilcoxon(gaps)
-        case "permutation":
-            return _permutation(gaps)
-    raise ValueError(f"no test {test!r}")
-
-
-def _p_value(test: Callable[[], float], *, constant: bool) -> float | None:
-    """A p-value; None where there is no variance to judge by."""
-    if constant:
+def p_value(gaps: ArrayLike) -> float | None:
+    """p-value of the t-test of paired differences (N,); None without a variance to judge by."""
+    x = np.asarray(gaps, np.float64)
+    if len(x) < 2 or np.ptp(x) == 0:
         return None
     with warnings.catch_warnings():  # nearly equal scores: imprecise, and far from significance
         warnings.simplefilter("ignore", RuntimeWarning)
-        value = float(test())
+        value = float(stats.ttest_1samp(x, 0).pvalue)
     return value if np.isfinite(value) else None
 
 
-def _wilcoxon(gaps: np.ndarray) -> float:
-    """Pairs without a difference are left out, as Wilcoxon did."""
-    nonzero = gaps[gaps != 0]
-    if not len(nonzero):
-        return 1.0
-    tied = len(np.unique(np.abs(nonzero))) < len(nonzero)
-    if tied:  # the exact table knows no ties: take the permutation distribution of the rank sum
-        ranks = stats.rankdata(np.abs(nonzero)) * np.sign(nonzero)
-        return _permutation(ranks)
-    return float(stats.wilcoxon(nonzero, method="exact").pvalue)
-
-
-def _permutation(gaps: np.ndarray) -> float:
-    result = stats.permutation_test(
-        (gaps, np.zeros_like(gaps)),
-        lambda x, y, axis: np.mean(x - y, axis=axis),
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        rng=np.random.default_rng(SEED),
-    )
-    return float(result.pvalue)
+def mean_difference(gaps: ArrayLike) -> Effect:
+    """Mean of paired differences (N,) with its 95 % interval; one seed has none."""
+    x = np.asarray(gaps, np.float64)
+    mean, interval = float(x.mean()), None
+    if len(x) > 1:
+        half = stats.t.ppf(1 - LEVEL / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))
+        interval = float(mean - half), float(mean + half)
+    return Effect(mean, interval)
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -162,93 +111,70 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     return corrected
 
 
-def mean_difference(a: ArrayLike, b: ArrayLike, test: str = "paired t") -> Effect:
-    """Mean of a - b, with the 95 % interval that belongs to a paired test.
+# --- power -------------------------------------------------------------------------------------
 
-    The interval is None where the test cannot reject anything: for one seed, and for fewer than six
-    by Wilcoxon's and by the permutation test.
+
+def seeds_needed(gap: float, sd: float, num_methods: int) -> int:
+    """Seeds with which a paired t-test finds a difference with a power of 80 %.
 
     Args:
-        a: scores, (N,).
-        b: scores of the same seeds, (N,).
-        test: "paired t", "wilcoxon" (whose interval supposes symmetric differences) or
-            "permutation".
+        gap: the true mean difference.
+        sd: standard deviation of the differences over seeds.
+        num_methods: 5 % are divided by it, as in the first step of Holm's correction.
+
+    Returns:
+        At least 2; `MOST_SEEDS` + 1 where more than those are needed.
     """
-    gaps = np.asarray(a, np.float64) - np.asarray(b, np.float64)
-    interval = INTERVALS[test](gaps) if len(gaps) > 1 else None
-    return Effect(float(gaps.mean()), interval)
+    for count in range(2, MOST_SEEDS + 1):
+        shift = abs(gap) * np.sqrt(count) / sd if sd else np.inf
+        if not np.isfinite(shift) or _power(shift, count, num_methods) >= POWER:
+            return count
+    return MOST_SEEDS + 1
 
 
-def _student(gaps: np.ndarray) -> Interval:
-    mean, count = gaps.mean(), len(gaps)
-    half = stats.t.ppf(1 - LEVEL / 2, count - 1) * gaps.std(ddof=1) / np.sqrt(count)
-    return Interval(float(mean - half), float(mean + half))
+def smallest_difference(sd: float | None, num_seeds: int, num_methods: int) -> float | None:
+    """The true mean difference that a paired t-test finds with a power of 80 %.
 
+    Args:
+        sd: standard deviation of the differences over seeds.
+        num_seeds: how many there are.
+        num_methods: 5 % are divided by it, as in the first step of Holm's correction.
 
-def _walsh(gaps: np.ndarray) -> Interval | None:
-    """Of Wilcoxon's test: from the ordered means of all pairs, each with itself too."""
-    count = len(gaps)
-    first, second = np.triu_indices(count)
-    means = np.sort((gaps[first] + gaps[second]) / 2)
-    ways = np.ones(1)  # of a rank sum, all ranks added or not
-    for rank in range(1, count + 1):
-        ways = np.convolve(ways, np.r_[1.0, np.zeros(rank - 1), 1.0])
-    return _between(means, int((np.cumsum(ways) / 2.0**count <= LEVEL / 2).sum()))
-
-
-def _subset_means(gaps: np.ndarray) -> Interval | None:
-    """Of the permutation test: from the ordered means of subsets (Hartigan 1969)."""
-    count = len(gaps)
-    if 2**count <= RESAMPLES:
-        chosen = (np.arange(1, 2**count)[:, None] >> np.arange(count)) & 1
-    else:
-        chosen = np.random.default_rng(SEED).integers(2, size=(RESAMPLES - 1, count))
-        chosen = chosen[chosen.any(1)]
-    means = np.sort(chosen @ gaps / chosen.sum(1))
-    return _between(means, int(LEVEL / 2 * (len(means) + 1)))
-
-
-def _between(ordered: np.ndarray, number: int) -> Interval | None:
-    """From the `number`-th smallest to the `number`-th greatest."""
-    if not number:
+    Returns:
+        In the units of `sd`; None for fewer than two seeds, or differences that are all alike.
+    """
+    if not sd or num_seeds < 2:
         return None
-    return Interval(float(ordered[number - 1]), float(ordered[-number]))
+    high = 1.0
+    while _power(high, num_seeds, num_methods) < POWER:
+        high *= 2
+    shift = optimize.brentq(lambda x: _power(x, num_seeds, num_methods) - POWER, 0.0, high)
+    return float(shift * sd / np.sqrt(num_seeds))
 
 
-INTERVALS: dict[str, Callable[[np.ndarray], Interval | None]] = {
-    "paired t": _student,
-    "wilcoxon": _walsh,
-    "permutation": _subset_means,
-}
-"""Of the tests that may decide, for differences (N,) of two seeds or more."""
+def _power(shift: float, num_seeds: int, num_methods: int) -> float:
+    """Probability of a significant difference of the right sign.
 
-
-def probability_of_improvement(a: ArrayLike, b: ArrayLike) -> Effect:
-    """P(X > Y) + P(X = Y) / 2 for scores X of `a` and Y of `b`, over all pairs of seeds.
-
-    Scores of both are resampled apart (Agarwal et al. 2021).
+    Args:
+        shift: the true mean difference in standard errors.
+        num_seeds: how many there are.
+        num_methods: 5 % are divided by it.
     """
-    x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
-    draw, gaps = np.random.default_rng(SEED), x[:, None] - y
-    wins, interval = (gaps > 0) + 0.5 * (gaps == 0), None
-    if min(wins.shape) > 1:
-        drawn = [draw.integers(n, size=(RESAMPLES // 2, n)) for n in wins.shape]
-        ours, theirs = (_counts(rows) for rows in drawn)
-        interval = percentiles((ours @ wins * theirs).sum(1) / wins.size)
-    return Effect(float(wins.mean()), interval)
+    critical = stats.t.ppf(1 - LEVEL / num_methods / 2, num_seeds - 1)
+    return float(stats.nct.sf(critical, num_seeds - 1, shift))
 
 
-def _counts(drawn: np.ndarray) -> np.ndarray:
-    """How often each of N was drawn, (R, N), in each of R resamples of N."""
-    resamples, size = drawn.shape
-    places = drawn + size * np.arange(resamples)[:, None]
-    return np.bincount(places.ravel(), minlength=drawn.size).reshape(resamples, size).astype(float)
+# --- spread ------------------------------------------------------------------------------------
 
 
 def variance_ratio(a: ArrayLike, b: ArrayLike) -> Effect | None:
     """var(a) / var(b), below 1 if `a` is the stabler; None if b never varies.
 
     Pairs are resampled; resamples in which b does not vary are left out.
+
+    Args:
+        a: scores, (N,).
+        b: scores of the same seeds, (N,).
     """
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if len(x) < 2 or np.ptp(y) == 0:
@@ -256,19 +182,24 @@ def variance_ratio(a: ArrayLike, b: ArrayLike) -> Effect | None:
     rows = np.random.default_rng(SEED).integers(len(x), size=(RESAMPLES, len(x)))
     above, below = x[rows].var(-1, ddof=1), y[rows].var(-1, ddof=1)
     usable = below > 1e-12 * y.var(ddof=1)
-    interval = percentiles(above[usable] / below[usable]) if len(x) > 2 else None
+    interval = None
+    if len(x) > 2:
+        low, high = np.percentile(above[usable] / below[usable], [2.5, 97.5])
+        interval = float(low), float(high)
     return Effect(float(x.var(ddof=1) / y.var(ddof=1)), interval)
 
 
 def variance_test(a: ArrayLike, b: ArrayLike) -> float | None:
-    """p-value of the Brown-Forsythe test (Levene's with medians) of equal variances."""
+    """p-value of the Brown-Forsythe test (Levene's with medians) of equal variances.
+
+    Args:
+        a: scores, (N,).
+        b: scores of the same seeds, (N,).
+    """
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if len(x) < 3 or (np.ptp(x) == 0 and np.ptp(y) == 0):
         return None
-    return _p_value(lambda: stats.levene(x, y, center="median").pvalue, constant=False)
-
-
-def percentiles(values: np.ndarray) -> Interval:
-    """Bounds of the middle 95 % of bootstrapped values (R,)."""
-    low, high = np.percentile(values, [2.5, 97.5])
-    return Interval(float(low), float(high))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        value = float(stats.levene(x, y, center="median").pvalue)
+    return value if np.isfinite(value) else None

@@ -5,22 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from smoothtune.core.quantities import QUANTITIES
 from smoothtune.report.page import DASH, Table, number
 from smoothtune.report.tables import POINTS, effect_text, p_text, score_grid
-from smoothtune.study.comparison import Comparison, ConditionKey
-from smoothtune.study.config import Paper
-from smoothtune.study.report.content import Chosen
-from smoothtune.study.report.methods import SECONDARY, MethodResult
-from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL, NAMES, Summary
+from smoothtune.study.comparison import Comparison
+from smoothtune.study.plan import Choice
+from smoothtune.study.report.methods import MORE_IS_BETTER, SECONDARY, MethodResult
+from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL, Summary
+from smoothtune.study.table import ROBUSTNESS, ConditionKey
 
 _TITLES = ("gap", "Brier", "NLL", "ECE", "score under noise", "score on other data")
 TITLES = dict(zip(SECONDARY, _TITLES, strict=True))
-
-
+BESIDE_QUANTITIES = {
+    "changed by the worst perturbation": "share of predicted classes that the worst perturbation "
+    "changes, whatever the size of the logits",
+    "logit Jacobian, relative to the logits": "||df/dx|| over the rms norm of the logits",
+    "logit Hessian, relative to the logits": "||d^2 f/dx^2|| over the same",
+}
 BETTER, WORSE, NOT_AFTER_HOLM = "better", "worse", "open: not after Holm"
 NOTHING, EQUAL, FEW = "no difference seen", "equal to plain in every run", "too few seeds"
 SMALLEST = "shown from, points"
 """Head of the column of the smallest differences that would have been shown."""
+
+
+def is_better(item: Comparison) -> bool:
+    """Whether a difference is to the good: more of a score, less of an error or a quantity."""
+    return (item.difference.value > 0) == (item.measure in MORE_IS_BETTER)
+
+
+def verdict(item: Comparison) -> str:
+    """What the test says about a method, in words."""
+    if item.equal:
+        return EQUAL
+    if item.p_holm is None:
+        return FEW if len(item.seeds) < 2 else NOTHING
+    if item.differs and len(item.seeds) < ENOUGH_SEEDS:
+        return FEW
+    if item.differs:
+        return BETTER if is_better(item) else WORSE
+    return NOT_AFTER_HOLM if item.p is not None and item.p < LEVEL else NOTHING
+
+
+# --- scores ------------------------------------------------------------------------------------
 
 
 def main_table(methods: Sequence[MethodResult]) -> Table:
@@ -43,116 +69,32 @@ def _short_title(condition: ConditionKey, others: Iterable[ConditionKey]) -> str
     ).title
 
 
-def main_rows(methods: Sequence[MethodResult]) -> Iterator[list[object]]:
-    """The same as plain numbers, with `MAIN_COLUMNS`, one row for each method and condition."""
-    for item in methods:
-        score, against = item.score, item.against_plain
-        numbers = [score.n, score.mean, score.sd, score.median, score.max] if score else [None] * 5
-        tested: list[object] = [None] * 5
-        if against:
-            gap = against.difference
-            tested = [gap.value, *gap.bounds, against.p, against.p_holm]
-        yield [*item.condition, item.method, item.metric, *numbers, *tested]
-
-
-MAIN_COLUMNS = (
-    *("task", "model", "max_train_samples", "method", "metric", "seeds", "mean", "sd", "median"),
-    *("max", "minus_plain", "low", "high", "p", "p_holm"),
-)
-
-
-def verdict(against: Comparison) -> str:
-    """What the deciding test says about a method, in words."""
-    p, gap = against.p_holm, against.difference.value
-    if against.equal:
-        return EQUAL
-    if p is None:
-        return FEW
-    if p < LEVEL and len(against.seeds) < ENOUGH_SEEDS:
-        return FEW
-    if p < LEVEL:
-        return BETTER if gap > 0 else WORSE
-    return NOT_AFTER_HOLM if against.p is not None and against.p < LEVEL else NOTHING
-
-
 def score_table(group: Sequence[MethodResult]) -> Table:
     """Scores of each method, and how far they are from plain's."""
     metric = next((m.metric for m in group if m.metric), "score")
     lost = any(method.failed for method in group)
     head = ["method", "seeds", f"{metric}, mean", "sd", "median", "max", *["failed"] * lost]
-    head += ["minus plain, points", "p", "p, Holm", "verdict", SMALLEST, "P(better)"]
-    head += ["time, x plain"]
+    head += ["minus plain, points", "p", "p, Holm", "verdict", SMALLEST, "time, x plain"]
     rows = []
     for method in group:
-        score, against = method.score, method.against_plain
-        values = [DASH] * 4
-        if score:
-            values = [number(of) for of in (score.mean, score.sd, score.median, score.max)]
-        done = score.n if score else 0
-        failed = ", ".join(f"{count} {status}" for status, count in method.failed.items())
-        cells = [method.method, f"{done} of {method.asked}", *values]
-        cells += [failed or "0"] * lost
+        score, against = method.score, method.score_against_plain
+        numbers = (score.mean, score.sd, score.median, score.max) if score else [None] * 4
+        cells = [method.method, f"{score.n if score else 0} of {method.asked}"]
+        cells += map(number, numbers)
+        if lost:
+            failed = (f"{count} {status}" for status, count in method.failed.items())
+            cells.append(", ".join(failed) or "0")
         if against:
-            cells += [
-                effect_text(against.difference, POINTS, "+.1f"),
-                p_text(against.p),
-                p_text(against.p_holm),
-                verdict(against),
-                _smallest(against),
-                effect_text(against.improvement, 1, ".2f"),
-                number(against.cost_ratio, ".2f"),
-            ]
+            cells += [*_difference(against), verdict(against), _smallest(against)]
+            cells.append(number(method.cost_ratio, ".2f"))
         rows.append(cells + [DASH] * (len(head) - len(cells)))
     return Table(head, rows)
 
 
-def stability_table(group: Sequence[MethodResult]) -> Table:
-    """Spread over seeds, fit and calibration."""
-    head = ["method", "variance, x plain's", "p (Brown-Forsythe)", "train score", "gap"]
-    head += ["Brier", "NLL", "ECE", "under noise", "on other data"]
-    rows = []
-    for method in group:
-        against = method.against_plain
-        found = [method.measures[name] for name in ("train_score", *SECONDARY)]
-        means = [number(summary.mean if summary else None) for summary in found]
-        spread = effect_text(against.variance_ratio if against else None, 1, ".2f")
-        p = p_text(against.p_variance if against else None)
-        rows.append([method.method, spread, p, *means])
-    return Table(head, rows)
-
-
-def secondary_table(tested: Mapping[str, Mapping[str, Comparison | None]]) -> Table:
-    """Differences from plain in what is measured beside the score, by measure and method."""
-    methods = dict.fromkeys(method for by_method in tested.values() for method in by_method)
-    rows = [
-        [method, *(_tested(tested[measure].get(method)) for measure in SECONDARY)]
-        for method in methods
-    ]
-    return Table(["method", *TITLES.values()], rows)
-
-
-def test_table(group: Sequence[MethodResult]) -> Table:
-    """p-values of all tests, uncorrected."""
-    compared = [item.against_plain for item in group if item.against_plain]
-    rows = [[item.method, *(p_text(item.p_by_test[name]) for name in NAMES)] for item in compared]
-    return Table(["method", *NAMES.values()], rows)
-
-
-def over_tasks_table(compared: Sequence[Comparison]) -> Table:
-    """Mean difference over all conditions."""
-    head = ["method", "seeds", "minus plain, mean over tasks, points", "p", "p, Holm", SMALLEST]
-    rows = [
-        [
-            item.method,
-            str(len(item.seeds)),
-            effect_text(item.difference, POINTS, "+.1f"),
-            p_text(item.p),
-            p_text(item.p_holm),
-            _smallest(item),
-        ]
-        for item in compared
-    ]
-    return Table(head, rows)
+def _difference(item: Comparison) -> list[str]:
+    """In points, with its p-values."""
+    points = effect_text(item.difference, POINTS, "+.1f")
+    return [points, p_text(item.p), p_text(item.p_holm)]
 
 
 def _smallest(item: Comparison) -> str:
@@ -161,7 +103,78 @@ def _smallest(item: Comparison) -> str:
     return "> 100" if points and points > POINTS else number(points, ".1f")
 
 
-def choice_table(choices: Sequence[Chosen]) -> Table:
+def beside_table(group: Sequence[MethodResult]) -> Table:
+    """Spread over seeds, fit and calibration: means, and differences from plain with their p."""
+    measured = [name for name in SECONDARY if any(name in m.measures for m in group)]
+    head = ["method", "variance, x plain's", "p (Brown-Forsythe)", "train score"]
+    rows = []
+    for method in group:
+        cells = [method.method, effect_text(method.variance_ratio, 1, ".2f")]
+        cells += [p_text(method.p_variance), number(_mean(method, "train_score"))]
+        for name in measured:
+            mean = number(_mean(method, name))
+            against = method.against_plain.get(name)
+            cells.append(f"{mean}, {_with_p(against)}" if against else mean)
+        rows.append(cells)
+    return Table(head + [TITLES[name] for name in measured], rows)
+
+
+def _mean(method: MethodResult, measure: str) -> float | None:
+    summary = method.measures.get(measure)
+    return summary.mean if summary else None
+
+
+def _with_p(item: Comparison | None) -> str:
+    """A difference with its corrected p-value."""
+    if item is None:
+        return DASH
+    value = f"{item.difference.value:+.4f}"
+    return value if item.p_holm is None else f"{value} ({p_text(item.p_holm)})"
+
+
+def over_tasks_table(compared: Mapping[str, Sequence[Comparison]]) -> Table:
+    """Mean differences over all conditions, of the score and of what is measured beside it."""
+    others = [name for name in SECONDARY if compared.get(name)]
+    head = ["method", "seeds", "minus plain, mean over tasks, points", "p", "p, Holm", SMALLEST]
+    rows = []
+    for item in compared.get("score", ()):
+        cells = [item.method, str(len(item.seeds)), *_difference(item), _smallest(item)]
+        for name in others:
+            own = (each for each in compared[name] if each.method == item.method)
+            cells.append(_with_p(next(own, None)))
+        rows.append(cells)
+    return Table(head + [TITLES[name] for name in others], rows)
+
+
+# --- quantities --------------------------------------------------------------------------------
+
+
+def effect_table(compared: Sequence[Comparison]) -> Table:
+    """Every method, quantity and condition, as text."""
+    head = ["condition", "method", "quantity", "seeds", "plain", "with the method"]
+    head += ["change", "p", "p, Holm", "verdict"]
+    rows = []
+    for item in compared:
+        both = (item.plain, item.with_method) if len(item.conditions) == 1 else (None, None)
+        cells = [item.condition, item.method, item.measure, str(len(item.seeds))]
+        cells += [number(mean, ".4g") for mean in both]
+        cells.append(effect_text(item.difference, 100, "+.1f") + " %")
+        rows.append([*cells, p_text(item.p), p_text(item.p_holm), verdict(item)])
+    return Table(head, rows)
+
+
+def quantity_table(compared: Sequence[Comparison]) -> Table:
+    """What the quantities of a table are."""
+    shown = {item.measure for item in compared}
+    known = [*QUANTITIES.items(), *BESIDE_QUANTITIES.items(), *ROBUSTNESS.items()]
+    meanings = [[name, text] for name, text in known if name in shown]
+    return Table(["quantity", "what is measured"], meanings, wraps=True)
+
+
+# --- others ------------------------------------------------------------------------------------
+
+
+def choice_table(choices: Sequence[Choice]) -> Table:
     """Which settings were tried, and which one was chosen."""
     rows = [
         [
@@ -177,39 +190,18 @@ def choice_table(choices: Sequence[Chosen]) -> Table:
     return Table(head, rows, wraps=True)
 
 
-def paper_table(paper: Paper, methods: Sequence[MethodResult]) -> Table:
-    """The paper's numbers beside ours, in points, with a row for every condition of a task."""
-    head = ["task", "method", *(f"paper: {name}" for name in paper.columns)]
-    rows = []
-    for task, by_label in paper.values.items():
-        for method, numbers in by_label.items():
-            printed = [number(value, ".2f") for value in numbers]
-            printed += [DASH] * (len(paper.columns) - len(printed))
-            own = [m for m in methods if (m.condition.task, m.method) == (task, method)]
-            for item in own:
-                title = item.condition.title if len(own) > 1 else task
-                rows.append([title, method, *printed, *_in_points(item.score)])
-            if not own:
-                rows.append([task, method, *printed, *_in_points(None)])
-    return Table([*head, "here: mean", "here: sd", "here: max"], rows)
+COMPARISON_COLUMNS = (
+    *("condition", "method", "measure", "relative", "seeds", "plain", "with_method"),
+    *("difference", "low", "high", "sd", "p", "p_holm", "shown_from"),
+)
+"""`relative`: whether the difference is in units of plain's mean."""
 
 
-def _in_points(score: Summary | None) -> list[str]:
-    """Mean, sd and maximum."""
-    numbers = (score.mean, score.sd, score.max) if score else (None, None, None)
-    return [number(None if value is None else POINTS * value, ".2f") for value in numbers]
-
-
-def comparisons_by_method(
-    tested: Mapping[str, Sequence[Comparison]],
-) -> dict[str, dict[str, Comparison]]:
-    """Comparisons by measure and method."""
-    return {name: {item.method: item for item in items} for name, items in tested.items()}
-
-
-def _tested(test: Comparison | None) -> str:
-    """A difference with its corrected p-value."""
-    if test is None:
-        return DASH
-    value = f"{test.difference.value:+.4f}"
-    return value if test.p_holm is None else f"{value} ({p_text(test.p_holm)})"
+def comparison_rows(compared: Iterable[Comparison]) -> Iterator[list[object]]:
+    """Comparisons as plain numbers, with `COMPARISON_COLUMNS`."""
+    for item in compared:
+        yield [
+            *(item.condition, item.method, item.measure, item.relative, len(item.seeds)),
+            *(item.plain, item.with_method, item.difference.value, *item.difference.bounds),
+            *(item.sd, item.p, item.p_holm, item.smallest),
+        ]

@@ -2,163 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from smoothtune.config.run import RunConfig
 from smoothtune.report.page import DASH, Table
-from smoothtune.results import RunResult
-from smoothtune.study.comparison import ConditionKey
-from smoothtune.study.config import PLAIN
+from smoothtune.study.fields import PLAIN
+from smoothtune.study.files import portable_fields
 from smoothtune.study.records import Cell, Records
+from smoothtune.study.table import ConditionKey
 
+CLIP = "max_grad_norm"
 FIELDS = (
     *("model", "data", "learning_rate", "lr_scheduler_type", "warmup_steps", "num_train_epochs"),
-    *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "weight_decay"),
-    *("max_grad_norm", "max_seq_length", "train_sampling_strategy", "bf16", "lora"),
-    *("bias_correction", "from_scratch", "torch_compile"),
+    *("per_device_train_batch_size", "weight_decay", CLIP, "max_seq_length"),
+    "train_sampling_strategy",
 )
 """Fields of a run that are shown; others are in `cells/`."""
-UNSET: dict[str, tuple[object, ...]] = {
-    "max_steps": (-1,),
-    "gradient_accumulation_steps": (1,),
-    "bf16": (False,),
-    "lora": (None,),
-    "bias_correction": (None, True),
-    "from_scratch": (None, False),
-    "torch_compile": (None, False),
-}
-"""Values with which a field has no row."""
-CLIP = "max_grad_norm"
-ROWS, EVALUATED, UPDATES = "training examples", "evaluation examples", "updates"
+CHANGED = (
+    *("max_steps", "gradient_accumulation_steps", "bf16", "lora", "bias_correction"),
+    *("from_scratch", "torch_compile"),
+)
+"""Fields that are shown where one differs from its default."""
 
 
-@dataclass(frozen=True)
-class ConditionTraining:
-    """What a condition was trained with."""
-
-    condition: ConditionKey
-    done: bool
-    fields: dict[str, Any]
-    """Those of `FIELDS`."""
-    clip_norms: dict[str, float]
-    """The norm that gradients are clipped to by method; 0: not at all."""
-    sizes: dict[str, int]
-    """Numbers of rows and updates where a run is done."""
-
-
-@dataclass(frozen=True)
-class MethodFields:
-    """What an entry of a study trains with."""
-
-    method: str
-    fields: dict[str, dict[str, Any]]
-    """Of each of its methods."""
-    changes: dict[str, Any]
-    """In the run."""
-
-
-def training_of(cells: Sequence[Cell], records: Records) -> list[ConditionTraining]:
-    """What each condition was trained with, by plain fine-tuning's first finished run.
+def training_table(cells: Sequence[Cell], records: Records) -> Table:
+    """A row for every field, a column for every condition: those of plain fine-tuning.
 
     Args:
         cells: all final cells.
-        records: theirs.
+        records: theirs, with the numbers of rows and updates.
     """
-    clip_norms: dict[ConditionKey, dict[str, float]] = {}
-    for cell in cells:
-        by_method = clip_norms.setdefault(_condition(cell), {})
-        by_method.setdefault(cell.label, cell.config.clip_norm())
-    found: dict[ConditionKey, ConditionTraining] = {}
+    groups: dict[ConditionKey, list[Cell]] = {}
     for cell in sorted(cells, key=lambda cell: cell.label != PLAIN):
-        condition = _condition(cell)
-        if condition in found and found[condition].done:
-            continue
-        record = records.read(cell.id)
-        result = record and record.result
-        if condition in found and result is None:
-            continue
-        config = (result and result.config) or cell.identity["config"]  # without places
-        own = {"model": cell.model, CLIP: clip_norms[condition][cell.label]}
-        found[condition] = ConditionTraining(
-            condition,
-            done=result is not None,
-            fields={name: config.get(name) for name in FIELDS} | own,
-            clip_norms=clip_norms[condition],
-            sizes=_sizes(result) if result else {},
-        )
-    return list(found.values())
+        groups.setdefault(cell.condition, []).append(cell)
+    columns = [_column(group, records) for group in groups.values()]
+    names = dict.fromkeys([*FIELDS, *CHANGED, *(name for column in columns for name in column)])
+    rows = [
+        [name, *(_text(column.get(name)) for column in columns)]
+        for name in names
+        if name not in CHANGED or any(column[name] != _default(name) for column in columns)
+    ]
+    return Table(["field", *(condition.title for condition in groups)], rows, wraps=True)
 
 
-def _condition(cell: Cell) -> ConditionKey:
-    return ConditionKey(cell.task, cell.model, cell.max_train_samples)
+def _column(group: Sequence[Cell], records: Records) -> dict[str, Any]:
+    """Fields, and numbers of rows and updates, of the first cell of a condition that is done."""
+    done = ((cell, record.result) for cell in group if (record := records.read(cell.id)))
+    cell, result = next(((cell, result) for cell, result in done if result), (group[0], None))
+    fields = portable_fields(cell.config.model_dump()) | {"model": cell.model}
+    column = {name: fields[name] for name in (*FIELDS, *CHANGED)} | {CLIP: _clip_norms(group)}
+    if result is not None:
+        rows = {name: split.rows for name, split in result.data.splits.items()}
+        column["training examples"] = rows.get("train")
+        column["evaluation examples"] = rows.get("validation")
+        column["updates"] = result.cost.steps
+    return column
 
 
-def _sizes(result: RunResult) -> dict[str, int]:
-    rows = {name: split.rows for name, split in result.data.splits.items()}
-    titles = {"train": ROWS, "validation": EVALUATED}
-    sizes = {title: rows[name] for name, title in titles.items() if name in rows}
-    return sizes | {UPDATES: result.cost.steps}
+def _clip_norms(group: Sequence[Cell]) -> str:
+    """The norm that gradients are clipped to, 0: not at all; of methods with another theirs too."""
+    value = group[0].config.clip_norm()
+    others: dict[float, dict[str, None]] = {}
+    for cell in group:
+        if (norm := cell.config.clip_norm()) != value:
+            others.setdefault(norm, {})[cell.label] = None
+    parts = [f"{_text(norm)} with {', '.join(labels)}" for norm, labels in others.items()]
+    return "; ".join([_text(value), *parts])
 
 
-def method_fields(cells: Sequence[Cell], records: Records) -> list[MethodFields]:
-    """The fields of each entry's methods, and what it changes in a run; each combination once.
+def _default(name: str) -> Any:
+    return RunConfig.model_fields[name].default
+
+
+def method_table(cells: Sequence[Cell], records: Records) -> Table:
+    """A row for every entry of the study and method in it, each combination of fields once.
 
     Args:
         cells: all final cells.
         records: theirs.
     """
-    found: list[MethodFields] = []
+    rows = []
     for cell in cells:
         row = records.row(cell.id)
-        fields = (row and row.methods) or dict(cell.config.methods)
-        item = MethodFields(cell.label, fields, cell.changes)
-        if item not in found:
-            found.append(item)
-    return found
-
-
-def training_table(training: Iterable[ConditionTraining]) -> Table:
-    """A row for every field, a column for every condition."""
-    items = list(training)
-    names = [
-        name
-        for name in FIELDS
-        if any(item.fields[name] not in UNSET.get(name, ()) for item in items)
-    ]
-    rows = [[name, *(_field(name, item) for item in items)] for name in names]
-    sizes = [name for name in (ROWS, EVALUATED, UPDATES) if any(name in i.sizes for i in items)]
-    rows += [[name, *(_value(item.sizes.get(name)) for item in items)] for name in sizes]
-    return Table(["field", *(item.condition.title for item in items)], rows, wraps=True)
-
-
-def _field(name: str, item: ConditionTraining) -> str:
-    """Value of a field under one condition; of methods that clip otherwise theirs too."""
-    value = item.fields[name]
-    others: dict[float, list[str]] = {}
-    for method, norm in item.clip_norms.items() if name == CLIP else ():
-        if norm != value:
-            others.setdefault(norm, []).append(method)
-    parts = [f"{_value(norm)} with {', '.join(methods)}" for norm, methods in others.items()]
-    return "; ".join([_value(value), *parts])
-
-
-def method_table(entries: Iterable[MethodFields]) -> Table:
-    """A row for every entry of the study and method in it."""
-    rows = []
-    for entry in entries:
-        changes = _fields(entry.changes)
-        for name, fields in entry.fields.items():
-            rows.append([entry.method, name, _fields(fields), changes])
+        methods = (row and row.methods) or cell.config.methods
+        for name, fields in methods.items():
+            line = [cell.label, name, _fields(fields), _fields(cell.changes)]
+            if line not in rows:
+                rows.append(line)
     head = ["way to train", "method", "fields", "fields of the run that it changes"]
     return Table(head, rows, wraps=True)
 
 
 def _fields(fields: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {_value(value)}" for name, value in fields.items()) or DASH
+    return ", ".join(f"{name} {_text(value)}" for name, value in fields.items()) or DASH
 
 
-def _value(value: object) -> str:
+def _text(value: object) -> str:
     if value is None:
         return DASH
     return f"{value:g}" if isinstance(value, float) else str(value)
