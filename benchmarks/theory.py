@@ -1,9 +1,9 @@
 """What the papers prove, and two cheap baselines, measured on MiniLM fine-tuned on SST-2.
 
-Plain fine-tuning with three seeds, LNSR and UEGR with two: 500 rows, 6 epochs, so that plain fits
-its rows. Every model is evaluated on 872 validation rows, by `smoothtune evaluate --smoothness
---calibration`; `--smoothness` takes 128 of them. Then the three plain models as one. A temperature
-is fitted on half of the validation rows, and every NLL below is that of the other half.
+Plain fine-tuning, LNSR and UEGR, one seed: 500 rows, 4 epochs, so that plain fits its rows. Each is
+evaluated by `smoothtune evaluate --smoothness --calibration` on 400 validation rows, of which
+`--smoothness` takes 128. Then two more plain models, and the three as one. A temperature is fitted
+on half of the validation rows; probabilities are judged on the other half.
 
     python benchmarks/theory.py --data DIR/sst2 --work DIR
 
@@ -18,11 +18,14 @@ import sys
 from pathlib import Path
 
 RESULT = Path(__file__).parent / "results" / "theory.json"
-RUNS = [("plain", 1), ("lnsr", 1), ("uegr", 1), ("plain", 2), ("lnsr", 2), ("uegr", 2), ("plain", 3)]
+RUNS = [("plain", 1), ("lnsr", 1), ("uegr", 1), ("plain", 2), ("plain", 3)]
+SMOOTHNESS_OF = 1
+"""The seed whose models are measured in full."""
 AVERAGE = "plain, average of seeds 1 to 3"
 TRAINING = {
     "max_train_samples": 500,
-    "num_train_epochs": 6,
+    "max_eval_samples": 400,
+    "num_train_epochs": 4,
     "learning_rate": 1e-4,
     "per_device_train_batch_size": 16,
     "max_seq_length": 64,
@@ -48,7 +51,8 @@ def train(method, seed, data, folder):
 def evaluate(models, out, *parts):
     """The parts of an evaluation, made now unless it has been."""
     if not (out / "evaluation.json").exists():
-        command("evaluate", *models, "--output-dir", out, *parts)
+        flags = ["--max-eval-samples", TRAINING["max_eval_samples"], "--max-train-samples", 100]
+        command("evaluate", *models, "--output-dir", out, *parts, *flags)
     return json.loads((out / "evaluation.json").read_text())["parts"]
 
 
@@ -84,11 +88,11 @@ def main():
     for method, seed in RUNS:
         result = train(method, seed, arguments.data, arguments.work)
         model = arguments.work / f"{method}-{seed}"
-        parts = evaluate(
-            [model], model.with_name(f"{model.name}-evaluation"), "--smoothness", "--calibration"
-        )
+        wanted = ["--calibration"] + ["--smoothness"] * (seed == SMOOTHNESS_OF)
+        parts = evaluate([model], model.with_name(f"{model.name}-evaluation"), *wanted)
         row = {"method": method, "seed": seed, "train_score": result["train_metrics"]["accuracy"]}
-        content["runs"].append(row | calibrated(parts) | measured(parts))
+        row |= calibrated(parts) | (measured(parts) if "smoothness" in parts else {})
+        content["runs"].append(row)
         RESULT.write_text(json.dumps(content, indent=1) + "\n")
     plain = [arguments.work / f"plain-{seed}" for seed in (1, 2, 3)]
     parts = evaluate(plain, arguments.work / "average-evaluation", "--calibration")

@@ -120,7 +120,8 @@ def page() -> str:
             rows.append(_row(claim, found))
         titles = ["place", "claim", "printed", "run here", "difference", "p, Holm"]
         parts.append(
-            f"## {group['document']}\n\n" + table([*titles, "would have been shown", "verdict"], rows)
+            f"## {group['document']}\n\n"
+            + table([*titles, "would have been shown", "verdict"], rows)
         )
     counts = ", ".join(
         f"{sum(verdict == kind for verdict in verdicts)} {kind.strip('*')}"
