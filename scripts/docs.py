@@ -10,8 +10,10 @@ from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 
+import claims
 import method_pages
 import settings_page
+import theory_page
 from tables import escaped, table
 
 from smoothtune.catalog import CATALOG
@@ -38,6 +40,8 @@ def pages() -> dict[Path, str]:
     return {
         **method_pages.pages(),
         settings_page.PAGE: settings_page.page(),
+        claims.PAGE: claims.page(),
+        theory_page.PAGE: theory_page.page(),
         support: SWEEP.sub(lambda _: sweep, text),
         DOCS.parent / "src" / "smoothtune" / CATALOG: catalog(),
     }

@@ -44,7 +44,7 @@ CURVES = {
     "robustness": ["gaussian", "in_manifold", "fgm", "pgd"],
     "corruption": ["tokens", "typos", "dropped_words", "swapped_words"],
     "substitution": ["words"],
-    "smoothness": ["jacobian", "hessian", "attenuation", "distance", "spectrum"],
+    "smoothness": ["jacobian", "hessian", "attenuation", "distance", "expansion", "spectrum"],
     "drift": ["cosine", "distance", "cka"],
     "effect": ["gradient_spread", "noise_sensitivity", "jacobian", "hessian"],
     "ood: train rows": [],

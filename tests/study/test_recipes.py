@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from helpers.tiny_folder import tiny_gpt2
+from helpers.tiny_sets import tiny_sets
 from smoothtune import METHODS
 from smoothtune.errors import ConfigError
 from smoothtune.study.config import load_study
@@ -102,3 +104,20 @@ def test_the_smoke_recipe_end_to_end(tmp_path: Path) -> None:
     assert all(row["status"] == "done" for row in content["rows"])
     assert len(content["rows"]) == 2 * 5
     print(f"{time.monotonic() - start:.0f} s")
+
+
+def test_the_recipe_of_seven_billion_weights_at_tiny_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a random Llama of two blocks, made as the recipe says."""
+    from random_llama import write_model
+
+    tokenizer = tiny_gpt2(tmp_path / "tokenizer")
+    model = tmp_path / "llama-7b-random"
+    assert write_model(model, tokenizer, layers=2, width=32, heads=4) < 100_000
+    data = tiny_sets(tmp_path / "sets", rows=32)
+    monkeypatch.setenv("SMOOTHTUNE_MODELS", str(tmp_path))
+    study = load_study(recipes()["jachess-7b"], options={"data": str(data)})
+    with open(os.devnull, "w") as nothing:
+        content = run_study(study, tmp_path / "out", jobs=1, console=Console(file=nothing))
+    assert [row["status"] for row in content["rows"]] == ["done"] * 4

@@ -38,11 +38,13 @@ from smoothtune.evaluation.robustness import FURTHER_NOISE, attack_curve, noise_
 from smoothtune.evaluation.smoothness import derivative_norms, noise_propagation, noise_spectrum
 from smoothtune.evaluation.subject import Subject
 from smoothtune.evaluation.substitution import substitution_curve
+from smoothtune.evaluation.theory import lipschitz, noise_expansion
 from smoothtune.evaluation.transfer import (
     other_rows,
     split_for_further,
     trained_further,
 )
+from smoothtune.evaluation.weight_gradients import weight_side
 from smoothtune.models.lora import merged_copy
 from smoothtune.report.curves import Curve
 
@@ -142,12 +144,19 @@ def substitution(subject: Subject) -> PartResult:
 
 
 def smoothness(subject: Subject) -> PartResult:
-    """Derivatives, noise attenuation and the spectrum of noise."""
+    """Derivatives, noise attenuation, the spectrum of noise, and what the papers prove of them."""
     predictor, rows = subject.predictor, subject.rows(MAX_ATTACKED)
-    derivatives = derivative_norms(predictor, rows) if predictor.task.one_sequence else {}
-    curves = derivatives | noise_propagation(predictor, rows)
+    numbers: dict[str, Any] = {"rows": subject.num_examples(rows)}
+    curves = {}
+    if predictor.task.one_sequence:
+        curves = derivative_norms(predictor, rows)
+        numbers["lipschitz"] = lipschitz(predictor, rows)
+    curves |= noise_propagation(predictor, rows)
+    curves["expansion"] = noise_expansion(predictor, rows)
     curves["spectrum"] = noise_spectrum(predictor, rows)
-    return PartResult({"rows": subject.num_examples(rows)}, curves)
+    if any(weight.requires_grad for weight in predictor.model.parameters()):
+        numbers["sharpness"] = weight_side(predictor, rows)[0]["sharpness"]
+    return PartResult(numbers, curves)
 
 
 def drift(subject: Subject) -> PartResult:

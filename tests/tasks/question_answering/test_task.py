@@ -326,7 +326,7 @@ def test_every_part_is_there_or_says_why_not(evaluated) -> None:
         "robustness": ["gaussian", "in_manifold", "fgm", "pgd"],
         "corruption": [],
         "substitution": [],
-        "smoothness": ["attenuation", "distance", "spectrum"],
+        "smoothness": ["attenuation", "distance", "expansion", "spectrum"],
         "drift": ["cosine", "distance", "cka"],
         "effect": ["gradient_spread", "noise_sensitivity"],
         "ood: other": [],

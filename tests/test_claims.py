@@ -1,0 +1,70 @@
+"""The rule by which a claim of a paper is judged."""
+
+import json
+
+import pandas as pd
+import pytest
+
+claims = pytest.importorskip("claims")
+
+NEW = json.dumps({"lnsr": {"share": 0.3, "max_share": 1.0}})
+OLD = json.dumps({"lnsr": {"share": 0.3}})
+NOISE = [0.0, 0.3, -0.3, 0.1, -0.1]
+
+
+def table(gain, *, methods=NEW, seeds=5, spread=0.001):
+    rows = [
+        ("s", "cola", "m", 500, name, seed, 0.5 + 0.01 * seed + part, methods)
+        for seed in range(seeds)
+        for name, part in (("plain", 0.0), ("lnsr", gain + spread * NOISE[seed]))
+    ]
+    columns = ["study", "task", "model", "max_train_samples", "method", "seed", "score", "methods"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def verdict(runs, **fields):
+    claim = claims.Claim(place="", claim="", studies=["none", "s"], method=["lnsr"], **fields)
+    return claims.find(claim, runs).verdict
+
+
+def test_a_clear_gain_is_borne_out():
+    assert verdict(table(0.02)) == claims.BORNE_OUT
+    assert verdict(table(-0.02), better="less") == claims.BORNE_OUT
+    assert verdict(table(0.02, methods=OLD)) == claims.BORNE_OUT
+
+
+@pytest.mark.parametrize(
+    ("gain", "fields"),
+    [
+        (-0.02, {}),  # the other way
+        (0.004, {"gain": 1.0, "better": "more"}),  # less than half: borne out, yet see below
+        (0.0, {"gain": 1.0}),
+        (0.02, {"same": True}),
+    ],
+)
+def test_what_contradicts_a_claim_refutes_it_for_the_model(gain, fields):
+    expected = claims.BORNE_OUT if gain == 0.004 else claims.REFUTED
+    assert verdict(table(gain), **fields) == expected
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        table(-0.02, methods=OLD),
+        table(-0.02, seeds=3),
+        table(0.02, seeds=3),
+        table(0.004, spread=0.05),
+    ],
+)
+def test_old_or_few_or_scattered_runs_decide_nothing(runs):
+    assert verdict(runs, gain=1.0) == claims.OPEN
+
+
+def test_without_runs_nothing_is_found():
+    claim = claims.Claim(place="", claim="", studies=["none"], method=["lnsr"])
+    assert claims.find(claim, table(0.02)) is None
+
+
+def test_one_of_two_methods_may_be_the_baseline():
+    runs = table(0.02).replace({"method": {"plain": "other"}})
+    assert verdict(runs, against="other") == claims.BORNE_OUT
