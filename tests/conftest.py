@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from helpers.tiny_folder import tiny_bert, tiny_data
+from smoothtune.core import objective
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 INSTALL = "this test needs a browser: apt-get install chromium, or playwright install chromium"
@@ -37,6 +38,12 @@ def _one_thread_and_own_caches(monkeypatch, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     monkeypatch.setenv("SMOOTHTUNE_CACHE", str(folder / "cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "datasets")
+
+
+@pytest.fixture(autouse=True)
+def _tiny_batches_share_masks(monkeypatch):
+    """As batches of a usual size do."""
+    monkeypatch.setattr(objective, "MASKS_FROM", 0)
 
 
 @pytest.fixture(autouse=True, scope="session")

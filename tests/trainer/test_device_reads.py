@@ -11,18 +11,22 @@ from transformers import Trainer, TrainerCallback
 
 import smoothtune
 from helpers.training import Rows, arguments, collate
-from smoothtune import LNSR, R3F, Plain, regularize
-from smoothtune.testing import tiny_model
+from smoothtune import LNSR, METHODS, R3F, JacHess, Objective, Plain, regularize
+from smoothtune.testing import tiny_batch, tiny_model
 
 ORDINARY = range(10, 30)
 """Updates after those in which terms are compared with the task's gradient once."""
 ON_THE_HOST = {
-    "_times",  # only on the CPU
-    "_bernoulli",  # the state of the CPU's generator, as the next one
+    "_bernoulli",  # the state of the CPU's generator, as the next two
     "__torch_dispatch__",
+    "same",
     "first_error",  # copied to the host in the update before
+    "_times",  # whether a scale is 1, only on the CPU
+    "top_fraction",  # how many values are above 0, only on the CPU
+    "_kth_largest",  # by numpy, only on the CPU
 }
 SOURCES = str(Path(smoothtune.__file__).parent)
+aten = torch.ops.aten
 
 
 class Reads(TorchDispatchMode):
@@ -33,7 +37,7 @@ class Reads(TorchDispatchMode):
         self.counts: Counter[str] = Counter()
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if function is torch.ops.aten._local_scalar_dense.default:
+        if waits(function, args):
             self.count()
         return function(*args, **kwargs or {})
 
@@ -45,6 +49,15 @@ class Reads(TorchDispatchMode):
         self.counts[frame.f_code.co_name if of_smoothtune else "others"] += 1
 
 
+def waits(function, args):
+    """Whether an operation gives the host a value, a size that depends on one, or sends one."""
+    if function in (aten.index.Tensor, aten.index_put_.default, aten.index_put.default):
+        return any(index is not None and index.dtype == torch.bool for index in args[1])
+    if function is aten.lift_fresh.default:  # of torch.tensor(number)
+        return True
+    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*function.tags})
+
+
 class InOrdinaryUpdates(TrainerCallback):
     """Counts in whole updates, with the drawing of their batches."""
 
@@ -53,30 +66,40 @@ class InOrdinaryUpdates(TrainerCallback):
 
     def on_step_end(self, args, state, control, **kwargs):
         if state.global_step == ORDINARY[0]:
-            self.reads.__enter__()
-            self.entered = True
+            self.begin()
         elif self.entered and state.global_step == ORDINARY[-1]:
-            self.entered = False
-            self.reads.__exit__(None, None, None)
+            self.end()
+
+    def begin(self):
+        self.reads.__enter__()
+        self.entered = True
+
+    def end(self):
+        self.entered = False
+        self.reads.__exit__(None, None, None)
 
 
-def reads_of(tmp_path, monkeypatch, method, **changes) -> Counter[str]:
-    reads = Reads()
-    callback = InOrdinaryUpdates(reads)
+@pytest.fixture
+def callback(monkeypatch):
+    made = InOrdinaryUpdates(Reads())
 
     def counting(original):
         def counted(tensor, *args, **kwargs):
-            if callback.entered:
-                reads.count()
+            if made.entered:
+                made.reads.count()
             return original(tensor, *args, **kwargs)
 
         return counted
 
     for name in ("tolist", "cpu", "numpy"):  # which the dispatcher does not see on the CPU
         monkeypatch.setattr(torch.Tensor, name, counting(getattr(torch.Tensor, name)))
+    return made
+
+
+def reads_of(tmp_path, callback, method, **changes) -> Counter[str]:
     settings = {"max_steps": ORDINARY[-1], "logging_steps": 1000, "max_grad_norm": 1.0}
     trainer = Trainer(
-        model=tiny_model("bert", dropout=0.1),
+        model=tiny_model("bert", dropout=0.1, dtype=torch.float32),
         args=arguments(
             tmp_path,
             per_device_train_batch_size=4,
@@ -91,27 +114,55 @@ def reads_of(tmp_path, monkeypatch, method, **changes) -> Counter[str]:
     if method is not None:
         regularize(trainer, method)
     trainer.train()
-    return reads.counts
+    return callback.reads.counts
 
 
 def without_ids(rows):
     return {name: value for name, value in collate(rows).items() if name != "example_id"}
 
 
-@pytest.mark.parametrize("changes", [{}, {"gradient_accumulation_steps": 2}])
+def of_the_device(reads: Counter[str]) -> dict[str, int]:
+    return {name: n for name, n in reads.items() if name not in {"others", *ON_THE_HOST}}
+
+
 @pytest.mark.parametrize(
     "method",
-    [Plain(), LNSR(weight=1.0), LNSR(), R3F(weight=1.0), R3F()],
-    ids=["plain", "lnsr weight", "lnsr share", "r3f weight", "r3f share"],
+    [make() for make in METHODS.values()] + [LNSR(weight=1.0), R3F(weight=1.0), JacHess(clip=4.0)],
+    ids=[*METHODS, "lnsr weight", "r3f weight", "jachess clip"],
 )
-def test_no_value_is_read(tmp_path, monkeypatch, method, changes):
-    reads = reads_of(tmp_path, monkeypatch, method, **changes)
-    assert {name: n for name, n in reads.items() if name not in {"others", *ON_THE_HOST}} == {}
+def test_no_value_is_read(tmp_path, callback, method):
+    fields = {"max_grad_norm": 0.0} if method.traits.clips_gradients else {}
+    reads = reads_of(tmp_path, callback, method, **fields)
+    assert of_the_device(reads) == {}
     assert reads["first_error"] == ORDINARY[-1] - ORDINARY[0]  # one for each update
     assert reads["others"] > 0  # the Trainer's own: the counting works
 
 
-def test_plain_reads_what_the_stock_trainer_reads(tmp_path, monkeypatch):
-    stock = reads_of(tmp_path, monkeypatch, None)
-    plain = reads_of(tmp_path, monkeypatch, Plain())
-    assert plain["others"] == stock["others"]
+@pytest.mark.parametrize("method", [Plain(), LNSR(), R3F()], ids=["plain", "lnsr", "r3f"])
+def test_no_value_is_read_where_updates_have_two_batches(tmp_path, callback, method):
+    reads = reads_of(tmp_path, callback, method, gradient_accumulation_steps=2)
+    assert of_the_device(reads) == {}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_loop_reads_whether_its_loss_is_finite(callback, name):
+    """Which it is told at once, before the loss is used; that is the only value."""
+    model, batch = tiny_model("bert", dropout=0.1, dtype=torch.float32), tiny_batch()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    objective = Objective(METHODS[name]()).bind(model, optimizer, ORDINARY[-1])
+    for step in range(ORDINARY[-1]):
+        if step == ORDINARY[0]:
+            callback.begin()
+        objective(model, batch).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    callback.end()
+    reads = callback.reads.counts
+    assert of_the_device(reads) == {}
+    assert reads["first_error"] == ORDINARY[-1] - ORDINARY[0]
+
+
+def test_plain_reads_what_the_stock_trainer_reads(tmp_path, callback):
+    stock = reads_of(tmp_path, callback, None)["others"]
+    callback.reads.counts.clear()
+    assert reads_of(tmp_path, callback, Plain())["others"] == stock

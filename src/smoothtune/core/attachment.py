@@ -58,7 +58,7 @@ class Attachment:
             raise
         _TAKEN.add(model)
         _LATEST.update({id(regularizer): self for regularizer in self.regularizers})
-        self.shapes = {name: weight.shape for name, weight in model.named_parameters()}
+        self.weights = [(weight, name, weight.shape) for name, weight in model.named_parameters()]
         self._lost: weakref.finalize | None = None
         if not any(r.traits.reparametrizes for r in regularizers):  # these stay on the model
             self._lost = weakref.finalize(self, _TAKEN.discard, model)
@@ -89,8 +89,7 @@ class Attachment:
             self._check_shapes()
 
     def _check_shapes(self) -> None:
-        for name, weight in self.model.named_parameters():
-            before = self.shapes.get(name, weight.shape)
+        for weight, name, before in self.weights:
             if weight.shape != before and weight.is_floating_point():
                 raise RuntimeError(
                     f"{name} has the shape {tuple(weight.shape)}, and had {tuple(before)} when the "

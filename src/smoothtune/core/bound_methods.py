@@ -174,8 +174,11 @@ class BoundMethods:
     def before_step(self) -> None:
         """Let the methods edit the gradients; just before an update."""
         self.strengths.finish()
+        acting = {name: r for name, r in self.regularizers.items() if r.acts_before}
+        if not acting:
+            return
         device = next(self.model.parameters()).device
-        for name, regularizer in self.regularizers.items():
+        for name, regularizer in acting.items():
             with rng.stream(device, self.seed, f"{name}/gradients", self.step, every_process=True):
                 regularizer.before_step(self.model)
 

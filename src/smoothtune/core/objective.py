@@ -16,7 +16,7 @@ from smoothtune.core.compute_loss import ComputeLoss, model_loss, times
 from smoothtune.core.forward import Batch, ForwardPass, device_of
 from smoothtune.core.loss_sum import LossSum, Summed
 from smoothtune.core.non_finite import non_finite_loss
-from smoothtune.core.regularizer import LossTerm, TaskLoss
+from smoothtune.core.regularizer import LossTerm, Penalty, TaskLoss
 from smoothtune.core.strength import TASK
 from smoothtune.core.support import NO_NORMS, check
 from smoothtune.core.task_batch import TaskBatch, refuse_undeclared_labels, task_batch
@@ -27,9 +27,11 @@ from smoothtune.nn.autocast import autocast_dtype, in_float32
 from smoothtune.nn.causal_lm import check_next_token_loss, next_token_loss
 from smoothtune.nn.ddp_unused import UnusedWeights
 from smoothtune.nn.dropout import SharedMasks
-from smoothtune.nn.environments import Environment, is_compiled, reads_float32
+from smoothtune.nn.environments import COMPILED, Environment, reads_float32
 from smoothtune.nn.higher_order import differentiable_attention
 from smoothtune.nn.low_bit import keep_unpacked
+
+MASKS_FROM = 512  # tokens of a batch, from which on masks are drawn slower than looked up
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +198,7 @@ class Objective(BoundMethods):
             side=sides[0] if sides else "encoder",
             labeled=labeled,
             start=rng.get_state(device_of(batch)),
-            shared_masks=self._shared_masks(model, device_of(batch)),
+            shared_masks=self._shared_masks(batch),
             optimizer=self.optimizer,
         )
 
@@ -244,10 +246,17 @@ class Objective(BoundMethods):
             clean.run()
         return self._unused.zero_loss(model)
 
-    def _shared_masks(self, model: nn.Module, device: torch.device) -> SharedMasks | None:
-        """None on accelerators, where drawing a mask costs less than looking it up."""
-        passes = any(isinstance(method, LossTerm) for method in self.regularizers.values())
-        return SharedMasks() if passes and device.type == "cpu" and not is_compiled(model) else None
+    def _shared_masks(self, batch: Batch) -> SharedMasks | None:
+        """None where no pass shares masks, or to draw one costs less than to look it up.
+
+        So it is on accelerators, and in small batches. Passes over some rows have no other masks.
+        """
+        terms = [r for r in self.regularizers.values() if isinstance(r, LossTerm)]
+        sharing = [term for term in terms if term.shares_masks]
+        if not sharing or device_of(batch).type != "cpu" or self._where & COMPILED:
+            return None
+        parts = any(isinstance(term, Penalty) and term.rows < 1 for term in sharing)
+        return SharedMasks() if parts or batch["input_ids"].numel() >= MASKS_FROM else None
 
     def _record(self, summed: Summed) -> None:
         """Keep the parts of a value, and the methods' diagnostics, for who logs them."""

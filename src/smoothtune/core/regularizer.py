@@ -194,6 +194,12 @@ class LossTerm(Regularizer, ABC):
             clean: a pass over these rows, which has not run.
         """
 
+    @property
+    def shares_masks(self) -> bool:
+        """Whether it has passes that may see the dropout masks of the clean one."""
+        passes = bool(self.points()) or self.traits.ascends_weights
+        return passes and getattr(self, "dropout", "shared") == "shared"
+
     def acts(self, step: int, *, labeled: bool) -> bool:
         """Whether it has a loss in the update after `step` others, on a batch of this kind."""
         return labeled or not self.traits.needs_labels
@@ -311,11 +317,6 @@ class Penalty(LossTerm):
             return 0.0
         rise = self.updates(self.ramp_steps)
         return min(1.0, (step - start + 1) / rise) if rise else 1.0
-
-    @property
-    def shares_masks(self) -> bool:
-        """Whether its passes may see the dropout masks of the clean one."""
-        return getattr(self, "dropout", "shared") == "shared"
 
     @property
     def has_own_graph(self) -> bool:

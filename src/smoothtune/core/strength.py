@@ -167,7 +167,7 @@ class Strengths:
         method = self.bounded[name]
         factor = method.ramp(self.step) * method.every
         if method.share is None:
-            return norm.new_tensor(factor * (method.weight or 0.0))
+            return torch.full_like(norm, factor * (method.weight or 0.0))
         mean = self._ratio_with(name, task, norm).mean
         return torch.where((task > 0) & (norm > 0), factor * method.share * mean.exp(), 0.0)
 
@@ -209,8 +209,8 @@ class Strengths:
             acted = (share > 0).float()
             now = torch.stack([acted, share, share, acted * (applied.held < 1)]).float()
             before = self.sums.get(name, torch.zeros_like(now))
-            largest = torch.maximum(before, now)
-            self.sums[name] = torch.where(now.new_tensor([0, 0, 1, 0]) > 0, largest, before + now)
+            self.sums[name] = before + now
+            self.sums[name][2] = torch.maximum(before[2], now[2])
             self._warn_of_nothing(name)
 
     def applied(self) -> dict[str, Applied]:

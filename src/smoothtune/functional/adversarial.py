@@ -66,7 +66,8 @@ def project(delta: Tensor, radius: Tensor | float, norm: Norm, per: Per) -> Tens
     tensor([[[ 1.5000, -2.0000],
              [ 0.0000,  1.0000]]])
     """
-    bound = torch.as_tensor(radius, dtype=delta.dtype, device=delta.device)
+    by_row = isinstance(radius, Tensor)
+    bound = radius.to(delta) if by_row else delta.new_full((), radius)
     if norm == "linf":
         return delta.clamp(-bound, bound)
     size = norm_of(delta, norm, per).clamp(min=torch.finfo(delta.dtype).tiny)
@@ -86,8 +87,8 @@ def unit(clean: ForwardPass, point: Point, norm: Norm, per: Per, units: Units) -
     size = norm_of(x, "l2", per)
     if norm == "l2":
         return size
-    count = x.shape[-1] if per == "token" else keep.sum(1, keepdim=True) * x.shape[-1]
-    return size / torch.as_tensor(count, device=x.device).clamp(min=1).sqrt()
+    tokens = 1 if per == "token" else keep.sum(1, keepdim=True).clamp(min=1)
+    return size / (tokens * x.shape[-1]) ** 0.5
 
 
 def uniform_start(draws: Tensor, mask: Tensor, radius: Tensor, norm: Norm) -> Tensor:

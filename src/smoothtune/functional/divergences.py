@@ -6,6 +6,7 @@ nothing is detached, so gradients flow into both arguments unless the caller det
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -111,7 +112,7 @@ def jensen_shannon(logits: Tensor) -> Tensor:
         (...) in float32 or wider.
     """
     log_p = _log_softmax(logits)
-    log_mean = log_p.logsumexp(0) - torch.tensor(len(log_p), dtype=log_p.dtype).log()
+    log_mean = log_p.logsumexp(0) - math.log(len(log_p))
     return (log_p.exp() * (log_p - log_mean)).sum(-1).mean(0)
 
 

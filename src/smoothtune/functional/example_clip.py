@@ -6,8 +6,6 @@ the others, in pre-trained decoders above all. Such an example would rule its wh
 
 from __future__ import annotations
 
-import math
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -30,14 +28,13 @@ class ExampleClip:
         multiple: of the mean, up to which a value counts.
 
     Attributes:
-        mean: m_t; 0 before the first update.
-        count: t, the number of updates with values.
+        mean: () m_t; 0 before the first update.
+        count: () t, the number of updates with values.
     """
 
     def __init__(self, multiple: float):
         self.multiple = multiple
-        self.mean = 0.0
-        self.count = 0
+        self.mean = self.count = torch.zeros(())  # on the device, once there are values
         self._sums: list[Tensor] = []  # (2,) of every batch of this update: a sum, and n
 
     def factors(self, values: Tensor) -> Tensor:
@@ -48,34 +45,34 @@ class ExampleClip:
         """
         values = values.detach()
         counted = values > 0
-        bound = self.multiple * self.mean
-        taken = values.clamp(max=bound) if self.count else values.log()
+        bound = self.multiple * self.mean.to(values)
+        taken = torch.where(self.count.to(values) > 0, values.clamp(max=bound), values.log())
         total = torch.where(counted, taken, torch.zeros_like(taken)).sum()
         self._sums.append(torch.stack([total, counted.sum().to(total)]))
         return torch.where(counted, (bound / values).clamp(max=1), counted.to(values))
 
     def finish(self, device: torch.device) -> None:
         """At an update, in every process: take up what `factors` has seen in it."""
-        total, n = torch.stack(self._sums).sum(0).tolist() if self._sums else (0.0, 0.0)
-        self._sums.clear()
-        if dist.is_available() and dist.is_initialized():
-            sums = torch.tensor([total, n], device=device)
-            dist.all_reduce(sums)
-            total, n = sums.tolist()
-        if not n:
+        distributed = dist.is_available() and dist.is_initialized()
+        if not self._sums and not distributed:
             return
-        self.count += 1
-        if self.count == 1:
-            self.mean = math.exp(total / n)
-        else:
-            self.mean += max(1 / MEMORY, 1 / self.count) * (total / n - self.mean)
+        sums = torch.stack(self._sums).sum(0) if self._sums else torch.zeros(2, device=device)
+        self._sums.clear()
+        if distributed:
+            sums = sums.float()
+            dist.all_reduce(sums)
+        total, n = sums
+        mean, self.count = self.mean.to(sums), self.count.to(sums) + (n > 0)
+        step = (1 / self.count).clamp(min=1 / MEMORY)
+        moved = mean + step * (total / n - mean)
+        now = torch.where(self.count == 1, (total / n).exp(), moved)
+        self.mean = torch.where(n > 0, now, mean)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Mean and count."""
-        numbers = {"mean": self.mean, "count": float(self.count)}
-        return {key: torch.tensor(value, dtype=torch.float64) for key, value in numbers.items()}
+        return {"mean": self.mean, "count": self.count}
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Restore what `state_dict` returned; an update that has begun is forgotten."""
         self._sums.clear()
-        self.mean, self.count = state["mean"].item(), int(state["count"])
+        self.mean, self.count = state["mean"].clone(), state["count"].clone()

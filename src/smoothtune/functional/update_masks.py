@@ -41,12 +41,19 @@ def top_fraction(saliency: Tensor, keep: float) -> Tensor:
     flat = saliency.flatten()
     count = math.ceil(round(keep * flat.numel(), 6))  # 0.1 * 30 is a little more than 3
     mask = flat > 0
-    if torch.count_nonzero(mask) > count:
-        threshold = _kth_largest(flat, count)  # none is below 0, so it is among those above
-        mask = flat >= threshold
-        if surplus := int(torch.count_nonzero(mask)) - count:
-            mask[(flat == threshold).nonzero().squeeze(-1)[-surplus:]] = False
+    on_host = flat.device.type == "cpu"  # where a look at how many there are waits for nothing
+    if on_host and torch.count_nonzero(mask) <= count:
+        return mask.view_as(saliency)
+    threshold = _kth_largest(flat, count)
+    mask &= flat >= threshold
+    if not on_host or torch.count_nonzero(mask) > count:
+        mask &= _first(flat == threshold, count - torch.count_nonzero(flat > threshold))
     return mask.view_as(saliency)
+
+
+def _first(equal: Tensor, count: Tensor) -> Tensor:
+    """(n,) all but those of `equal` (n,) that come after the first `count` () of them."""
+    return ~equal | (equal.cumsum(0, dtype=torch.int32) <= count)
 
 
 def _kth_largest(values: Tensor, k: int) -> Tensor:

@@ -47,6 +47,11 @@ class ClippedPenalty(Penalty, ABC):
         """With a clip."""
         return self._clip is not None
 
+    @property
+    def shares_masks(self) -> bool:
+        """Only where derivatives are differences of passes."""
+        return self.traits.finite_differences
+
     def clipped(self, values: Tensor) -> Tensor:
         """(B,) the values of a batch's examples, none above its bound."""
         return values if self._clip is None else self._clip.factors(values) * values

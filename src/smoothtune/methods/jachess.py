@@ -208,7 +208,7 @@ class JacHess(DerivativePenalty):
     def loss(self, clean: ForwardPass) -> Tensor:
         """Equation 4."""
         if self.factors == "logits":
-            weights = torch.ones(1)
+            weights = torch.ones(1, device=clean.device)
             estimate = self._derivatives.estimate(clean, lambda run: [scores(run)], weights)
             width = scores(clean.run()).shape[1]
         else:
@@ -216,6 +216,7 @@ class JacHess(DerivativePenalty):
             if self._norms is None:
                 self.calibrate(clean.full)
             assert self._norms is not None
+            self._norms = self._norms.to(clean.device)
             n = self._norms.clamp(min=torch.finfo(self._norms.dtype).tiny) ** self.power
             weights = layer_factors(n, self.factors, self.temperature)
             estimate = self._derivatives.estimate(clean, read, weights)

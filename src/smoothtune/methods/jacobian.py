@@ -69,5 +69,5 @@ class Jacobian(DerivativePenalty):
 
     def loss(self, clean: ForwardPass) -> Tensor:
         """1/2 ||J||_F^2, a mean over examples (or label tokens)."""
-        estimate = self._derivatives.estimate(clean, lambda run: [scores(run)], torch.ones(1))
+        estimate = self._derivatives.estimate(clean, lambda run: [scores(run)], torch.ones(1, device=clean.device))
         return prediction_mean(clean, self.clipped(0.5 * estimate.jacobian))

@@ -11,7 +11,8 @@ Departures:
       after other methods have changed it and reads one `logits` only; this one composes, works in
       plain loops and for extractive QA.
     * With s = 0 it is the task loss, and its mean is over the same labels. A task loss that is not
-      the plain cross entropy (class weights, a loss of your own, the loss of a router) is refused.
+      the plain cross entropy (class weights, a loss of your own, the loss of a router) is refused
+      when it differs in one of the first 10 batches.
     * Extractive QA: the C of an example are its real tokens, and the mean of the start and the end
       loss is taken.
     * Several labels of an example: each is yes or no, so C = 2 and yes has 1 - s / 2 in the place
@@ -42,6 +43,7 @@ from smoothtune.nn.model_facts import (
 )
 
 ENDS = ("start", "end")
+CHECKED = 10  # batches whose task loss is compared, since to look at it waits for the device
 NO_CLASSES = "needs one class number, or a yes or no for each label: regression has none"
 
 
@@ -72,7 +74,7 @@ def surprise(logits: Tensor, target: Tensor, real: Tensor | None = None) -> tupl
 def summed(chosen: Tensor, uniform: Tensor, counted: Tensor) -> Surprise:
     """Of the labels that count."""
     count = counted.sum().clamp(min=1)
-    return Surprise(chosen[counted].sum(), uniform[counted].sum(), count)
+    return Surprise(*(torch.where(counted, x, 0).sum() for x in (chosen, uniform)), count)
 
 
 def of_spans(clean: ForwardPass, name: str) -> Surprise:
@@ -128,6 +130,14 @@ class LabelSmoothing(TaskLoss):
     smoothing: BelowOne = 0.1
     """s, the probability spread evenly over all classes. Paper: 0.1."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        self._checked = 0  # batches
+
+    def attach(self, model: nn.Module) -> None:
+        """Compare the task loss of the first batches again."""
+        self._checked = 0
+
     def refuses(self, model: nn.Module) -> str | None:
         """Labels of an embedding are no classes, and scores have none."""
         if is_embedding_model(model):
@@ -141,7 +151,7 @@ class LabelSmoothing(TaskLoss):
 
         Raises:
             ValueError: the model does not choose one of several classes, the batch says none, or
-                the task loss is another than the plain cross entropy.
+                the task loss of one of the first batches is another than the plain cross entropy.
         """
         means = [
             (each.of_label / each.labels, each.of_any / each.labels)
@@ -151,7 +161,9 @@ class LabelSmoothing(TaskLoss):
         of_label, of_any = (
             times(factor, torch.stack(part).mean()) for part in zip(*means, strict=True)
         )
-        self._check(clean, of_label)
+        if self._checked < CHECKED:
+            self._checked += 1
+            self._check(clean, of_label)
         return (1 - self.smoothing) * of_label + self.smoothing * of_any
 
     def _surprises(self, clean: ForwardPass) -> list[Surprise]:

@@ -35,6 +35,7 @@ Departures: all of the following is RECONSTRUCTED.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Literal
 
@@ -224,7 +225,7 @@ class UEGR(TaskLoss):
         if self.adaptive == "divergence":
             self._divergences.append(apart.detach())
         if self.js_norm == "log_k" and len(among) > 1:
-            apart = apart / torch.tensor(float(len(among))).log().item()
+            apart = apart / math.log(len(among))
         total = total + self.alpha * apart
         return total + self.beta * task_loss(clean.run()) if self.beta else total
 

@@ -40,8 +40,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     Several times in a step: unlike accelerate's, it does not look at every submodule.
     """
     while True:
-        if hasattr(model, "_orig_mod"):  # what torch.compile wraps
-            model = model._orig_mod  # type: ignore[assignment]
+        if (wrapped := model._modules.get("_orig_mod")) is not None:  # what torch.compile wraps
+            model = wrapped
         elif isinstance(model, _PARALLEL):
             model = model.module
         else:

@@ -30,6 +30,7 @@ Environment = Literal[
     "LoRA",
 ]
 ENVIRONMENTS: tuple[Environment, ...] = get_args(Environment)
+COMPILED: set[Environment] = {"torch.compile", "compiled blocks"}
 LOW_BIT: tuple[Environment, ...] = ("16-bit base weights", "quantized base weights")
 """Frozen weights in fewer than 32 bits, which are read as float32 where a method needs it."""
 
@@ -67,11 +68,6 @@ def environments(model: nn.Module, device: torch.device | None = None) -> set[En
 def reads_float32(where: set[Environment]) -> bool:
     """Whether frozen weights in few bits can be read as float32; not beside trained ones."""
     return bool(where & set(LOW_BIT)) and "16-bit weights" not in where
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether a part of the model is compiled, or all of it."""
-    return bool(environments(model) & {"torch.compile", "compiled blocks"})
 
 
 def has_quantized(model: nn.Module) -> bool:
