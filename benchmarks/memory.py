@@ -53,6 +53,7 @@ def measure(spec, source, size, length, checkpointing):
     from smoothtune.config.run import load_config
     from smoothtune.console import quiet
     from smoothtune.models.load import load_base, load_classifier
+    from smoothtune.nn.hf_versions import enable_checkpointing
     from smoothtune.tasks.presets import TASKS
     from smoothtune.trainer.cost import Stepper, random_batches
 
@@ -61,7 +62,7 @@ def measure(spec, source, size, length, checkpointing):
         model, _ = load_classifier(load_base(source), TASKS["sst2"], seed=0)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
     if checkpointing:
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        enable_checkpointing(model)
     batch = random_batches(model, 1, size, length)[0]
     batch = {name: value.to(model.device) for name, value in batch.items()}
     run = load_config(options={"task": "sst2", "output_dir": "unused"}, methods=[spec])

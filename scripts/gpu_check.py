@@ -41,6 +41,7 @@ from torch import nn
 from smoothtune import CWGNC, L2SP, LNSR, METHODS, R3F, Objective
 from smoothtune.core.regularizer import Penalty
 from smoothtune.core.support import problems
+from smoothtune.nn.hf_versions import enable_checkpointing
 from smoothtune.testing import all_in_float64, fixed_draws, tiny_batch, tiny_model, with_weight
 
 ARCHITECTURES = ("bert", "llama")
@@ -60,7 +61,7 @@ def gradient(
     """The gradient of one update, flat, on the CPU; draws depend on the position alone."""
     model = tiny_model(architecture, dtype=dtype).to(device)
     if mode == "activation checkpointing":
-        model.activation_checkpointing_enable({"use_reentrant": False})
+        enable_checkpointing(model)
     half = {"bf16 autocast": torch.bfloat16, "fp16 and scaler": torch.float16}.get(mode)
     around = torch.autocast(device.type, dtype=half) if half else nullcontext()
     scaler = torch.amp.GradScaler(device.type, init_scale=1024.0, enabled=half == torch.float16)

@@ -25,6 +25,7 @@ from smoothtune import (
 from smoothtune.core import row_subset
 from smoothtune.core.row_subset import draw_rows
 from smoothtune.nn import rng
+from smoothtune.nn.hf_versions import enable_checkpointing
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
 from smoothtune.testing.tiny import COMMON_CONFIG, random_model
 
@@ -305,7 +306,7 @@ class TestWhichPassesRun:
 
     def test_with_recomputed_blocks_masks_are_not_shared(self, monkeypatch):
         model = tiny_model("bert", dropout=0.1)
-        model.activation_checkpointing_enable()
+        enable_checkpointing(model)
         assert self.ran(monkeypatch, LNSR(rows=0.5, weight=1.0), model) == [4, 2, 2]
 
     def test_beside_mixout_which_draws_in_every_pass(self, monkeypatch):

@@ -26,6 +26,7 @@ from smoothtune import (
 )
 from smoothtune.core.forward import model_loss
 from smoothtune.core.regularizer import Penalty
+from smoothtune.nn.hf_versions import enable_checkpointing
 from smoothtune.testing import all_in_float64, fixed_draws, tiny_batch, tiny_model
 
 PENALTIES = {
@@ -71,7 +72,7 @@ def adapted(model):
 
 
 def checkpointed(model):
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    enable_checkpointing(model)
     return model
 
 
@@ -635,7 +636,7 @@ def test_what_can_have_no_share_says_so():
     with pytest.raises(ValueError, match="greater than 0"):
         LNSR(share=0)
     model = tiny_model("bert")
-    model.activation_checkpointing_enable({"use_reentrant": True})
+    enable_checkpointing(model, use_reentrant=True)
     with pytest.raises(
         ValueError, match="l2_sp with reentrant checkpointing: the gradients .* or give a weight"
     ):

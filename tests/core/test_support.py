@@ -29,6 +29,7 @@ from smoothtune import (
 from smoothtune.core.regularizer import Penalty
 from smoothtune.core.support import KINDS, REFUSED, kinds
 from smoothtune.nn.environments import ENVIRONMENTS, LOW_BIT, environments
+from smoothtune.nn.hf_versions import enable_checkpointing
 from smoothtune.testing import (
     all_in_float64,
     fixed_draws,
@@ -114,9 +115,7 @@ def gradient(make, environment=None, dtype=torch.float32):
     if environment == "16-bit weights":
         model.to(torch.bfloat16)
     elif environment in ("activation checkpointing", "reentrant checkpointing"):
-        model.activation_checkpointing_enable(
-            {"use_reentrant": environment == "reentrant checkpointing"}
-        )
+        enable_checkpointing(model, use_reentrant=environment == "reentrant checkpointing")
     elif environment in ("bf16 autocast", "fp16 and scaler"):
         half = torch.bfloat16 if environment == "bf16 autocast" else torch.float16
         around = torch.autocast("cpu", dtype=half)
@@ -230,7 +229,7 @@ def test_environments_of_a_model():
         (False, "activation checkpointing"),
     ):
         model = tiny_model("bert")
-        model.activation_checkpointing_enable({"use_reentrant": reentrant})
+        enable_checkpointing(model, use_reentrant=reentrant)
         assert environments(model) == {name}
     model = tiny_model("bert")
     assert environments(torch.compile(model, backend="eager")) == {"torch.compile"}

@@ -12,6 +12,7 @@ from transformers import (
     T5Config,
 )
 
+from helpers.versions import trainer_arguments
 from smoothtune import METHODS, regularize
 from smoothtune.testing import PAD, VOCABULARY, fixed_draws, tiny_batch, with_weight
 from smoothtune.testing.tiny import random_model
@@ -142,7 +143,7 @@ def seq2seq_trainer(output_dir, method, *, architecture="t5", dropout=0.0, dtype
     }
     trainer = Seq2SeqTrainer(
         model=tiny_seq2seq(architecture, dropout=dropout, dtype=dtype or torch.float64),
-        args=Seq2SeqTrainingArguments(**settings | changes),
+        args=trainer_arguments(Seq2SeqTrainingArguments, **settings | changes),
         train_dataset=Pairs(),
         eval_dataset=Pairs(3),
     )

@@ -5,8 +5,8 @@ import sys
 import time
 
 import torch
-from transformers import TrainingArguments
 
+from helpers.versions import trainer_arguments
 from smoothtune import METHODS, SmoothTrainer
 from smoothtune.testing import VOCABULARY, fixed_draws, tiny_model, with_weight
 
@@ -66,7 +66,7 @@ def arguments(output_dir, **changes):
         "dataloader_pin_memory": False,
         "per_device_train_batch_size": 32,
     }
-    return TrainingArguments(**settings | changes)
+    return trainer_arguments(**settings | changes)
 
 
 def weights_after(output_dir, method, architecture="bert", *, data=None, fields=None, **changes):

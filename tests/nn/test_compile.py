@@ -28,6 +28,7 @@ from smoothtune.nn.architecture import blocks
 from smoothtune.nn.compile import uncompile_blocks
 from smoothtune.nn.dropout import evaluating
 from smoothtune.nn.environments import environments
+from smoothtune.nn.hf_versions import enable_checkpointing
 from smoothtune.testing import tiny_batch, tiny_model, with_weight
 from smoothtune.testing.tiny import COMMON_CONFIG, random_model
 
@@ -133,7 +134,7 @@ def adapted(model):
 
 
 def checkpointed(model):
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    enable_checkpointing(model)
     return model
 
 

@@ -5,6 +5,7 @@ import torch
 
 from smoothtune import ForwardPass
 from smoothtune.nn.dropout import dropout_rates, sites
+from smoothtune.nn.hf_versions import enable_checkpointing
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model
 
 
@@ -85,7 +86,7 @@ def test_a_pass_runs_at_its_rate_and_shares_masks():
 
 def test_refused_under_activation_checkpointing():
     model = tiny_model("bert", dropout=0.2)
-    model.activation_checkpointing_enable()
+    enable_checkpointing(model)
     with pytest.raises(ValueError, match="activation checkpointing"):
         ForwardPass(model, tiny_batch()).at(rate=0.5)
     assert torch.isfinite(ForwardPass(model, tiny_batch()).at().logits).all()

@@ -24,6 +24,7 @@ from smoothtune.core import support
 from smoothtune.core.regularizer import LossTerm
 from smoothtune.core.support import runs_model
 from smoothtune.nn import environments
+from smoothtune.nn.hf_versions import enable_checkpointing
 from smoothtune.nn.low_bit import Float32Compute, Float32View, is_quantized
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model, with_weight
 
@@ -150,7 +151,7 @@ def test_small_differences_and_high_derivatives(bases, make, base):
 @pytest.mark.parametrize("name", ["vat", "jacobian"])
 def test_recomputed_blocks_are_wide_too(bases, name, base):
     narrow, wide = adapted(*bases[base])
-    narrow.activation_checkpointing_enable({"use_reentrant": False})
+    enable_checkpointing(narrow)
     agrees((narrow, wide), lambda: METHODS[name](weight=1.0))
 
 
@@ -237,7 +238,7 @@ def test_reentrant_checkpointing_and_compiled_models(bases, base):
     message = f"alum with {environment} and torch.compile: its passes would not be float32"
     assert message in refusal(model, METHODS["alum"](weight=1.0))
     (model,) = adapted(bases[base][0])
-    model.activation_checkpointing_enable({"use_reentrant": True})
+    enable_checkpointing(model, use_reentrant=True)
     assert f"vat with {environment} and reentrant checkpointing" in refusal(model)
     Objective(METHODS["l2_sp"]()).attach(model)  # has no passes
 

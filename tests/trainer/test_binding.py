@@ -22,6 +22,7 @@ from smoothtune import (
     SmoothTrainer,
     regularize,
 )
+from smoothtune.nn.hf_versions import declared_scaling
 from smoothtune.testing import tiny_model
 
 
@@ -203,7 +204,7 @@ def test_after_training_all_is_as_it_was(tmp_path, ends):
     replaced = ("compute_loss", "create_optimizer", "log", "get_batch_samples")
     assert not set(replaced) & set(vars(trainer))
     assert trainer.model_accepts_loss_kwargs == own["model_accepts_loss_kwargs"]
-    assert trainer.loss_is_scaled_for_ga is None
+    assert declared_scaling(trainer) is None
     batch = collate([Rows(8)[i] for i in range(8)])
     del batch["example_id"]
     if ends == "well":

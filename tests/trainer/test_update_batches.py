@@ -11,7 +11,7 @@ from helpers.training import Rows, arguments, collate
 from smoothtune import L2SP, SmoothTrainer
 from smoothtune.data.batches import LengthGroupedSampler
 from smoothtune.testing import tiny_model
-from smoothtune.trainer.regularized import set_epoch
+from smoothtune.trainer.binding import set_epoch
 from smoothtune.trainer.run_record import CUT, EXAMPLES, differences
 from smoothtune.trainer.unlabeled import AlternatingBatches
 from smoothtune.trainer.update_batches import (

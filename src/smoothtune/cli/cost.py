@@ -19,6 +19,7 @@ from smoothtune.memory import keep_freed_memory, measurable
 from smoothtune.models.load import load_base, load_classifier
 from smoothtune.models.lora import add_lora
 from smoothtune.models.positions import num_positions
+from smoothtune.nn.hf_versions import enable_checkpointing
 from smoothtune.run.trainer import as_config_error
 from smoothtune.tasks.presets import TASKS
 from smoothtune.trainer.cost import (
@@ -215,7 +216,7 @@ def _measured(
             return error.problems
         if checkpointing:
             classifier.config.use_cache = False
-            classifier.activation_checkpointing_enable({"use_reentrant": False})
+            enable_checkpointing(classifier)
     nn.Module.to(classifier, _device())
     if config.frozen_weights == "float32":  # as training does
         keep_freed_memory()

@@ -26,6 +26,7 @@ from smoothtune.data.arrow import numbers
 from smoothtune.data.batches import LengthGroupedSampler
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.nn import rng
+from smoothtune.nn.hf_versions import sampling_strategy
 from smoothtune.run.callbacks import EarlyStopping, EvaluationEnded
 from smoothtune.run.inputs import Inputs
 from smoothtune.run.optimizer import uncorrected
@@ -123,7 +124,7 @@ class RunTrainer(SmoothTrainer):
         return output
 
     def _get_train_sampler(self, train_dataset: Dataset | None = None) -> Sampler | None:
-        if self.args.train_sampling_strategy != "group_by_length":
+        if sampling_strategy(self.args) != "group_by_length":
             return super()._get_train_sampler(train_dataset)
         dataset: Any = self.train_dataset if train_dataset is None else train_dataset
         lengths = numbers(dataset, "length").tolist()

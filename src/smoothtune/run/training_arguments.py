@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from transformers.integrations import get_available_reporting_integrations
 from smoothtune.config.run import RunConfig
 from smoothtune.config.run_fields import OUTPUT_FIELDS
 from smoothtune.errors import ConfigError, Problem
+from smoothtune.nn.hf_versions import argument_names, installed_names
 from smoothtune.run.output import CHECKPOINTS
 from smoothtune.run.processes import check_environment
 from smoothtune.tasks.base import Task
@@ -25,7 +25,8 @@ _OWN_MEANING = {
     "greater_is_better",
 }
 """Fields that are passed on in another form."""
-"""Scores of which less is better."""
+_SHARED = argument_names() - _OWN_MEANING
+"""Fields that are passed on as they are."""
 
 
 def training_arguments(config: RunConfig, folder: Path, task: Task) -> TrainingArguments:
@@ -41,17 +42,15 @@ def training_arguments(config: RunConfig, folder: Path, task: Task) -> TrainingA
             speaks of other processes, and does not say how to meet them.
     """
     check_environment()
-    shared = {field.name for field in fields(TrainingArguments)} - _OWN_MEANING
-    values: dict[str, Any] = config.model_dump(include=shared)
+    values: dict[str, Any] = config.model_dump(include=_SHARED)
     if config.load_best_model_at_end:
         values["save_strategy"] = config.eval_strategy
         values["save_steps"] = config.eval_steps or config.logging_steps
     if watches_scores(config):
         metric, greater = best_score(config, task)
         values |= {"metric_for_best_model": metric, "greater_is_better": greater}
-    return TrainingArguments(
+    values |= dict(
         output_dir=str(folder / CHECKPOINTS),
-        **values,
         max_grad_norm=config.clip_norm(),
         activation_checkpointing=config.gradient_checkpointing,
         activation_checkpointing_kwargs={"use_reentrant": False},
@@ -64,6 +63,7 @@ def training_arguments(config: RunConfig, folder: Path, task: Task) -> TrainingA
         report_to=_integrations(config),
         disable_tqdm=True,
     )
+    return TrainingArguments(**installed_names(values))
 
 
 def watches_scores(config: RunConfig) -> bool:

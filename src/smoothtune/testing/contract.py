@@ -18,6 +18,7 @@ from smoothtune.core import row_subset
 from smoothtune.core.objective import Objective
 from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
 from smoothtune.core.support import REFUSED
+from smoothtune.nn.hf_versions import enable_checkpointing
 from smoothtune.testing.fixed import all_in_float64, fixed_draws, frozen_perturbations
 from smoothtune.testing.tiny import LEFT_PADDED, tiny_batch, tiny_model
 
@@ -257,7 +258,7 @@ def survives_checkpointing(make: MakeMethod, architecture: str, on: Models = TIN
     for checkpointing in (False, True):
         model = on.make_model(architecture, dropout=0.1)
         if checkpointing:
-            model.activation_checkpointing_enable()  # type: ignore[operator]
+            enable_checkpointing(model)
         torch.manual_seed(7)
         try:
             gradients.append(_gradient(Objective(with_weight(make())), model, on.make_batch()))

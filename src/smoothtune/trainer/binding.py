@@ -11,7 +11,7 @@ import torch
 from accelerate.utils import DistributedType, DynamoBackend
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import Trainer
+from transformers import Trainer, TrainerControl, TrainerState, TrainingArguments
 
 from smoothtune.core.attachment import holds
 from smoothtune.core.non_finite import finite_weights
@@ -22,6 +22,7 @@ from smoothtune.errors import CheckpointError
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.compile import compile_blocks, is_compiled_block, uncompile_blocks
+from smoothtune.nn.hf_versions import undivided
 from smoothtune.trainer.checkpoints import Checkpoints
 from smoothtune.trainer.compatibility import check_trainer
 from smoothtune.trainer.manifest import STATE_FILE
@@ -53,6 +54,8 @@ class Binding:
         self.scaling: dict[str, Any] = {}  # what the trainer has of these attributes
         self.backend: DynamoBackend | None = None  # what the Trainer would compile the model with
         self.compiled: nn.Module | None = None  # the model whose blocks are compiled here
+        self.epoch = 0  # the one at hand, from 0 on
+        self.over = False  # whether an epoch is begun after the last update
         self.attach()
 
     # --- connecting --------------------------------------------------------------------------
@@ -177,8 +180,12 @@ class Binding:
         for regularizer in self.objective.regularizers.values():
             regularizer.read_training_rows(rows, tokenizer)
 
-    def begin(self) -> None:
-        """Bind the optimizer that is really used; load the methods' state, after the model's."""
+    def begin(self, loader: Any) -> None:
+        """Bind the optimizer that is really used; load the methods' state, after the model's.
+
+        Args:
+            loader: of the training rows.
+        """
         args, state = self.trainer.args, self.trainer.state
         if self.is_zero:  # its optimizer takes a step for every group of an update
             self.objective.unbind_optimizer()
@@ -186,6 +193,7 @@ class Binding:
             self.use(self.trainer.optimizer)
         accumulates = args.gradient_accumulation_steps > 1
         self.objective.expect(state.max_steps, accumulates=accumulates)
+        self.epoch, self.over = epochs_behind(loader, args, state) - 1, False
         if self.resume_from is None:
             return
         self.checkpoints.find_best(self.resume_from.parent)
@@ -199,7 +207,20 @@ class Binding:
         self.checkpoints.evaluate_if_due(self.resume_from)
         self.checkpoints.rotate_if_due(self.resume_from)
 
-    def calibrate(self, loader: Any) -> None:
+    def begin_epoch(self, loader: Any, control: TrainerControl) -> None:
+        """Take no step after the last one; transformers would, resumed there within an epoch.
+
+        The last one is that of `max_steps`, or the one at which a callback ended the training.
+        """
+        state, self.epoch = self.trainer.state, self.epoch + 1
+        self.over = state.global_step >= state.max_steps or control.should_training_stop
+        if self.over:
+            control.should_training_stop = True
+        else:
+            set_epoch(loader, self.epoch)
+            self._calibrate(loader)
+
+    def _calibrate(self, loader: Any) -> None:
         """Let methods measure the pre-trained model on the first training rows."""
         trainer, methods = self.trainer, self.objective.regularizers.values()
         rows: Any = getattr(loader, "dataset", None)  # unlabeled ones come after the others
@@ -238,6 +259,7 @@ class Binding:
             declared_loss=self.task.is_declared,
         )
         self.terms.add(self.objective.terms, self.task.parts.part_of_kind(inputs))
+        loss = loss / undivided(self.trainer, num_items_in_batch)
         return (loss, None) if return_outputs else loss
 
     def after_update(self) -> None:
@@ -260,3 +282,33 @@ class Binding:
 def is_map_style(rows: Any) -> bool:
     """Whether rows have numbers, so that the first can be read without using up a stream."""
     return hasattr(rows, "__getitem__") and hasattr(rows, "__len__") and len(rows) > 0
+
+
+def epochs_behind(loader: Any, args: TrainingArguments, state: TrainerState) -> int:
+    """Number of epochs before the one that a training begins or goes on in, as the Trainer has it.
+
+    Args:
+        loader: of the training rows; one without a length has a single epoch.
+        args: of the trainer.
+        state: of the trainer, that of the checkpoint loaded.
+    """
+    try:
+        batches = len(loader)
+    except TypeError:
+        return 0
+    return state.global_step // max(-(-batches // args.gradient_accumulation_steps), 1)
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell all samplers of a loader the epoch, on which their order depends.
+
+    transformers does not reach those of a process's share of the batches when it skips the first
+    ones, so that a run of several processes resumed within an epoch would see another order.
+    """
+    part: Any = getattr(loader, "batch_sampler", None)
+    while part is not None:
+        samplers: tuple[Any, Any] = (part, getattr(part, "sampler", None))
+        for sampler in samplers:
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
+        part = getattr(part, "batch_sampler", None)

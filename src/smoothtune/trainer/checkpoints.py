@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from transformers import Trainer
-from transformers.trainer_utils import sort_checkpoints
 
 from smoothtune.core.objective import Objective
 from smoothtune.errors import CheckpointError, OutputError
@@ -28,6 +28,7 @@ from smoothtune.trainer.manifest import (
     STATE_FILE,
     ResumePoint,
     about,
+    by_age,
     check_run,
     checkpoints_in,
     files_of_others,
@@ -52,6 +53,8 @@ class Checkpoints:
     def __init__(self, trainer: Trainer, objective: Objective) -> None:
         self.trainer, self.objective = trainer, objective
         self.run: dict[str, Any] = {}
+        self.limit: int | None = None
+        """The trainer's `save_total_limit`."""
         self.drawn: rng.State | None = None
         """Random generators after the evaluation that a checkpoint lacked."""
 
@@ -80,8 +83,23 @@ class Checkpoints:
         check_run(folder, self.run)
         return ResumePoint(folder, about(folder))
 
+    @contextmanager
+    def all_kept(self) -> Iterator[None]:
+        """Have the Trainer remove no checkpoint; `save` does so, when a new one is complete.
+
+        The last one is what a run that is killed after its training goes on from.
+        """
+        args = self.trainer.args
+        self.limit, args.save_total_limit = args.save_total_limit, None
+        try:
+            yield
+        finally:
+            args.save_total_limit = self.limit
+
     def save(self, write: Callable[..., None], model: Any, trial: Any = None) -> None:
         """Around the trainer's `_save_checkpoint`: old ones go when the new one is complete.
+
+        Within `all_kept`.
 
         Args:
             write: the trainer's own method, of the arguments that follow.
@@ -94,15 +112,10 @@ class Checkpoints:
         trainer, args = self.trainer, self.trainer.args
         name = f"checkpoint-{trainer.state.global_step}"
         checkpoint = Path(trainer._get_output_dir(trial=trial)) / name
-        limit = args.save_total_limit
         try:
             others = _set_aside(checkpoint) if args.should_save else set()
             trainer.accelerator.wait_for_everyone()
-            args.save_total_limit = None
-            try:
-                write(model, trial)
-            finally:
-                args.save_total_limit = limit
+            write(model, trial)
             trainer.accelerator.wait_for_everyone()
             if args.should_save:
                 self._complete(checkpoint, others)
@@ -116,26 +129,6 @@ class Checkpoints:
             ) from error
         if args.should_save:
             self.rotate(checkpoint)
-
-    def finalize(self, end: Callable[[], Any]) -> Any:
-        """Around the trainer's `_finalize_training`, which removes all but the best.
-
-        The last checkpoint is what a run that is killed hereafter goes on from.
-
-        Args:
-            end: the trainer's own method, with its arguments.
-
-        Raises:
-            CheckpointError: the best checkpoint, which is to be loaded, was damaged meanwhile.
-        """
-        args_of_run, state = self.trainer.args, self.trainer.state
-        if args_of_run.load_best_model_at_end and state.best_model_checkpoint:
-            self._check_best(Path(state.best_model_checkpoint))
-        limit, args_of_run.save_total_limit = args_of_run.save_total_limit, None
-        try:
-            return end()
-        finally:
-            args_of_run.save_total_limit = limit
 
     def find_best(self, folder: Path) -> None:
         """After a resume: the best checkpoint lies in the same folder, wherever it lay before.
@@ -152,7 +145,7 @@ class Checkpoints:
         best = folder / f"checkpoint-{state.best_global_step}"
         state.best_model_checkpoint = str(best) if best.is_dir() else None
         if self.trainer.args.load_best_model_at_end:
-            self._check_best(best)
+            self._check_whole(best)
 
     def evaluate_if_due(self, resumed_from: Path) -> None:
         """After a resume: evaluate, if the checkpoint was written before its step's evaluation.
@@ -188,7 +181,15 @@ class Checkpoints:
         if self.drawn is not None:
             rng.set_state(self.trainer.args.device, self.drawn)
 
-    def _check_best(self, best: Path) -> None:
+    def check_best(self) -> None:
+        """Before the best checkpoint is loaded.
+
+        Raises:
+            CheckpointError: it was damaged meanwhile.
+        """
+        self._check_whole(Path(str(self.trainer.state.best_model_checkpoint)))
+
+    def _check_whole(self, best: Path) -> None:
         if why := why_unusable(best):
             raise CheckpointError(
                 f"{best} has the best score, and its weights are to be kept at the end, but {why}: "
@@ -198,7 +199,9 @@ class Checkpoints:
     def _complete(self, checkpoint: Path, others: set[str]) -> None:
         arguments = checkpoint / "training_args.bin"
         if arguments.exists():  # written while the limit was lifted
-            torch.save(self.trainer.args, arguments)
+            written = copy(self.trainer.args)
+            written.save_total_limit = self.limit
+            torch.save(written, arguments)
         state = self.objective.state_dict().items()
         save_file({k: t.detach().cpu().contiguous() for k, t in state}, checkpoint / STATE_FILE)
         for path in checkpoint.iterdir():  # safetensors writes files with owner-only permissions
@@ -211,23 +214,22 @@ class Checkpoints:
 
         What cannot be removed now is removed after a later checkpoint, or when training resumes.
 
+        Within `all_kept`.
+
         Args:
             new: the newest one, which stays.
         """
-        limit = self.trainer.args.save_total_limit
         for old in [path for path in checkpoints_in(new.parent) if path.name.startswith(ASIDE)]:
             with suppress(OSError):
                 remove(old)
         remove_remains(new.parent)
-        if not limit or limit <= 0:
+        if not self.limit or self.limit <= 0:
             return
         best = self.trainer.state.best_model_checkpoint
         kept = {new, Path(best)} if best else {new}
-        by_age = [Path(path) for path in sort_checkpoints(str(new.parent), use_mtime=True)]
-        checkpoints = checkpoints_in(new.parent)
-        others = [path for path in by_age if path in checkpoints and path not in kept]
+        others = [path for path in by_age(new.parent) if path not in kept]
         others.sort(key=is_committed)  # first those without
-        for old in others[: max(0, len(others) + len(kept) - max(limit, len(kept)))]:
+        for old in others[: max(0, len(others) + len(kept) - max(self.limit, len(kept)))]:
             with suppress(OSError):
                 remove(old)
 

@@ -21,6 +21,7 @@ from smoothtune.core.support import (
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.compile import BACKENDS
 from smoothtune.nn.environments import Environment, environments
+from smoothtune.nn.hf_versions import checkpointing_kwargs, checkpoints_activations
 from smoothtune.nn.model_facts import is_encoder_decoder
 from smoothtune.trainer.sentence_transformers import (
     is_embedding_trainer,
@@ -81,7 +82,7 @@ def sharding_problems(trainer: Trainer) -> list[str]:
         or trainer.args.fp16
         or trainer.accelerator.mixed_precision != "no",
         "activation_checkpointing": plugin.activation_checkpointing
-        or trainer.args.activation_checkpointing,
+        or checkpoints_activations(trainer.args),
         "cpu_ram_efficient_loading": plugin.cpu_ram_efficient_loading,
         "offload_params": isinstance(plugin.cpu_offload, CPUOffloadPolicy),
         "torch_compile": trainer.args.torch_compile,
@@ -103,7 +104,7 @@ def zero_problems(regularizers: dict[str, Regularizer], trainer: Trainer) -> lis
     zero = plugin.deepspeed_config.get("zero_optimization", {})
     unverified = {
         "bf16 and fp16": args.bf16 or args.fp16 or trainer.accelerator.mixed_precision != "no",
-        "activation_checkpointing": args.activation_checkpointing,
+        "activation_checkpointing": checkpoints_activations(args),
         "torch_compile": args.torch_compile,
         "an encoder-decoder": is_encoder_decoder(unwrap(model)),
         **dict.fromkeys(map(str, sorted(environments(model))), True),
@@ -231,12 +232,13 @@ def unlabeled_problems(
 
 def _planned(args: Any) -> set[Environment]:
     """What the Trainer will enable when training begins."""
-    reentrant = (args.activation_checkpointing_kwargs or {}).get("use_reentrant", False)
+    checkpoints = checkpoints_activations(args)
+    reentrant = checkpointing_kwargs(args).get("use_reentrant", False)
     planned: dict[Environment, bool] = {
         "bf16 autocast": args.bf16,
         "fp16 and scaler": args.fp16,
         "compiled blocks": args.torch_compile,
-        "activation checkpointing": args.activation_checkpointing and not reentrant,
-        "reentrant checkpointing": args.activation_checkpointing and reentrant,
+        "activation checkpointing": checkpoints and not reentrant,
+        "reentrant checkpointing": checkpoints and reentrant,
     }
     return {environment for environment, enabled in planned.items() if enabled}

@@ -240,6 +240,17 @@ def checkpoints_in(folder: Path) -> list[Path]:
     return [path for path in folders if any(p.name.endswith(_READ) for p in path.iterdir())]
 
 
+def by_age(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, the oldest first.
+
+    By their steps, if their times are less than a second apart: they are a copy's then, or those of
+    a file system that keeps none.
+    """
+    times = {path: path.stat().st_mtime for path in checkpoints_in(folder)}
+    apart = max(times.values(), default=0) - min(times.values(), default=0) >= 1
+    return sorted(times, key=lambda path: (times[path] if apart else 0, order(path)))
+
+
 def order(checkpoint: Path) -> tuple[int, bool]:
     """Its step, and False where it is set aside for another one of that step."""
     match = _NAME.fullmatch(checkpoint.name)

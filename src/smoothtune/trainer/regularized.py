@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -52,7 +51,8 @@ class Regularized(Trainer):
                 warnings.warn("; ".join(notes), stacklevel=2)
             binding.read_rows()
             checkpoint = str(binding.resume_from) if binding.resume_from else None
-            return super().train(resume_from_checkpoint=checkpoint, **kwargs)
+            with binding.checkpoints.all_kept():
+                return super().train(resume_from_checkpoint=checkpoint, **kwargs)
         except UnpicklingError as error:
             raise CheckpointError(
                 f"{binding.resume_from or 'a file'}: optimizer.pt, scheduler.pt or rng_state.pth "
@@ -84,37 +84,19 @@ class Regularized(Trainer):
             return self._unlabeled_loader()
         return super().get_train_dataloader()
 
-    def _prepare_for_training(self, *args: Any, **kwargs: Any) -> Any:
-        prepared = super()._prepare_for_training(*args, **kwargs)
-        self._binding.begin()
-        return prepared
-
-    def _run_epoch(self, *, epoch: int, train_dataloader: Any, **kwargs: Any) -> None:  # type: ignore[override]
-        """Take no step after the last one; transformers would, resumed there within an epoch.
-
-        The last one is that of `max_steps`, or the one at which a callback ended the training.
-        """
-        if self.state.global_step >= self.state.max_steps or self.control.should_training_stop:
-            self.control.should_training_stop = True
-        else:
-            set_epoch(train_dataloader, epoch)
-            self._binding.calibrate(train_dataloader)
-            super()._run_epoch(epoch=epoch, train_dataloader=train_dataloader, **kwargs)
-
-    def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
-        self._binding.objective.checks.read()
-        end = partial(super()._finalize_training, *args, **kwargs)
-        result = self._binding.checkpoints.finalize(end)
-        self._binding.warn_at_end()
-        return result
+    def _load_best_model(self) -> None:
+        self._binding.checkpoints.check_best()
+        super()._load_best_model()
 
     # --- an update ---------------------------------------------------------------------------
 
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """Draw the batches of an update, and count their rows and labels."""
+        """Draw the batches of an update, and count their rows and labels; none after the last."""
         draw = super().get_batch_samples
+        if self._binding.over:
+            return [], None
         if not self._binding.attached:
             return draw(epoch_iterator, num_batches, device)
         parts = self._binding.task.parts
@@ -141,8 +123,12 @@ class Regularized(Trainer):
         return super().compute_loss
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
-        """Before a log, an evaluation or a checkpoint, know whether all is finite."""
-        if self.control.should_log or self.control.should_evaluate or self.control.should_save:
+        """Before a log, an evaluation, a checkpoint or the end, know whether all is finite."""
+        control = self.control
+        if self._binding.over:
+            return
+        acts = control.should_log or control.should_evaluate or control.should_save
+        if acts or control.should_training_stop:
             self._binding.objective.checks.read()
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
@@ -190,30 +176,27 @@ class Regularized(Trainer):
             extend_card(self, self._binding.objective, card)
 
 
-class AfterUpdate(TrainerCallback):
-    """Tells a binding of every update."""
+class Events(TrainerCallback):
+    """Tells a binding of what happens in a training."""
 
     def __init__(self, binding: Binding):
         self.binding = binding
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """When model and optimizer are prepared, and those of a checkpoint loaded."""
+        self.binding.begin(kwargs["train_dataloader"])
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Before the first batch is drawn."""
+        self.binding.begin_epoch(kwargs["train_dataloader"], control)
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Just after the optimizer's step."""
         self.binding.after_update()
 
-
-def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell all samplers of a loader the epoch, on which their order depends.
-
-    transformers does not reach those of a process's share of the batches when it skips the first
-    ones, so that a run of several processes resumed within an epoch would see another order.
-    """
-    part: Any = getattr(loader, "batch_sampler", None)
-    while part is not None:
-        samplers: tuple[Any, Any] = (part, getattr(part, "sampler", None))
-        for sampler in samplers:
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)
-        part = getattr(part, "batch_sampler", None)
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After the last epoch."""
+        self.binding.warn_at_end()
 
 
 def put_in_front(trainer: Trainer) -> Callable[[], None]:

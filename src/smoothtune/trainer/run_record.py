@@ -12,6 +12,7 @@ from torch import nn
 from transformers import Trainer, TrainingArguments
 
 from smoothtune.core.objective import Objective
+from smoothtune.nn.hf_versions import warmup_steps
 
 ARGUMENTS = (
     "seed",
@@ -21,7 +22,6 @@ ARGUMENTS = (
     "world_size",
     "learning_rate",
     "lr_scheduler_type",
-    "warmup_steps",
     "optim",
     "weight_decay",
     "adam_beta1",
@@ -51,6 +51,7 @@ def describe_run(trainer: Trainer, objective: Objective) -> dict[str, Any]:
         run[f"{name}.version"] = method.traits.version
         run |= {f"{name}.{f.name}": _plain(getattr(method, f.name)) for f in fields(method)}
     run |= {name: _plain(getattr(trainer.args, name)) for name in ARGUMENTS}
+    run["warmup_steps"] = warmup_steps(trainer.args)
     if trainer.is_fsdp_enabled:
         run["weights in parts"] = "FSDP2"
     return run | getattr(trainer, "run_identity", {})

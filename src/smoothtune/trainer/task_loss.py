@@ -22,6 +22,7 @@ from smoothtune.nn.autocast import autocast_dtype
 from smoothtune.nn.causal_lm import next_token_loss, target_mask
 from smoothtune.nn.dropout import evaluating
 from smoothtune.nn.encoder_decoder import with_decoder_inputs
+from smoothtune.nn.hf_versions import declared_scaling, loss_shifts_labels
 from smoothtune.nn.model_facts import IGNORED, added_loss, predicts_tokens
 from smoothtune.trainer.sentence_transformers import EmbeddingLoss, is_embedding_trainer
 from smoothtune.trainer.trl import metrics_kept, trl_trainer
@@ -61,7 +62,7 @@ class TrainerLoss:
     def __init__(self, trainer: Any):
         self.trainer = trainer
         self.compute_loss: Callable[..., Any] = trainer.own_compute_loss
-        self.scaled = trainer.loss_is_scaled_for_ga
+        self.scaled = declared_scaling(trainer)
         smoother = trainer.label_smoother
         self.smoothing = 0.0 if smoother is None else float(smoother.epsilon)
         self.kind: Kind = self._kind()
@@ -126,7 +127,7 @@ class TrainerLoss:
         return "labels" in batch and (self.normalized or self.kind == "function")
 
     def _are_labels(self, labels: Tensor) -> Tensor:
-        return are_labels(labels, shifted=bool(self.trainer._loss_shifts_labels))
+        return are_labels(labels, shifted=loss_shifts_labels(self.trainer))
 
     def _count(self, batch: Mapping[str, Any]) -> Tensor:
         """() what the Trainer would give for `num_items_in_batch`, at least 1."""

@@ -13,7 +13,7 @@ from smoothtune.core.objective import Objective
 from smoothtune.core.regularizer import Regularizer
 from smoothtune.trainer.binding import Binding
 from smoothtune.trainer.compatibility import check_trainer, check_unlabeled
-from smoothtune.trainer.regularized import AfterUpdate, Regularized, put_in_front
+from smoothtune.trainer.regularized import Events, Regularized, put_in_front
 from smoothtune.trainer.unlabeled import Alternate, alternating_loader
 
 T = TypeVar("T", bound=Trainer)
@@ -109,7 +109,7 @@ def regularize(
         regularized._unlabeled_loader = loader
         if alternate != "step":  # not told by a checkpoint's arguments
             setattr(trainer, "run_identity", {"alternate": alternate})  # noqa: B010
-    trainer.add_callback(AfterUpdate(binding))
+    trainer.add_callback(Events(binding))
     return trainer
 
 
@@ -123,7 +123,8 @@ def save_checkpoint(trainer: Trainer) -> None:
     binding.attach()
     try:
         assert trainer.model is not None
-        trainer._save_checkpoint(trainer.model, None)
+        with binding.checkpoints.all_kept():
+            trainer._save_checkpoint(trainer.model, None)
     finally:
         binding.detach()
 

@@ -26,6 +26,7 @@ from torch.utils.data import (
 from transformers import Trainer
 
 from smoothtune.data.batches import LengthGroupedSampler
+from smoothtune.nn.hf_versions import sampling_strategy
 
 Alternate = Literal["batch", "step", "epoch"]
 logger = logging.getLogger(__name__)
@@ -176,7 +177,7 @@ def alternating_loader(trainer: Trainer, unlabeled: Any, alternate: Alternate) -
     if not len(unlabeled):
         raise ValueError("the unlabeled dataset has no rows")
     labels = tuple(trainer.label_names or ()) + ("labels", "label")
-    if args.train_sampling_strategy == "batch_rebalance":
+    if sampling_strategy(args) == "batch_rebalance":
         raise ValueError(
             "batches of labeled and unlabeled rows are not balanced over processes: set "
             "train_sampling_strategy to group_by_length or random"

@@ -1,0 +1,131 @@
+"""What differs between the versions of transformers that are supported; it stands here alone.
+
+The rest of the package names things as the newest version does. What is missing before a version is
+marked by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import transformers
+from torch import nn
+from transformers import Trainer, TrainingArguments
+from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
+from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.model_facts import declaring
+
+_ARGUMENTS = {field.name for field in fields(TrainingArguments)}
+_CHECKPOINTING = (  # 5.23
+    "activation_checkpointing"
+    if "activation_checkpointing" in _ARGUMENTS
+    else "gradient_checkpointing"
+)
+_SAMPLING_STRATEGY = "train_sampling_strategy" in _ARGUMENTS  # 5.2
+_BEFORE_5 = int(transformers.__version__.partition(".")[0]) < 5
+"""Where a `warmup_steps` below 1 is no share of all updates, and checkpointing is reentrant."""
+_DECLARED_SCALING = hasattr(Trainer, "loss_is_scaled_for_ga")  # 5.20
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+def argument_names() -> set[str]:
+    """The names of the newest version that `installed_names` knows."""
+    return _ARGUMENTS | {"train_sampling_strategy"}
+
+
+def installed_names(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments for `TrainingArguments` as the installed version takes them.
+
+    Args:
+        values: under the names, and with the meanings, of the newest version.
+
+    Raises:
+        ValueError: an order of rows needs a newer version.
+    """
+    named = dict(values)
+    for ending in ("", "_kwargs"):
+        name = f"activation_checkpointing{ending}"
+        if name in named:
+            named[f"{_CHECKPOINTING}{ending}"] = named.pop(name)
+    if "train_sampling_strategy" in named and not _SAMPLING_STRATEGY:
+        strategy = named.pop("train_sampling_strategy")
+        if strategy not in ("random", "group_by_length"):
+            raise ValueError(f"train_sampling_strategy={strategy!r} needs transformers 5.2")
+        named["group_by_length"] = strategy == "group_by_length"
+    if "warmup_steps" in named and _BEFORE_5:
+        steps = named.pop("warmup_steps")
+        named |= {"warmup_ratio": steps} if steps < 1 else {"warmup_steps": int(steps)}
+    return named
+
+
+def checkpoints_activations(args: TrainingArguments) -> bool:
+    """Whether the Trainer will compute activations again in the backward pass."""
+    return bool(getattr(args, _CHECKPOINTING))
+
+
+def checkpointing_kwargs(args: TrainingArguments) -> dict[str, Any]:
+    """How it does."""
+    own: dict[str, Any] | None = getattr(args, f"{_CHECKPOINTING}_kwargs")
+    return {"use_reentrant": _BEFORE_5} if own is None else own
+
+
+def sampling_strategy(args: Any) -> str:
+    """Order of the training rows: random, group_by_length or another one that transformers has."""
+    if _SAMPLING_STRATEGY:
+        return str(args.train_sampling_strategy)
+    return "group_by_length" if args.group_by_length else "random"
+
+
+def warmup_steps(args: Any) -> float:
+    """Updates of the warm-up; below 1: share of all updates."""
+    if _BEFORE_5 and not args.warmup_steps:
+        return float(args.warmup_ratio)
+    return float(args.warmup_steps)
+
+
+# --- models and the loss -------------------------------------------------------------------------
+
+
+def enable_checkpointing(model: nn.Module, *, use_reentrant: bool = False) -> None:
+    """Have a model of transformers compute activations again in the backward pass."""
+    getattr(model, f"{_CHECKPOINTING}_enable")({"use_reentrant": use_reentrant})
+
+
+def declared_scaling(trainer: Any) -> bool | None:
+    """What a trainer's `loss_is_scaled_for_ga` says of its loss; None: nothing."""
+    scaled: bool | None = getattr(trainer, "loss_is_scaled_for_ga", None)
+    return scaled
+
+
+def undivided(trainer: Any, num_items_in_batch: Any) -> int:
+    """What the loss of a batch is to be divided by, for the update to be a mean over batches.
+
+    Before 5.20 the Trainer divides by the accumulation steps only where nothing is normalized by
+    `num_items_in_batch`, and cannot be told to do so otherwise.
+
+    Args:
+        trainer: in an update, and with `loss_is_scaled_for_ga = False`.
+        num_items_in_batch: as the Trainer gives it to `compute_loss`.
+
+    Returns:
+        1 where the Trainer divides itself.
+    """
+    normalized = trainer.model_accepts_loss_kwargs and num_items_in_batch is not None
+    if _DECLARED_SCALING or not (normalized or trainer.compute_loss_func is not None):
+        return 1
+    return int(trainer.current_gradient_accumulation_steps)
+
+
+def loss_shifts_labels(trainer: Any) -> bool:
+    """Whether the labels predict the next token, so that the first position has none."""
+    if hasattr(trainer, "_loss_shifts_labels"):  # 5.10
+        return bool(trainer._loss_shifts_labels)
+    model: Any = declaring(unwrap(trainer.model))
+    if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
+        return False
+    return LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
