@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import torch
 from rich.console import Console
+from tqdm import tqdm
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from smoothtune.config.run import RunConfig
@@ -29,6 +31,7 @@ def train_and_measure(config: RunConfig, rows: list[Row]) -> tuple[float, float,
         Accuracy, Brier score, accuracy under noise, and seconds of training.
     """
     torch.set_num_threads(1)
+    tqdm.set_lock(threading.RLock())  # its own is a semaphore, which the end of the process leaks
     folder = Path(config.output_dir)
     trained = fit(config, folder, resumable=False, console=Console(quiet=True))
     metrics = trained.result.metrics
