@@ -201,7 +201,7 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """
     from smoothtune.config.run import load_config
     from smoothtune.config.task import configured_task
-    from smoothtune.data.missing import told_left_out
+    from smoothtune.data.missing import left_out_message
     from smoothtune.models.load import minilm_folder
     from smoothtune.tasks.prepare import checked_splits
 
@@ -225,7 +225,7 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     else:
         raise DataError(problems[0])
     if drop:
-        left_out = [told_left_out(rows) for rows in splits.values()]
+        left_out = [left_out_message(rows) for rows in splits.values()]
         notes.append(f"guessed drop_missing: true, for {'; '.join(filter(None, left_out))}")
     why = re.split(r"\. Give|; if they|\. If they", problems[0])[0] if problems else ""
     notes += [f"guessed {name}: {_yaml(value)}, for {why}" for name, value in change.items()]
@@ -240,7 +240,7 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
 
 def _about_rows(task: Task, source: str) -> tuple[dict[str, Any], bool]:
     """The change that leaves rows without a label or a text out, and if labels are numbers."""
-    from smoothtune.data.places import left_out
+    from smoothtune.data.locations import left_out
 
     splits = replace(task, drop_missing=True).load_splits(source)
     drop = any(left_out(rows) for rows in splits.values()) and task.drop_missing is None
