@@ -93,8 +93,8 @@ class Bar:
             return
         self.last_line = now
         seconds = (now - self.began) / (self.done - self.skipped)
-        left = max(self.total - self.done, 0) * seconds
-        say(self.console, f"{self.title} {self.done}/{self.total} {self.unit}, {left:.0f} s left")
+        rest = max(self.total - self.done, 0) * seconds
+        say(self.console, f"{self.title} {self.done}/{self.total} {self.unit}, {rest:.0f} s left")
 
 
 @contextmanager

@@ -96,8 +96,8 @@ def is_out_of_memory(error: BaseException) -> bool:
     """Whether Python, torch or a driver says that there was no memory left."""
     message = str(error).lower()
     kinds = {cls.__name__ for cls in type(error).__mro__}  # torch's own, without importing it
-    named = bool(kinds & {"MemoryError", "OutOfMemoryError"})
-    return named or any(words in message for words in _NO_MEMORY)
+    is_memory_error = bool(kinds & {"MemoryError", "OutOfMemoryError"})
+    return is_memory_error or any(words in message for words in _NO_MEMORY)
 
 
 _UNPRINTABLE = re.compile(

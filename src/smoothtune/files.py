@@ -163,7 +163,7 @@ def owned(folder: Path, *parts: str) -> Iterator[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         _refuse_links(folder)
-        lock, foreign = FileLock(folder / LOCK), _is_foreign(folder / LOCK)
+        lock, is_foreign = FileLock(folder / LOCK), _is_foreign(folder / LOCK)
         lock.acquire(timeout=0)
     except Timeout as error:
         raise OutputError(f"{folder} is being written by {_owner(folder / LOCK)}") from error
@@ -171,18 +171,18 @@ def owned(folder: Path, *parts: str) -> Iterator[Path]:
         raise OutputError(
             f"{folder} cannot be written: {error.strerror or error}; choose another output_dir"
         ) from error
-    place = Path(os.path.abspath(folder))
-    mine = _held[place] = _file_id(folder / LOCK)
+    path = Path(os.path.abspath(folder))
+    lock_id = _held[path] = _file_id(folder / LOCK)
     try:
-        if not foreign:
+        if not is_foreign:
             _sign(folder / LOCK)
         for each in (folder, *(folder / part for part in parts)):
             _remove_partial(each)
         yield folder
     finally:
-        _held.pop(place, None)
+        _held.pop(path, None)
         # while it is held: whoever waits for this file sees that it is gone
-        if not foreign and _file_id(folder / LOCK) == mine:
+        if not is_foreign and _file_id(folder / LOCK) == lock_id:
             with suppress(OSError):
                 (folder / LOCK).unlink(missing_ok=True)
         lock.release()
@@ -206,8 +206,8 @@ def check_owned(folder: Path) -> None:
     Raises:
         OutputError: it was moved or replaced meanwhile; another process may write the new one.
     """
-    mine = _held.get(Path(os.path.abspath(folder)))
-    if mine is not None and _file_id(folder / LOCK) != mine:
+    lock_id = _held.get(Path(os.path.abspath(folder)))
+    if lock_id is not None and _file_id(folder / LOCK) != lock_id:
         raise OutputError(
             f"{folder} was moved or replaced while this process wrote it: nothing more is written. "
             "What is finished is where that folder is now; name that one in the same command to "
@@ -286,18 +286,18 @@ def open_log(path: Path) -> Any:
     return os.fdopen(os.open(path, flags, 0o666), "a", encoding="utf-8")
 
 
-def refuse_other_files(folder: Path, missing: str, ours: Collection[str] = ()) -> None:
+def refuse_other_files(folder: Path, missing: str, allowed: Collection[str] = ()) -> None:
     """Refuse to write into a folder that holds files of something else.
 
     Args:
         folder: an owned folder.
         missing: the record that the folder lacks, for the message.
-        ours: names of files that may be there.
+        allowed: names of files that may be there.
 
     Raises:
         OutputError: it holds other files.
     """
-    others = sorted({path.name for path in folder.iterdir()} - {LOCK, *ours})
+    others = sorted({path.name for path in folder.iterdir()} - {LOCK, *allowed})
     if others:
         raise OutputError(
             f"{folder} holds other files ({', '.join(others[:5])}) and no {missing}; "

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from smoothtune.data.places import places
+from smoothtune.data.locations import row_locator
 from smoothtune.data.sources import load_rows, load_splits
 from smoothtune.errors import DataError
 
@@ -27,7 +27,7 @@ def test_line_ends_quotes_and_separators_inside_quotes(tmp_path: Path) -> None:
     rows = load_splits(write(tmp_path / "a.csv", text))["train"]
     assert rows["text"][:] == ['say "hi", then\r\ngo', '6" wide', ""]
     assert rows["label"][:] == ["pos", "neg", "pos"]
-    assert [places(rows)(row) for row in range(3)] == ["line 3", "line 5", "line 6"]
+    assert [row_locator(rows)(row) for row in range(3)] == ["line 3", "line 5", "line 6"]
 
 
 @pytest.mark.parametrize("encoding", [None, "utf-8", "UTF8"])

@@ -10,7 +10,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 from PIL import Image
 
-from smoothtune.data.cache import cache_is_whole
+from smoothtune.data.cache import cache_is_intact
 from smoothtune.data.sources import load_splits, split_of
 from smoothtune.errors import DataError, OutputError
 
@@ -156,7 +156,7 @@ def test_a_damaged_cache_is_named(tmp_path: Path, monkeypatch, kept: float) -> N
     file.write_text("text,label\n" + "".join(f"good {i},{i % 2}\n" for i in range(50)))
 
     def load():
-        with cache_is_whole():
+        with cache_is_intact():
             return datasets.load_dataset("csv", data_files=str(file))
 
     load()

@@ -240,7 +240,7 @@ def test_a_model_with_half_the_logits_has_half_the_jacobian_and_the_same_relativ
     ratio = small.values["logit Jacobian"] / whole.values["logit Jacobian"]
     assert ratio == pytest.approx(0.5, rel=1e-6)
     name = "logit Jacobian, relative to the logits"
-    assert small.beside[name] == pytest.approx(whole.beside[name], rel=1e-6)
+    assert small.supplementary[name] == pytest.approx(whole.supplementary[name], rel=1e-6)
     assert small.values["layer Jacobian"] == pytest.approx(np.sqrt(WIDTH), rel=0.5)
     assert small.values["noise sensitivity"] == pytest.approx(0.05, rel=1e-9)
     assert small.missing == {"dropout divergence": "the model has no dropout"}

@@ -74,7 +74,7 @@ def test_shares_that_round_alike_are_different_parts() -> None:
     def names(share: float) -> list[str]:
         data = {"r": OtherData("rows.csv")}
         settings = Settings(model="m", output_dir="o", ood=data, further_share=share)
-        return list(parts.wanted_parts(settings))
+        return list(parts.requested_parts(settings))
 
     assert names(0.07) == ["metrics", "ood: r", "ood: r after 7% of it"]
     assert names(0.074)[-1] == "ood: r after 7.4% of it"

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from helpers.linear_network import rotation
-from smoothtune.evaluation.substitution import places, substitution_curve, vocabulary
+from smoothtune.evaluation.substitution import substitution_curve, vocabulary, word_positions
 from smoothtune.tasks.presets import describe_task
 
 WORDS = np.arange(4, 14)
@@ -103,7 +103,7 @@ def tokenizer_of(*names):
 def test_words_of_several_tokens_and_other_signs_stay(names, words):
     """Token 1 goes on in token 2; token 6 lies beyond the embeddings."""
     known = vocabulary(tokenizer_of(*names), 6)
-    assert places(range(6), known) == words
+    assert word_positions(range(6), known) == words
     assert np.flatnonzero(known.words).tolist() == [1, 3]
     assert np.flatnonzero(known.parts).tolist() == [2]
 

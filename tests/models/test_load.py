@@ -20,7 +20,7 @@ from smoothtune.models.load import (
     start_at_mean,
     weights_fingerprint,
 )
-from smoothtune.models.places import is_on_the_hub, model_place
+from smoothtune.models.paths import is_on_the_hub, resolve_model_path
 from smoothtune.tasks.presets import TASKS
 
 
@@ -191,11 +191,11 @@ def test_names_are_looked_up_in_the_folder_of_models(bert: Path, monkeypatch) ->
     assert load_base(bert.name).source == str(bert)
     assert not is_on_the_hub(bert.name)
     assert load_base(str(bert)).source == str(bert)
-    assert model_place("no/model") == "no/model"
+    assert resolve_model_path("no/model") == "no/model"
     assert not is_on_the_hub("minilm")
     monkeypatch.chdir(bert.parent)  # a folder that is there needs no looking up
     monkeypatch.setenv("SMOOTHTUNE_MODELS", str(bert))
-    assert model_place(bert.name) == bert.name
+    assert resolve_model_path(bert.name) == bert.name
 
 
 def without_half(weights: dict) -> dict:

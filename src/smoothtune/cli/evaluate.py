@@ -77,11 +77,11 @@ def evaluate(
 ) -> None:
     """Evaluate, print the scores, and write a page."""
     typed = ["evaluate", *models, *as_arguments(options)]
-    given = {"--ood": ood, "--ood-set": ood_set, "--set": set_}
-    typed += [part for flag, values in given.items() for x in values or () for part in (flag, x)]
+    repeated = {"--ood": ood, "--ood-set": ood_set, "--set": set_}
+    typed += [part for flag, values in repeated.items() for x in values or () for part in (flag, x)]
     every = options.pop("all", False)
     flags = {name: options.pop(name, every) for name in get_args(PartName)}
-    parts = tuple(name for name, chosen in flags.items() if chosen)
+    parts = tuple(name for name, is_on in flags.items() if is_on)
     with errors_as_exit_codes():
         options |= {"model": models[0], "ensemble": tuple(models[1:]), "parts": parts}
         settings = load_settings(set_ or (), options, ood or (), ood_set or ())
@@ -103,8 +103,8 @@ def evaluate(
             echo(f"{verdict.verdict}: {verdict.text}")
     examples = (folder / EXAMPLES).exists()
     more = _written(content, plots=not no_plots, examples=examples)
-    held = ", ".join(["evaluation.json", PAGE, MARKDOWN, *more])
-    echo(f"{settings.output_dir} holds {held}", err=as_json)
+    files = ", ".join(["evaluation.json", PAGE, MARKDOWN, *more])
+    echo(f"{settings.output_dir} holds {files}", err=as_json)
     if no_plots and any(part["curves"] for part in content["parts"].values()):
         echo(f"figures were left out: {no_plots}", err=True)
 
@@ -131,15 +131,15 @@ def report(
     with errors_as_exit_codes():
         from smoothtune.evaluation.report import write_report
 
-        named = [_named_folder(text) for text in folders]
-        names = {folder: name for name, folder in named if name}
+        runs = [_name_and_folder(text) for text in folders]
+        names = {folder: name for name, folder in runs if name}
         no_plots = write_report(
-            [folder for _, folder in named], to, names=names, overwrite=overwrite
+            [folder for _, folder in runs], to, names=names, overwrite=overwrite
         )
     echo(f"{to} is written" + f", without figures: {no_plots}" * bool(no_plots))
 
 
-def _named_folder(text: str) -> tuple[str, Path]:
+def _name_and_folder(text: str) -> tuple[str, Path]:
     """A folder, with the name it is to have in the report."""
     name, _, folder = text.partition("=")
     if not folder or Path(text).is_dir():  # a folder's name may hold the sign

@@ -37,7 +37,7 @@ per_device_train_batch_size: 16
 seed: 42
 output_dir: {output_dir}
 """
-GIVEN = (
+OVERRIDES = (
     *("text_columns", "label_column", "task_type", "label_type", "label_separator", "sep"),
     *("encoding", "merge_labels", "drop_missing", "model"),
 )
@@ -46,7 +46,7 @@ SHOWN = 4
 """Values of a column that are shown."""
 
 
-@options_from(RunFields, *GIVEN)
+@options_from(RunFields, *OVERRIDES)
 def init(
     options: dict[str, Any],
     *,
@@ -102,7 +102,7 @@ def _fields_of(data: str, options: Mapping[str, Any], notes: list[str]) -> dict[
         text_columns=options.get("text_columns", ()),
         label_column=options.get("label_column"),
     )
-    fields = {"data": data, **form, **_guessed(best_guess, options, notes), **options}
+    fields = {"data": data, **form, **_fields_of_guess(best_guess, options, notes), **options}
     _refuse_unknown(fields, rows.column_names)
     fields |= _changes(fields, notes)
     notes += [f"not read: {', '.join(best_guess.others)}"] * bool(best_guess.others)
@@ -115,8 +115,8 @@ def _form(data: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Separator and encoding of CSV files, as given or as they fit."""
     from smoothtune.data.sources import fitting_form
 
-    given = {name: options[name] for name in ("sep", "encoding") if name in options}
-    return fitting_form(data, **given) | given
+    form = {name: options[name] for name in ("sep", "encoding") if name in options}
+    return fitting_form(data, **form) | form
 
 
 def _check_columns(options: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -125,11 +125,11 @@ def _check_columns(options: Mapping[str, Any], names: Sequence[str]) -> None:
     Raises:
         ConfigError: names the option and the columns.
     """
-    given = {"--text-column": options.get("text_columns", ())}
-    given["--label-column"] = [options["label_column"]] if "label_column" in options else []
+    requested = {"--text-column": options.get("text_columns", ())}
+    requested["--label-column"] = [options["label_column"]] if "label_column" in options else []
     problems = [
         Problem(option, "", unknown("column", name, names, ""))
-        for option, columns in given.items()
+        for option, columns in requested.items()
         for name in columns
         if name not in names
     ]
@@ -137,21 +137,21 @@ def _check_columns(options: Mapping[str, Any], names: Sequence[str]) -> None:
         raise ConfigError(problems)
 
 
-def _guessed(guess: Guess, options: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+def _fields_of_guess(guess: Guess, options: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """Fields of a guess, those that were given left out."""
-    guessed: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     task_type = options.get("task_type", guess.task_type)
     if "task_type" not in options:
         notes.append(f"guessed task type: {task_type}")
         if task_type != DEFAULT_TASK_TYPE:
-            guessed["task_type"] = task_type
+            fields["task_type"] = task_type
     several = "label_columns" in described_task_types()[task_type].fields
     titles = {"text_columns": "text", "label_column": "label"}
     for name in ("text_columns", "label_column", *("label_columns", "label_separator") * several):
         value = getattr(guess, name)
         if not value or name in options:
             continue
-        guessed[name] = value
+        fields[name] = value
         shown = ", ".join(value) if isinstance(value, list) else value
         shown = repr(value) if name == "label_separator" else shown
         zero_or_one = ", 0 or 1 each" if name == "label_columns" else ""
@@ -161,7 +161,7 @@ def _guessed(guess: Guess, options: Mapping[str, Any], notes: list[str]) -> dict
     if guess.rivals:
         rivals = ", ".join(f"{name} ({_few(values)})" for name, values in guess.rivals.items())
         notes.append(f"may be the label as well: {rivals}; choose with --label-column")
-    return guessed
+    return fields
 
 
 def _few(values: Sequence[str]) -> str:
@@ -179,13 +179,13 @@ def _refuse_unknown(fields: Mapping[str, Any], names: Sequence[str]) -> None:
     task_type = fields.get("task_type", DEFAULT_TASK_TYPE)
     if described_task_types()[task_type].text_columns:
         return
-    wanted = [("text_columns", "--text-column")] * (not fields.get("text_columns"))
+    missing = [("text_columns", "--text-column")] * (not fields.get("text_columns"))
     if fields.get("label_column") is None and not fields.get("label_columns"):
-        wanted.append(("label_column", "--label-column"))
+        missing.append(("label_column", "--label-column"))
     listed = ", ".join(names)
     problems = [
         Problem("", field, f"no column looks like it: name one with {option}, of {listed}")
-        for field, option in wanted
+        for field, option in missing
     ]
     if problems:
         raise ConfigError(problems)
@@ -201,13 +201,14 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     """
     from smoothtune.config.run import load_config
     from smoothtune.config.task import configured_task
-    from smoothtune.data.missing import told_left_out
+    from smoothtune.data.missing import left_out_message
     from smoothtune.models.load import minilm_folder
     from smoothtune.tasks.prepare import checked_splits
 
     needed = {"task": "custom", "output_dir": "out"} | dict(fields)
     if load_config(options=needed).model == "minilm":
         minilm_folder()
+    # the first change with which the rows pass all checks
     drop, numbers = _about_rows(configured_task(load_config(options=needed)), fields["data"])
     changes: list[dict[str, Any]] = [{}, {"merge_labels": True}]
     if numbers:  # they may name classes
@@ -224,8 +225,9 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
             problems.append(str(error))
     else:
         raise DataError(problems[0])
+    # what was changed, and why
     if drop:
-        left_out = [told_left_out(rows) for rows in splits.values()]
+        left_out = [left_out_message(rows) for rows in splits.values()]
         notes.append(f"guessed drop_missing: true, for {'; '.join(filter(None, left_out))}")
     why = re.split(r"\. Give|; if they|\. If they", problems[0])[0] if problems else ""
     notes += [f"guessed {name}: {_yaml(value)}, for {why}" for name, value in change.items()]
@@ -240,7 +242,7 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
 
 def _about_rows(task: Task, source: str) -> tuple[dict[str, Any], bool]:
     """The change that leaves rows without a label or a text out, and if labels are numbers."""
-    from smoothtune.data.places import left_out
+    from smoothtune.data.locations import left_out
 
     splits = replace(task, drop_missing=True).load_splits(source)
     drop = any(left_out(rows) for rows in splits.values()) and task.drop_missing is None

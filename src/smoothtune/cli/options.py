@@ -74,8 +74,8 @@ def options_from(
 
     def decorate(command: Command) -> Command:
         def call(**values: Any) -> None:
-            named = {name: values.pop(name) for name in fields}
-            options = {name: value for name, value in named.items() if value not in (None, [])}
+            options = {name: values.pop(name) for name in fields}
+            options = {name: value for name, value in options.items() if value not in (None, [])}
             command(options, **values)
 
         _, *own = inspect.signature(command, eval_str=True).parameters.values()

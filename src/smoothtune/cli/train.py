@@ -80,15 +80,15 @@ def train(
             option = "--compare" if compare else "--dry-run"
             _refuse(f"{option} runs in one process: start it without torchrun or accelerate launch")
         console = output_console(as_json=as_json)
-        given = (one_file(file, config), set_ or (), options, method or ())
+        arguments = (one_file(file, config), set_ or (), options, method or ())
         if compare:
-            run = load_config(*given)
+            run = load_config(*arguments)
             shown = _compare(run, compare, seeds or 3, jobs, console, dry_run=dry_run)
-        elif search := load_auto(*given):
+        elif search := load_auto(*arguments):
             run = search.run
             shown = _search(search, console, resume=resume_from_checkpoint, dry_run=dry_run)
         else:
-            run = load_config(*given)
+            run = load_config(*arguments)
             shown = _train(run, console, resume=resume_from_checkpoint, dry_run=dry_run)
     if not prints():
         return

@@ -91,11 +91,11 @@ def _inspect(file: Path, run: RunConfig) -> list[Exception]:
     from smoothtune.run.inspect import inspect, other_problems
 
     try:
-        found = inspect(run, Console(quiet=True))
+        inspected = inspect(run, Console(quiet=True))
     except ERRORS as error:
         return [error, *other_problems(run, error)]
-    splits = found.inputs.prepared.report.splits.values()
-    remarks = [without_header(run, found.inputs.task), *(split.left_out for split in splits)]
+    splits = inspected.inputs.prepared.report.splits.values()
+    remarks = [without_header(run, inspected.inputs.task), *(split.left_out for split in splits)]
     for remark in filter(None, remarks):
         echo(f"{file}: {remark}", err=True)
     return []

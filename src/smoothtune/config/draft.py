@@ -1,4 +1,4 @@
-"""Settings before validation: values, the place each came from, and the problems found."""
+"""Settings before validation: values, the origin of each, and the problems found."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ Model = TypeVar("Model", bound=BaseModel)
 
 
 class Draft:
-    """Values by field, the place of each (``run.yaml:3``, ``--seed``), and all problems found."""
+    """Values by field, the origin of each (``run.yaml:3``, ``--seed``), and all problems found."""
 
     def __init__(self, file: str | Path = "") -> None:
         self.values: dict[str, Any] = {}
-        self.places: dict[Location, str] = {}
+        self.origins: dict[Location, str] = {}
         self.problems: list[Problem] = []
         self.file = str(file)
 
     def read(self) -> None:
-        """Read values and places from the file."""
+        """Read values and their origins from the file."""
         document = read_yaml(self.file)
         self.problems += document.problems
         if isinstance(document.value, dict):
             self.values = document.value
-            self.places = {key: f"{self.file}:{line}" for key, line in document.lines.items()}
+            self.origins = {key: f"{self.file}:{line}" for key, line in document.lines.items()}
         elif not document.problems:
             self.problems.append(Problem(self.file, "", "holds no fields; write key: value lines"))
 
-    def put(self, key: str, value: Any, place: str) -> None:
-        """Set one field; its former value and places are dropped."""
+    def put(self, key: str, value: Any, origin: str) -> None:
+        """Set one field; its former value and origins are dropped."""
         self.values[key] = value
-        self.places = {at: where for at, where in self.places.items() if at[0] != key}
-        self.places[key,] = place
+        self.origins = {at: where for at, where in self.origins.items() if at[0] != key}
+        self.origins[key,] = origin
 
     def put_options(self, options: Mapping[str, Any]) -> None:
         """Set fields that were given on the command line; None: not given."""
@@ -51,8 +51,8 @@ class Draft:
     def update(self, other: Draft) -> None:
         """Overwrite fields with those of another draft, and add its problems."""
         for key, value in other.values.items():
-            self.put(key, value, other.place((key,)))
-        self.places |= other.places
+            self.put(key, value, other.origin((key,)))
+        self.origins |= other.origins
         self.problems += other.problems
 
     def override(self, text: str) -> None:
@@ -73,15 +73,15 @@ class Draft:
                 self.problems.append(Problem("--set", key, message))
                 return
         target[last] = self.parse_value(value, f"--set {text}")
-        self.places[path] = f"--set {text}"
+        self.origins[path] = f"--set {text}"
 
-    def parse_value(self, text: str, place: str) -> Any:
+    def parse_value(self, text: str, origin: str) -> Any:
         """Read a value as YAML does."""
-        document = parse_yaml(text, name=place)
+        document = parse_yaml(text, name=origin)
         self.problems += document.problems
         return document.value
 
-    def parse_fields(self, text: str, location: str, place: str) -> dict[str, Any]:
+    def parse_fields(self, text: str, location: str, origin: str) -> dict[str, Any]:
         """Read ``field=value,field=value``; a list stands in brackets."""
         fields: dict[str, Any] = {}
         groups: list[list[str]] = []  # of a field, and what follows it without a name
@@ -94,33 +94,33 @@ class Draft:
         for first, *others in groups:
             key, equals, value = first.partition("=")
             if equals:
-                fields[key.strip()] = self.parse_value(value, place)
+                fields[key.strip()] = self.parse_value(value, origin)
             if others or not equals:
                 strange = ",".join(others or [first])
                 message = f"{strange!r} is not field=value; write field=value,field=value"
                 if equals:
                     message += f", and a list in brackets: '{key}=[{','.join([value, *others])}]'"
-                self.problems.append(Problem(place, location, message))
+                self.problems.append(Problem(origin, location, message))
         return fields
 
-    def parse_method(self, spec: str, place: str) -> dict[str, Any]:
+    def parse_method(self, spec: str, origin: str) -> dict[str, Any]:
         """Read ``lnsr:weight=2`` as ``{"name": "lnsr", "weight": 2}``.
 
         The name may be ``module:Class``.
         """
         match = _OF_OTHERS.match(spec)
         name, _, text = (match[1], "", match[2] or "") if match else spec.partition(":")
-        fields = self.parse_fields(text, f"methods.{name}", place)
+        fields = self.parse_fields(text, f"methods.{name}", origin)
         return {"name": name.strip()} | fields
 
-    def place(self, location: Location) -> str:
+    def origin(self, location: Location) -> str:
         """Where a location, or else the nearest one that encloses it, was set."""
         enclosing = [location[:end] for end in range(len(location), 0, -1)]
-        return next((self.places[at] for at in enclosing if at in self.places), self.file)
+        return next((self.origins[at] for at in enclosing if at in self.origins), self.file)
 
     def report(self, location: Location, message: str) -> None:
-        """Add a problem with a location, at the place where that was set."""
-        self.problems.append(Problem(self.place(location), dotted(location), message))
+        """Add a problem with a location, at the origin of its value."""
+        self.problems.append(Problem(self.origin(location), dotted(location), message))
 
     def refuse(self, message: str, *names: str, unless: bool = False) -> None:
         """Report the named fields that are set, as they may not be; None, 0, false set nothing."""

@@ -27,8 +27,8 @@ TUNE = "tune"
 def name_methods(draft: Draft) -> None:
     """Turn a name, a list or a mapping of methods into a mapping from name to fields."""
     value = draft.values.get("methods", {"plain": None})
-    places = {at: where for at, where in draft.places.items() if at[0] == "methods"}
-    named: dict[str, dict[str, Any]] = {}
+    origins = {at: origin for at, origin in draft.origins.items() if at[0] == "methods"}
+    methods: dict[str, dict[str, Any]] = {}
     items: list[tuple[Location, Any, Any]]
     if isinstance(value, Mapping):
         items = [(("methods", name), name, fields) for name, fields in value.items()]
@@ -43,14 +43,14 @@ def name_methods(draft: Draft) -> None:
             draft.report(location, "is not a method; write a name, or a mapping with name: NAME")
         elif not isinstance(fields, Mapping | None):
             draft.report(location, f"the fields of {name} must be a mapping, not {fields!r}")
-        elif name in named:
+        elif name in methods:
             draft.report(location, f"{name} is repeated; keep one of them")
         else:
-            named[name] = dict(fields or {})
-            for at, where in places.items():
+            methods[name] = dict(fields or {})
+            for at, origin in origins.items():
                 if at[:2] == location:
-                    draft.places["methods", name, *at[2:]] = where
-    draft.values["methods"] = named
+                    draft.origins["methods", name, *at[2:]] = origin
+    draft.values["methods"] = methods
 
 
 def check_names(draft: Draft) -> None:
@@ -121,7 +121,7 @@ def task_type_of(values: Mapping[str, Any]) -> str:
 
 def check_task(draft: Draft) -> None:
     """Report an unknown task, and fields that the task does not have."""
-    values, known = draft.values, catalog.task_types()
+    values, tasks = draft.values, catalog.task_types()
     task = values.get("task")
     task_type = task_type_of(values)
     data = values.get("data")
@@ -132,13 +132,13 @@ def check_task(draft: Draft) -> None:
     )
     if task_type == DEFAULT_TASK_TYPE and values.get("text_columns") is None:
         if task is None:
-            draft.report(("task",), f"is missing. {hint}. Known tasks: {', '.join(sorted(known))}")
-        elif isinstance(task, str) and task not in known:
-            draft.report(("task",), f"{unknown('task', task, known)}. {hint}")
+            draft.report(("task",), f"is missing. {hint}. Known tasks: {', '.join(sorted(tasks))}")
+        elif isinstance(task, str) and task not in tasks:
+            draft.report(("task",), f"{unknown('task', task, tasks)}. {hint}")
         if values.get("label_column") is not None:
             draft.report(("label_column",), "needs text_columns")
     elif values.get("data") is None and (
-        task_type == DEFAULT_TASK_TYPE or task is None or task not in known
+        task_type == DEFAULT_TASK_TYPE or task is None or task not in tasks
     ):
         draft.report(("data",), "is missing: a hub id, a folder or a file")
     if task_type in catalog.described_task_types():

@@ -154,9 +154,9 @@ def read_draft(
         draft.override(override)
     draft.put_options(options or {})
     if isinstance(lora := draft.values.get("lora"), str):
-        place = draft.place(("lora",))
-        draft.put("lora", draft.parse_fields(lora, "lora", place), place)
+        origin = draft.origin(("lora",))
+        draft.put("lora", draft.parse_fields(lora, "lora", origin), origin)
     if methods:
-        listed = [draft.parse_method(spec, f"--method {spec}") for spec in methods]
-        draft.put("methods", listed, "--method")
+        values = [draft.parse_method(spec, f"--method {spec}") for spec in methods]
+        draft.put("methods", values, "--method")
     return draft

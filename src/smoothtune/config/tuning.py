@@ -140,7 +140,7 @@ def _read_as_search(draft: Draft) -> tuple[str, ...]:
     """Take from the file of a run what a search finds by itself; say so."""
 
     def in_file(name: str) -> bool:
-        return name in draft.values and draft.place((name,)).startswith(f"{draft.file}:")
+        return name in draft.values and draft.origin((name,)).startswith(f"{draft.file}:")
 
     of_runs = [name for name in ("learning_rate", "num_train_epochs") if in_file(name)]
     if not draft.file or not of_runs:
@@ -176,27 +176,27 @@ def load_auto(
     """
     draft = read_draft(file, overrides, options, methods)
     name_methods(draft)
-    named = draft.values["methods"]
-    if AUTO not in named:
+    fields_by_method = draft.values["methods"]
+    if AUTO not in fields_by_method:
         return None
-    if len(named) > 1:
-        others = ",".join(name for name in named if name != AUTO)
+    if len(fields_by_method) > 1:
+        others = ",".join(name for name in fields_by_method if name != AUTO)
         message = (
             "tunes first and stands alone; leave the other methods out, or name those to try: "
             f"auto:methods=[{others}]"
         )
         draft.report(("methods", AUTO), message)
-    place = draft.place(("methods", AUTO))
-    settings = dict(named[AUTO])
+    origin = draft.origin(("methods", AUTO))
+    settings = dict(fields_by_method[AUTO])
     tried = settings.pop("methods", None)
     del draft.values["methods"]
     if tried is not None:
-        draft.put("methods", tried, place)
+        draft.put("methods", tried, origin)
     for name, field in (("learning_rates", "learning_rate"), ("epochs", "num_train_epochs")):
         if field in draft.values:
             settings[name] = draft.values[field]
     for name in settings:
-        draft.places.setdefault((name,), place)
+        draft.origins.setdefault((name,), origin)
     return _tune(draft, settings)
 
 
@@ -210,8 +210,8 @@ def _tune(draft: Draft, own: Mapping[str, Any]) -> Tune:
     draft.refuse(message, *BEST)
     message = "would spoil the labels that are searched on; leave it out"
     draft.refuse(message, "label_noise")
-    chosen = "methods" in draft.values
-    if not chosen:
+    chosen_by_user = "methods" in draft.values
+    if not chosen_by_user:
         draft.values["methods"] = list(DEFAULT_METHODS)
     name_methods(draft)
     methods = {name: fields for name, fields in draft.values["methods"].items() if name != PLAIN}
@@ -220,7 +220,7 @@ def _tune(draft: Draft, own: Mapping[str, Any]) -> Tune:
     draft.values["methods"] = {name: dict(fields) for name, fields in methods.items()}
     check_names(draft)
     check_task(draft)
-    if chosen:
+    if chosen_by_user:
         check_combinations(draft)
     settings = draft.validated(TuneSettings, own)
     draft.stop_at_problems()
@@ -228,4 +228,4 @@ def _tune(draft: Draft, own: Mapping[str, Any]) -> Tune:
     draft.values["methods"] = {PLAIN: {}}
     run = draft.validated(RunConfig)
     draft.stop_at_problems()
-    return Tune(settings, run, methods, chosen)
+    return Tune(settings, run, methods, chosen_by_user)

@@ -30,9 +30,9 @@ def stored_column(dataset: Dataset, column: str) -> pa.ChunkedArray:
     rows, kind = dataset._indices.column(0), values.type
     if pa.types.is_string(kind):  # whose offsets end at 2 GiB
         values = values.cast(pa.large_string())
-    whole = values.combine_chunks()
+    flat = values.combine_chunks()
     parts = (rows.slice(start, CHUNK) for start in range(0, len(rows), CHUNK))
-    return pa.chunked_array([whole.take(part.combine_chunks()).cast(kind) for part in parts], kind)
+    return pa.chunked_array([flat.take(part.combine_chunks()).cast(kind) for part in parts], kind)
 
 
 def numbers(dataset: Dataset, column: str) -> np.ndarray:
@@ -66,7 +66,7 @@ def is_text(kind: pa.DataType) -> bool:
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
-def written(texts: pa.ChunkedArray) -> np.ndarray:
+def has_visible_ascii(texts: pa.ChunkedArray) -> np.ndarray:
     """(N,) whether a text holds a character of ASCII that is seen; others may be blank, or not."""
     return pc.match_substring_regex(texts, "[!-~]").fill_null(False).to_numpy()
 

@@ -49,8 +49,8 @@ class Collator:
             Tensor by column: token columns (B, T); labels (B,), or (B, T) with one per token;
             `example_id` (B,) if the rows have it.
         """
-        kept = (*self.tokenizer.model_input_names, *self.label_columns, "example_id")
-        rows = [{key: row[key] for key in kept if key in row} for row in examples]
+        columns = (*self.tokenizer.model_input_names, *self.label_columns, "example_id")
+        rows = [{key: row[key] for key in columns if key in row} for row in examples]
         pad = self.padding(self.tokenizer, pad_to_multiple_of=self.pad_to_multiple_of)
         return dict(pad(rows))
 

@@ -30,7 +30,7 @@ def not_cached(error: BaseException) -> OutputError | None:
 
 
 @contextmanager
-def cache_is_whole() -> Iterator[None]:
+def cache_is_intact() -> Iterator[None]:
     """Say of rows that were read before, and cannot be read from the cache, what to do.
 
     Raises:
@@ -58,6 +58,6 @@ def cache_with_room() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if told := not_cached(error):
-            raise told from error
+        if output_error := not_cached(error):
+            raise output_error from error
         raise

@@ -13,9 +13,9 @@ from datasets import Dataset, DatasetInfo, Features, Json, Value
 from datasets import Sequence as ListOf
 from datasets.table import InMemoryTable
 
-from smoothtune.data.arrow import is_text, json_lines, stored_column, tables, written
+from smoothtune.data.arrow import has_visible_ascii, is_text, json_lines, stored_column, tables
 from smoothtune.data.csv_format import SEPARATORS
-from smoothtune.data.places import FIRST, places
+from smoothtune.data.locations import FIRST, row_locator
 from smoothtune.data.unseen import visible
 from smoothtune.errors import counted
 
@@ -61,9 +61,9 @@ def _mixed_types(dataset: Dataset, column: str) -> str:
         "" if value is None or type(value) is usual else f"is of type {type(value).__name__}"
         for value in values
     ]
-    told = "; ".join(rows_with_problems(dataset, column, values, problems))
+    messages = "; ".join(rows_with_problems(dataset, column, values, problems))
     return (
-        f"{told}; {counted(count, 'row')} hold {usual.__name__}: write all values in one type; "
+        f"{messages}; {counted(count, 'row')} hold {usual.__name__}: write all values in one type; "
         "labels that name classes can be read with label_type: text"
     )
 
@@ -84,26 +84,26 @@ def rows_with_problems(
         problems: for every value its problem, or "".
         rows: for every value the number of its row; None: all rows.
     """
-    found: dict[str, list[tuple[int, Any]]] = {}
+    rows_by_problem: dict[str, list[tuple[int, Any]]] = {}
     numbered = count() if rows is None else rows
     for row, value, problem in zip(numbered, values, problems, strict=False):
         if problem:
-            found.setdefault(problem, []).append((row, value))
-    place = places(dataset)
-    told = [
-        f"{place(row)}, column {column!r}: {_shown(value)} {problem}"
-        + _likewise(place, value, others)
-        for problem, ((row, value), *others) in list(found.items())[:FIRST]
+            rows_by_problem.setdefault(problem, []).append((row, value))
+    locate = row_locator(dataset)
+    messages = [
+        f"{locate(row)}, column {column!r}: {_shown(value)} {problem}"
+        + _likewise(locate, value, others)
+        for problem, ((row, value), *others) in list(rows_by_problem.items())[:FIRST]
     ]
-    if len(found) > FIRST:
-        told.append(f"column {column!r}: {len(found) - FIRST} more kinds of problems")
-    return told
+    if len(rows_by_problem) > FIRST:
+        messages.append(f"column {column!r}: {len(rows_by_problem) - FIRST} more kinds of problems")
+    return messages
 
 
-def _likewise(place: Callable[[int], str], value: Any, others: list[tuple[int, Any]]) -> str:
+def _likewise(locate: Callable[[int], str], value: Any, others: list[tuple[int, Any]]) -> str:
     """The next rows that have a problem, with their values where these are others."""
     shown = [
-        place(row) if repr(other) == repr(value) else f"{place(row)}: {_shown(other)}"
+        locate(row) if repr(other) == repr(value) else f"{locate(row)}: {_shown(other)}"
         for row, other in others[: FIRST - 1]
     ]
     if len(others) >= FIRST:
@@ -123,7 +123,7 @@ def text_problems(dataset: Dataset, columns: Iterable[str]) -> list[str]:
         values = stored_column(dataset, column)
         rows = np.arange(len(values))
         if is_text(values.type):
-            unsure = ~written(values)
+            unsure = ~has_visible_ascii(values)
             rows, values = rows[unsure], values.filter(pa.array(unsure))
         texts = values.to_pylist()
         problems += rows_with_problems(dataset, column, texts, map(_text_problem, texts), rows)
@@ -153,21 +153,21 @@ def select_texts(
     Returns:
         Columns text, for pairs text_pair, labels if given, and example_id, the row's number.
     """
-    chosen = raw.select_columns(list(columns)).select(rows, keep_in_memory=True)
-    found: dict[str, pa.ChunkedArray | pa.Array] = {
-        name: stored_column(chosen, column).cast(pa.string())
+    selected = raw.select_columns(list(columns)).select(rows, keep_in_memory=True)
+    arrays: dict[str, pa.ChunkedArray | pa.Array] = {
+        name: stored_column(selected, column).cast(pa.string())
         for name, column in zip(TEXTS, columns, strict=False)
     }
-    kinds: dict[str, Any] = dict.fromkeys(found, Value("string"))
+    kinds: dict[str, Any] = dict.fromkeys(arrays, Value("string"))
     if labels is not None:
         kind = Value(str(labels.dtype))
         kinds["labels"] = kind if labels.ndim == 1 else ListOf(kind)
-        found["labels"] = pa.array(labels[rows].ravel())
+        arrays["labels"] = pa.array(labels[rows].ravel())
     if labels is not None and labels.ndim == 2:
         starts = pa.array(np.arange(len(rows) + 1, dtype=np.int32) * labels.shape[1])
-        found["labels"] = pa.ListArray.from_arrays(starts, found["labels"])
-    kinds["example_id"], found["example_id"] = Value("int64"), pa.array(rows, pa.int64())
-    return Dataset(InMemoryTable(pa.table(found)), DatasetInfo(features=Features(kinds)))
+        arrays["labels"] = pa.ListArray.from_arrays(starts, arrays["labels"])
+    kinds["example_id"], arrays["example_id"] = Value("int64"), pa.array(rows, pa.int64())
+    return Dataset(InMemoryTable(pa.table(arrays)), DatasetInfo(features=Features(kinds)))
 
 
 def typed_columns(**columns: tuple[Any, Any]) -> Dataset:

@@ -56,25 +56,25 @@ def check_encoding(file: Path, encoding: str | None) -> None:
         DataError: it is not; the message names the line, and an encoding that fits.
     """
     raw = file.read_bytes()
-    wanted = encoding or "utf-8"
+    codec = encoding or "utf-8"
     try:
-        raw.decode(wanted)
+        raw.decode(codec)
     except UnicodeDecodeError as error:
         line = raw[: error.start].count(b"\n") + 1
         fits = fitting_encoding(raw)
         again = (
             f"; it reads as {fits}, {_around(raw, error.start, fits)}: give encoding: {fits}"
-            if fits and not _same(fits, wanted)
+            if fits and not _same(fits, codec)
             else "; save it as UTF-8"
         )
-        raise DataError(f"{file}: line {line} is not {wanted}{again}") from error
-    if encoding is None or raw.isascii() or _same(wanted, "utf-8") or _same(wanted, "utf-8-sig"):
+        raise DataError(f"{file}: line {line} is not {codec}{again}") from error
+    if encoding is None or raw.isascii() or _same(codec, "utf-8") or _same(codec, "utf-8-sig"):
         return
     if is_utf8(raw):
-        first = next(place for place, byte in enumerate(raw) if byte > 127)
+        first = next(offset for offset, byte in enumerate(raw) if byte > 127)
         raise DataError(
             f"{file}: is UTF-8, {_around(raw, first, 'utf-8')}, and would be read as "
-            f"{_around(raw, first, wanted)} with encoding: {encoding}; give encoding: utf-8"
+            f"{_around(raw, first, codec)} with encoding: {encoding}; give encoding: utf-8"
         )
 
 
@@ -157,10 +157,10 @@ def _yaml(sep: str) -> str:
     return r'"\t"' if sep == "\t" else f'"{sep}"'
 
 
-def _around(raw: bytes, place: int, encoding: str) -> str:
+def _around(raw: bytes, offset: int, encoding: str) -> str:
     """The text around a byte in its line, in quotes."""
-    start = max(place - 12, raw.rfind(b"\n", 0, place) + 1)
-    line = raw[start : place + 12].splitlines()
+    start = max(offset - 12, raw.rfind(b"\n", 0, offset) + 1)
+    line = raw[start : offset + 12].splitlines()
     return repr(line[0].decode(encoding, errors="ignore"))
 
 

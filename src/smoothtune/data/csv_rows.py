@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from smoothtune.data.csv_format import separator_hint
-from smoothtune.data.places import FIRST
+from smoothtune.data.locations import FIRST
 from smoothtune.errors import DataError, counted
 
 _TOGETHER = 10_000
@@ -58,9 +58,9 @@ def read_csv(file: Path, sep: str | None, encoding: str | None) -> CsvRows:
         header = _header(file, next(iter(rows), None))
         rows.width = len(header)
         parts, lines = [], list[int]()
-        for some in _batches(rows):
-            parts.append(_table(header, [cells for _, cells in some]))
-            lines += [line for line, _ in some]
+        for batch in _batches(rows):
+            parts.append(_table(header, [cells for _, cells in batch]))
+            lines += [line for line, _ in batch]
     if quoted and rows.over_lines:
         _refuse_swallowed(file, sep, header, pa.concat_tables(parts), rows.over_lines)
     schema = pa.schema([(name, pa.string()) for name in header])
@@ -75,36 +75,36 @@ class _Rows:
         self, file: Path, lines: Iterator[str], sep: str, encoding: str, quoted: bool
     ) -> None:
         self.file, self.sep, self.encoding, self.quoted = file, sep, encoding, quoted
-        self.seen: list[str] = []
+        self.row_lines: list[str] = []
         """The lines of the row that is being read."""
         self.width: int | None = None
         """Number of columns; None: that of the header, which is read first."""
         self.over_lines: list[tuple[int, list[str]]] = []
         """Rows of more than one line: the first one's number, and the lines."""
         self.reader = csv.reader(
-            self._kept(lines),
+            self._recorded(lines),
             delimiter=sep,
             quoting=csv.QUOTE_MINIMAL if quoted else csv.QUOTE_NONE,
             strict=True,
         )
 
-    def _kept(self, lines: Iterator[str]) -> Iterator[str]:
+    def _recorded(self, lines: Iterator[str]) -> Iterator[str]:
         for line in lines:
-            self.seen.append(line)
+            self.row_lines.append(line)
             yield line
 
     def __iter__(self) -> Iterator[tuple[int, list[str]]]:
         while True:
             first = self.reader.line_num + 1
-            self.seen.clear()
+            self.row_lines.clear()
             try:
                 cells = next(self.reader)
             except StopIteration:
                 return
             except csv.Error as error:
                 raise DataError(self._stray_quote(first, error)) from error
-            if len(self.seen) > 1:
-                self.over_lines.append((first, list(self.seen)))
+            if len(self.row_lines) > 1:
+                self.over_lines.append((first, list(self.row_lines)))
             if len(cells) > 1 or (cells and cells[0].strip()):  # else a blank line
                 self._check_width(first, cells)
                 yield first, cells
@@ -173,14 +173,14 @@ def refuse_repeated(names: Sequence[str], where: str) -> None:
 
 
 def _batches(rows: _Rows) -> Iterator[list[tuple[int, list[str]]]]:
-    some: list[tuple[int, list[str]]] = []
+    batch: list[tuple[int, list[str]]] = []
     for row in rows:
-        some.append(row)
-        if len(some) == _TOGETHER:
-            yield some
-            some = []
-    if some:
-        yield some
+        batch.append(row)
+        if len(batch) == _TOGETHER:
+            yield batch
+            batch = []
+    if batch:
+        yield batch
 
 
 def _table(header: Sequence[str], rows: Sequence[list[str]]) -> pa.Table:
@@ -206,8 +206,8 @@ def _refuse_swallowed(
     """
     if len(header) < 2:
         return
-    known = [Counter(column.to_pylist()) for column in table.columns]
-    numeric = [all(map(_is_number, filter(None, counts))) for counts in known]
+    counters = [Counter(column.to_pylist()) for column in table.columns]
+    numeric = [all(map(_is_number, filter(None, counts))) for counts in counters]
 
     def looks_like_a_row(line: str, number: int, count: int) -> bool:
         cells = line.rstrip("\r\n").split(sep)
@@ -220,18 +220,18 @@ def _refuse_swallowed(
             opens + 1 if number == 0 else 0, closes if number == count - 1 else len(cells)
         )
         return any(
-            cells[i].strip() and (known[i][cells[i]] or (numeric[i] and _is_number(cells[i])))
+            cells[i].strip() and (counters[i][cells[i]] or (numeric[i] and _is_number(cells[i])))
             for i in inside
         )
 
-    found = [
+    swallowed = [
         (first, first + len(lines) - 1)
         for first, lines in over_lines
         if any(looks_like_a_row(line, i, len(lines)) for i, line in enumerate(lines))
     ]
-    if found:
-        shown = ", ".join(f"{first} to {last}" for first, last in found[:FIRST])
-        more = f" (and {len(found) - FIRST} more)" if len(found) > FIRST else ""
+    if swallowed:
+        shown = ", ".join(f"{first} to {last}" for first, last in swallowed[:FIRST])
+        more = f" (and {len(swallowed) - FIRST} more)" if len(swallowed) > FIRST else ""
         raise DataError(
             f"{file}: a double quote makes one text of lines {shown}{more}, and these look like "
             "rows of their own. Delete the quote, or write it twice where it belongs to the text. "

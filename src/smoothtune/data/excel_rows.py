@@ -27,10 +27,10 @@ def read_excel(file: Path) -> CsvRows:
         raise DataError(f"{file}: save as CSV, or pip install 'smoothtune[excel]'")
     cells = pd.read_excel(file, header=None, dtype=object, keep_default_na=False, engine="openpyxl")
     rows = [list(map(_as_text, row)) for row in cells.itertuples(index=False)]
-    there = [number for number, row in enumerate(rows) if any(row)]
-    if not there:
+    filled = [number for number, row in enumerate(rows) if any(row)]
+    if not filled:
         raise DataError(f"{file}: its first sheet is empty")
-    head, *numbers = there
+    head, *numbers = filled
     width = max(i for i, name in enumerate(rows[head], start=1) if name)
     for number in numbers:
         if any(rows[number][width:]):

@@ -29,8 +29,8 @@ from smoothtune.data.csv_rows import read_csv, refuse_repeated
 from smoothtune.data.excel_rows import read_excel
 from smoothtune.data.json_rows import check_json, lines_of_rows, refuse_repeated_names
 from smoothtune.data.label_types import typed_by_cells
+from smoothtune.data.locations import numbered, remember
 from smoothtune.data.missing import Needed, complete_rows
-from smoothtune.data.places import numbered, remember
 from smoothtune.errors import DataError, OutputError
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json"}
@@ -67,8 +67,8 @@ def load_files(files: list[Path], form: CsvFormat) -> Dataset:
     suffix = files[0].suffix.lower()
     if suffix not in READERS:
         table = "; save the table as CSV" if suffix in OTHER_TABLES else ""
-        known = f"known are {', '.join(READERS)}{table}"
-        raise DataError(f"{files[0]}: unknown file type {suffix!r}; {known}")
+        hint = f"known are {', '.join(READERS)}{table}"
+        raise DataError(f"{files[0]}: unknown file type {suffix!r}; {hint}")
     for file in files:
         check_readable(file)
     shown = ", ".join(map(str, files))
@@ -85,7 +85,7 @@ def load_files(files: list[Path], form: CsvFormat) -> Dataset:
             read = [read_csv(file, form.sep, form.encoding) for file in files]
         split = checked(_in_memory([rows.table for rows in read]), shown)
         lines = [rows.lines for rows in read]
-        remember(split, partial(_places, files, lines))
+        remember(split, partial(_row_locations, files, lines))
         return _typed(split, form)
 
 
@@ -119,10 +119,10 @@ def check_readable(file: Path) -> None:
         raise DataError(f"{file}: cannot be read: {error.strerror or error}{link}") from error
 
 
-def _places(files: list[Path], lines: list[np.ndarray]) -> list[str]:
+def _row_locations(files: list[Path], lines: list[np.ndarray]) -> list[str]:
     several = len(files) > 1
     parts = zip(files, lines, strict=True)
-    return [line for file, found in parts for line in numbered(found, file.name * several)]
+    return [line for file, numbers in parts for line in numbered(numbers, file.name * several)]
 
 
 def _in_memory(tables: list[pa.Table]) -> Dataset:
@@ -179,7 +179,7 @@ def _load_json(files: list[Path], shown: str) -> Dataset:
         for file in files:
             refuse_repeated_names(file)
     split = checked(loaded, shown)
-    remember(split, lambda: _places(files, list(map(lines_of_rows, files))))
+    remember(split, lambda: _row_locations(files, list(map(lines_of_rows, files))))
     return split
 
 

@@ -78,14 +78,14 @@ def refuse_repeated_names(file: Path, lines: int | None = None) -> None:
 def _refuse_in(text: bytes, where: str) -> None:
     repeated: list[list[str]] = []
 
-    def noted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
+    def record_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        row = dict(pairs)
+        if len(row) < len(pairs):
             repeated.append([name for name, _ in pairs])
         return {}
 
     try:
-        json.loads(text, object_pairs_hook=noted)
+        json.loads(text, object_pairs_hook=record_repeated)
     except (ValueError, RecursionError):  # which the reader says better
         return
     for names in repeated:
@@ -98,5 +98,5 @@ def lines_of_rows(file: Path) -> np.ndarray:
         lines = [number for number, text in enumerate(opened, 1) if text.strip()]
         opened.seek(0)
         first = opened.read(1000).lstrip(b"\xef\xbb\xbf \t\r\n")
-    whole = first[:1] == b"[" or first.split(b"\n")[0].strip() == b"{"
-    return np.array([] if whole else lines, np.int64)
+    is_one_value = first[:1] == b"[" or first.split(b"\n")[0].strip() == b"{"
+    return np.array([] if is_one_value else lines, np.int64)

@@ -11,7 +11,7 @@ from datasets import ClassLabel, Dataset, Value
 from smoothtune.data.arrow import distinct, stored_column
 from smoothtune.data.columns import IGNORE_INDEX, rows_with_problems
 from smoothtune.data.label_types import LabelType, has_decimal_comma, is_integer, is_number
-from smoothtune.data.places import FIRST
+from smoothtune.data.locations import FIRST
 from smoothtune.data.unseen import spelled_alike, visible
 from smoothtune.errors import DataError, counted
 
@@ -84,12 +84,12 @@ def _class_names(
     if kinds == {bool}:
         return ("False", "True")
     if kinds == {str}:
-        told = _open_questions(counts, label_type) if label_type != "text" else {}
-        if told:
+        reasons = _ambiguous_texts(counts, label_type) if label_type != "text" else {}
+        if reasons:
             values = [labels[row] for row in rows]
-            problems = [told.get(value, "") for value in values]
-            found = rows_with_problems(dataset, column, values, problems)
-            raise DataError("\n".join(f"{source}: {problem}" for problem in found))
+            problems = [reasons.get(value, "") for value in values]
+            messages = rows_with_problems(dataset, column, values, problems)
+            raise DataError("\n".join(f"{source}: {message}" for message in messages))
         return text_classes(counts, where, merge)
     if kinds == {float} and label_type == "integer":
         raise DataError(f"{where}: labels are real numbers, and label_type says integer")
@@ -119,8 +119,8 @@ def _refuse_whole(values: Collection[float], where: str) -> None:
     """Refuse real numbers that are all whole and few, as programs write classes beside a gap."""
     if len(values) <= MOST_WHOLE and all(value.is_integer() for value in values):
         shown = ", ".join(map(str, sorted(values)[:10]))
-        whole = {int(value) for value in values} == set(range(len(values)))
-        classes = "integer" if whole else "text"
+        is_gapless = {int(value) for value in values} == set(range(len(values)))
+        classes = "integer" if is_gapless else "text"
         raise DataError(
             f"{where}: labels are {shown}, whole numbers that are written as real ones, as "
             "programs write classes where one is missing. "
@@ -129,7 +129,7 @@ def _refuse_whole(values: Collection[float], where: str) -> None:
         )
 
 
-def _open_questions(counts: Mapping[str, int], label_type: LabelType | None) -> dict[str, str]:
+def _ambiguous_texts(counts: Mapping[str, int], label_type: LabelType | None) -> dict[str, str]:
     """Of texts that leave open what they, or the whole column, mean: why.
 
     Args:
@@ -137,13 +137,13 @@ def _open_questions(counts: Mapping[str, int], label_type: LabelType | None) -> 
         label_type: what the user says, not text; None: nothing.
     """
     if label_type == "integer":
-        told = "is no integer; mend it, or drop the row"
-        return {text: told for text in counts if not is_integer(text)}
+        reason = "is no integer; mend it, or drop the row"
+        return {text: reason for text in counts if not is_integer(text)}
     numbers = [text for text in counts if is_number(text)]
     others = [text for text in counts if not is_number(text)]
     if numbers and not others:
-        told = "is a number that is stored as text; give label_type: float for scores, text for "
-        return {} if all(map(is_integer, numbers)) else dict.fromkeys(numbers, f"{told}classes")
+        reason = "is a number that is stored as text; give label_type: float for scores, text for "
+        return {} if all(map(is_integer, numbers)) else dict.fromkeys(numbers, f"{reason}classes")
     rows, total = sum(counts[text] for text in numbers), sum(counts.values())
     few = max(total / len(counts), 2)
     if all(map(has_decimal_comma, others)) or not all(map(is_integer, numbers)):
@@ -151,11 +151,11 @@ def _open_questions(counts: Mapping[str, int], label_type: LabelType | None) -> 
     elif 2 * rows > total:  # numbers that may be scores; what names a class has as many rows
         odd = [x for x in others if counts[x] < few and not x.strip().isdecimal()]
     else:
-        told = "seems to be a missing label; fill it in, or drop the row; give label_type: text "
+        reason = "seems to be a missing label; fill it in, or drop the row; give label_type: text "
         odd = [x for x in others if is_marked_missing(x) and counts[x] < few]
-        return dict.fromkeys(odd, f"{told}if it names a class")
-    beside = f", and {counted(rows, 'row')} hold one" if rows else ""
-    return {text: f"is no number{beside}; {_mend(text)}" for text in odd}
+        return dict.fromkeys(odd, f"{reason}if it names a class")
+    rest = f", and {counted(rows, 'row')} hold one" if rows else ""
+    return {text: f"is no number{rest}; {_mend(text)}" for text in odd}
 
 
 def _mend(text: str) -> str:
@@ -186,8 +186,8 @@ def text_classes(counts: Mapping[str, int], where: str, merge: bool | None) -> t
 
 def in_order(names: Iterable[str]) -> tuple[str, ...]:
     """Names of classes in the order of their ids: by number if all are whole numbers."""
-    listed = sorted(names)
-    return tuple(sorted(listed, key=int) if all(map(is_integer, listed)) else listed)
+    ordered = sorted(names)
+    return tuple(sorted(ordered, key=int) if all(map(is_integer, ordered)) else ordered)
 
 
 def is_missing(value: Any) -> bool:

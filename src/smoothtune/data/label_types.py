@@ -10,7 +10,7 @@ from typing import Any, Literal
 from datasets import Dataset, Features, Json, List, Value
 
 from smoothtune.data.arrow import distinct, stored_column
-from smoothtune.data.places import keep_places
+from smoothtune.data.locations import keep_locations
 from smoothtune.data.unseen import visible
 
 LabelType = Literal["text", "integer", "float"]
@@ -45,8 +45,8 @@ def typed_by_cells(split: Dataset, column: str | None) -> Dataset:
     if column is None or split.features.get(column) != Value("string"):
         return split
     values, rows = distinct(stored_column(split, column))
-    there = [value for value in values if value and visible(value)]
-    label_type: LabelType = "integer" if all(map(is_integer, there)) else "float"
+    present = [value for value in values if value and visible(value)]
+    label_type: LabelType = "integer" if all(map(is_integer, present)) else "float"
     converted = _converted(values, label_type)
     if converted is None:
         return split
@@ -110,6 +110,7 @@ def _replaced(
     item: Any = Value(_STORED[label_type])
     feature, names = List(item) if lists else item, split.column_names
     if names == [column]:
-        return keep_places(Dataset.from_dict({column: values}, Features({column: feature})), split)
-    other = split.remove_columns(column).add_column(column, values, feature=feature)
-    return keep_places(other.select_columns(names), split)
+        other = Dataset.from_dict({column: values}, Features({column: feature}))
+    else:
+        other = split.remove_columns(column).add_column(column, values, feature=feature)
+    return keep_locations(other.select_columns(names), split)

@@ -13,7 +13,7 @@ from smoothtune.console import progress_bars
 from smoothtune.data.arrow import distinct, stored_column
 from smoothtune.data.columns import rows_with_problems
 from smoothtune.data.label_names import MISSING, is_marked_missing, is_missing
-from smoothtune.data.places import FIRST, keep_places, left_out
+from smoothtune.data.locations import FIRST, keep_locations, left_out
 from smoothtune.errors import counted
 
 
@@ -56,27 +56,27 @@ def complete_rows(split: Dataset, needed: Needed) -> Dataset:
     if complete.all():
         return split
     with progress_bars(shown=False):
-        kept = split.select(np.flatnonzero(complete), keep_in_memory=True)
-        kept = kept.flatten_indices(keep_in_memory=True)
-    return keep_places(kept, split, complete)
+        remaining = split.select(np.flatnonzero(complete), keep_in_memory=True)
+        remaining = remaining.flatten_indices(keep_in_memory=True)
+    return keep_locations(remaining, split, complete)
 
 
-def told_left_out(split: Dataset) -> str:
+def left_out_message(split: Dataset) -> str:
     """How many rows were left out of a split, and where the first of them stand; "" if none."""
-    if not (found := left_out(split)):
+    if not (locations := left_out(split)):
         return ""
-    more = f" and {len(found) - FIRST} more" if len(found) > FIRST else ""
+    more = f" and {len(locations) - FIRST} more" if len(locations) > FIRST else ""
     return (
-        f"{counted(len(found), 'row')} without a text or a label left out: "
-        f"{', '.join(found[:FIRST])}{more}"
+        f"{counted(len(locations), 'row')} without a text or a label left out: "
+        f"{', '.join(locations[:FIRST])}{more}"
     )
 
 
 def missing_labels(split: Dataset, needed: Needed) -> list[str]:
     """The first rows without a label, by column, as messages; markers such as nan left out."""
-    found, needed = list[str](), replace(needed, markers=False)
+    messages, needed = list[str](), replace(needed, markers=False)
     for column in needed.labels:
         values = split[column][:]
-        problems = ["is " + MISSING if gone else "" for gone in needed.missing(split, column)]
-        found += rows_with_problems(split, column, values, problems)
-    return found
+        problems = ["is " + MISSING if absent else "" for absent in needed.missing(split, column)]
+        messages += rows_with_problems(split, column, values, problems)
+    return messages

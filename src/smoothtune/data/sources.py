@@ -12,7 +12,7 @@ from pathlib import Path
 
 from datasets import Dataset, DatasetDict, load_dataset, load_from_disk
 
-from smoothtune.data.cache import cache_is_whole
+from smoothtune.data.cache import cache_is_intact
 from smoothtune.data.csv_format import first_csv, fitting_encoding, fitting_separator
 from smoothtune.data.files import (
     READERS,
@@ -70,7 +70,7 @@ def load_splits(
         label_type: of the label column, whatever its cells look like: text, so that 1 names a
             class, integer or float; None: as it is stored, or looks like in CSV.
         needed: rows without a value in these columns are left out, see
-            `smoothtune.data.places.left_out`; None: no row is.
+            `smoothtune.data.locations.left_out`; None: no row is.
         sep: what separates the columns of CSV and TSV files; None: a comma or a tab, by the suffix.
         encoding: of CSV and TSV files; None: UTF-8.
 
@@ -223,12 +223,12 @@ def _load_saved(folder: Path) -> dict[str, Dataset]:
             parts = [_inside(folder, split) for split in names]
         for part in parts:
             state = json.loads((part / "state.json").read_text("utf-8"))
-            for listed in state["_data_files"]:
-                check_readable(_inside(part, listed["filename"]))
+            for entry in state["_data_files"]:
+                check_readable(_inside(part, entry["filename"]))
         # In memory, because `datasets` puts its cache files beside data that it maps from disk.
         loaded = load_from_disk(str(folder), keep_in_memory=True)
-    found = dict(loaded) if isinstance(loaded, DatasetDict) else {"train": loaded}
-    return {name: checked(split, f"{folder}, split {name!r}") for name, split in found.items()}
+    splits = dict(loaded) if isinstance(loaded, DatasetDict) else {"train": loaded}
+    return {name: checked(split, f"{folder}, split {name!r}") for name, split in splits.items()}
 
 
 def _inside(folder: Path, name: str) -> Path:
@@ -260,7 +260,7 @@ def _no_files(folder: Path, name: str) -> str:
     )
 
 
-def _named_alike(splits: dict[str, Dataset]) -> dict[str, Dataset]:
+def _with_standard_names(splits: dict[str, Dataset]) -> dict[str, Dataset]:
     """Splits under the names that files would have: ``dev_r1`` is ``validation_r1``."""
     names = [split_of(Path(f"{name}.parquet")) for name in splits]
     if len(set(names)) < len(names):
@@ -269,8 +269,8 @@ def _named_alike(splits: dict[str, Dataset]) -> dict[str, Dataset]:
 
 
 def _load_from_hub(hub_id: str, config: str | None) -> dict[str, Dataset]:
-    named = hub_id if config is None else f"{hub_id}, configuration {config!r}"
-    missing = f"{named}: no such file or folder here, and not readable from the hub"
-    with only_data_errors(missing), cache_is_whole():
-        found = _named_alike(dict(load_dataset(hub_id, config)))
-    return {name: checked(split, f"{named}, split {name!r}") for name, split in found.items()}
+    source = hub_id if config is None else f"{hub_id}, configuration {config!r}"
+    missing = f"{source}: no such file or folder here, and not readable from the hub"
+    with only_data_errors(missing), cache_is_intact():
+        splits = _with_standard_names(dict(load_dataset(hub_id, config)))
+    return {name: checked(split, f"{source}, split {name!r}") for name, split in splits.items()}

@@ -283,6 +283,7 @@ def calibration_report(
         with a 95 % interval; `prediction_sets` are judged on the same rows. With fewer than four
         rows no temperature is fitted.
     """
+    # all rows, and each label
     pairs = kind.pairs(predictions, labels)
     numbers: dict[str, Any] = {"all_rows": _errors(kind, predictions, labels)}
     columns = [pairs[0]]
@@ -291,6 +292,7 @@ def calibration_report(
         by_label = dict(zip(names, label_errors(expit(predictions), labels), strict=True))
         numbers["ece_by_label"] = by_label
         numbers["mean_ece_of_labels"] = float(np.mean(list(by_label.values())))
+    # what a calibrated model would show
     by_chance = np.mean([chance_errors(each, seed=i) for i, each in enumerate(columns)], axis=0)
     bins = binned(*pairs)
     numbers |= {
@@ -303,6 +305,7 @@ def calibration_report(
         "bins": {name: values.tolist() for name, values in asdict(bins).items()},
     }
     lines = {"perfect": [CurvePoint(0, 0), CurvePoint(1, 1)], "as it is": bins.points()}
+    # a temperature fitted on one half, judged on the other
     if kind.nll is not None and len(predictions) >= FEWEST_ROWS:
         fit, judge = split_for_temperature(labels, seed=seed)
         temperature = fit_temperature(predictions[fit], labels[fit])

@@ -105,6 +105,7 @@ def paired_differences(first: Run, other: Run) -> list[Difference] | None:
     """
     if not all((run.folder / PREDICTIONS).exists() for run in (first, other)):
         return None
+    # the same rows with the same labels
     ids, before = read_predictions(first.folder)
     other_ids, after = read_predictions(other.folder)
     same_data = (
@@ -123,6 +124,7 @@ def paired_differences(first: Run, other: Run) -> list[Difference] | None:
     if not np.array_equal(before[:, labels], after[:, labels]):
         return None
 
+    # differences of the metrics
     def gaps(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
         scores = task.scorer.scores(a)
         return {name: value - scores[name] for name, value in task.scorer.scores(b).items()}

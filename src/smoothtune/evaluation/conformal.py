@@ -92,19 +92,19 @@ def set_numbers(
         By coverage: `threshold`, `coverage` that was measured with the ends of its 95 % Wilson
         interval, and `mean_size`, classes of a set.
     """
-    scores, found = conformal_scores(logits[fit], labels[fit]), {}
+    scores, numbers = conformal_scores(logits[fit], labels[fit]), {}
     for coverage in COVERAGES:
         if len(fit) < rows_needed(coverage):
             continue
         threshold = conformal_threshold(scores, coverage)
         sets = prediction_sets(logits[judge], threshold)
-        held = int(sets[np.arange(len(judge)), labels[judge]].sum())
-        interval = binomtest(held, len(judge)).proportion_ci(method="wilson")
-        found[f"{coverage:g}"] = {
+        covered = int(sets[np.arange(len(judge)), labels[judge]].sum())
+        interval = binomtest(covered, len(judge)).proportion_ci(method="wilson")
+        numbers[f"{coverage:g}"] = {
             "threshold": threshold,
-            "coverage": held / len(judge),
+            "coverage": covered / len(judge),
             "low": float(interval.low),
             "high": float(interval.high),
             "mean_size": float(sets.sum(1).mean()),
         }
-    return found
+    return numbers

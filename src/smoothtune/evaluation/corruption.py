@@ -57,12 +57,12 @@ def corrupt_tokens(
         (T,) the ids; exactly round(rate * ordinary tokens) differ.
     """
     ids = list(input_ids)
-    places = [place for place, token in enumerate(ids) if token not in special]
-    for place in rng.permutation(places)[: exactly(rate, len(places))]:
+    positions = [position for position, token in enumerate(ids) if token not in special]
+    for position in rng.permutation(positions)[: exactly(rate, len(positions))]:
         drawn = int(rng.choice(ordinary))
-        while drawn == ids[place]:
+        while drawn == ids[position]:
             drawn = int(rng.choice(ordinary))
-        ids[place] = drawn
+        ids[position] = drawn
     return ids
 
 
@@ -73,12 +73,12 @@ def typos(text: str, rate: float, rng: np.random.Generator) -> str:
     another letter, each with a chance of 1/4; swapping two equal ones is drawn again.
     """
     words, gaps = _words(text)
-    places = [place for place, word in enumerate(words) if sum(map(str.isalpha, word)) > 1]
-    for place in rng.permutation(places)[: exactly(rate, len(places))]:
-        damaged = words[place]
-        while damaged == words[place]:
-            damaged = _mistype(words[place], rng)
-        words[place] = damaged
+    positions = [position for position, word in enumerate(words) if sum(map(str.isalpha, word)) > 1]
+    for position in rng.permutation(positions)[: exactly(rate, len(positions))]:
+        damaged = words[position]
+        while damaged == words[position]:
+            damaged = _mistype(words[position], rng)
+        words[position] = damaged
     return _text(words, gaps)
 
 
@@ -99,9 +99,9 @@ def drop_words(text: str, rate: float, rng: np.random.Generator) -> str:
     words, gaps = _words(text)
     count = max(min(exactly(rate, len(words)), len(words) - 1), 0)
     gone = set(rng.permutation(len(words))[:count].tolist())
-    kept = [place for place in range(len(words)) if place not in gone]
-    between = [gaps[place] for place in kept[1:]]
-    return _text([words[place] for place in kept], [gaps[0], *between, gaps[-1]])
+    remaining = [index for index in range(len(words)) if index not in gone]
+    between = [gaps[index] for index in remaining[1:]]
+    return _text([words[index] for index in remaining], [gaps[0], *between, gaps[-1]])
 
 
 def swap_words(text: str, rate: float, rng: np.random.Generator) -> str:
@@ -111,8 +111,8 @@ def swap_words(text: str, rate: float, rng: np.random.Generator) -> str:
     """
     words, gaps = _words(text)
     pairs = exactly(rate / 2, len(words))
-    places = rng.permutation(len(words))[: 2 * pairs].tolist()
-    for first, second in zip(places[:pairs], places[pairs:], strict=False):
+    positions = rng.permutation(len(words))[: 2 * pairs].tolist()
+    for first, second in zip(positions[:pairs], positions[pairs:], strict=False):
         words[first], words[second] = words[second], words[first]
     return _text(words, gaps)
 
@@ -137,8 +137,8 @@ TEXT_DAMAGE: dict[str, TextDamage] = {
 def ordinary_tokens(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> np.ndarray:
     """Ids that are no special tokens and that the model has embeddings for."""
     special = set(tokenizer.all_special_ids)
-    known = set(tokenizer.get_vocab().values())
-    return np.array(sorted(token for token in known - special if token < vocab_size))
+    vocabulary = set(tokenizer.get_vocab().values())
+    return np.array(sorted(token for token in vocabulary - special if token < vocab_size))
 
 
 def token_corruption_curve(

@@ -42,11 +42,11 @@ def weight_drift(
         ValueError: the models have no weights of the same names and shapes in common.
     """
     by_layer = weights_by_layer(model)
-    place = {name: number for number, names in by_layer.items() for name in names}
+    layer_of = {name: number for number, names in by_layer.items() for name in names}
     weights = {name: weight for names in by_layer.values() for name, weight in names.items()}
     layers: dict[int, list[Pair]] = defaultdict(list)
     for name, pair in shared_weights(weights, base, new).items():
-        layers[place[name]].append(pair)
+        layers[layer_of[name]].append(pair)
     cosines, distances = [], []
     for number, pairs in sorted(layers.items()):
         dot, square, base_square, moved = (
@@ -111,11 +111,11 @@ def weights_by_layer(model: nn.Module) -> dict[int, dict[str, nn.Parameter]]:
     parts = next(m for m in model.modules() if word in m.children())
     holds_blocks = any(isinstance(m, nn.ModuleList) for m in parts.modules())
     owners = [word if holds_blocks else parts, *blocks(model)]
-    place = {id(w): number for number, owner in enumerate(owners) for w in owner.parameters()}
+    layer_of = {id(w): number for number, owner in enumerate(owners) for w in owner.parameters()}
     layers: dict[int, dict[str, nn.Parameter]] = defaultdict(dict)
     for name, weight in model.named_parameters():
-        if id(weight) in place:
-            layers[place[id(weight)]][name] = weight
+        if id(weight) in layer_of:
+            layers[layer_of[id(weight)]][name] = weight
     return layers
 
 
@@ -165,12 +165,12 @@ def _pooled(predictor: Predictor, rows: Dataset) -> np.ndarray:
     layers: list[np.ndarray] = []
     order: list[np.ndarray] = []
     with torch.no_grad(), evaluating(predictor.model):
-        for chosen, batch in predictor.batches(rows):
+        for indices, batch in predictor.batches(rows):
             run = predictor.clean(batch).run()
             states = torch.stack([run.pooled(hidden) for hidden in run.hidden_states[1:]])
             layers.append(states.double().cpu().numpy())
-            order.append(chosen)
-    found = np.concatenate(layers, axis=1)
-    ordered = np.empty_like(found)
-    ordered[:, np.concatenate(order)] = found
+            order.append(indices)
+    pooled = np.concatenate(layers, axis=1)
+    ordered = np.empty_like(pooled)
+    ordered[:, np.concatenate(order)] = pooled
     return ordered

@@ -69,10 +69,10 @@ def prediction_divergences(
     """
     drops = any(getattr(module, name) > 0 for module, name, _ in sites(predictor.model))
     predictor.progress.start("divergences", predictor.num_batches(rows))
-    found: list[dict[str, float]] = []
+    batch_values: list[dict[str, float]] = []
     counts: list[int] = []
     with evaluating(predictor.model):
-        for number, (chosen, batch) in enumerate(predictor.batches(rows)):
+        for number, (indices, batch) in enumerate(predictor.batches(rows)):
             values, clean = {}, predictor.clean(batch, hidden_states=False)
             with torch.no_grad():
                 clean.run()
@@ -90,13 +90,13 @@ def prediction_divergences(
                 values["noise divergence"] = float(np.mean(draws))
                 if drops:
                     passes = _dropout_passes(predictor, batch, num_samples + 1, number)
-                    apart = [float(divergence(p, q)) for p, q in pairwise(passes)]
-                    values["dropout divergence"] = float(np.mean(apart))
-            found.append(values)
-            counts.append(len(chosen))
+                    distances = [float(divergence(p, q)) for p, q in pairwise(passes)]
+                    values["dropout divergence"] = float(np.mean(distances))
+            batch_values.append(values)
+            counts.append(len(indices))
     return {
-        name: float(np.average([values[name] for values in found], weights=counts))
-        for name in found[0]
+        name: float(np.average([values[name] for values in batch_values], weights=counts))
+        for name in batch_values[0]
     }
 
 
@@ -179,22 +179,22 @@ def prediction_scale(predictor: Predictor, rows: Dataset) -> float:
 
     A model whose logits are all half as large has half the Jacobian; their ratio is the same.
     """
-    found: list[Tensor] = []
+    batch_logits: list[Tensor] = []
     with torch.no_grad(), evaluating(predictor.model):
         for _, batch in predictor.batches(rows):
-            found.append(predictor.clean(batch, hidden_states=False).run().logits.double())
-    logits = torch.cat(found)
+            batch_logits.append(predictor.clean(batch, hidden_states=False).run().logits.double())
+    logits = torch.cat(batch_logits)
     dim = 1 if predictor.task.head.problem_type == "single_label_classification" else 0
     return float((logits - logits.mean(dim, keepdim=True)).square().sum(1).mean().sqrt())
 
 
 @dataclass
-class Found:
-    """What was measured on one model."""
+class Measurements:
+    """The measurements on one model."""
 
     values: dict[str, float] = field(default_factory=dict)
     """Quantities by name."""
-    beside: dict[str, float] = field(default_factory=dict)
+    supplementary: dict[str, float] = field(default_factory=dict)
     """Numbers that help to read them."""
     curves: dict[str, Curve] = field(default_factory=dict)
     missing: dict[str, str] = field(default_factory=dict)
@@ -211,54 +211,54 @@ INPUT_SIDE: tuple[Quantity, ...] = ("noise sensitivity", "loss gradient")
 WEIGHT_SIDE: tuple[Quantity, ...] = ("sharpness", "gradient spread")
 
 
-def measure(predictor: Predictor, rows: Dataset) -> Found:
+def measure(predictor: Predictor, rows: Dataset) -> Measurements:
     """All quantities that need the model alone.
 
     Args:
         predictor: the model.
         rows: tokenized examples with labels.
     """
-    found, task = Found(), predictor.task
-    found.values = prediction_divergences(predictor, rows)
+    result, task = Measurements(), predictor.task
+    result.values = prediction_divergences(predictor, rows)
     trained = any(weight.requires_grad for weight in predictor.model.parameters())
     weights, gradients = weight_side(predictor, rows) if trained else ({}, {})
-    found.values |= weights
+    result.values |= weights
     if not trained:
-        found.missing |= dict.fromkeys(WEIGHT_SIDE, "no weight is trained: adapters are merged")
-    if "changed predictions" in found.values:
-        changed = found.values.pop("changed predictions")
-        found.beside["changed by the worst perturbation"] = changed
-    if "dropout divergence" not in found.values:
-        found.missing["dropout divergence"] = "the model has no dropout"
+        result.missing |= dict.fromkeys(WEIGHT_SIDE, "no weight is trained: adapters are merged")
+    if "changed predictions" in result.values:
+        changed = result.values.pop("changed predictions")
+        result.supplementary["changed by the worst perturbation"] = changed
+    if "dropout divergence" not in result.values:
+        result.missing["dropout divergence"] = "the model has no dropout"
     if reason := task.unsupported_parts.get("smoothness"):
-        found.missing |= dict.fromkeys((*INPUT_SIDE, *DERIVATIVES), reason)
-        return found
+        result.missing |= dict.fromkeys((*INPUT_SIDE, *DERIVATIVES), reason)
+        return result
     if gradients:
-        found.curves["gradient_spread"] = gradient_spread(predictor.model, gradients)
+        result.curves["gradient_spread"] = gradient_spread(predictor.model, gradients)
     curve = noise_propagation(predictor, rows, layers=(0,))["attenuation"]
-    found.curves["noise_sensitivity"] = curve
-    found.values["noise sensitivity"] = float(np.mean([point.y for point in _line(curve)[1:]]))
-    found.values["loss gradient"] = loss_gradient_norm(predictor, rows)
+    result.curves["noise_sensitivity"] = curve
+    result.values["noise sensitivity"] = float(np.mean([point.y for point in _line(curve)[1:]]))
+    result.values["loss gradient"] = loss_gradient_norm(predictor, rows)
     if not task.one_sequence:
         reason = "an example has several predictions, or several sequences"
-        found.missing |= dict.fromkeys(DERIVATIVES, reason)
-        return found
-    _add_derivatives(found, predictor, rows)
-    return found
+        result.missing |= dict.fromkeys(DERIVATIVES, reason)
+        return result
+    _add_derivatives(result, predictor, rows)
+    return result
 
 
-def _add_derivatives(found: Found, predictor: Predictor, rows: Dataset) -> None:
+def _add_derivatives(result: Measurements, predictor: Predictor, rows: Dataset) -> None:
     curves = derivative_norms(predictor, rows, num_probes=NUM_PROBES)
-    found.curves |= curves
+    result.curves |= curves
     scale = prediction_scale(predictor, rows)
     for name, curve in curves.items():
         squares = [point.y**2 for point in _line(curve)]
         title = name.capitalize()
-        found.values[f"layer {title}"] = float(np.sqrt(np.mean(squares)))
-        found.values[f"logit {title}"] = curve.numbers["logits"]
+        result.values[f"layer {title}"] = float(np.sqrt(np.mean(squares)))
+        result.values[f"logit {title}"] = curve.numbers["logits"]
         if scale:
             relative = curve.numbers["logits"] / scale
-            found.beside[f"logit {title}, relative to the logits"] = relative
+            result.supplementary[f"logit {title}, relative to the logits"] = relative
 
 
 def _line(curve: Curve) -> list[CurvePoint]:

@@ -79,5 +79,5 @@ def mean_prediction(predictions: np.ndarray, task: Task) -> np.ndarray:
 
 def _log_mean(log_probabilities: np.ndarray) -> np.ndarray:
     """(N, W) log of the mean over the first axis."""
-    found: np.ndarray = logsumexp(log_probabilities, axis=0) - np.log(len(log_probabilities))
-    return found
+    log_mean: np.ndarray = logsumexp(log_probabilities, axis=0) - np.log(len(log_probabilities))
+    return log_mean

@@ -42,12 +42,12 @@ def measured_examples(subject: Subject, part: str) -> dict[str, Any] | None:
     if not task.one_sequence or not settings.num_examples:
         return None
     if part == "metrics":
-        chosen = subject.texts.select(subject.sample(), keep_in_memory=True)
+        texts = subject.texts.select(subject.sample(), keep_in_memory=True)
         return {
             "shown": settings.num_examples,
-            "example_id": list(chosen["example_id"][:]),
-            "labels": list(chosen["labels"][:]),
-            "texts": {CLEAN: _sentences(chosen)},
+            "example_id": list(texts["example_id"][:]),
+            "labels": list(texts["labels"][:]),
+            "texts": {CLEAN: _sentences(texts)},
             "predictions": {CLEAN: subject.predictions[subject.sample()].tolist()},
         }
     if part == "robustness":
@@ -67,8 +67,8 @@ def measured_examples(subject: Subject, part: str) -> dict[str, Any] | None:
             max_seq_length=subject.prepared.report.max_seq_length,
         )
         subject.predictor.progress.start("sentences with typos", len(rows))
-        found = subject.predictor.predict(rows)
-        return {"texts": {TYPOS: _sentences(changed)}, "predictions": {TYPOS: found.tolist()}}
+        predictions = subject.predictor.predict(rows)
+        return {"texts": {TYPOS: _sentences(changed)}, "predictions": {TYPOS: predictions.tolist()}}
     return None
 
 
@@ -77,14 +77,14 @@ def _sentences(rows: Any) -> list[str]:
     return [" | ".join(texts) for texts in zip(*columns, strict=True)]
 
 
-def add_examples(folder: Path, found: dict[str, Any] | None) -> None:
+def add_examples(folder: Path, examples: dict[str, Any] | None) -> None:
     """Add to a folder's ``examples.json``."""
-    known = read_examples(folder) if found and "example_id" not in found else {}
-    if found is None or known is None:
+    stored = read_examples(folder) if examples and "example_id" not in examples else {}
+    if examples is None or stored is None:
         return
     for name in ("texts", "predictions"):
-        found[name] = known.get(name, {}) | found.get(name, {})
-    write_json(folder / EXAMPLES, known | found)
+        examples[name] = stored.get(name, {}) | examples.get(name, {})
+    write_json(folder / EXAMPLES, stored | examples)
 
 
 def read_examples(folder: Path) -> dict[str, Any] | None:
@@ -101,11 +101,10 @@ def read_examples(folder: Path) -> dict[str, Any] | None:
 
 def example_tables(runs: Sequence[Run]) -> list[tuple[str, Table]]:
     """The sentences that change most, under each disturbance and between two runs, with titles."""
-    found = [(run, read_examples(run.folder)) for run in runs]
-    known = [(run, content) for run, content in found if content]
-    tables = [table for run, content in known for table in _disturbed(run, content)]
-    if known:
-        (first, before), *others = known
+    contents = [(run, content) for run in runs if (content := read_examples(run.folder))]
+    tables = [table for run, content in contents for table in _disturbed(run, content)]
+    if contents:
+        (first, before), *others = contents
         tables += [
             table for other, after in others for table in _between(first, before, other, after)
         ]
@@ -144,26 +143,26 @@ def _changes(
     heads: tuple[str, str],
 ) -> tuple[str, Table]:
     """A table of the largest changes: first other answers, then by what moved."""
-    found = _answers(content["labels"], run.content["label_names"], before, after)
-    order = np.lexsort((-np.abs(found.change), ~found.flips))[: content["shown"]]
+    answers = _answers(content["labels"], run.content["label_names"], before, after)
+    order = np.lexsort((-np.abs(answers.change), ~answers.flips))[: content["shown"]]
     cells = [
         [
             _shown(texts[i]),
-            found.gold[i],
-            found.before[i],
-            found.after[i],
-            f"{found.change[i]:+.2f}",
+            answers.gold[i],
+            answers.before[i],
+            answers.after[i],
+            f"{answers.change[i]:+.2f}",
         ]
         for i in order
     ]
-    if found.what:
-        title += f": {found.flips.sum()} of {len(found.flips)} change {found.what}"
+    if answers.what:
+        title += f": {answers.flips.sum()} of {len(answers.flips)} change {answers.what}"
     return title, Table(["sentence", "label", *heads, "change"], cells)
 
 
 @dataclass
 class _Answers:
-    """What is said of each sentence."""
+    """The answers for each sentence."""
 
     what: str
     """What an answer is; nothing for scores."""
@@ -185,17 +184,21 @@ def _answers(
         moved = expit(after) - expit(before)
         return _Answers(
             "labels",
-            [", ".join(_picked(names, np.array(each) > 0)) or NO_LABEL for each in gold],
-            [_chosen(names, row) for row in expit(before)],
-            [_chosen(names, row) for row in expit(after)],
+            [", ".join(_select(names, np.array(each) > 0)) or NO_LABEL for each in gold],
+            [_predicted_labels(names, row) for row in expit(before)],
+            [_predicted_labels(names, row) for row in expit(after)],
             moved[rows, np.abs(moved).argmax(axis=1)],
             ((before > 0) != (after > 0)).any(axis=1),
         )
     if before.shape[1] == 1:
-        told = [f"{value:.2f}" for value in before[:, 0]]
-        now = [f"{value:.2f}" for value in after[:, 0]]
-        none = np.zeros(len(before), bool)
-        return _Answers("", [f"{each:g}" for each in gold], told, now, (after - before)[:, 0], none)
+        return _Answers(
+            "",
+            [f"{each:g}" for each in gold],
+            [f"{value:.2f}" for value in before[:, 0]],
+            [f"{value:.2f}" for value in after[:, 0]],
+            (after - before)[:, 0],
+            np.zeros(len(before), bool),
+        )
     classes = before.argmax(1)
     old, new = softmax(before, axis=1), softmax(after, axis=1)
     return _Answers(
@@ -212,16 +215,16 @@ def _likeliest(names: Sequence[str], chances: np.ndarray) -> str:
     return f"{names[int(chances.argmax())]} {chances.max():.2f}"
 
 
-def _chosen(names: Sequence[str], chances: np.ndarray) -> str:
+def _predicted_labels(names: Sequence[str], chances: np.ndarray) -> str:
     """The labels above one half, or the one that comes nearest."""
     if (chances > 0.5).any():
-        told = [f"{name} {chance:.2f}" for name, chance in zip(names, chances, strict=True)]
-        return ", ".join(_picked(told, chances > 0.5))
+        texts = [f"{name} {chance:.2f}" for name, chance in zip(names, chances, strict=True)]
+        return ", ".join(_select(texts, chances > 0.5))
     return f"{NO_LABEL} ({_likeliest(names, chances)})"
 
 
-def _picked(names: Sequence[str], chosen: np.ndarray) -> list[str]:
-    return [name for name, yes in zip(names, chosen, strict=True) if yes]
+def _select(names: Sequence[str], mask: np.ndarray) -> list[str]:
+    return [name for name, is_selected in zip(names, mask, strict=True) if is_selected]
 
 
 def _shown(text: str) -> str:

@@ -31,7 +31,7 @@ class Finding(NamedTuple):
 def sentences(run: Run) -> list[Sentence]:
     """What to do, then the findings about one run."""
     parts = (*_against(run), _drift, _other_data, _cost)
-    return [verdict(run), *(found.sentence for part in parts for found in part(run))]
+    return [verdict(run), *(finding.sentence for part in parts for finding in part(run))]
 
 
 def _against(run: Run) -> tuple[Callable[[Run], Iterator[Finding]], ...]:
@@ -55,8 +55,8 @@ def verdict(run: Run) -> Sentence:
     """What to do with a run."""
     if not beats_chance(run):
         return Sentence("fragile", _about_chance(run))
-    found = [finding.advice for part in _against(run) for finding in part(run)]
-    if advice := "; ".join(filter(None, found)):
+    advices = [finding.advice for part in _against(run) for finding in part(run)]
+    if advice := "; ".join(filter(None, advices)):
         return Sentence("fragile", f"Better than a constant answer, but: {advice}. {GUIDE}")
     clean = _clean(run)
     if set(JUDGED) - set(run.content["parts"]) or clean is None or not _has_room(run, clean):
@@ -96,8 +96,8 @@ def _about_chance(run: Run) -> str:
 
 def _rows_needed(numbers: dict[str, Any], metric: str) -> int:
     """Rows whose interval would leave the best constant answer out, in two digits."""
-    found = numbers["metrics"][metric]
-    ratio = (found["value"] - found["low"]) / (found["value"] - numbers["trivial_baseline"])
+    score = numbers["metrics"][metric]
+    ratio = (score["value"] - score["low"]) / (score["value"] - numbers["trivial_baseline"])
     rows = math.ceil(numbers["rows"] * max(1.1, ratio**2))
     digits = max(0, len(str(rows)) - 2)
     return math.ceil(rows / 10**digits) * 10**digits
@@ -189,14 +189,14 @@ def _change(numbers: dict[str, Any]) -> str:
 def _sets(run: Run) -> Iterator[Finding]:
     """Sets of one coverage stand for all; the page has a table of the others."""
     numbers = run.numbers("calibration")
-    if found := numbers.get("prediction_sets", {}).get(f"{COVERAGE:g}"):
+    if sets := numbers.get("prediction_sets", {}).get(f"{COVERAGE:g}"):
         yield Finding(
             Sentence(
                 "note",
                 f"Sets of classes with a coverage of {COVERAGE:g} hold the right one for "
-                f"{found['coverage']:.3f} of {numbers['judged_on']} rows that did not set the "
-                f"threshold (95 % interval {found['low']:.3f} to {found['high']:.3f}), and "
-                f"{found['mean_size']:.2f} classes on average: see smoothtune predict --coverage.",
+                f"{sets['coverage']:.3f} of {numbers['judged_on']} rows that did not set the "
+                f"threshold (95 % interval {sets['low']:.3f} to {sets['high']:.3f}), and "
+                f"{sets['mean_size']:.2f} classes on average: see smoothtune predict --coverage.",
             )
         )
 
@@ -247,14 +247,14 @@ def _disturbance(run: Run) -> Iterator[Finding]:
         )
     losses = list(_losses(run))
     harmful = [(name, shown) for name, shown, loss in losses if loss > TOLERATED_LOSS]
-    kept = [shown for _, shown, loss in losses if loss <= TOLERATED_LOSS]
+    harmless = [shown for _, shown, loss in losses if loss <= TOLERATED_LOSS]
     if harmful:
         names = ", ".join(name.partition(",")[0] for name, _ in harmful)
         text = f"{run.main_metric} suffers from {'; '.join(shown for _, shown in harmful)}."
         advice = f"do not rely on it where inputs are like this: {names}"
         yield Finding(Sentence("fragile", text), advice)
-    if kept:
-        text = f"{run.main_metric} hardly suffers from {'; '.join(kept)}."
+    if harmless:
+        text = f"{run.main_metric} hardly suffers from {'; '.join(harmless)}."
         yield Finding(Sentence("good", text))
 
 
@@ -291,15 +291,15 @@ def _other_data(run: Run) -> Iterator[Finding]:
             continue
         baseline = numbers["trivial_baseline"]
         text = f"On {data_set} {run.main_metric} is {metric['value']:.3f}"
-        known = f"{numbers['rows']} rows; best constant answer {baseline:.3f}"
+        basis = f"{numbers['rows']} rows; best constant answer {baseline:.3f}"
         if metric["low"] is None or metric["low"] <= baseline:
-            text += f", not clearly above the best constant answer ({known})."
+            text += f", not clearly above the best constant answer ({basis})."
             yield Finding(Sentence("fragile", text))
         elif _is_less(metric, home):
-            text += f", less than the {home['value']:.3f} of its own data ({known})."
+            text += f", less than the {home['value']:.3f} of its own data ({basis})."
             yield Finding(Sentence("fragile", text))
         else:
-            yield Finding(Sentence("good", f"{text} ({known})."))
+            yield Finding(Sentence("good", f"{text} ({basis})."))
 
 
 def _is_less(metric: dict[str, Any], other: dict[str, Any]) -> bool:

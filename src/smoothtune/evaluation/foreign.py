@@ -36,8 +36,8 @@ def missing_options(settings: Settings | Prediction) -> Options:
         OutputError: the record of the model is damaged.
     """
     preset = settings.task in TASKS and settings.text_columns is None
-    known = settings.task_type is not None and TASK_CLASSES[settings.task_type].text_columns
-    described = settings.text_columns is not None or bool(known)
+    columns = settings.task_type is not None and TASK_CLASSES[settings.task_type].text_columns
+    described = settings.text_columns is not None or bool(columns)
     misnamed = settings.task is not None and not preset and not described  # which is said elsewhere
     if (
         preset
@@ -49,11 +49,11 @@ def missing_options(settings: Settings | Prediction) -> Options:
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
     task_type = settings.task_type or type_of_model(base.config)
     if settings.data is None:
-        return _without_given({"data": FILE} | usual_fields(task_type), settings)
-    return _without_given(_fitting(settings, base, task_type), settings)
+        return _unset({"data": FILE} | usual_fields(task_type), settings)
+    return _unset(_fitting(settings, base, task_type), settings)
 
 
-def _without_given(options: Options, settings: Settings | Prediction) -> Options:
+def _unset(options: Options, settings: Settings | Prediction) -> Options:
     if isinstance(settings, Prediction):
         options = {name: value for name, value in options.items() if name != "label_column"}
     return {name: value for name, value in options.items() if getattr(settings, name) is None}
@@ -68,12 +68,12 @@ def _fitting(settings: Settings | Prediction, base: Base, task_type: str) -> Opt
     else:
         splits = load_splits(settings.data, need_train=False, **form)
         rows = splits.get("validation", splits.get("test", next(iter(splits.values()))))
-    found = guess(
+    columns = guess(
         rows if has_types(settings.data) else with_types(rows),
         text_columns=settings.text_columns or (),
         label_column=settings.label_column,
     )
-    options = [form | fields for fields in likely_fields(found, task_type)]
+    options = [form | fields for fields in likely_fields(columns, task_type)]
     if isinstance(settings, Prediction):
         return options[0]
     return next((each for each in options if _fits(settings, base, each)), options[0])
@@ -81,20 +81,20 @@ def _fitting(settings: Settings | Prediction, base: Base, task_type: str) -> Opt
 
 def _fits(settings: Settings, base: Base, options: Options) -> bool:
     """Whether the data can be evaluated on with these options."""
-    tried = settings.model_copy(update={"task": "custom"} | options)
+    completed = settings.model_copy(update={"task": "custom"} | options)
     names = [str(name) for name in (base.config.id2label or {}).values()]
     try:
-        task = configured_task(tried)
-        found = prepare_evaluation(
-            tried.data or "",
+        task = configured_task(completed)
+        prepared = prepare_evaluation(
+            completed.data or "",
             task,
             base.tokenizer,
             model_labels=names,
             max_train_samples=1,
             max_eval_samples=1,
-            max_seq_length=tried.max_seq_length or task.default_max_seq_length,
+            max_seq_length=completed.max_seq_length or task.default_max_seq_length,
         )
-        found.task.head.fit_outputs(base.config)
+        prepared.task.head.fit_outputs(base.config)
     except (ConfigError, DataError, ModelError, ValueError):
         return False
     return True

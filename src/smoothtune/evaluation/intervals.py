@@ -54,8 +54,8 @@ def bootstrap_intervals(
     names = list(metrics(*columns))
 
     def values(rows: np.ndarray) -> np.ndarray:
-        found = metrics(*(column[rows.astype(int)] for column in columns))
-        return np.array([found[name] for name in names])
+        scores = metrics(*(column[rows.astype(int)] for column in columns))
+        return np.array([scores[name] for name in names])
 
     if len(columns[0]) < 2:
         raise ValueError("a bootstrap interval needs at least two examples")

@@ -66,7 +66,7 @@ def kept_evaluation(folder: Path, settings: Settings) -> dict[str, Any] | None:
 def _remove(folder: Path, content: dict[str, Any]) -> None:
     """Delete an evaluation that is to be replaced, and nothing else."""
     curves = [
-        f"{part}_{name}" for part, found in content["parts"].items() for name in found["curves"]
+        f"{part}_{name}" for part, result in content["parts"].items() for name in result["curves"]
     ]
     names = [f"{curve}{suffix}" for curve in curves for suffix in (".csv", ".svg")]
     for name in (EVALUATION, PREDICTIONS, EXAMPLES, PAGE, MARKDOWN, *names):

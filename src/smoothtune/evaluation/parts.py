@@ -177,31 +177,34 @@ def drift(subject: Subject) -> PartResult:
 def effect(subject: Subject) -> PartResult:
     """The quantities that methods are about."""
     rows = subject.rows(MAX_EFFECT)
-    found = measure(subject.predictor, rows)
+    # what the model alone tells, then what needs the pre-trained one or probabilities
+    measurements = measure(subject.predictor, rows)
     if subject.pretrained is None:
-        found.missing["weight distance"] = NO_BASE
+        measurements.missing["weight distance"] = NO_BASE
     else:
         before, new = subject.pretrained
         try:
             distance = weight_distance(merged_copy(subject.predictor.model), before, new=new)
         except ValueError as error:
-            found.missing["weight distance"] = str(error)
+            measurements.missing["weight distance"] = str(error)
         else:
-            found.values["weight distance"] = distance["weight distance"]
-            found.beside["weight distance, absolute"] = distance["absolute"]
+            measurements.values["weight distance"] = distance["weight distance"]
+            measurements.supplementary["weight distance, absolute"] = distance["absolute"]
     reason = subject.prepared.task.unsupported_parts.get("calibration")
     answers = calibration(subject) if reason is None else PartResult(skipped=reason)
     if answers.skipped:
-        found.missing["calibration error"] = answers.skipped
+        measurements.missing["calibration error"] = answers.skipped
     else:
-        found.values["calibration error"] = answers.numbers["all_rows"]["ece"]
+        measurements.values["calibration error"] = answers.numbers["all_rows"]["ece"]
     count = subject.num_examples(rows)
-    for curve in found.curves.values():  # `smoothness` has the same curves of more rows
+    for curve in measurements.curves.values():  # `smoothness` has the same curves of more rows
         curve.title += f", {count} rows"
     numbers: dict[str, Any] = {"rows": count}
-    numbers["quantities"] = {n: found.values[n] for n in QUANTITIES if n in found.values}
-    numbers |= {"beside": found.beside, "not measured": found.missing}
-    return PartResult(numbers, found.curves)
+    numbers["quantities"] = {
+        n: measurements.values[n] for n in QUANTITIES if n in measurements.values
+    }
+    numbers |= {"beside": measurements.supplementary, "not measured": measurements.missing}
+    return PartResult(numbers, measurements.curves)
 
 
 def other_data(subject: Subject, other: OtherData) -> PartResult:
@@ -269,16 +272,16 @@ PARTS = {
 }
 
 
-def wanted_parts(settings: Settings) -> dict[str, Part]:
+def requested_parts(settings: Settings) -> dict[str, Part]:
     """The task's metrics, the parts that are asked for, and those about other data sets."""
-    wanted = {name: PARTS[name] for name in ("metrics", *settings.parts)}
+    parts = {name: PARTS[name] for name in ("metrics", *settings.parts)}
     for name, other in settings.ood.items():
         title = OOD + name
-        wanted[title] = Part(title, partial(other_data, other=other), needs_weights=False)
+        parts[title] = Part(title, partial(other_data, other=other), needs_weights=False)
         if share := settings.further_share:
             title = further_title(name, share)
-            wanted[title] = Part(title, partial(further_data, other=other, share=share))
-    return wanted
+            parts[title] = Part(title, partial(further_data, other=other, share=share))
+    return parts
 
 
 def evaluate_part(name: str, part: Part, subject: Subject) -> PartResult:

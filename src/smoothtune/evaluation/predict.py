@@ -12,7 +12,7 @@ from scipy.special import expit, softmax
 from smoothtune.config.prediction import Prediction
 from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, quiet, say
-from smoothtune.data.missing import Needed, told_left_out
+from smoothtune.data.missing import Needed, left_out_message
 from smoothtune.data.sources import load_rows
 from smoothtune.errors import ConfigError, DataError, ModelError, Problem
 from smoothtune.evaluation.calibration import CLASSES, LABELS, kind_of
@@ -49,15 +49,17 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
     to = target_file(settings)
     settings = resolve_prediction(settings, training_record(settings.model))
     task = configured_task(settings)
+    # the rows, and what is to be written of them
     needed = Needed(task.rows.unlabeled_columns) if settings.drop_missing else None
     raw = load_rows(settings.data, needed=needed, sep=settings.sep, encoding=settings.encoding)
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
     task = task.with_model_labels(base.config, raw, settings.data)
     names = column_names(task, settings)
     temperature, threshold = _fitted(settings, base)
-    if taken := [name for name in names if name in raw.column_names]:
-        raise DataError(f"{settings.data}: has a column {taken[0]!r} already; rename it")
+    if existing := [name for name in names if name in raw.column_names]:
+        raise DataError(f"{settings.data}: has a column {existing[0]!r} already; rename it")
     rows = _tokenized(settings, raw, task, base, console)
+    # predict and write
     with Bar(console) as bar:
         predictor = load_predictor(base, task, batch_size=settings.batch_size, progress=bar)
         bar.part = "predict"
@@ -73,8 +75,8 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
     }
     form = CsvForm.of(settings, to)
     write_rows(to, raw, {name: columns[name] for name in names}, form)
-    if told := form.told():
-        say(console, f"{to} is {told}, as {settings.data} is")
+    if description := form.description():
+        say(console, f"{to} is {description}, as {settings.data} is")
     return len(raw)
 
 
@@ -94,8 +96,8 @@ def _tokenized(
         )
     labels = ", ".join(task.known_label_names) or "none"
     say(console, f"task {task.name} ({task.task_type}), labels {labels}; {len(raw)} rows")
-    if told := told_left_out(raw):
-        say(console, told)
+    if message := left_out_message(raw):
+        say(console, message)
     if longer := len(np.unique(np.asarray(rows["example_id"][:])[rows["cut"][:]])):
         say(console, f"{longer} rows are longer than {length} tokens: {task.rows.when_too_long}")
     return rows

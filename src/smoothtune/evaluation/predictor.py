@@ -91,10 +91,10 @@ class Predictor:
         collate = self.task.head.collator(self.tokenizer)
         device = next(self.model.parameters()).device
         for start in range(0, len(order), self.batch_size):
-            chosen = order[start : start + self.batch_size]
-            batch = collate([rows[int(row)] for row in chosen])
+            indices = order[start : start + self.batch_size]
+            batch = collate([rows[int(row)] for row in indices])
             batch.pop("example_id", None)
-            yield chosen, {name: tensor.to(device) for name, tensor in batch.items()}
+            yield indices, {name: tensor.to(device) for name, tensor in batch.items()}
             self.progress.advance()
 
     def num_batches(self, rows: Dataset) -> int:
@@ -143,13 +143,13 @@ class Predictor:
         return rng.stream(batch["input_ids"].device, self.seed, name, call)
 
     def _fill(
-        self, predictions: np.ndarray, run: ForwardPass, rows: Dataset, chosen: np.ndarray
+        self, predictions: np.ndarray, run: ForwardPass, rows: Dataset, indices: np.ndarray
     ) -> None:
         """Write what a pass over the chosen rows (B,) predicts into (N, W)."""
         outputs = {name: run.outputs[name].cpu().numpy() for name in self.task.head.outputs}
-        batch = rows.select(chosen, keep_in_memory=True)
-        written = self.task.head.predictions(outputs, batch)
-        predictions[chosen, : written.shape[1]] = written
+        batch = rows.select(indices, keep_in_memory=True)
+        values = self.task.head.predictions(outputs, batch)
+        predictions[indices, : values.shape[1]] = values
 
     def predict(self, rows: Dataset) -> np.ndarray:
         """Predictions (N, W) for all rows of tokenized examples, in their order."""
@@ -169,12 +169,12 @@ class Predictor:
         """
         predictions = np.zeros((count, len(rows), self.task.head.prediction_width(rows)))
         with evaluating(self.model):
-            for number, (chosen, batch) in enumerate(self.batches(rows)):
+            for number, (indices, batch) in enumerate(self.batches(rows)):
                 clean = self.clean(batch, hidden_states=False)
                 for index, delta in enumerate(perturb(clean, number)):
                     with torch.no_grad():
                         run = clean.run() if delta is None else clean.at(delta, dropout="off")
-                        self._fill(predictions[index], run, rows, chosen)
+                        self._fill(predictions[index], run, rows, indices)
         return predictions
 
     def metrics(self, predictions: np.ndarray, rows: Dataset) -> dict[str, float]:

@@ -33,10 +33,10 @@ def check_evaluation(content: dict[str, Any], path: Path) -> None:
         OutputError: a field is not as `smoothtune evaluate` writes it.
     """
     _check(Evaluation, content, path, "smoothtune evaluate")
-    found = content["parts"].get("metrics")
-    if found is not None:
-        _check(Scores, found["numbers"], path, "smoothtune evaluate", ("parts.metrics.numbers",))
-        if content["headline"] not in found["numbers"]["metrics"]:
+    metrics = content["parts"].get("metrics")
+    if metrics is not None:
+        _check(Scores, metrics["numbers"], path, "smoothtune evaluate", ("parts.metrics.numbers",))
+        if content["headline"] not in metrics["numbers"]["metrics"]:
             raise OutputError(
                 _message(path, "headline", "is no metric of it", "smoothtune evaluate")
             )
@@ -53,7 +53,7 @@ class _Examples(Record):
     predictions: dict[str, list[Annotated[list[float], Field(min_length=1)]]]
 
     @model_validator(mode="after")
-    def _is_whole(self) -> _Examples:
+    def _is_complete(self) -> _Examples:
         count, widths = len(self.example_id), {len(p) for v in self.predictions.values() for p in v}
         columns: list[list[Any]] = [self.labels, *self.texts.values(), *self.predictions.values()]
         several = {len(each) for each in self.labels if isinstance(each, list)}

@@ -87,9 +87,9 @@ def _calibration_rows(numbers: dict[str, Any]) -> Iterator[list[str]]:
     error = numbers["all_rows"]["ece"] if of_labels is None else of_labels
     by_chance = f"{number(error)}, by chance up to {number(numbers['ece_by_chance']['high'])}"
     yield ["ece" if of_labels is None else "ece, mean of labels", by_chance]
-    for coverage, found in numbers.get("prediction_sets", {}).items():
-        measured = with_interval(found["coverage"], (found["low"], found["high"]))
-        size = f"{found['mean_size']:.2f} classes"
+    for coverage, sets in numbers.get("prediction_sets", {}).items():
+        measured = with_interval(sets["coverage"], (sets["low"], sets["high"]))
+        size = f"{sets['mean_size']:.2f} classes"
         yield [f"coverage of sets for {coverage}", f"{measured}, {size}"]
 
 
@@ -121,8 +121,8 @@ def _content(runs: Sequence[Run], is_html: bool) -> dict[str, Any]:
     }
 
 
-def _first_and_rest(said: Sequence[Sentence]) -> tuple[Sentence, Sequence[Sentence]]:
-    return said[0], said[1:]
+def _first_and_rest(findings: Sequence[Sentence]) -> tuple[Sentence, Sequence[Sentence]]:
+    return findings[0], findings[1:]
 
 
 def score_table(runs: Sequence[Run]) -> Table:
@@ -146,9 +146,9 @@ def score_table(runs: Sequence[Run]) -> Table:
     )
     for name in others:
         metrics = [run.numbers(name).get("metrics", {}) for run in runs]
-        for metric in dict.fromkeys(key for found in metrics for key in found):
+        for metric in dict.fromkeys(key for scores in metrics for key in scores):
             title = f"{metric} on {name.removeprefix(OOD)}"
-            rows.append([title, *(_interval(found.get(metric)) for found in metrics)])
+            rows.append([title, *(_interval(scores.get(metric)) for scores in metrics)])
     return Table(["", *(run.name for run in runs)], rows)
 
 
@@ -196,7 +196,7 @@ def plots(runs: Sequence[Run], part: str) -> list[Plot]:
     looks, scores = styles(by_run), _score_frame(runs)
     drawn = []
     for name in names:
-        curves = {run: found[name] for run, found in by_run.items() if name in found}
+        curves = {run: run_curves[name] for run, run_curves in by_run.items() if name in run_curves}
         of_score = next(iter(curves.values())).y_label == metric_label(runs[0].main_metric)
         drawn.append(_plot(f"{part}_{name}", curves, scores if of_score else Frame(looks)))
     return drawn

@@ -58,7 +58,7 @@ class CsvForm:
             return cls()
         return cls(settings.sep or ",", settings.encoding or "utf-8")
 
-    def told(self) -> str:
+    def description(self) -> str:
         """What is unusual about it; "" if nothing is."""
         sep = "" if self.sep == "," else f"separated by {self.sep!r}"
         encoding = "" if codecs.lookup(self.encoding).name == "utf-8" else f"in {self.encoding}"

@@ -32,7 +32,7 @@ from smoothtune.evaluation.output import (
     write_curves,
     write_predictions,
 )
-from smoothtune.evaluation.parts import evaluate_part, wanted_parts
+from smoothtune.evaluation.parts import evaluate_part, requested_parts
 from smoothtune.evaluation.predictor import load_predictor
 from smoothtune.evaluation.settings import (
     is_training_data,
@@ -71,19 +71,21 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
     training = training_record(settings.model)
     settings = resolve(settings, training)
     with owned(Path(settings.output_dir)) as folder, Bar(console) as bar:
-        kept = kept_evaluation(folder, settings)
+        # read all, and refuse what does not go together
+        stored = kept_evaluation(folder, settings)
         subject, fingerprints = load_subject(settings, training, bar)
-        for told in about_rows(subject):
-            say(console, told)
-        if kept and kept["fingerprints"] != fingerprints:
+        for message in about_rows(subject):
+            say(console, message)
+        if stored and stored["fingerprints"] != fingerprints:
             raise OutputError(
                 f"{folder} holds an evaluation of other weights or data; choose another output_dir "
                 "or replace it with --overwrite-output-dir"
             )
-        content = kept or empty_evaluation(subject, fingerprints, training)
+        content = stored or empty_evaluation(subject, fingerprints, training)
         check_other_data(subject, content["parts"])
         write_json(folder / EVALUATION, content)  # says whose folder it is, if it ends in a part
-        for name, part in wanted_parts(settings).items():
+        # measure and write what is not done yet
+        for name, part in requested_parts(settings).items():
             if name in content["parts"]:
                 check_read_as(name, content["parts"][name], settings)
                 say(console, f"{name}: done before, kept")
@@ -102,8 +104,8 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
             done = f"left out: {result.skipped}" if result.skipped else f"done in {seconds:.1f} s"
             say(console, f"{name}: {done}")
     calibration = None if settings.ensemble else fitted_calibration(content, folder)
-    if calibration and (told := keep_calibration(calibration, settings.model)):
-        say(console, told)
+    if calibration and (message := keep_calibration(calibration, settings.model)):
+        say(console, message)
     return content
 
 
@@ -231,7 +233,7 @@ def is_copy(settings: Settings, training: dict[str, Any] | None, task: Task) -> 
         return False
     try:
         run = RunConfig.model_validate(training["config"])
-        found = rows_fingerprint(
+        fingerprint = rows_fingerprint(
             settings.data or task.hub_id or "",
             task,
             max_train_samples=run.max_train_samples,
@@ -240,7 +242,7 @@ def is_copy(settings: Settings, training: dict[str, Any] | None, task: Task) -> 
         )
     except (ValidationError, DataError):  # of another version, or data without a train split
         return False
-    return found == recorded
+    return fingerprint == recorded
 
 
 def empty_evaluation(

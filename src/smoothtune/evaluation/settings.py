@@ -117,8 +117,8 @@ def _from_training(
 ) -> dict[str, Any]:
     """Fields of a training run that are not set; those about the task only if it is the same."""
     same_task = settings.task in (None, run.get("task"))
-    taken = FROM_TRAINING + ABOUT_TASK * same_task + more
-    filled = {name: run.get(name) for name in taken if getattr(settings, name) is None}
+    names = FROM_TRAINING + ABOUT_TASK * same_task + more
+    filled = {name: run.get(name) for name in names if getattr(settings, name) is None}
     if (
         "task" in filled
         and filled["task"] is None
@@ -134,9 +134,9 @@ def _validated(settings: AnySettings, filled: dict[str, Any]) -> AnySettings:
     Raises:
         ConfigError: a field of ``result.json`` has no valid value.
     """
-    given = {name: getattr(settings, name) for name in settings.model_fields_set}
+    set_fields = {name: getattr(settings, name) for name in settings.model_fields_set}
     try:
-        return type(settings).model_validate(given | filled)
+        return type(settings).model_validate(set_fields | filled)
     except ValidationError as error:
         raise ConfigError(_record_problems(error, Path(settings.model) / RESULT)) from error
 
@@ -202,10 +202,10 @@ def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:
     run = record["config"] if record else {}
     if settings.task != run.get("task"):
         return False
-    places = (settings.data, seen_from_here(run.get("data"), run, settings.model))
-    if None in places:
+    paths = (settings.data, seen_from_here(run.get("data"), run, settings.model))
+    if None in paths:
         return settings.data == run.get("data")
-    return len({os.path.realpath(os.path.expanduser(str(place))) for place in places}) == 1
+    return len({os.path.realpath(os.path.expanduser(str(path))) for path in paths}) == 1
 
 
 def _task_problems(settings: Settings | Prediction) -> list[Problem]:

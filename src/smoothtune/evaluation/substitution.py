@@ -65,10 +65,10 @@ def vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Vocabular
     return Vocabulary(words, parts)
 
 
-def places(ids: Sequence[int], known: Vocabulary) -> list[int]:
+def word_positions(ids: Sequence[int], vocab: Vocabulary) -> list[int]:
     """Positions of words of one token."""
-    found = np.append(known.parts[list(ids)], False)[1:]
-    return np.flatnonzero(known.words[list(ids)] & ~found).tolist()
+    continued = np.append(vocab.parts[list(ids)], False)[1:]
+    return np.flatnonzero(vocab.words[list(ids)] & ~continued).tolist()
 
 
 def substitution_curve(
@@ -119,9 +119,9 @@ class _Attack:
     """Texts as they are exchanged, with the predictions and losses of the model."""
 
     def __init__(
-        self, predictor: Predictor, rows: Dataset, known: Vocabulary, num_neighbors: int
+        self, predictor: Predictor, rows: Dataset, vocab: Vocabulary, num_neighbors: int
     ) -> None:
-        self.predictor, self.rows, self.known = predictor, rows, known
+        self.predictor, self.rows, self.vocab = predictor, rows, vocab
         self.ids = [list(row) for row in rows["input_ids"][:]]
         self.labels, self.queries = np.asarray(rows["labels"][:]), 0
         everyone = np.arange(len(rows))
@@ -131,14 +131,14 @@ class _Attack:
     def _neighbors(self, count: int) -> dict[int, list[int]]:
         """Words in the place of each word of the texts."""
         table = embedding_table(self.predictor.model).detach().float()
-        candidates = torch.from_numpy(self.known.words).to(table.device)
+        candidates = torch.from_numpy(self.vocab.words).to(table.device)
         count = min(count, int(candidates.sum()) - 1)
-        words = sorted({ids[place] for ids in self.ids for place in places(ids, self.known)})
+        words = sorted({ids[i] for ids in self.ids for i in word_positions(ids, self.vocab)})
         if not words or count < 1:
             return {}
-        chosen = torch.tensor(words, device=table.device)
-        found = nearest(chosen, table, count, candidates=candidates, metric="cosine")
-        return dict(zip(words, found.tolist(), strict=True))
+        token_ids = torch.tensor(words, device=table.device)
+        neighbors = nearest(token_ids, table, count, candidates=candidates, metric="cosine")
+        return dict(zip(words, neighbors.tolist(), strict=True))
 
     def _query(
         self, title: str, owners: np.ndarray, texts: list[list[int]]
@@ -172,42 +172,42 @@ class _Attack:
         tokenizer, standing = self.predictor.tokenizer, self._standing()
         names = (tokenizer.mask_token_id, tokenizer.unk_token_id, tokenizer.eos_token_id)
         mask = next(i for i in (*names, tokenizer.pad_token_id) if i is not None)
-        found: list[list[int]] = []
+        positions: list[list[int]] = []
         for row, ids in enumerate(self.ids):
             draw = np.random.default_rng([self.predictor.seed, row])
-            here = places(ids, self.known) if standing[row] and self.neighbors else []
-            found.append(sorted(draw.permutation(here)[:most].tolist()))
-        owners = [row for row, here in enumerate(found) for _ in here]
+            words = word_positions(ids, self.vocab) if standing[row] and self.neighbors else []
+            positions.append(sorted(draw.permutation(words)[:most].tolist()))
+        owners = [row for row, words in enumerate(positions) for _ in words]
         texts = [
-            [*self.ids[row][:place], mask, *self.ids[row][place + 1 :]]
-            for row, here in enumerate(found)
-            for place in here
+            [*self.ids[row][:position], mask, *self.ids[row][position + 1 :]]
+            for row, words in enumerate(positions)
+            for position in words
         ]
         if not owners:
-            return found
+            return positions
         _, losses = self._query("importance of words", np.array(owners), texts)
         rises = iter(losses)
         return [
-            [place for _, place in sorted((-next(rises), place) for place in here)]
-            for here in found
+            [position for _, position in sorted((-next(rises), position) for position in words)]
+            for words in positions
         ]
 
-    def exchange(self, chosen: Sequence[int | None], title: str) -> None:
+    def exchange(self, positions: Sequence[int | None], title: str) -> None:
         """Exchange one word of every example that stands, where that raises the loss.
 
         Args:
-            chosen: its position in every example; None: no word is left.
+            positions: the word in every example; None: no word is left.
             title: of the progress.
         """
         standing = self._standing()
         owners, texts = [], []
-        for row, place in enumerate(chosen):
-            if place is None or not standing[row]:
+        for row, position in enumerate(positions):
+            if position is None or not standing[row]:
                 continue
             ids = self.ids[row]
-            for other in self.neighbors[ids[place]]:
+            for other in self.neighbors[ids[position]]:
                 owners.append(row)
-                texts.append([*ids[:place], other, *ids[place + 1 :]])
+                texts.append([*ids[:position], other, *ids[position + 1 :]])
         if not owners:
             return
         predictions, losses = self._query(title, np.array(owners), texts)

@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase, get_linear_schedule_with_warmu
 from smoothtune.config.evaluation import OtherData
 from smoothtune.data.batches import LengthGroupedSampler
 from smoothtune.data.columns import column_problem, fingerprint
-from smoothtune.data.places import keep_places, places
+from smoothtune.data.locations import keep_locations, row_locator
 from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError, unknown
 from smoothtune.evaluation.predictor import Predictor
@@ -36,6 +36,7 @@ def as_task(other: OtherData, task: Task) -> Task:
         DataError: another number of text columns than the model reads, the columns do not fit its
             task, or labels are to be read otherwise where rows have several.
     """
+    # columns and splits of a named task
     preset = preset_of(other)
     if preset is not None:
         if len(preset.text_columns) != len(task.text_columns) or type(preset) is not type(task):
@@ -51,11 +52,13 @@ def as_task(other: OtherData, task: Task) -> Task:
             hub_config=preset.hub_config,
             validation_split=preset.validation_split,
         )
+    # columns the user names
     if other.text_columns and len(other.text_columns) != len(task.text_columns):
         raise DataError(
             f"{other.source}: {len(other.text_columns)} text columns are named, but task "
             f"{task.name} reads {len(task.text_columns)}"
         )
+    # labels
     one_column = task.rows.label_columns == (task.label_column,)
     one_label = task.head_class.problem_type != "multi_label_classification"
     if (other.labels and not one_label) or (other.label_column and not one_column):
@@ -119,32 +122,32 @@ def relabeled(raw: Dataset, labels: Mapping[str, str] | None, task: Task, where:
     values = raw[column][:]
     if isinstance(feature, ClassLabel):
         values = [feature.int2str(value) for value in values]
-    found = []
-    place = places(raw)
+    names = []
+    locate = row_locator(raw)
     for row, value in enumerate(values):
         if str(value) not in classes:
             raise DataError(
-                f"{where}, {place(row)}, column {column!r}: label {value!r} is not among those "
+                f"{where}, {locate(row)}, column {column!r}: label {value!r} is not among those "
                 f"that are given a meaning: {', '.join(classes)}"
             )
-        found.append(classes[str(value)])
-    return keep_places(raw.remove_columns(column).add_column(column, found), raw)
+        names.append(classes[str(value)])
+    return keep_locations(raw.remove_columns(column).add_column(column, names), raw)
 
 
 def _classes(labels: Mapping[str, str], task: Task, where: str) -> dict[str, str]:
     """The name of the class that each label stands for."""
     names = list(task.label_names or ())
     lookup = ClassLookup(names)
-    found = {}
-    for label, meant in labels.items():
-        index = lookup.index(meant)
+    classes = {}
+    for label, target in labels.items():
+        index = lookup.index(target)
         if index is None:
             raise DataError(
-                f"{where}: label {label!r} is to mean {meant!r}, but the classes of task "
+                f"{where}: label {label!r} is to mean {target!r}, but the classes of task "
                 f"{task.name} are {', '.join(names) or 'none: it is a regression'}"
             )
-        found[label] = names[index]
-    return found
+        classes[label] = names[index]
+    return classes
 
 
 def split_for_further(rows: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
@@ -275,12 +278,12 @@ def _own_columns(task: Task, raw: Dataset, name: str) -> str:
         "text_columns": (task.text_columns, ", ".join("COLUMN" for _ in task.text_columns)),
         "label_column": ((task.label_column,), "COLUMN"),
     }
-    named = [
-        f"{of}{field}={columns if len(wanted) == 1 else f'[{columns}]'}"
-        for field, (wanted, columns) in fields.items()
-        if len(raw) and set(wanted) - set(raw.column_names)
+    options = [
+        f"{of}{field}={columns if len(required) == 1 else f'[{columns}]'}"
+        for field, (required, columns) in fields.items()
+        if len(raw) and set(required) - set(raw.column_names)
     ]
-    return f"; name its own with {' and '.join(named)}" if named else ""
+    return f"; name its own with {' and '.join(options)}" if options else ""
 
 
 def other_rows(
@@ -307,16 +310,16 @@ def other_rows(
     Raises:
         DataError: the source cannot be read, or does not fit the task.
     """
-    found = labeled_rows(other, task)
-    task, where = found.task, found.where
-    examples = task.rows.select(found.raw, np.arange(len(found.raw)), found.labels)
+    labeled = labeled_rows(other, task)
+    task, where = labeled.task, labeled.where
+    examples = task.rows.select(labeled.raw, np.arange(len(labeled.raw)), labeled.labels)
     texts = [examples[name][:] for name in task.rows.input_columns if name in examples.column_names]
     keys = [str(values) for values in zip(*texts, strict=True)]
     first = sorted(dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True)).values())
     repeated = len(keys) - len(first)
-    chosen = examples.select(first[: other.max_rows], keep_in_memory=True)
+    selected = examples.select(first[: other.max_rows], keep_in_memory=True)
     try:
-        rows = task.rows.tokenize(chosen, tokenizer, max_seq_length, fingerprint(chosen))
+        rows = task.rows.tokenize(selected, tokenizer, max_seq_length, fingerprint(selected))
     except DataError as error:
         raise DataError(f"{where}, {error}") from error
     check_token_ids(rows, vocab_size, where)

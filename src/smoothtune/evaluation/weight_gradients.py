@@ -30,13 +30,13 @@ def task_gradient(predictor: Predictor, rows: Dataset) -> tuple[float, dict[str,
 
     The loss is the mean of the batches', weighted by their rows; dropout is off.
     """
-    named = {n: w for n, w in predictor.model.named_parameters() if w.requires_grad}
-    total, gradients = 0.0, {name: torch.zeros_like(w) for name, w in named.items()}
+    weights = {n: w for n, w in predictor.model.named_parameters() if w.requires_grad}
+    total, gradients = 0.0, {name: torch.zeros_like(w) for name, w in weights.items()}
     with evaluating(predictor.model):
-        for chosen, batch in predictor.batches(rows):
-            share = len(chosen) / len(rows)
+        for indices, batch in predictor.batches(rows):
+            share = len(indices) / len(rows)
             loss = task_loss(predictor.clean(batch, hidden_states=False).run())
-            parts = torch.autograd.grad(loss, list(named.values()), materialize_grads=True)
+            parts = torch.autograd.grad(loss, list(weights.values()), materialize_grads=True)
             total += share * float(loss.detach())
             for sum_, part in zip(gradients.values(), parts, strict=True):
                 sum_ += share * part
@@ -68,9 +68,9 @@ def weight_side(
     above = 0.0
     climbed = moved([weights[name] for name in gradients], step)
     with torch.no_grad(), evaluating(predictor.model), climbed:
-        for chosen, batch in predictor.batches(rows):
+        for indices, batch in predictor.batches(rows):
             run = predictor.clean(batch, hidden_states=False).run()
-            above += len(chosen) / len(rows) * float(task_loss(run))
+            above += len(indices) / len(rows) * float(task_loss(run))
     used = {n: norm for n, norm in zip(gradients, norms.tolist(), strict=True) if norm > 0}
     spread = max(used.values()) / float(np.median([*used.values()])) if used else 1.0
     return {"sharpness": above - loss, "gradient spread": spread}, used
@@ -89,20 +89,20 @@ def gradient_spread(model: nn.Module, norms: Mapping[str, float]) -> Curve:
         is the model's gradient spread.
     """
     inside = weights_by_layer(model)
-    place = {name: layer for layer, names in inside.items() for name in names}
+    layer_of = {name: layer for layer, names in inside.items() for name in names}
     layers: dict[int, list[float]] = defaultdict(list)
     middle = float(np.median([*norms.values()]))
     for name, norm in norms.items():
-        layers[place.get(name, len(blocks(model)) + 1)].append(norm / middle)
-    found = sorted(layers.items())
+        layers[layer_of.get(name, len(blocks(model)) + 1)].append(norm / middle)
+    by_layer = sorted(layers.items())
     return Curve(
         "gradients of the weight tensors",
         "layer (0: embeddings, then the blocks and what is above)",
         "gradient norm, over the median of all tensors",
         {
-            "largest of the layer": [CurvePoint(layer, max(values)) for layer, values in found],
+            "largest of the layer": [CurvePoint(layer, max(values)) for layer, values in by_layer],
             "median of the layer": [
-                CurvePoint(layer, float(np.median(values))) for layer, values in found
+                CurvePoint(layer, float(np.median(values))) for layer, values in by_layer
             ],
         },
         log_y=True,

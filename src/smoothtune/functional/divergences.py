@@ -74,10 +74,10 @@ def check_released(name: str, compat: str, run: ForwardPass, *, regression: bool
     logits = predictions[0].logits
     alone = len(predictions) == 1 and logits.shape[1] == 1
     if alone and predictions[0].regression:
-        right = regression and logits.shape[-1] == 1
+        fits = regression and logits.shape[-1] == 1
     else:
-        right = alone and logits.numel() == run.logits.numel()  # not (z, 0) of one label
-    if not right:
+        fits = alone and logits.numel() == run.logits.numel()  # not (z, 0) of one label
+    if not fits:
         raise ValueError(
             f'{name}: compat="{compat}" is code for one class out of several an example'
             f"{', or one score' if regression else ''}, and this model predicts something else "
@@ -96,9 +96,9 @@ def divergence(
     """
     values = []
     for head_p, head_q in zip(heads(p), heads(q), strict=True):
-        chosen = squared_error if head_p.regression else measure
+        head_measure = squared_error if head_p.regression else measure
         logits = constant(head_p.logits) if detach_p else head_p.logits
-        values.append(head_mean(in_chunks(chosen, logits, head_q.logits), head_p))
+        values.append(head_mean(in_chunks(head_measure, logits, head_q.logits), head_p))
     return torch.stack(values).mean()
 
 

@@ -105,14 +105,14 @@ def nearest(
     pool = pool if candidates is None else pool[candidates]
     others = table[pool]
     squares = others.square().sum(1)
-    chosen = []
+    neighbor_ids = []
     for part in ids.split(chunk):
         scale = table[part].square().sum(1, keepdim=True) + squares
         distance = scale - 2 * table[part] @ others.T
         distance[distance <= 1e-6 * scale] = torch.inf  # itself and its duplicates
         distance[part[:, None] == pool] = torch.inf
-        chosen.append(pool[distance.topk(k, largest=False, sorted=True).indices])
-    return torch.cat(chosen) if chosen else ids.new_empty(0, k)
+        neighbor_ids.append(pool[distance.topk(k, largest=False, sorted=True).indices])
+    return torch.cat(neighbor_ids) if neighbor_ids else ids.new_empty(0, k)
 
 
 class Neighbors:
@@ -213,19 +213,19 @@ def audit(
     size = len(neighbors.table)
     pool = torch.arange(size, device=neighbors.table.device)
     pool = pool if neighbors.candidates is None else pool[neighbors.candidates]
-    chosen = pool[:: -(-len(pool) // num_tokens)]
-    neighbor_ids = neighbors.of(chosen)
+    sample = pool[:: -(-len(pool) // num_tokens)]
+    neighbor_ids = neighbors.of(sample)
     times = torch.bincount(neighbor_ids.flatten(), minlength=size)
-    hub, share = int(times.argmax()), times.max().item() / len(chosen)
+    hub, share = int(times.argmax()), times.max().item() / len(sample)
     name = str if decode is None else decode
     rows = [
         ("candidates", f"{len(pool):,} of {size:,} tokens"),
-        ("most frequent neighbor", f"{name(hub)}, of {share:.1%} of {len(chosen):,} tokens"),
+        ("most frequent neighbor", f"{name(hub)}, of {share:.1%} of {len(sample):,} tokens"),
     ]
     if decode is not None:
-        shown = range(0, len(chosen), -(-len(chosen) // num_examples))
+        shown = range(0, len(sample), -(-len(sample) // num_examples))
         rows += [
-            (f"neighbors of {name(int(chosen[i]))}", ", ".join(map(name, neighbor_ids[i].tolist())))
+            (f"neighbors of {name(int(sample[i]))}", ", ".join(map(name, neighbor_ids[i].tolist())))
             for i in shown
         ]
     return rows

@@ -40,9 +40,9 @@ def rescale(noise: Tensor, x: Tensor, mask: Tensor, ratio: float, over: RescaleO
         return noise
     dims = (-1,) if over == "token" else (1, 2)
     norm = torch.linalg.vector_norm
-    wanted = ratio * norm((x * keep).to(noise.dtype), dim=dims, keepdim=True)
+    target = ratio * norm((x * keep).to(noise.dtype), dim=dims, keepdim=True)
     size = norm(noise, dim=dims, keepdim=True)
-    return noise * (wanted / size.clamp(min=torch.finfo(noise.dtype).tiny))
+    return noise * (target / size.clamp(min=torch.finfo(noise.dtype).tiny))
 
 
 def gaussian(x: Tensor, mask: Tensor, ratio: float, over: RescaleOver = "token") -> Tensor:

@@ -18,7 +18,7 @@ INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 MAX_BYTES = {"config.json": 10_000_000, "tokenizer.json": 500_000_000}
 MAX_BYTES |= {name: 200_000_000 for name in INDEXES}
 BITSANDBYTES = "bitsandbytes"
-MOST_NAMED = 5
+MAX_LISTED = 5
 """Weights that an error names."""
 MAX_SIZE = 2**31 - 1
 """Of a number in a configuration, such as a width or a number of labels."""
@@ -47,8 +47,8 @@ def only_model_errors(what: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    known = isinstance(error, OSError | ValueError | RuntimeError) and str(error)
-    return str(error) if known else f"a file is damaged ({type(error).__name__}: {error})"
+    has_message = isinstance(error, OSError | ValueError | RuntimeError) and str(error)
+    return str(error) if has_message else f"a file is damaged ({type(error).__name__}: {error})"
 
 
 def check_files(folder: str | Path) -> None:
@@ -133,8 +133,8 @@ def check_config(
                     "transformers: remove the field, or give --trust-remote-code if you trust it"
                 )
         quantization = getattr(part, "quantization_config", None)
-        known = isinstance(quantization, dict) and quantization.get("quant_method") == BITSANDBYTES
-        if quantization is not None and not (adapter and known):
+        library = quantization.get("quant_method") if isinstance(quantization, dict) else None
+        if quantization is not None and not (adapter and library == BITSANDBYTES):
             raise ModelError(
                 f"{where} has a quantization_config: quantized weights are not trained or "
                 "evaluated here; use the model in full precision, and frozen_weights: 4bit to "
@@ -180,10 +180,10 @@ def refuse_new_weights(
     if not lacking and not wrong:
         return
     total = sum(name.startswith(inside) for name in names)
-    gaps = [f"lacks {name}" for name in lacking[:MOST_NAMED]]
+    gaps = [f"lacks {name}" for name in lacking[:MAX_LISTED]]
     gaps += [
         f"has {name} of size {_shape(sizes[name][0])}, not {_shape(sizes[name][1])}"
-        for name in wrong[: MOST_NAMED - len(gaps)]
+        for name in wrong[: MAX_LISTED - len(gaps)]
     ]
     if len(lacking) + len(wrong) > len(gaps):
         gaps.append(f"and so on: {len(lacking) + len(wrong)} of {total} weights")

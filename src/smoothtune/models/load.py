@@ -38,7 +38,7 @@ from smoothtune.models.lora import (
     is_adapter,
     stored_as,
 )
-from smoothtune.models.places import model_place
+from smoothtune.models.paths import resolve_model_path
 from smoothtune.nn.low_bit import keep_unpacked
 from smoothtune.tasks.base import Task
 
@@ -74,7 +74,7 @@ def load_base(model: str, *, trust_remote_code: bool = False) -> Base:
         ModelError: the model cannot be found, its configuration or tokenizer cannot be loaded, or
             the pad token has no embedding.
     """
-    source = str(minilm_folder()) if model == "minilm" else _local_or_hub(model_place(model))
+    source = str(minilm_folder()) if model == "minilm" else _local_or_hub(resolve_model_path(model))
     with only_model_errors(f"model {model!r} cannot be loaded"):
         check_files(source)
         check_recorded(source)

@@ -61,12 +61,12 @@ def import_peft() -> Any:
     return peft
 
 
-def stored_as(frozen_weights: Stored, whole: list[str]) -> dict[str, Any]:
+def stored_as(frozen_weights: Stored, unquantized: list[str]) -> dict[str, Any]:
     """Options of `from_pretrained` for the weights that adapters leave frozen.
 
     Args:
         frozen_weights: how they are stored.
-        whole: modules that are not quantized, the head among them.
+        unquantized: modules that are not quantized, the head among them.
 
     Raises:
         LoraError: bitsandbytes is needed and not installed, or float16 is asked for on a processor.
@@ -92,7 +92,7 @@ def stored_as(frozen_weights: Stored, whole: list[str]) -> dict[str, Any]:
         load_in_4bit=frozen_weights == "4bit",
         bnb_4bit_quant_type="nf4",
         bnb_4bit_compute_dtype=torch.bfloat16,
-        llm_int8_skip_modules=whole,
+        llm_int8_skip_modules=unquantized,
     )
     return {"dtype": torch.bfloat16, "quantization_config": quantization}
 
@@ -123,14 +123,14 @@ def add_lora(
     import torch  # not above: the settings alone are needed to check a run file
 
     peft = import_peft()
-    whole = settings.modules_to_save or _head_modules(model, new_weights)
+    modules_to_save = settings.modules_to_save or _head_modules(model, new_weights)
     config = peft.LoraConfig(
         task_type=task_type,
         r=settings.r,
         lora_alpha=settings.alpha,
         lora_dropout=settings.dropout,
         target_modules=settings.target_modules,
-        modules_to_save=whole,
+        modules_to_save=modules_to_save,
     )
     try:
         with _quiet_peft(), torch.random.fork_rng():
@@ -148,7 +148,7 @@ def add_lora(
     return adapted
 
 
-def told_adapters(model: Any) -> str:
+def adapter_summary(model: Any) -> str:
     """Where the adapters of a model are, and how many of its weights are trained."""
     targets = next(iter(model.peft_config.values())).target_modules
     layers = targets if isinstance(targets, str) else ", ".join(sorted(targets))
@@ -261,6 +261,7 @@ def load_merged(
 
     from smoothtune.models.checks import check_files  # imports torch
 
+    # the model that it was trained on, with its frozen weights rounded as then
     if not (Path(folder) / ADAPTER_WEIGHTS).is_file():
         raise LoraError(f"{folder} has no {ADAPTER_WEIGHTS}; adapters are read from safetensors")
     base = peft.PeftConfig.from_pretrained(folder).base_model_name_or_path
@@ -284,6 +285,7 @@ def load_merged(
         with quiet():
             model.dequantize(dtype=torch.float32)
     model.float()
+    # the adapter, and what neither of them holds
     with safe_open(Path(folder) / ADAPTER_WEIGHTS, framework="pt") as file:
         saved = {name.removeprefix("base_model.model.") for name in file.keys()}  # noqa: SIM118
     with _quiet_peft():

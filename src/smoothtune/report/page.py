@@ -240,7 +240,7 @@ def _with_contents(page: str) -> str:
     """A page of several sections with links to them."""
     titles, numbers = HEADING.findall(page), count(1)
     links = [f'<a href="#section-{number}">{title}</a>' for number, title in enumerate(titles, 1)]
-    page = HEADING.sub(lambda found: f'<h2 id="section-{next(numbers)}">{found[1]}</h2>', page)
+    page = HEADING.sub(lambda match: f'<h2 id="section-{next(numbers)}">{match[1]}</h2>', page)
     filled = CONTENTS.replace("></nav>", f">{' '.join(links)}</nav>")
     return page.replace(CONTENTS, filled if len(titles) > 2 else "", 1)
 
@@ -250,7 +250,7 @@ def markdown_text(value: object) -> str:
     line = html.escape(" ".join(printable(str(value)).split()), quote=False)
     line = re.sub(r"([\\`*_{}\[\]|#!~$@])", r"\\\1", line)
     line = re.sub(r"^([-+=])", r"\\\1", line)  # a list or a heading
-    return re.sub(r"(?i)(?<=:)//|(?<=\bwww)\.", lambda found: "\\" + found[0], line)  # no links
+    return re.sub(r"(?i)(?<=:)//|(?<=\bwww)\.", lambda match: "\\" + match[0], line)  # no links
 
 
 def markdown_value(value: object) -> str:

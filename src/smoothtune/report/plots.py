@@ -63,9 +63,9 @@ def styles(names: Iterable[str]) -> dict[str, Style]:
 
 
 def _style(number: int) -> Style:
-    block, place = divmod(number, len(COLORS))
-    marker = MARKERS[(place + block) % len(MARKERS)]
-    return Style(COLORS[place], DASHES[block % len(DASHES)], marker)
+    block, index = divmod(number, len(COLORS))
+    marker = MARKERS[(index + block) % len(MARKERS)]
+    return Style(COLORS[index], DASHES[block % len(DASHES)], marker)
 
 
 @dataclass(frozen=True)
@@ -186,9 +186,9 @@ def _over_one_another(figure: Any, lines: Sequence[_Line], curve: Curve, frame: 
     _background(axes, curve, frame)
     axes.set_xlabel(printable(curve.x_label))
     axes.set_ylabel(printable(curve.y_label))
-    named = len(lines) + (frame.chance is not None)
-    if named > 1:
-        figure.set_figheight(HEIGHT + LEGEND_LINE * named)
+    num_entries = len(lines) + (frame.chance is not None)
+    if num_entries > 1:
+        figure.set_figheight(HEIGHT + LEGEND_LINE * num_entries)
         figure.legend(loc="outside lower center", ncols=1, frameon=False, fontsize="small")
 
 

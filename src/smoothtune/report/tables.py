@@ -66,8 +66,8 @@ def latex_table(table: Table, *, caption: str = "", label: str = "") -> str:
         r"\end{tabular}",
     ]
     if caption or label:
-        named = [rf"\caption{{{latex_text(caption)}}}", rf"\label{{{label}}}"]
-        lines = [r"\begin{table}", r"\centering", *named, *lines, r"\end{table}"]
+        titles = [rf"\caption{{{latex_text(caption)}}}", rf"\label{{{label}}}"]
+        lines = [r"\begin{table}", r"\centering", *titles, *lines, r"\end{table}"]
     return "\n".join(["% needs \\usepackage{booktabs}", *lines, ""])
 
 
@@ -145,15 +145,15 @@ def score_grid(
         all of them.
     """
     rows = [
-        [name, *(_mean_and_sd(found.get(task)) for task in columns)]
-        for name, found in scores.items()
+        [name, *(_mean_and_sd(by_task.get(task)) for task in columns)]
+        for name, by_task in scores.items()
     ]
     means = {
-        task: {name: found[task].mean for name, found in scores.items() if task in found}
+        task: {name: by_task[task].mean for name, by_task in scores.items() if task in by_task}
         for task in columns
     }
-    places = {name: number for number, name in enumerate(scores)}
-    bold = {(places[name], x) for x, task in enumerate(columns, 1) for name in _most(means[task])}
+    row_of = {name: number for number, name in enumerate(scores)}
+    bold = {(row_of[name], x) for x, task in enumerate(columns, 1) for name in _most(means[task])}
     if len(columns) < 2:
         return Table([corner, *columns.values()], rows, frozenset(bold))
     average, rank = averages_and_ranks(means)
@@ -163,8 +163,8 @@ def score_grid(
             f"{rank[row[0]]:.1f}" if row[0] in rank else DASH,
         ]
     last = len(columns) + 1
-    bold |= {(places[name], last) for name in _most(average)}
-    bold |= {(places[name], last + 1) for name in _most({n: -value for n, value in rank.items()})}
+    bold |= {(row_of[name], last) for name in _most(average)}
+    bold |= {(row_of[name], last + 1) for name in _most({n: -value for n, value in rank.items()})}
     return Table([corner, *columns.values(), "average", "mean rank"], rows, frozenset(bold))
 
 
@@ -180,10 +180,10 @@ def averages_and_ranks(
     ({'a': 0.7, 'b': 0.8}, {'a': 1.75, 'b': 1.25})
     """
     by_task = list(means.values())
-    names = [name for name in by_task[0] if all(name in found for found in by_task)]
+    names = [name for name in by_task[0] if all(name in scores for scores in by_task)]
     if not names:
         return {}, {}
-    table = np.array([[found[name] for name in names] for found in by_task])
+    table = np.array([[scores[name] for name in names] for scores in by_task])
     ranks = rankdata(-table, axis=1)
     return (
         dict(zip(names, table.mean(0).round(12).tolist(), strict=True)),

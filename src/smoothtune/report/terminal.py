@@ -69,9 +69,9 @@ def fitted(
         [printable(cell) for cell in cells]
         for cells in zip(content.head, *content.rows, strict=True)
     ]
-    places = [content.head.index(head) for head in first if head in content.head]
-    kept = _that_fit(columns, places, width)
-    shown, room = [columns[place] for place in kept], width - EDGE - PADDING * len(kept)
+    priority = [content.head.index(head) for head in first if head in content.head]
+    visible = _fitting(columns, priority, width)
+    shown, room = [columns[index] for index in visible], width - EDGE - PADDING * len(visible)
     if sum(_width(column, str.splitlines) for column in shown) > room:
         shown = [[text.replace(INTERVAL, "\n[") for text in column] for column in shown]
     widths = [_width(column, str.split) for column in shown]
@@ -83,21 +83,21 @@ def fitted(
         table.columns.append(Column(plain_text(head), width=size, overflow="fold"))
     for cells in zip(*(cells for _, *cells in shown), strict=True):
         table.add_row(*map(plain_text, cells))
-    order = [*places, *(place for place in range(len(columns)) if place not in places)]
-    return table, [content.head[place] for place in order if place not in kept]
+    order = [*priority, *(index for index in range(len(columns)) if index not in priority)]
+    return table, [content.head[index] for index in order if index not in visible]
 
 
-def _that_fit(columns: Sequence[Sequence[str]], first: Sequence[int], width: int) -> list[int]:
+def _fitting(columns: Sequence[Sequence[str]], first: Sequence[int], width: int) -> list[int]:
     """The columns that are shown, from left to right; one is there in any case."""
-    others = [place for place in range(len(columns)) if place not in first]
-    kept: list[int] = []
-    for places, lines in ((first, str.split), (others, _unbroken)):
+    others = [index for index in range(len(columns)) if index not in first]
+    visible: list[int] = []
+    for indices, lines in ((first, str.split), (others, _unbroken)):
         needed = [_width(column, lines) + PADDING for column in columns]
-        for place in places:
-            if kept and EDGE + sum(needed[each] for each in [*kept, place]) > width:
-                return sorted(kept)
-            kept.append(place)
-    return sorted(kept)
+        for index in indices:
+            if visible and EDGE + sum(needed[each] for each in [*visible, index]) > width:
+                return sorted(visible)
+            visible.append(index)
+    return sorted(visible)
 
 
 def _width(column: Sequence[str], lines: Callable[[str], list[str]]) -> int:
@@ -114,10 +114,10 @@ def _unbroken(text: str) -> list[str]:
     return text.replace(INTERVAL, "\n[").splitlines() if is_number else text.split()
 
 
-def _grow(widths: list[int], wanted: Sequence[int], room: int) -> None:
+def _grow(widths: list[int], targets: Sequence[int], room: int) -> None:
     """Widen columns while there is room, first those that want most."""
     for _ in range(room - sum(widths)):
-        place = max(range(len(widths)), key=lambda i: wanted[i] - widths[i])
-        if widths[place] >= wanted[place]:
+        column = max(range(len(widths)), key=lambda i: targets[i] - widths[i])
+        if widths[column] >= targets[column]:
             break
-        widths[place] += 1
+        widths[column] += 1

@@ -138,8 +138,8 @@ class Stopwatch(TrainerCallback, ExportableState):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Go on counting."""
         if state.global_step:
-            held = state.stateful_callbacks[type(self).__name__]
-            self.before, self.resumed_from = held["attributes"]["before"], state.global_step
+            saved = state.stateful_callbacks[type(self).__name__]
+            self.before, self.resumed_from = saved["attributes"]["before"], state.global_step
 
 
 class StillOwned(TrainerCallback):

@@ -66,8 +66,8 @@ def time_steps(
     """
     rows, tokenizer = inputs.prepared.train, inputs.base.tokenizer
     collate = inputs.task.head.collator(tokenizer)
-    chosen = np.random.default_rng(0).integers(len(rows), size=(count, size))
-    batches = [collate([rows[int(i)] for i in batch]) for batch in chosen]
+    indices = np.random.default_rng(0).integers(len(rows), size=(count, size))
+    batches = [collate([rows[int(i)] for i in batch]) for batch in indices]
     with as_config_error():
         for regularizer in regularizers:
             regularizer.read_training_rows(rows, tokenizer)

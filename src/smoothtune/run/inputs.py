@@ -24,7 +24,7 @@ from smoothtune.models.load import (
     start_at_mean,
     weights_fingerprint,
 )
-from smoothtune.models.lora import add_lora, told_adapters
+from smoothtune.models.lora import adapter_summary, add_lora
 from smoothtune.models.positions import check_lengths
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.label_noise import with_label_noise
@@ -124,8 +124,8 @@ def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | N
         ConfigError: labels are scores, the number of weights is wrong, a class has no rows, or a
             method computes the plain task loss itself.
     """
-    given, names = config.class_weights, prepared.task.known_label_names
-    if given is None:
+    weights, names = config.class_weights, prepared.task.known_label_names
+    if weights is None:
         return None
     counts = prepared.report.splits["train"].labels
     own = [each.name for each in config.regularizers() if each.traits.plain_loss]
@@ -134,21 +134,21 @@ def class_weights(config: RunConfig, prepared: Prepared) -> dict[str, float] | N
         problem = "need classes, and the labels are scores"
     elif own:
         problem = f"do not go with {own[0]}, which computes the plain task loss itself"
-    elif given != "balanced" and len(given) != len(names):
-        problem = f"are {len(given)}, but the classes are {len(names)}: {', '.join(names)}"
-    elif given == "balanced" and (absent := [name for name in names if not counts[name]]):
+    elif weights != "balanced" and len(weights) != len(names):
+        problem = f"are {len(weights)}, but the classes are {len(names)}: {', '.join(names)}"
+    elif weights == "balanced" and (absent := [name for name in names if not counts[name]]):
         problem = f"cannot be balanced: no training row has the label {absent[0]!r}"
-    elif given == "balanced" and (everywhere := _in_every_row(prepared)):
+    elif weights == "balanced" and (everywhere := _in_every_row(prepared)):
         problem = f"cannot be balanced: every training row has the label {everywhere!r}"
     if problem:
         raise ConfigError([Problem("", "class_weights", problem)])
-    if given == "balanced" and _has_label_sets(prepared.task):
+    if weights == "balanced" and _has_label_sets(prepared.task):
         rows = prepared.report.splits["train"].rows
         return {name: (rows - counts[name]) / counts[name] for name in names}
-    if given == "balanced":
+    if weights == "balanced":
         total = sum(counts.values())
         return {name: total / (len(names) * counts[name]) for name in names}
-    return dict(zip(names, given, strict=True))
+    return dict(zip(names, weights, strict=True))
 
 
 def _has_label_sets(task: Task) -> bool:
@@ -194,7 +194,7 @@ def prepare_model(config: RunConfig, inputs: Inputs, console: Console) -> PreTra
             say(console, f"the new head starts at the mean score, {statistics.fmean(scores):.4g}")
     if config.lora is not None:
         model = add_lora(model, config.lora, task.peft_type, new_weights, seed=config.seed)
-        say(console, told_adapters(model))
+        say(console, adapter_summary(model))
     return model
 
 

@@ -23,7 +23,7 @@ from smoothtune.models.load import (
     load_base,
     refuse_adapter,
 )
-from smoothtune.models.lora import add_lora, stored_as, told_adapters
+from smoothtune.models.lora import adapter_summary, add_lora, stored_as
 from smoothtune.run.inputs import Inputs, check_rows, read_inputs
 from smoothtune.run.output import refuse_folder
 from smoothtune.run.trainer import as_config_error
@@ -64,7 +64,7 @@ def inspect(config: RunConfig, console: Console) -> Inspected:
     parameters = model.num_parameters()
     model = with_adapters(config, inputs, model)
     check_fit(config, inputs, model)
-    adapters = told_adapters(model) if config.lora is not None else ""
+    adapters = adapter_summary(model) if config.lora is not None else ""
     return Inspected(inputs, parameters, adapters, number_of_steps(config, inputs))
 
 

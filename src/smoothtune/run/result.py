@@ -9,7 +9,7 @@ from smoothtune.config.run import RunConfig
 from smoothtune.device import device_name
 from smoothtune.files import versions
 from smoothtune.memory import peak_memory
-from smoothtune.models.places import is_on_the_hub
+from smoothtune.models.paths import is_on_the_hub
 from smoothtune.results import Best, Cost, RunResult
 from smoothtune.run.inputs import Inputs
 from smoothtune.run.processes import world_size
@@ -37,19 +37,19 @@ def kept_step(config: RunConfig, trainer: RunTrainer) -> int:
     return int(Path(best).name.rpartition("-")[2]) if best else state.global_step
 
 
-def told_kept(result: RunResult) -> str:
+def kept_weights_message(result: RunResult) -> str:
     """Which weights were kept and why, of a run that scores in training decided on; else ""."""
     best, step, last = result.best, result.kept_step, result.cost.steps
     if not best:
         return ""
     end = ", where it was stopped early" * best.stopped_early
-    told = f"kept: the weights of step {step} of {last}{end}"
+    message = f"kept: the weights of step {step} of {last}{end}"
     if best.value is None:
-        return f"{told}; no evaluation came after every method's term, so none was the best"
-    best_score_is = f"the best by {best.metric} ({best.value:.4f})"
+        return f"{message}; no evaluation came after every method's term, so none was the best"
+    best_score_text = f"the best by {best.metric} ({best.value:.4f})"
     if result.config["load_best_model_at_end"]:
-        return f"{told}, {best_score_is}"
-    return f"{told}, the last; {best_score_is} need not be its own"
+        return f"{message}, {best_score_text}"
+    return f"{message}, the last; {best_score_text} need not be its own"
 
 
 def below_constant(result: RunResult) -> str:

@@ -55,7 +55,7 @@ from smoothtune.run.processes import (
     wait_for_all,
     whole_weights,
 )
-from smoothtune.run.result import below_constant, run_cost, run_result, told_kept
+from smoothtune.run.result import below_constant, kept_weights_message, run_cost, run_result
 from smoothtune.run.signals import Signals
 from smoothtune.run.trainer import (
     RunTrainer,
@@ -123,8 +123,8 @@ def train(
             clean_up_after(config)
             push(config, result, console)
         return result
-    place = Path(config.output_dir)
-    with claimed(config, resume=resume) if is_main() else nullcontext(place) as folder:
+    output_dir = Path(config.output_dir)
+    with claimed(config, resume=resume) if is_main() else nullcontext(output_dir) as folder:
         wait_for_all()
         trained = fit(config, folder, resume=resume, console=console, more_logs=True)
         if not is_main():
@@ -135,10 +135,10 @@ def train(
             publish(folder, trained.result.content(), keep_checkpoints=keeps_checkpoints(config))
     scores = (f"{name} {value:.4f}" for name, value in trained.result.metrics.items())
     say(console, f"validation: {'  '.join(scores)}")
-    if kept := told_kept(trained.result):
-        say(console, kept)
-    if not_better := below_constant(trained.result):
-        say(console, not_better)
+    if message := kept_weights_message(trained.result):
+        say(console, message)
+    if message := below_constant(trained.result):
+        say(console, message)
     push(config, read_json(folder / RESULT) or {}, console)
     return trained.result.content()
 
@@ -154,9 +154,9 @@ def finished_here(config: RunConfig) -> dict[str, Any] | None:
     result = finished_result(config)
     if result is None:
         return None
-    known = result.get("fingerprints", {})
+    recorded = result.get("fingerprints", {})
     here = read_inputs(config, Console(quiet=True)).fingerprints
-    if changed := [name.replace("_", " ") for name in here if here[name] != known.get(name)]:
+    if changed := [name.replace("_", " ") for name in here if here[name] != recorded.get(name)]:
         raise OutputError(
             f"{config.output_dir} holds this run, finished, but with other content of its "
             f"{' and '.join(changed)} than there is now: choose another output_dir, or replace "

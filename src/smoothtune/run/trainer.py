@@ -252,8 +252,8 @@ def some_examples(rows: Dataset, count: int | None, seed: int) -> Dataset:
     examples = np.unique(of_rows)
     if count is None or count >= len(examples):
         return rows
-    chosen = np.random.default_rng(seed).permutation(examples)[:count]
-    return rows.select(np.flatnonzero(np.isin(of_rows, chosen)), keep_in_memory=True)
+    sample = np.random.default_rng(seed).permutation(examples)[:count]
+    return rows.select(np.flatnonzero(np.isin(of_rows, sample)), keep_in_memory=True)
 
 
 def shortest_first(rows: Dataset) -> Dataset:
@@ -265,8 +265,8 @@ def score(task: Task, outputs: Any, rows: Dataset) -> tuple[dict[str, float], np
     """Metrics and predictions of rows, from the model's outputs for `shortest_first` of them."""
     original_order = np.argsort(_by_length(rows))
     arrays = outputs if isinstance(outputs, tuple) else (outputs,)
-    named = zip(task.head.outputs, arrays, strict=False)  # some models return more outputs
-    ordered = {name: array[original_order] for name, array in named}
+    pairs = zip(task.head.outputs, arrays, strict=False)  # some models return more outputs
+    ordered = {name: array[original_order] for name, array in pairs}
     predictions = task.head.predictions(ordered, rows)
     return task.scorer.score(predictions, rows), predictions
 

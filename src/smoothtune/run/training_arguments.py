@@ -78,12 +78,12 @@ def best_score(config: RunConfig, task: Task) -> tuple[str, bool]:
         ConfigError: the task has no such score.
     """
     losses = (*task.scorer.losses, "loss")
-    known = list(dict.fromkeys([*task.metrics, *losses]))
+    names = list(dict.fromkeys([*task.metrics, *losses]))
     if config.class_weights is not None:
-        known.remove("loss")  # the mean over batches of weighted means
+        names.remove("loss")  # the mean over batches of weighted means
     name = (config.metric_for_best_model or task.main_metric).removeprefix("eval_")
-    if name not in known:
-        message = f"{name!r} is no score of this run; they are {', '.join(known)}"
+    if name not in names:
+        message = f"{name!r} is no score of this run; they are {', '.join(names)}"
         raise ConfigError([Problem("", "metric_for_best_model", message)])
     greater = config.greater_is_better
     return f"eval_{name}", name not in losses if greater is None else greater
@@ -95,10 +95,10 @@ def _integrations(config: RunConfig) -> list[str]:
     Raises:
         ConfigError: there is no such place, or its package is not installed.
     """
-    wanted = [name for name in config.report_to or () if name != "none"]
+    names = [name for name in config.report_to or () if name != "none"]
     installed = sorted(get_available_reporting_integrations())
-    missing = [name for name in wanted if name not in installed]
+    missing = [name for name in names if name not in installed]
     if missing:
         message = f"{missing[0]!r} is not installed; installed: {', '.join(installed) or 'none'}"
         raise ConfigError([Problem("", "report_to", message)])
-    return wanted
+    return names

@@ -14,7 +14,7 @@ from smoothtune.catalog import task_types
 from smoothtune.config.draft import Draft
 from smoothtune.config.evaluation import OtherData
 from smoothtune.errors import ConfigError, Location, unknown
-from smoothtune.models.places import model_place
+from smoothtune.models.paths import resolve_model_path
 from smoothtune.study.entries import RUN_FIELDS
 from smoothtune.study.fields import DEMO, StudyConfig
 from smoothtune.study.files import portable
@@ -60,7 +60,7 @@ def read_conditions(
         model_part = _part(model, "model", at_model, draft)
         if task_part is None or model_part is None:
             continue
-        name, place = task_part.name, model_place(model_part.name)
+        name, place = task_part.name, resolve_model_path(model_part.name)
         run = {**common, "max_train_samples": size, **model_part.fields, "model": place}
         run |= task_part.fields
         run |= forced

@@ -269,7 +269,7 @@ def _place(draft: Draft, name: str, entry: Entry) -> str:
     """Where the file says the field of a run: in the entry, or for all runs."""
     key = name.split(".")[-1].split("[")[0]
     for_all = entry.location if name.startswith("methods") else (key,)
-    return draft.places.get((*entry.location, key)) or draft.place(for_all)
+    return draft.origins.get((*entry.location, key)) or draft.origin(for_all)
 
 
 def _longer(run: Mapping[str, Any], factor: float) -> dict[str, Any]:

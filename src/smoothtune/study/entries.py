@@ -110,7 +110,7 @@ def _method(part: Any, location: Location, draft: Draft) -> tuple[str, dict[str,
     """Name and fields of one method."""
     fields: dict[str, Any] = {}
     if isinstance(part, str):
-        fields = draft.parse_method(part, draft.place(location))
+        fields = draft.parse_method(part, draft.origin(location))
     elif isinstance(part, Mapping):
         fields = dict(part)
     name = fields.pop("name", None)

@@ -59,9 +59,9 @@ def _read(path: Path, depth: int) -> tuple[Draft, dict[str, Draft]]:
     for name, values in listed.items():
         part = scales.setdefault(name, Draft(path))
         for key, value in values.items():
-            part.put(key, value, own.place(("scales", name, key)))
-        inside = {at[2:]: where for at, where in own.places.items() if at[:2] == ("scales", name)}
-        part.places |= {at: where for at, where in inside.items() if at}
+            part.put(key, value, own.origin(("scales", name, key)))
+        inside = {at[2:]: where for at, where in own.origins.items() if at[:2] == ("scales", name)}
+        part.origins |= {at: where for at, where in inside.items() if at}
     return draft, scales
 
 

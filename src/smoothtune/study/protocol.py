@@ -84,7 +84,7 @@ def add_protocol(draft: Draft) -> Protocol | None:
     if not isinstance(name, str):
         return None
     protocol = read_protocol(name)
-    place = draft.place(("protocol",))
+    place = draft.origin(("protocol",))
     limits = {key for key in LIMITS if draft.values.get(key) is not None}
     for key, value in protocol.fields.items():
         if key not in draft.values:
@@ -158,13 +158,13 @@ def with_method_fields(
     mapping = dict(item) if isinstance(item, Mapping) else {}
     if "methods" in mapping or isinstance(item, list):
         parts = mapping.get("methods", item)
-        filled = [_filled(part, names, weak, strong, draft.place(location)) for part in parts]
+        filled = [_filled(part, names, weak, strong, draft.origin(location)) for part in parts]
         return {k: v for k, v in mapping.items() if k != "methods"} | {
             "methods": filled,
             "label": entry.label,
         }
     by = [*names, *([entry.label] if entry.label not in names else [])]
-    return _filled(item, by, weak, strong, draft.place(location)) | {"label": entry.label}
+    return _filled(item, by, weak, strong, draft.origin(location)) | {"label": entry.label}
 
 
 def _filled(

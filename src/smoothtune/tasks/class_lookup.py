@@ -48,7 +48,7 @@ class ClassLookup:
 
     def index(self, label: Any) -> int | None:
         """The class that a label means, from 0; None if it means none, see `problem`."""
-        label = self._named(label)
+        label = self._as_name(label)
         spellings = [str(label)] if isinstance(label, str | bool | int | float) else []
         number = _number(label)
         if number is not None and not isinstance(label, str):
@@ -58,8 +58,8 @@ class ClassLookup:
                 return self.ids[text]
             if self.merge and spelled_alike(text) in self.alike:
                 return self.alike[spelled_alike(text)]
-        known = number is not None and self.numbered and 0 <= number < len(self.names)
-        return number if known else None
+        in_range = number is not None and self.numbered and 0 <= number < len(self.names)
+        return number if in_range else None
 
     def indices(self, labels: Iterable[Any]) -> list[int]:
         """The classes that labels mean; those with a problem are left out."""
@@ -71,7 +71,7 @@ class ClassLookup:
             return f"is {MISSING}"
         if self.index(label) is not None:
             return ""
-        label = self._named(label)
+        label = self._as_name(label)
         numbered = ", ".join(f"{index} {name!r}" for name, index in list(self.ids.items())[:20])
         if isinstance(label, str) and spelled_alike(label) in self.alike:
             name = self.names[self.alike[spelled_alike(label)]]
@@ -87,7 +87,7 @@ class ClassLookup:
             return f"is no class number; the labels are {numbered}"
         return f"is out of range; the labels are {numbered}"
 
-    def _named(self, label: Any) -> Any:
+    def _as_name(self, label: Any) -> Any:
         stored = type(label) is int and 0 <= label < len(self.stored)
         return self.stored[label] if stored else label
 

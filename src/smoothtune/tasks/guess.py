@@ -79,8 +79,8 @@ def guess(
         The guess; without text columns or label column where none is likely.
     """
     names = rows.column_names
-    if not text_columns and label_column is None and (found := _not_of_texts(rows)):
-        return found
+    if not text_columns and label_column is None and (columns := _not_of_texts(rows)):
+        return columns
     values = {name: rows[name][:_SAMPLE] for name in names}
     candidates = {name: column for name, column in values.items() if name not in text_columns}
     few = _few_values(candidates)
@@ -90,13 +90,13 @@ def guess(
     usual = label is not None and label.strip().lower() in LABEL_NAMES
     alone = label if usual or label_column is not None else None
     rest = {name: column for name, column in values.items() if name not in texts}
-    found = _several_labels(rest, texts, alone) if texts else None
-    found = found or Guess(DEFAULT_TASK_TYPE, texts, label, _without(names, [*texts, label]))
+    columns = _several_labels(rest, texts, alone) if texts else None
+    columns = columns or Guess(DEFAULT_TASK_TYPE, texts, label, _without(names, [*texts, label]))
     if label_column is not None:
-        return found
-    used = {found.label_column, *found.label_columns, *texts}
+        return columns
+    used = {columns.label_column, *columns.label_columns, *texts}
     rivals = {name: list(values) for name, values in few.items() if name not in used}
-    return replace(found, rivals=rivals)
+    return replace(columns, rivals=rivals)
 
 
 def usual_fields(task_type: str) -> dict[str, Any]:
@@ -105,23 +105,23 @@ def usual_fields(task_type: str) -> dict[str, Any]:
     return of_type | dict(TASK_CLASSES[task_type].usual_columns)
 
 
-def likely_fields(found: Guess, task_type: str) -> Iterator[dict[str, Any]]:
+def likely_fields(columns: Guess, task_type: str) -> Iterator[dict[str, Any]]:
     """Fields of a task for every column that may be the label, and every way to read it."""
     cls, usual = TASK_CLASSES[task_type], usual_fields(task_type)
     names = {each.name for each in fields(cls)}
-    texts = {"text_columns": found.text_columns} if found.text_columns else {}
+    texts = {"text_columns": columns.text_columns} if columns.text_columns else {}
     if not cls.one_sequence:
-        yield usual | (texts if task_type == found.task_type else {})
+        yield usual | (texts if task_type == columns.task_type else {})
         return
     labels: list[dict[str, Any]] = []
-    if found.label_column:
-        labels.append({"label_column": found.label_column})
-    if found.label_separator and "label_separator" in names:
-        labels[0] |= {"label_separator": found.label_separator}
-    if found.label_columns and "label_columns" in names:
+    if columns.label_column:
+        labels.append({"label_column": columns.label_column})
+    if columns.label_separator and "label_separator" in names:
+        labels[0] |= {"label_separator": columns.label_separator}
+    if columns.label_columns and "label_columns" in names:
         usual.pop("label_column")
-        labels = [{"label_columns": found.label_columns}]
-    labels += [{"label_column": rival} for rival in found.rivals]
+        labels = [{"label_columns": columns.label_columns}]
+    labels += [{"label_column": rival} for rival in columns.rivals]
     ways: list[dict[str, Any]] = [{}, {"drop_missing": True}]
     typed = [{"label_type": x} | way for x in ("text", "integer") for way in ways]
     ways += [{"merge_labels": True}] * bool(cls.label_types)
@@ -156,15 +156,15 @@ def _several_labels(
         texts: the text columns.
         label: a column with a usual name of labels; no other one is then looked at.
     """
-    task_type, looked_at = MultiLabelClassification.task_type, values
+    task_type, candidates = MultiLabelClassification.task_type, values
     if label is not None:
-        looked_at = {label: values[label]}
-    if column := _list_column(looked_at):
+        candidates = {label: values[label]}
+    if column := _list_column(candidates):
         return Guess(task_type, texts, column, _without(values, [column]))
-    if found := _separated_column(looked_at):
-        column, separator = found
+    if match := _separated_column(candidates):
+        column, separator = match
         return Guess(task_type, texts, column, _without(values, [column]), separator)
-    if columns := _answer_columns(looked_at):
+    if columns := _answer_columns(candidates):
         return Guess(task_type, texts, None, _without(values, columns), None, columns)
     return None
 
@@ -173,9 +173,9 @@ def _few_values(values: Mapping[str, list[Any]]) -> dict[str, Counter[str]]:
     """The columns that may hold labels, each with its values and their numbers of rows."""
     counts = {name: _distinct(column) for name, column in values.items()}
     return {
-        name: Counter(dict(found.most_common()))
-        for name, found in counts.items()
-        if len(found) > 1 and _is_label(values[name], len(found))
+        name: Counter(dict(counter.most_common()))
+        for name, counter in counts.items()
+        if len(counter) > 1 and _is_label(values[name], len(counter))
     }
 
 
@@ -192,7 +192,7 @@ def _label_column(values: Mapping[str, list[Any]], few: Mapping[str, Counter[str
     for name in few:
         if words[name] & set(LABEL_NAMES):
             return name
-    ranks = {name: (bool(words[name] & UNLIKELY), len(found)) for name, found in few.items()}
+    ranks = {name: (bool(words[name] & UNLIKELY), len(counter)) for name, counter in few.items()}
     return min(reversed(list(few)), key=lambda name: ranks[name]) if few else None
 
 
@@ -232,14 +232,14 @@ def _without(names: Iterable[str], used: Iterable[str | None]) -> list[str]:
 
 def _list_column(values: Mapping[str, Sequence[Any]]) -> str | None:
     """A column of lists of labels, one with a usual name before others."""
-    found = [
+    candidates = [
         name
         for name, column in values.items()
         if any(isinstance(value, list) for value in column)
         and _seem_labels([value if isinstance(value, list) else [] for value in column])
     ]
-    named = [name for name in found if name.strip().lower() in LABEL_NAMES]
-    return next(iter(named or found), None)
+    usual = [name for name in candidates if name.strip().lower() in LABEL_NAMES]
+    return next(iter(usual or candidates), None)
 
 
 def _separated_column(values: Mapping[str, Sequence[Any]]) -> tuple[str, str] | None:
@@ -256,8 +256,8 @@ def _separated_column(values: Mapping[str, Sequence[Any]]) -> tuple[str, str] | 
 
 def _answer_columns(values: Mapping[str, Sequence[Any]]) -> list[str]:
     """The columns of 0 and 1, if there are several."""
-    found = [name for name, column in values.items() if set(map(_plain, column)) == {"0", "1"}]
-    return found if len(found) > 1 else []
+    binary = [name for name, column in values.items() if set(map(_plain, column)) == {"0", "1"}]
+    return binary if len(binary) > 1 else []
 
 
 def _plain(value: Any) -> str:

@@ -112,8 +112,8 @@ def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, 
     needed, label2id = len(names) or 1, config.label2id or {}
     if config.num_labels != needed:
         outputs, labels = ", ".join(list(label2id)[:20]), ", ".join(names[:20])
-        told = f" (the outputs are {outputs}, the labels {labels})" if names and outputs else ""
-        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {needed}{told}")
+        hint = f" (the outputs are {outputs}, the labels {labels})" if names and outputs else ""
+        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {needed}{hint}")
     if set(label2id) != set(names):
         _refuse_other_names(label2id, names)
         return None

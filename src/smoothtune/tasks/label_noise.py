@@ -42,10 +42,10 @@ def with_label_noise(prepared: Prepared, share: float, seed: int) -> Prepared:
         note=f"{share:.0%} of the labels replaced by others",
     )
     splits = prepared.report.splits | {"train": report}
-    told = f"{prepared.fingerprint} label_noise {share} {seed}"
+    content = f"{prepared.fingerprint} label_noise {share} {seed}"
     return replace(
         prepared,
         train=rows.select_columns(columns),
         report=replace(prepared.report, splits=splits),
-        fingerprint=hashlib.sha256(told.encode()).hexdigest(),
+        fingerprint=hashlib.sha256(content.encode()).hexdigest(),
     )

@@ -74,12 +74,12 @@ def label_sets(
     rows = listed_labels(dataset, column, separator)
     problems = [_set_problem(row, lookup) for row in rows]
     if any(problems):
-        told = rows_with_problems(dataset, column, dataset[column][:], problems)
-        return np.empty((0, len(names))), told
-    found = np.zeros((len(rows), len(names)), np.float32)
+        messages = rows_with_problems(dataset, column, dataset[column][:], problems)
+        return np.empty((0, len(names))), messages
+    multi_hot = np.zeros((len(rows), len(names)), np.float32)
     for row, labels in enumerate(rows):
-        found[row, lookup.indices(labels)] = 1
-    return found, []
+        multi_hot[row, lookup.indices(labels)] = 1
+    return multi_hot, []
 
 
 def yes_or_no(dataset: Dataset, columns: Sequence[str]) -> tuple[np.ndarray, list[str]]:
@@ -92,15 +92,15 @@ def yes_or_no(dataset: Dataset, columns: Sequence[str]) -> tuple[np.ndarray, lis
     Returns:
         The labels, and the problems of the columns.
     """
-    found = np.zeros((len(dataset), len(columns)), np.float32)
+    multi_hot = np.zeros((len(dataset), len(columns)), np.float32)
     problems = []
     for index, column in enumerate(columns):
         values = dataset[column][:]
         wrong = rows_with_problems(dataset, column, values, map(_answer_problem, values))
         problems += wrong
         if not wrong:
-            found[:, index] = [float(value) for value in values]
-    return found, problems
+            multi_hot[:, index] = [float(value) for value in values]
+    return multi_hot, problems
 
 
 def _set_problem(row: Any, lookup: ClassLookup) -> str:

@@ -145,12 +145,12 @@ def tag_ids(
     item = getattr(dataset.features[column], "feature", None)
     lookup = ClassLookup(names, merge=bool(merge), feature=item)
     rows = [list(tags or ()) for tags in dataset[column][:]]
-    known = {tag: (lookup.index(tag), lookup.problem(tag)) for tags in rows for tag in tags}
+    lookups = {tag: (lookup.index(tag), lookup.problem(tag)) for tags in rows for tag in tags}
     problems = [
-        next((f"holds {x!r}, which {known[x][1]}" for x in tags if known[x][0] is None), "")
+        next((f"holds {x!r}, which {lookups[x][1]}" for x in tags if lookups[x][0] is None), "")
         for tags in rows
     ]
-    return [[known[tag][0] or 0 for tag in tags] for tags in rows], problems
+    return [[lookups[tag][0] or 0 for tag in tags] for tags in rows], problems
 
 
 def _all_ignored(column: str, values: Sequence[Any]) -> list[str]:

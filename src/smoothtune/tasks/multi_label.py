@@ -137,11 +137,11 @@ class LabelsScorer(Scorer):
     def answers(self, predictions: np.ndarray, rows: Dataset) -> list[Any]:
         """The names of the predicted labels, as a list, or as a text where labels are texts."""
         names, separator = self.task.known_label_names, self.task.label_separator
-        chosen = [
+        label_lists = [
             [name for name, logit in zip(names, row, strict=True) if logit > 0]
             for row in predictions
         ]
-        return chosen if separator is None else [separator.join(each) for each in chosen]
+        return label_lists if separator is None else [separator.join(each) for each in label_lists]
 
     def statistic_names(self) -> list[str]:
         """The labels, then the logits."""

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.arrow import numbers
 from smoothtune.data.columns import column_problem, fingerprint
-from smoothtune.data.missing import told_left_out
+from smoothtune.data.missing import left_out_message
 from smoothtune.data.summary import Report, SplitReport, lengths_of
 from smoothtune.data.tokenizing import check_token_ids
 from smoothtune.errors import DataError
@@ -86,12 +86,12 @@ def prepare(
     """
     _check_limits(max_train_samples, max_eval_samples, max_seq_length)
     splits, task = labeled_splits(source, task)
-    chosen, note = choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
+    selection, note = choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
     return _prepared(
         splits,
         task,
         source,
-        chosen,
+        selection,
         note,
         tokenizer,
         max_seq_length,
@@ -126,8 +126,8 @@ def checked_splits(source: str | Path, task: Task) -> tuple[dict[str, Dataset], 
         DataError: as `prepare`.
     """
     splits, task = labeled_splits(source, task)
-    chosen, _ = choose_rows(splits, task, source, None, None, 0)
-    task.rows.check({split: splits[split] for split, _ in chosen.values()}, str(source))
+    selection, _ = choose_rows(splits, task, source, None, None, 0)
+    task.rows.check({split: splits[split] for split, _ in selection.values()}, str(source))
     return splits, task
 
 
@@ -141,8 +141,8 @@ def rows_fingerprint(
 ) -> str:
     """The fingerprint that `prepare` gives, without tokenizing; the same arguments and errors."""
     splits, task = labeled_splits(source, task)
-    chosen, _ = choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
-    return _fingerprint(map(fingerprint, _examples(splits, task, source, chosen).values()))
+    selection, _ = choose_rows(splits, task, source, max_train_samples, max_eval_samples, seed)
+    return _fingerprint(map(fingerprint, _examples(splits, task, source, selection).values()))
 
 
 def prepare_evaluation(
@@ -185,16 +185,16 @@ def prepare_evaluation(
     _check_limits(max_train_samples, max_eval_samples, max_seq_length)
     splits = task.load_splits(source, need_train=False)
     name = evaluation_split(splits, task, source)
-    chosen = {"validation": (name, np.arange(len(splits[name]))[:max_eval_samples])}
+    selection = {"validation": (name, np.arange(len(splits[name]))[:max_eval_samples])}
     if "train" in splits and name != "train":
         task = task.with_labels(splits["train"], str(source))
         train = sampled(np.arange(len(splits["train"])), max_train_samples, seed)
-        chosen = {"train": ("train", train)} | chosen
+        selection = {"train": ("train", train)} | selection
     else:
         if _is_labeled_as(splits[name], task, model_labels):
             task = replace(task, label_names=tuple(model_labels))
         task = task.with_labels(splits[name], str(source), name)
-    return _prepared(splits, task, source, chosen, "", tokenizer, max_seq_length, vocab_size)
+    return _prepared(splits, task, source, selection, "", tokenizer, max_seq_length, vocab_size)
 
 
 def _check_limits(
@@ -213,14 +213,14 @@ def _examples(
     splits: Mapping[str, Dataset],
     task: Task,
     source: str | Path,
-    chosen: Mapping[str, tuple[str, np.ndarray]],
+    selection: Mapping[str, tuple[str, np.ndarray]],
 ) -> dict[str, Dataset]:
     """The chosen rows of the splits by their role, checked."""
-    raw = {name: splits[name] for name in dict.fromkeys(split for split, _ in chosen.values())}
+    raw = {name: splits[name] for name in dict.fromkeys(split for split, _ in selection.values())}
     labels = task.rows.check(raw, str(source))
     return {
         role: task.rows.select(raw[split], indices, labels[split])
-        for role, (split, indices) in chosen.items()
+        for role, (split, indices) in selection.items()
     }
 
 
@@ -235,7 +235,7 @@ def _prepared(
     splits: Mapping[str, Dataset],
     task: Task,
     source: str | Path,
-    chosen: Mapping[str, tuple[str, np.ndarray]],
+    selection: Mapping[str, tuple[str, np.ndarray]],
     note: str,
     tokenizer: PreTrainedTokenizerBase,
     max_seq_length: int,
@@ -244,8 +244,8 @@ def _prepared(
 ) -> Prepared:
     """The chosen rows of the splits, checked and tokenized; `note` says how they were made."""
     tokenized, reports, contents = {}, {}, []
-    for role, examples in _examples(splits, task, source, chosen).items():
-        split = chosen[role][0]
+    for role, examples in _examples(splits, task, source, selection).items():
+        split = selection[role][0]
         where = f"{source}, split {split!r}"
         contents.append(fingerprint(examples))
         rows = tokenized[role] = tokenized_examples(
@@ -258,14 +258,14 @@ def _prepared(
             lengths=lengths_of(numbers(rows, "length")),
             truncated=len(np.unique(numbers(rows, "example_id")[numbers(rows, "cut")])),
             note=note if role == "validation" else "",
-            left_out=told_left_out(splits[split]) if role == "train" or split != "train" else "",
+            left_out=left_out_message(splits[split]) if role == "train" or split != "train" else "",
         )
     validation = tokenized["validation"]
     return Prepared(
         task,
         train=tokenized.get("train", validation.select(range(0), keep_in_memory=True)),
         validation=validation,
-        validation_split=chosen["validation"][0],
+        validation_split=selection["validation"][0],
         report=Report(max_seq_length, reports),
         fingerprint=_fingerprint(contents),
     )

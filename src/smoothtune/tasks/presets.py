@@ -150,8 +150,8 @@ def describe_task(
             this type.
     """
     columns = (text_columns,) if isinstance(text_columns, str) else text_columns
-    given = {"text_columns": columns} | fields
-    values = {field: _tuple(value) for field, value in given.items() if value is not None}
+    options = {"text_columns": columns} | fields
+    values = {field: _tuple(value) for field, value in options.items() if value is not None}
     preset = TASKS.get(name)
     if preset is not None and not text_columns and task_type in (None, preset.task_type):
         _check_fields(type(preset), values)

@@ -293,5 +293,5 @@ def _gold_tags(rows: Dataset) -> np.ndarray:
     return labels[labels != IGNORE_INDEX]
 
 
-def _share(part: float, whole: float) -> float:
-    return float(part / whole) if whole else 0.0
+def _share(part: float, total: float) -> float:
+    return float(part / total) if total else 0.0

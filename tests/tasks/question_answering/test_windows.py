@@ -186,7 +186,7 @@ def test_the_least_tokens_that_cover_an_answer(drawn) -> None:
     if used:
         assert place == (used[0], used[-1], True)
     else:
-        assert not place.whole
+        assert not place.is_complete
 
 
 @pytest.mark.slow

@@ -144,6 +144,6 @@ def best_windows(
     np.maximum.at(score, question, spans[:, SCORE])
     np.minimum.at(null, question, spans[:, NULL])
     is_best = np.flatnonzero(spans[:, SCORE] == score[question])
-    chosen = np.full(len(first), len(example_ids))
-    np.minimum.at(chosen, question[is_best], is_best)
-    return chosen, score, null
+    windows = np.full(len(first), len(example_ids))
+    np.minimum.at(windows, question[is_best], is_best)
+    return windows, score, null

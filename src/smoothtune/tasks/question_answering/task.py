@@ -65,10 +65,10 @@ class WindowReader(Reader):
 
     def select(self, raw: Dataset, indices: np.ndarray, labels: None) -> Dataset:
         """Columns question, context, answers (none if `raw` has none), answer_start, example_id."""
-        given = [column for column in self.columns if column in raw.column_names]
-        rows = raw.select_columns(given).select(indices, keep_in_memory=True)
+        columns = [column for column in self.columns if column in raw.column_names]
+        rows = raw.select_columns(columns).select(indices, keep_in_memory=True)
         answers: list[dict[str, list]] = [{"text": [], "answer_start": []}] * len(rows)
-        if self.task.label_column in given:
+        if self.task.label_column in columns:
             answers = rows["answers"][:]
         starts = [list(answer["answer_start"]) for answer in answers]
         return typed_columns(
@@ -87,11 +87,11 @@ class WindowReader(Reader):
 
     def label_counts(self, examples: Dataset, rows: Dataset) -> dict[str, float]:
         """Windows, questions whose answer is in no window, and questions without answer."""
-        ids, held = np.asarray(rows["example_id"][:]), np.asarray(rows["holds_answer"][:], bool)
+        ids, answered = np.asarray(rows["example_id"][:]), np.asarray(rows["holds_answer"][:], bool)
         answerable = sum(bool(answers) for answers in examples["answers"][:])
         counts: dict[str, float] = {
             "windows": len(rows),
-            "answers outside every window": answerable - len(np.unique(ids[held])),
+            "answers outside every window": answerable - len(np.unique(ids[answered])),
         }
         if self.task.version_2_with_negative:
             counts["no answer"] = len(examples) - answerable
@@ -165,16 +165,16 @@ class SpanScorer(Scorer):
 
     def answers(self, predictions: np.ndarray, rows: Dataset) -> list[str]:
         """The answer to every question, "" for none, in the order of `example_ids`."""
-        chosen, score, null = best_windows(predictions, np.asarray(rows["example_id"][:]))
-        contexts, spans = rows.select_columns("context"), predictions[chosen]
-        none = ~np.isfinite(score)
+        windows, score, null = best_windows(predictions, np.asarray(rows["example_id"][:]))
+        contexts, spans = rows.select_columns("context"), predictions[windows]
+        is_empty = ~np.isfinite(score)
         if self.task.version_2_with_negative:
-            none |= null - score > self.task.null_score_diff_threshold
+            is_empty |= null - score > self.task.null_score_diff_threshold
         return [
             ""
             if empty
             else contexts[int(row)]["context"][int(span[START]) : int(span[END])].strip()
-            for row, span, empty in zip(chosen, spans, none, strict=True)
+            for row, span, empty in zip(windows, spans, is_empty, strict=True)
         ]
 
     def scores(self, statistics: np.ndarray) -> dict[str, float]:
@@ -194,8 +194,8 @@ class SpanScorer(Scorer):
 
     def confidence(self, predictions: np.ndarray, rows: Dataset) -> tuple[np.ndarray, np.ndarray]:
         """Probability of the span within its window, and its exact match."""
-        chosen, score, _ = best_windows(predictions, np.asarray(rows["example_id"][:]))
-        probability = np.where(np.isfinite(score), np.exp(predictions[chosen, LOG_PROBABILITY]), 0)
+        windows, score, _ = best_windows(predictions, np.asarray(rows["example_id"][:]))
+        probability = np.where(np.isfinite(score), np.exp(predictions[windows, LOG_PROBABILITY]), 0)
         return probability, self.example_statistics(predictions, rows)[:, 0]
 
 

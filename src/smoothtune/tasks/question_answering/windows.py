@@ -23,12 +23,12 @@ MIN_CACHED_QUESTIONS = 2_000
 """Number of questions from which tokenizing shows a progress bar and is cached."""
 
 
-class Place(NamedTuple):
+class TokenSpan(NamedTuple):
     """First and last token of an answer, and whether the window holds all of it."""
 
     start: int
     end: int
-    whole: bool
+    is_complete: bool
 
 
 def window_encoder(
@@ -98,32 +98,34 @@ def _encode(
             *("offset_start", "offset_end", "length", "cut"),
         )
     }
+    # the targets of every window
     for i, window in enumerate(windows):
         first, begins, ends = context_offsets(window)
         cls_index = _cls_index(window, tokenizer)
         texts, starts = columns["answers"][source[i]], columns["answer_start"][source[i]]
-        place = Place(0, 0, False)
+        span = TokenSpan(0, 0, False)
         if texts:
-            place = locate(
-                texts[0], starts[0], begins, ends, at_start=is_first[i], at_end=is_last[i]
-            )
-        targets["holds_answer"].append(place.whole)
-        targets["start_positions"].append(first + place.start if place.whole else cls_index)
-        targets["end_positions"].append(first + place.end if place.whole else cls_index)
+            edges = {"at_start": is_first[i], "at_end": is_last[i]}
+            span = locate(texts[0], starts[0], begins, ends, **edges)
+        targets["holds_answer"].append(span.is_complete)
+        targets["start_positions"].append(first + span.start if span.is_complete else cls_index)
+        targets["end_positions"].append(first + span.end if span.is_complete else cls_index)
         targets["cls_index"].append(cls_index)
         targets["context_start"].append(first)
         targets["offset_start"].append(begins)
         targets["offset_end"].append(ends)
         targets["length"].append(len(window.ids))
         targets["cut"].append(not (is_first[i] and is_last[i]))
+    # columns of Arrow, those of the question repeated for its windows
     inputs = {
         name: _arrow([np.array(getattr(window, _FIELDS[name]), np.int32) for window in windows])
         for name in tokenizer.model_input_names
         if name in _FIELDS
     }
-    kept = batch.select(["context", "answers", "example_id"]).take(pa.array(source))
+    questions = batch.select(["context", "answers", "example_id"]).take(pa.array(source))
     numbers = {name: _arrow(values) for name, values in targets.items()}
-    return pa.table(inputs | numbers | dict(zip(kept.column_names, kept.columns, strict=True)))
+    texts = dict(zip(questions.column_names, questions.columns, strict=True))
+    return pa.table(inputs | numbers | texts)
 
 
 _FIELDS = {"input_ids": "ids", "token_type_ids": "type_ids", "attention_mask": "attention_mask"}
@@ -141,14 +143,14 @@ def _windows(
     backend.no_padding()
     backend.no_truncation()
     questions = [question.lstrip() for question in columns["question"]]
-    asked = backend.encode_batch(questions, add_special_tokens=False)
+    encoded = backend.encode_batch(questions, add_special_tokens=False)
     # As second texts of pairs, so that all windows get the right token types.
     seconds = [("", context) for context in contexts]
     tokens = backend.encode_batch(seconds, add_special_tokens=False)
     tokens_of = dict(zip(contexts, tokens, strict=True))
     backend.enable_truncation(length, stride=doc_stride, strategy="only_second")
     source, windows = [], []
-    for row, (question, context) in enumerate(zip(asked, columns["context"], strict=True)):
+    for row, (question, context) in enumerate(zip(encoded, columns["context"], strict=True)):
         first = backend.post_process(question, tokens_of[context])
         parts = [first, *first.overflowing]
         source += [row] * len(parts)
@@ -189,7 +191,7 @@ def locate(
     *,
     at_start: bool = True,
     at_end: bool = True,
-) -> Place:
+) -> TokenSpan:
     """The fewest tokens that cover an answer, without spaces at its ends.
 
     Args:
@@ -201,19 +203,19 @@ def locate(
         at_end: whether it ends where the context does.
 
     Returns:
-        Token numbers, from 0 at the first token of the context. `whole` is False where a part of
-        the answer is outside the window, or no token covers it.
+        Token numbers, from 0 at the first token of the context. `is_complete` is False where a
+        part of the answer is outside the window, or no token covers it.
 
     >>> locate("ow", 3, np.array([0, 2, 5]), np.array([1, 5, 6]))  # inside "low"
-    Place(start=1, end=1, whole=True)
+    TokenSpan(start=1, end=1, is_complete=True)
     """
     begin = start + len(text) - len(text.lstrip())
     end = start + len(text.rstrip())
     first = int(np.searchsorted(ends, begin, side="right"))
     last = int(np.searchsorted(begins, end, side="left")) - 1
     # Characters without a token, such as spaces, may precede the first and follow the last token.
-    whole = first <= last and (at_start or begin >= begins[0]) and (at_end or end <= ends[-1])
-    return Place(first, last, bool(whole))
+    is_complete = first <= last and (at_start or begin >= begins[0]) and (at_end or end <= ends[-1])
+    return TokenSpan(first, last, bool(is_complete))
 
 
 def _cls_index(window: Encoding, tokenizer: PreTrainedTokenizerBase) -> int:

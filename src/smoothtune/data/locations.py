@@ -21,44 +21,44 @@ def remember(split: Dataset, lines: Callable[[], list[str]]) -> None:
 
     Args:
         split: as it was read.
-        lines: gives the place of every row, as ``line 9``; called when a message needs it.
+        lines: gives the location of every row, as ``line 9``; called when a message needs it.
     """
     _LINES[split] = lines
 
 
-def keep_places(split: Dataset, before: Dataset, kept: np.ndarray | None = None) -> Dataset:
-    """A split with rows of another one in the same order; its rows have their places.
+def keep_locations(split: Dataset, before: Dataset, mask: np.ndarray | None = None) -> Dataset:
+    """A split with rows of another one in the same order; its rows keep their locations.
 
     Args:
         split: the rows.
         before: the other split.
-        kept: (N,) which of its rows they are; None: all.
+        mask: (N,) which of its rows they are; None: all.
     """
-    gone = left_out(before)
-    if kept is not None:
-        place = places(before)
-        gone = [*gone, *map(place, np.flatnonzero(~kept).tolist())]
-        lines = _LINES.get(before) or (lambda: [f"row {row}" for row in range(len(kept))])
-        _LINES[split] = lambda: list(compress(lines(), kept))
+    gaps = left_out(before)
+    if mask is not None:
+        locate = row_locator(before)
+        gaps = [*gaps, *map(locate, np.flatnonzero(~mask).tolist())]
+        lines = _LINES.get(before) or (lambda: [f"row {row}" for row in range(len(mask))])
+        _LINES[split] = lambda: list(compress(lines(), mask))
     elif before in _LINES:
         _LINES[split] = _LINES[before]
-    if gone:
-        _LEFT_OUT[split] = gone
+    if gaps:
+        _LEFT_OUT[split] = gaps
     return split
 
 
 def left_out(split: Dataset) -> list[str]:
-    """The places of the rows that were left out of a split."""
+    """The locations of the rows that were left out of a split."""
     return list(_LEFT_OUT.get(split, ()))
 
 
-def places(split: Dataset) -> Callable[[int], str]:
-    """A function from the number of a row, from 0, to its place: ``line 9``, or ``row 7``."""
+def row_locator(split: Dataset) -> Callable[[int], str]:
+    """A function from the number of a row, from 0, to its location: ``line 9``, or ``row 7``."""
 
     @cache
     def lines() -> list[str]:
-        found = _LINES[split]() if split in _LINES else []
-        return found if len(found) == len(split) else []  # rows that are not one in a line
+        locations = _LINES[split]() if split in _LINES else []
+        return locations if len(locations) == len(split) else []  # rows that are not one in a line
 
     return lambda row: lines()[row] if lines() else f"row {row}"
 
