@@ -248,7 +248,8 @@ def _value(run: dict[str, Any], measure: str) -> float | None:
     if measure in COLUMNS:
         return None if pd.isna(run[measure]) else float(run[measure])
     for column in ("quantities", "robustness", "parts"):
-        numbers = json.loads(run[column]) if isinstance(run[column], str) else {}
+        text = run.get(column)
+        numbers = json.loads(text) if isinstance(text, str) else {}
         if measure in numbers:
             return float(numbers[measure])
     return None
