@@ -43,25 +43,39 @@ INTRODUCTION = """\
 
 <!-- Written by `make docs` from results/runs.parquet and scripts/claims.yaml: change those. -->
 
-Every printed claim of the five documents that this library implements, and what our runs say of it. The models
-here are smaller than the papers', and mostly see 320 to 1,000 rows: a verdict is about the model that is named.
-[Theory, measured](theory.md) has the expansions and bounds, the [recipes](../recipes/README.md) the protocols,
-and [What was measured](evidence.md) what follows for a user.
+Every printed claim of the five documents that this library implements, and what our runs say of
+it. The models here are smaller than the papers', and mostly see 320 to 1,000 rows: a verdict is
+about the model that is named. [Theory, measured](theory.md) has the expansions and bounds, the
+[recipes](../recipes/README.md) the protocols, and [What was measured](evidence.md) what follows
+for a user.
 
-**How a verdict is found.** Differences are paired by seed, a mean over the tasks, with the 95 % interval of the
-paired t-test; p is corrected after Holm over all methods of the study in that measure, or for none where two
-methods are compared. *Borne out*: p is below 0.05 in the claim's direction, with five seeds or more. *Refuted for
-this model*: p is below 0.05 in the other direction; or a gain is printed, and the whole interval lies below half
-of it. Else *not decided*. *Would have been shown* is the true difference that these seeds find with a chance of
-80 %. Of a spread, the ratio of variances is shown, with the test of Brown and Forsythe.
+**How a verdict is found.** Differences are paired by seed, a mean over the tasks, with the 95 %
+interval of the paired t-test; p is corrected after Holm over all methods of the study in that
+measure, or for none where two methods are compared. *Borne out*: p is below 0.05 in the claim's
+direction, with five seeds or more. *Refuted for this model*: p is below 0.05 in the other
+direction; or a gain is printed, and the whole interval lies below half of it. Else *not decided*.
+*Would have been shown* is the true difference that these seeds find with a chance of 80 %. Of a
+spread, the ratio of variances is shown, with the test of Brown and Forsythe.
 
-Differences are in points of the score (0.01), of probabilities in their own units, of other quantities in percent
-of plain's. Methods ran with the fields that the study's page says, which are mostly this library's defaults and not
-the paper's.
+Differences are in points of the score (0.01), of probabilities in their own units, of other
+quantities in percent of plain's. Methods ran with the fields that the study's page says, which
+are mostly this library's defaults and not the paper's.
 
-**What is marked †.** These runs are of [before the bound](evidence.md): the term waited until the model had learned,
-or had a weight that did nothing. Nothing is refuted by them. A claim can be borne out: it was then despite that.
+**What is marked †.** These runs are of [before the bound](evidence.md): the term waited until the
+model had learned, or had a weight that did nothing. Nothing is refuted by them. A claim can be
+borne out: it was then despite that.
 """
+TEMPERATURE = """\
+## Beside temperature scaling
+
+Everyone has a temperature that is fitted on held-out rows. A method whose NLL is not below that of
+plain with such a temperature is said not to beat it. Runs of studies that were evaluated with
+`--calibration`; of each the half of the validation rows on which no temperature was fitted. *Beats*
+and *does not beat* need p below 0.05 after Holm's correction, and five seeds.
+
+"""
+BEFORE = "calibration/judged_rows_before/nll"
+AFTER = "calibration/judged_rows_after/nll"
 
 
 class Claim(BaseModel):
@@ -123,6 +137,7 @@ def page() -> str:
             f"## {group['document']}\n\n"
             + table([*titles, "would have been shown", "verdict"], rows)
         )
+    parts.append(TEMPERATURE + temperature_table(runs()))
     counts = ", ".join(
         f"{sum(verdict == kind for verdict in verdicts)} {kind.strip('*')}"
         for kind in (BORNE_OUT, REFUTED, OPEN, NOT_RUN)
@@ -233,10 +248,56 @@ def _value(run: dict[str, Any], measure: str) -> float | None:
     if measure in COLUMNS:
         return None if pd.isna(run[measure]) else float(run[measure])
     for column in ("quantities", "robustness", "parts"):
-        numbers = json.loads(run[column]) if isinstance(run[column], str) else {}
+        text = run.get(column)
+        numbers = json.loads(text) if isinstance(text, str) else {}
         if measure in numbers:
             return float(numbers[measure])
     return None
+
+
+def temperature_table(all_runs: pd.DataFrame) -> str:
+    """NLL of every method as it is, minus that of plain with a temperature."""
+    rows = []
+    once = all_runs[~all_runs.duplicated("cell")]  # studies may share runs
+    for study, own in once.groupby("study", sort=False):
+        values = [
+            Value(ConditionKey(run["task"], run["model"], None), label, run["seed"], "nll", value)
+            for run in own.to_dict("records")
+            for label, measure in _temperature_labels(run["method"])
+            if (value := _value(run, measure)) is not None
+        ]
+        conditions = list(dict.fromkeys(value.condition for value in values))
+        labels = dict.fromkeys(value.method for value in values if value.method != PLAIN)
+        pairs = paired(values)
+        each = (over_conditions(pairs, conditions, "nll", label) for label in labels)
+        rows += [
+            _temperature_row(str(study), own, item)
+            for item in compare([one for one in each if one])
+        ]
+    titles = ["study", "model and rows", "method", "seeds", "NLL minus plain's with a temperature"]
+    return table([*titles, "p, Holm", "in one sentence"], rows)
+
+
+def _temperature_labels(method: str) -> list[tuple[str, str]]:
+    """What a run counts as: plain as it is, too, is a way to train."""
+    if method == PLAIN:
+        return [(PLAIN, AFTER), ("plain, no temperature", BEFORE)]
+    return [(method, BEFORE)]
+
+
+def _temperature_row(study: str, own: pd.DataFrame, item: Comparison) -> list[str]:
+    assert item.difference.interval is not None
+    low, high = item.difference.interval
+    sentence = "is not shown to beat temperature scaling"
+    if item.is_established:
+        sentence = "beats" if item.difference.value < 0 else "does not beat"
+        sentence += " temperature scaling in NLL"
+    about = f"{own['model'].iloc[0]}, {', '.join(own['task'].unique())}"
+    p = "–" if item.p_holm is None else f"{item.p_holm:.2g}"
+    return [
+        f"[`{study}`](../results/{study}.md)", about, escaped(item.method), str(len(item.seeds)),
+        f"{item.difference.value:+.3f} ({low:+.3f} to {high:+.3f})", p, sentence,
+    ]  # fmt: skip
 
 
 def _spread(ours: Pairs, study: str, runs_of: str, old: bool) -> Found:

@@ -68,3 +68,18 @@ def test_without_runs_nothing_is_found():
 def test_one_of_two_methods_may_be_the_baseline():
     runs = table(0.02).replace({"method": {"plain": "other"}})
     assert verdict(runs, against="other") == claims.BORNE_OUT
+
+
+@pytest.mark.parametrize(("nll", "sentence"), [(0.4, "beats"), (0.6, "does not beat")])
+def test_a_method_is_compared_with_plain_after_a_temperature(nll, sentence):
+    rows = []
+    for seed, noise in enumerate(NOISE):
+        for name, before, after in (("plain", 0.9, 0.5), ("lnsr", nll + 0.01 * noise, 0.3)):
+            parts = json.dumps({claims.BEFORE: before, claims.AFTER: after})
+            cell = f"{name} {seed}"
+            rows.append(("s", cell, "cola", "m", name, seed, parts))
+    rows += [("the same runs", *row[1:]) for row in rows]
+    columns = ["study", "cell", "task", "model", "method", "seed", "parts"]
+    found = claims.temperature_table(pd.DataFrame(rows, columns=columns))
+    (line,) = [line for line in found.splitlines() if "| lnsr |" in line]
+    assert line.endswith(f"| {sentence} temperature scaling in NLL |")

@@ -106,6 +106,7 @@ def test_the_smoke_recipe_end_to_end(tmp_path: Path) -> None:
     print(f"{time.monotonic() - start:.0f} s")
 
 
+@pytest.mark.slow
 def test_the_recipe_of_seven_billion_weights_at_tiny_size(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

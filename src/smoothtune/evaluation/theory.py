@@ -4,9 +4,9 @@ Noise stability (Hua et al., TNNLS 2023, Claim 1) for outputs f and noise e ~ N(
 
     E ||f(x + e) - f(x)||^2 ~ sigma^2 ||J||^2 + sigma^4 / 4 sum_i [(tr H_i)^2 + 2 ||H_i||^2].
 
-Equation 14 prints sigma^2 before the second term, and leaves the 2 out. The expansion is exact for
-quadratic f. Otherwise sigma^4 has one more term, <J, d tr(H) / dx>, of the third derivative, which
-the claim has not.
+Equation 14 prints sigma^2 before the second term, and equation 18 has only the entries of H beside
+the diagonal, once. The expansion is exact for quadratic f. Otherwise sigma^4 has one more term,
+<J, d tr(H) / dx>, of the third derivative, which the claim has not.
 
 Lipschitz bounds (Hua et al., NAACL 2021, equations 7 to 10; Jukic, Snajder, TACL 2025, section
 3.1): near x, ||f(x + d) - f(x)|| <= ||J||_2 ||d|| <= ||J||_F ||d||.
