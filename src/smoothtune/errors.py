@@ -117,27 +117,27 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-LISTED = {"field": "docs/settings.md", "method": "the list of `smoothtune methods`"}
+LISTINGS = {"field": "docs/settings.md", "method": "the list of `smoothtune methods`"}
 """Where all names of a kind are listed."""
 MOST_NAMES = 12
 """That an error lists beside one that is close."""
 
 
-def unknown(kind: str, name: str, choices: Iterable[str], listed: str | None = None) -> str:
+def unknown(kind: str, name: str, choices: Iterable[str], listing: str | None = None) -> str:
     """Message for a misspelled name: ``unknown method 'lsnr'; did you mean 'lnsr'? Known: ...``.
 
     Args:
         kind: what it should be the name of.
         name: the misspelled name.
         choices: the known names.
-        listed: where all of them are listed, to say in their place if they are many and one is
+        listing: where all of them are listed, to say in their place if they are many and one is
             close; None: by kind.
     """
     names = sorted(choices)
     close = difflib.get_close_matches(name, names, n=1)
-    listed = LISTED.get(kind) if listed is None else listed
-    if close and listed and len(names) > MOST_NAMES:
-        return f"unknown {kind} {name!r}; did you mean {close[0]!r}? All are in {listed}"
+    listing = LISTINGS.get(kind) if listing is None else listing
+    if close and listing and len(names) > MOST_NAMES:
+        return f"unknown {kind} {name!r}; did you mean {close[0]!r}? All are in {listing}"
     hint = f"; did you mean {close[0]!r}?" if close else "."
     return f"unknown {kind} {name!r}{hint} Known: {', '.join(names)}"
 

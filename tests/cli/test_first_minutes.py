@@ -12,7 +12,7 @@ from typer.testing import CliRunner, Result
 
 from helpers.tiny_folder import tiny_bert
 from smoothtune.catalog import described, known_methods
-from smoothtune.cli import NEEDED, app
+from smoothtune.cli import MAIN_OPTIONS, app
 from smoothtune.cli.tools import GROUPS
 from smoothtune.config.run import load_config
 from smoothtune.data.sources import load_rows
@@ -236,7 +236,7 @@ def test_methods_are_listed_by_what_they_do() -> None:
     assert len(set(titles)) == len(titles)
 
 
-@pytest.mark.parametrize("command", list(NEEDED))
+@pytest.mark.parametrize("command", list(MAIN_OPTIONS))
 def test_help_shows_what_people_need(command: str) -> None:
     short, long = call(command, "--help").stdout, call(command, "--help-all").stdout
     assert len(re.findall(r"^  --", short, re.M)) <= 16

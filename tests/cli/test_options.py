@@ -7,7 +7,7 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from smoothtune.cli import COMMANDS, NEEDED, _with_dashes, app
+from smoothtune.cli import COMMANDS, MAIN_OPTIONS, _with_dashes, app
 from smoothtune.cli.evaluate import Options
 from smoothtune.config.evaluation import PartName
 from smoothtune.config.fields import Panel, without_none
@@ -21,7 +21,7 @@ NAMED_OTHERWISE = {"methods": "method", "parts": "all", "model": "model"}
 
 
 def help_of(command: str) -> str:
-    option = "--help-all" if command in NEEDED else "--help"
+    option = "--help-all" if command in MAIN_OPTIONS else "--help"
     found = CliRunner().invoke(app, [command, option], env={"COLUMNS": "200", "TERM": "dumb"})
     assert found.exit_code == 0
     return found.stdout

@@ -92,7 +92,7 @@ class Commands(TyperGroup):
             formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
 
 
-NEEDED = {
+MAIN_OPTIONS = {
     "train": (
         *("file", "data", "text_columns", "label_column", "model", "method", "compare"),
         *("num_train_epochs", "learning_rate", "per_device_train_batch_size", "seed"),
@@ -117,25 +117,25 @@ class PanelCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read ``--help-all`` as a longer ``--help``."""
-        if HELP_ALL in args and self.name in NEEDED:
+        if HELP_ALL in args and self.name in MAIN_OPTIONS:
             ctx.meta[_ALL] = True
             args = ["--help"]
         return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options of every panel as a list; typer's boxes truncate their names."""
-        needed = None if ctx.meta.get(_ALL) else NEEDED.get(self.name or "")
+        main_options = None if ctx.meta.get(_ALL) else MAIN_OPTIONS.get(self.name or "")
         panels: dict[str, list[tuple[str, str]]] = {"Arguments": []}
         for parameter in self.get_params(ctx):
-            if needed is not None and parameter.name not in (*needed, "help"):
+            if main_options is not None and parameter.name not in (*main_options, "help"):
                 continue
             default = "Arguments" if parameter.param_type_name == "argument" else "Options"
             if record := parameter.get_help_record(ctx):
                 title = getattr(parameter, "rich_help_panel", None) or default
                 panels.setdefault(title, []).append(record)
         panels["Options"] = panels.pop("Options", [])  # the last
-        if needed is not None:
-            more = len(self.get_params(ctx)) - len(needed) - 1
+        if main_options is not None:
+            more = len(self.get_params(ctx)) - len(main_options) - 1
             panels["Options"].append((HELP_ALL, f"Show {more} more options."))
         for title, records in panels.items():
             if records:

@@ -102,14 +102,14 @@ def evaluate(
             show_rows(["", "95 % interval in brackets"], rows)
             echo(f"{verdict.verdict}: {verdict.text}")
     examples = (folder / EXAMPLES).exists()
-    more = _written(content, plots=not no_plots, examples=examples)
+    more = _other_files(content, plots=not no_plots, examples=examples)
     files = ", ".join(["evaluation.json", PAGE, MARKDOWN, *more])
     echo(f"{settings.output_dir} holds {files}", err=as_json)
     if no_plots and any(part["curves"] for part in content["parts"].values()):
         echo(f"figures were left out: {no_plots}", err=True)
 
 
-def _written(content: dict[str, Any], *, plots: bool, examples: bool) -> list[str]:
+def _other_files(content: dict[str, Any], *, plots: bool, examples: bool) -> list[str]:
     """The other files of an evaluation."""
     curves = sum(len(part["curves"]) for part in content["parts"].values())
     files = ["predictions.csv", *["examples.json"] * examples]

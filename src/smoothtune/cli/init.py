@@ -182,9 +182,9 @@ def _refuse_unknown(fields: Mapping[str, Any], names: Sequence[str]) -> None:
     missing = [("text_columns", "--text-column")] * (not fields.get("text_columns"))
     if fields.get("label_column") is None and not fields.get("label_columns"):
         missing.append(("label_column", "--label-column"))
-    listed = ", ".join(names)
+    columns = ", ".join(names)
     problems = [
-        Problem("", field, f"no column looks like it: name one with {option}, of {listed}")
+        Problem("", field, f"no column looks like it: name one with {option}, of {columns}")
         for field, option in missing
     ]
     if problems:
@@ -205,11 +205,11 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
     from smoothtune.models.load import minilm_folder
     from smoothtune.tasks.prepare import checked_splits
 
-    needed = {"task": "custom", "output_dir": "out"} | dict(fields)
-    if load_config(options=needed).model == "minilm":
+    base = {"task": "custom", "output_dir": "out"} | dict(fields)
+    if load_config(options=base).model == "minilm":
         minilm_folder()
     # the first change with which the rows pass all checks
-    drop, numbers = _about_rows(configured_task(load_config(options=needed)), fields["data"])
+    drop, numbers = _about_rows(configured_task(load_config(options=base)), fields["data"])
     changes: list[dict[str, Any]] = [{}, {"merge_labels": True}]
     if numbers:  # they may name classes
         changes += [{"label_type": "integer"}, {"label_type": "text"}]
@@ -218,7 +218,7 @@ def _changes(fields: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
         if change.keys() & fields.keys():
             continue
         try:
-            run = load_config(options=needed | drop | change)
+            run = load_config(options=base | drop | change)
             splits, task = checked_splits(fields["data"], configured_task(run))
             break
         except (ConfigError, DataError) as error:

@@ -109,20 +109,20 @@ def repeatable(metavar: str, text: str, panel: Panel) -> Any:
 def _option(name: str, field: FieldInfo, settings: type[BaseModel]) -> inspect.Parameter:
     """The option of a field; its value is None unless the user gives it."""
     type_ = without_none(field.annotation)
-    several, fields = get_origin(type_) is list, hasattr(type_, "model_fields")
+    is_list, fields = get_origin(type_) is list, hasattr(type_, "model_fields")
     flag = "--" + name.replace("_", "-")
-    single = several and name.removesuffix("s") not in settings.model_fields
+    single = is_list and name.removesuffix("s") not in settings.model_fields
     flags = list(dict.fromkeys([flag.removesuffix("s"), flag] if single else [flag]))
-    listed = get_origin(type_) is tuple
+    is_tuple = get_origin(type_) is tuple
     if type_ is bool:  # what a file turns on, or what is on by default, can be turned off
         flags = [f"{flag}/--no-{flag.removeprefix('--')}"]
     option = typer.Option(
         *flags,
         help=_help(field, type_),
-        metavar="FIELD=VALUE,..." if fields else _metavar(type_) if listed else None,
+        metavar="FIELD=VALUE,..." if fields else _metavar(type_) if is_tuple else None,
         rich_help_panel=next((m.title for m in field.metadata if isinstance(m, Panel)), None),
     )
-    plain = list[str] if several else type_ if type_ in (bool, int, float) else str
+    plain = list[str] if is_list else type_ if type_ in (bool, int, float) else str
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,

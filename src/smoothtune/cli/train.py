@@ -83,20 +83,20 @@ def train(
         arguments = (one_file(file, config), set_ or (), options, method or ())
         if compare:
             run = load_config(*arguments)
-            shown = _compare(run, compare, seeds or 3, jobs, console, dry_run=dry_run)
+            content = _compare(run, compare, seeds or 3, jobs, console, dry_run=dry_run)
         elif search := load_auto(*arguments):
             run = search.run
-            shown = _search(search, console, resume=resume_from_checkpoint, dry_run=dry_run)
+            content = _search(search, console, resume=resume_from_checkpoint, dry_run=dry_run)
         else:
             run = load_config(*arguments)
-            shown = _train(run, console, resume=resume_from_checkpoint, dry_run=dry_run)
+            content = _train(run, console, resume=resume_from_checkpoint, dry_run=dry_run)
     if not prints():
         return
     if not compare and not dry_run:
         text = f"{run.output_dir} is a model folder; result.json and README.md are in it"
         echo(text, err=as_json)
-    if as_json and shown:
-        print_json(shown)
+    if as_json and content:
+        print_json(content)
 
 
 def _train(run: RunConfig, console: Console, *, resume: bool, dry_run: bool) -> dict[str, Any]:

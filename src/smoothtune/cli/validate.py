@@ -50,7 +50,7 @@ def validate(
                 runs = _check_study(file, fields_only=fields_only)
         except ERRORS as error:
             errors = [error]
-        problems = [problem for error in errors for problem in _shown(file, error)]
+        problems = [problem for error in errors for problem in _report(file, error)]
         code = max([code, *(DATA if isinstance(each, DataError) else USAGE for each in errors)])
         if not errors and not as_json:
             echo(f"{file}: ok ({', '.join(runs)})")
@@ -60,7 +60,7 @@ def validate(
     raise typer.Exit(code)
 
 
-def _shown(file: Path, error: Exception) -> list[dict[str, str]]:
+def _report(file: Path, error: Exception) -> list[dict[str, str]]:
     """Print an error; returns its problems as plain data."""
     if isinstance(error, ConfigError):
         echo(str(error), err=True)

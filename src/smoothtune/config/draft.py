@@ -159,10 +159,10 @@ def from_options(model: type[Model], options: Mapping[str, Any]) -> Model:
     return draft.validated(model)
 
 
-def message_of(detail: Any, choices: list[str], listed: str | None = None) -> str:
+def message_of(detail: Any, choices: list[str], listing: str | None = None) -> str:
     """Message for one of pydantic's errors; `choices` are the known field names, see `unknown`."""
     if detail["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        return unknown("field", str(detail["loc"][-1]), choices, listed)
+        return unknown("field", str(detail["loc"][-1]), choices, listing)
     if detail["type"] in ("missing", "missing_argument", "missing_keyword_only_argument"):
         return "is missing"
     message = detail["msg"].removeprefix("Value error, ")

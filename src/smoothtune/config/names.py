@@ -61,9 +61,9 @@ def check_names(draft: Draft) -> None:
             message = "tunes first, which only `smoothtune train` does, and it stands alone"
             draft.report(("methods", name), message)
         elif name in catalog.known_methods():
-            names, listed = catalog.field_names(name), f"the list of `smoothtune methods {name}`"
+            names, listing = catalog.field_names(name), f"the list of `smoothtune methods {name}`"
             for field in fields.keys() - set(names):
-                message = unknown("field", str(field), names, listed)
+                message = unknown("field", str(field), names, listing)
                 draft.report(("methods", name, field), message)
         elif not catalog.is_of_others(name):
             names = [*catalog.known_methods(), *catalog.offered_methods()]

@@ -91,7 +91,7 @@ def rows_with_problems(
             rows_by_problem.setdefault(problem, []).append((row, value))
     locate = row_locator(dataset)
     messages = [
-        f"{locate(row)}, column {column!r}: {_shown(value)} {problem}"
+        f"{locate(row)}, column {column!r}: {_shortened(value)} {problem}"
         + _likewise(locate, value, others)
         for problem, ((row, value), *others) in list(rows_by_problem.items())[:FIRST]
     ]
@@ -103,7 +103,7 @@ def rows_with_problems(
 def _likewise(locate: Callable[[int], str], value: Any, others: list[tuple[int, Any]]) -> str:
     """The next rows that have a problem, with their values where these are others."""
     shown = [
-        locate(row) if repr(other) == repr(value) else f"{locate(row)}: {_shown(other)}"
+        locate(row) if repr(other) == repr(value) else f"{locate(row)}: {_shortened(other)}"
         for row, other in others[: FIRST - 1]
     ]
     if len(others) >= FIRST:
@@ -111,7 +111,7 @@ def _likewise(locate: Callable[[int], str], value: Any, others: list[tuple[int, 
     return f" (likewise {', '.join(shown)})" if shown else ""
 
 
-def _shown(value: object) -> str:
+def _shortened(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 

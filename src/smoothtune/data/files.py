@@ -30,7 +30,7 @@ from smoothtune.data.excel_rows import read_excel
 from smoothtune.data.json_rows import check_json, lines_of_rows, refuse_repeated_names
 from smoothtune.data.label_types import typed_by_cells
 from smoothtune.data.locations import numbered, remember
-from smoothtune.data.missing import Needed, complete_rows
+from smoothtune.data.missing import RequiredColumns, complete_rows
 from smoothtune.errors import DataError, OutputError
 
 READERS = {".parquet": "parquet", ".csv": "csv", ".tsv": "csv", ".jsonl": "json", ".json": "json"}
@@ -50,7 +50,7 @@ class CsvFormat:
     """None: UTF-8."""
     label_column: str | None = None
     """The only column whose cells may be numbers, see `typed_by_cells`; None: all are texts."""
-    needed: Needed | None = None
+    required: RequiredColumns | None = None
     """Rows without these are left out before the type of the label column is looked at."""
 
 
@@ -71,27 +71,27 @@ def load_files(files: list[Path], form: CsvFormat) -> Dataset:
         raise DataError(f"{files[0]}: unknown file type {suffix!r}; {hint}")
     for file in files:
         check_readable(file)
-    shown = ", ".join(map(str, files))
-    with only_data_errors(f"{shown}: cannot be read as {suffix[1:]}"):
+    source = ", ".join(map(str, files))
+    with only_data_errors(f"{source}: cannot be read as {suffix[1:]}"):
         if READERS[suffix] == "json":
-            return _load_json(files, shown)
+            return _load_json(files, source)
         if READERS[suffix] == "parquet":
-            return checked(_in_memory([_parquet(file) for file in files]), shown)
+            return checked(_in_memory([_parquet(file) for file in files]), source)
         if READERS[suffix] == "excel":
-            read = [read_excel(file) for file in files]
+            parts = [read_excel(file) for file in files]
         else:
             for file in files:
                 check_encoding(file, form.encoding)
-            read = [read_csv(file, form.sep, form.encoding) for file in files]
-        split = checked(_in_memory([rows.table for rows in read]), shown)
-        lines = [rows.lines for rows in read]
+            parts = [read_csv(file, form.sep, form.encoding) for file in files]
+        split = checked(_in_memory([rows.table for rows in parts]), source)
+        lines = [rows.lines for rows in parts]
         remember(split, partial(_row_locations, files, lines))
         return _typed(split, form)
 
 
 def _typed(texts: Dataset, form: CsvFormat) -> Dataset:
-    if form.needed is not None:
-        texts = complete_rows(texts, form.needed)
+    if form.required is not None:
+        texts = complete_rows(texts, form.required)
     return typed_by_cells(texts, form.label_column)
 
 
@@ -155,7 +155,7 @@ def without_views(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _load_json(files: list[Path], shown: str) -> Dataset:
+def _load_json(files: list[Path], source: str) -> Dataset:
     for file in files:
         check_json(file)
     os.makedirs(datasets.config.HF_DATASETS_CACHE, exist_ok=True)
@@ -178,7 +178,7 @@ def _load_json(files: list[Path], shown: str) -> Dataset:
     if any(map(require_decoding, loaded.features.values())):  # by a reader that lets them pass
         for file in files:
             refuse_repeated_names(file)
-    split = checked(loaded, shown)
+    split = checked(loaded, source)
     remember(split, lambda: _row_locations(files, list(map(lines_of_rows, files))))
     return split
 

@@ -18,7 +18,7 @@ from smoothtune.errors import counted
 
 
 @dataclass(frozen=True)
-class Needed:
+class RequiredColumns:
     """The columns of which a row must have a value."""
 
     inputs: Sequence[str]
@@ -50,9 +50,9 @@ class Needed:
         return is_missing(value) or (self.markers and is_marked_missing(value))
 
 
-def complete_rows(split: Dataset, needed: Needed) -> Dataset:
+def complete_rows(split: Dataset, required: RequiredColumns) -> Dataset:
     """The rows of a split that have all values that are needed; messages still name their lines."""
-    complete = needed.rows(split)
+    complete = required.rows(split)
     if complete.all():
         return split
     with progress_bars(shown=False):
@@ -72,11 +72,11 @@ def left_out_message(split: Dataset) -> str:
     )
 
 
-def missing_labels(split: Dataset, needed: Needed) -> list[str]:
+def missing_labels(split: Dataset, required: RequiredColumns) -> list[str]:
     """The first rows without a label, by column, as messages; markers such as nan left out."""
-    messages, needed = list[str](), replace(needed, markers=False)
-    for column in needed.labels:
+    messages, required = list[str](), replace(required, markers=False)
+    for column in required.labels:
         values = split[column][:]
-        problems = ["is " + MISSING if absent else "" for absent in needed.missing(split, column)]
+        problems = ["is " + MISSING if absent else "" for absent in required.missing(split, column)]
         messages += rows_with_problems(split, column, values, problems)
     return messages

@@ -23,7 +23,7 @@ from smoothtune.data.files import (
     only_data_errors,
 )
 from smoothtune.data.label_types import LabelType, of_type
-from smoothtune.data.missing import Needed, complete_rows
+from smoothtune.data.missing import RequiredColumns, complete_rows
 from smoothtune.errors import DataError
 
 _SPLITS = {
@@ -49,7 +49,7 @@ def load_splits(
     hub_config: str | None = None,
     need_train: bool = True,
     label_type: LabelType | None = None,
-    needed: Needed | None = None,
+    required: RequiredColumns | None = None,
     sep: str | None = None,
     encoding: str | None = None,
 ) -> dict[str, Dataset]:
@@ -69,7 +69,7 @@ def load_splits(
         need_train: raise an error without a train split.
         label_type: of the label column, whatever its cells look like: text, so that 1 names a
             class, integer or float; None: as it is stored, or looks like in CSV.
-        needed: rows without a value in these columns are left out, see
+        required: rows without a value in these columns are left out, see
             `smoothtune.data.locations.left_out`; None: no row is.
         sep: what separates the columns of CSV and TSV files; None: a comma or a tab, by the suffix.
         encoding: of CSV and TSV files; None: UTF-8.
@@ -81,7 +81,7 @@ def load_splits(
         DataError: the source does not exist, cannot be read, or lacks a train split that is needed.
     """
     path = Path(os.path.expanduser(source))
-    form = CsvFormat(sep, encoding, label_column if label_type is None else None, needed)
+    form = CsvFormat(sep, encoding, label_column if label_type is None else None, required)
     if os.path.isdir(path):
         splits = _load_folder(path, name, form)
     elif os.path.lexists(path):
@@ -99,8 +99,8 @@ def load_splits(
             f"{source}: has no train split; it has {', '.join(map(repr, sorted(splits)))}. "
             "Name the file train.<extension>, or give the file itself as the source"
         )
-    if needed is not None:
-        splits = {split: complete_rows(rows, needed) for split, rows in splits.items()}
+    if required is not None:
+        splits = {split: complete_rows(rows, required) for split, rows in splits.items()}
     if label_type is None:
         return splits
     return {split: of_type(rows, label_column, label_type) for split, rows in splits.items()}
@@ -141,7 +141,7 @@ def has_types(source: str | Path) -> bool:
 def load_rows(
     file: str | Path,
     *,
-    needed: Needed | None = None,
+    required: RequiredColumns | None = None,
     sep: str | None = None,
     encoding: str | None = None,
 ) -> Dataset:
@@ -150,7 +150,7 @@ def load_rows(
     Args:
         file: one of `READERS`. Cells of CSV, TSV and Excel are the texts that stand there:
             007 is not 7.
-        needed: as `load_splits`.
+        required: as `load_splits`.
         sep: as `load_splits`.
         encoding: as `load_splits`.
 
@@ -161,7 +161,7 @@ def load_rows(
     if os.path.isdir(path) or not os.path.lexists(path):
         raise DataError(f"{file}: no such file; name one file of {', '.join(READERS)}")
     rows = load_files([path], CsvFormat(sep, encoding))
-    return rows if needed is None else complete_rows(rows, needed)
+    return rows if required is None else complete_rows(rows, required)
 
 
 def split_of(file: Path) -> str:

@@ -40,9 +40,9 @@ class Calibration(BaseModel):
     @property
     def summary(self) -> str:
         """What the file holds, for people."""
-        kept = [] if self.temperature is None else ["the temperature for predict --calibrated"]
-        kept += ["the scores for predict --coverage"] * bool(self.conformal_scores)
-        return " and ".join(kept) or "no temperature, since none fits"
+        contents = [] if self.temperature is None else ["the temperature for predict --calibrated"]
+        contents += ["the scores for predict --coverage"] * bool(self.conformal_scores)
+        return " and ".join(contents) or "no temperature, since none fits"
 
 
 def fits(temperature: float) -> bool:
@@ -90,7 +90,7 @@ def _section(calibration: Calibration) -> str:
     return f"<!-- calibration -->\n## Calibration\n\n{text}\n<!-- end of calibration -->\n"
 
 
-def kept_calibration(model: str, weights: str) -> Calibration:
+def stored_calibration(model: str, weights: str) -> Calibration:
     """The calibration beside a model.
 
     Args:

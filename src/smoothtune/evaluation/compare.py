@@ -79,8 +79,8 @@ def load_runs(folders: Sequence[Path], names: Mapping[Path, str] | None = None) 
                 f"--output-dir {folder}"
             )
         short = folder.resolve().name
-        taken = [other.resolve().name for other in folders].count(short) > 1
-        name = (names or {}).get(folder) or (str(folder) if taken else short)
+        is_repeated = [other.resolve().name for other in folders].count(short) > 1
+        name = (names or {}).get(folder) or (str(folder) if is_repeated else short)
         if name in (run.name for run in runs):
             raise OutputError(f"two runs are named {name!r}: give each another name, NAME=DIR")
         runs.append(Run(name, folder, content))

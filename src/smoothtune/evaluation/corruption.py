@@ -59,10 +59,10 @@ def corrupt_tokens(
     ids = list(input_ids)
     positions = [position for position, token in enumerate(ids) if token not in special]
     for position in rng.permutation(positions)[: exactly(rate, len(positions))]:
-        drawn = int(rng.choice(ordinary))
-        while drawn == ids[position]:
-            drawn = int(rng.choice(ordinary))
-        ids[position] = drawn
+        replacement = int(rng.choice(ordinary))
+        while replacement == ids[position]:
+            replacement = int(rng.choice(ordinary))
+        ids[position] = replacement
     return ids
 
 

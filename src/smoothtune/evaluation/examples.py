@@ -147,7 +147,7 @@ def _changes(
     order = np.lexsort((-np.abs(answers.change), ~answers.flips))[: content["shown"]]
     cells = [
         [
-            _shown(texts[i]),
+            _shortened(texts[i]),
             answers.gold[i],
             answers.before[i],
             answers.after[i],
@@ -227,5 +227,5 @@ def _select(names: Sequence[str], mask: np.ndarray) -> list[str]:
     return [name for name, is_selected in zip(names, mask, strict=True) if is_selected]
 
 
-def _shown(text: str) -> str:
+def _shortened(text: str) -> str:
     return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -246,11 +246,11 @@ def _disturbance(run: Run) -> Iterator[Finding]:
             )
         )
     losses = list(_losses(run))
-    harmful = [(name, shown) for name, shown, loss in losses if loss > TOLERATED_LOSS]
-    harmless = [shown for _, shown, loss in losses if loss <= TOLERATED_LOSS]
+    harmful = [(name, change) for name, change, loss in losses if loss > TOLERATED_LOSS]
+    harmless = [change for _, change, loss in losses if loss <= TOLERATED_LOSS]
     if harmful:
         names = ", ".join(name.partition(",")[0] for name, _ in harmful)
-        text = f"{run.main_metric} suffers from {'; '.join(shown for _, shown in harmful)}."
+        text = f"{run.main_metric} suffers from {'; '.join(change for _, change in harmful)}."
         advice = f"do not rely on it where inputs are like this: {names}"
         yield Finding(Sentence("fragile", text), advice)
     if harmless:

@@ -39,7 +39,7 @@ def read_evaluation(folder: Path) -> dict[str, Any] | None:
     return content
 
 
-def kept_evaluation(folder: Path, settings: Settings) -> dict[str, Any] | None:
+def stored_evaluation(folder: Path, settings: Settings) -> dict[str, Any] | None:
     """The evaluation that an owned folder holds already, if it can be continued.
 
     Raises:

@@ -12,11 +12,11 @@ from scipy.special import expit, softmax
 from smoothtune.config.prediction import Prediction
 from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, quiet, say
-from smoothtune.data.missing import Needed, left_out_message
+from smoothtune.data.missing import RequiredColumns, left_out_message
 from smoothtune.data.sources import load_rows
 from smoothtune.errors import ConfigError, DataError, ModelError, Problem
 from smoothtune.evaluation.calibration import CLASSES, LABELS, kind_of
-from smoothtune.evaluation.calibration_file import CALIBRATION, kept_calibration
+from smoothtune.evaluation.calibration_file import CALIBRATION, stored_calibration
 from smoothtune.evaluation.conformal import conformal_threshold, prediction_sets
 from smoothtune.evaluation.predictor import load_predictor
 from smoothtune.evaluation.rows_file import CsvForm, target_file, write_rows
@@ -50,8 +50,8 @@ def predict(settings: Prediction, *, console: Console | None = None) -> int:
     settings = resolve_prediction(settings, training_record(settings.model))
     task = configured_task(settings)
     # the rows, and what is to be written of them
-    needed = Needed(task.rows.unlabeled_columns) if settings.drop_missing else None
-    raw = load_rows(settings.data, needed=needed, sep=settings.sep, encoding=settings.encoding)
+    required = RequiredColumns(task.rows.unlabeled_columns) if settings.drop_missing else None
+    raw = load_rows(settings.data, required=required, sep=settings.sep, encoding=settings.encoding)
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
     task = task.with_model_labels(base.config, raw, settings.data)
     names = column_names(task, settings)
@@ -138,7 +138,7 @@ def _fitted(settings: Prediction, base: Base) -> tuple[float | None, float | Non
     """
     if not settings.calibrated and settings.coverage is None:
         return None, None
-    calibration = kept_calibration(settings.model, weights_fingerprint(base.source))
+    calibration = stored_calibration(settings.model, weights_fingerprint(base.source))
     path, temperature, threshold = f"{settings.model}/{CALIBRATION}", None, None
     if settings.calibrated:
         temperature = calibration.temperature
@@ -168,4 +168,4 @@ def _sets(task: Task, predictions: np.ndarray, rows: Dataset, threshold: float) 
     """The classes of every row's set, as they are written in `prediction`."""
     classes = task.scorer.answers(np.eye(predictions.shape[1]), rows)
     sets = prediction_sets(predictions, threshold)
-    return [[classes[index] for index in np.flatnonzero(held)] for held in sets]
+    return [[classes[index] for index in np.flatnonzero(in_set)] for in_set in sets]

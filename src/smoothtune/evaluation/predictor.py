@@ -239,9 +239,9 @@ def load_predictor(
     with only_model_errors(f"the weights of {base.source} cannot be loaded"), quiet():
         model, new = _load(base, task)
     if new:
-        made_for = ", ".join(base.config.architectures or ["not known"])
+        classes = ", ".join(base.config.architectures or ["not known"])
         raise ModelError(
-            f"{base.source} ({made_for}) is no fine-tuned {task.model_noun}: it has no weights "
+            f"{base.source} ({classes}) is no fine-tuned {task.model_noun}: it has no weights "
             f"{', '.join(sorted(new)[:3])}; name the task that it was trained for, such as --task "
             "squad for question answering, or fine-tune it first, for example with smoothtune train"
         )

@@ -100,9 +100,9 @@ def _records(runs: Sequence[Run]) -> str:
 def _content(runs: Sequence[Run], is_html: bool) -> dict[str, Any]:
     """What the template shows."""
     first, *others = runs
-    shown, no_plots = dict[str, list[Plot]](), ""
+    figures, no_plots = dict[str, list[Plot]](), ""
     try:
-        shown = {name: plots(runs, name) for name in SECTIONS} if is_html else {}
+        figures = {name: plots(runs, name) for name in SECTIONS} if is_html else {}
     except PlotsMissing as error:
         no_plots = str(error)
     return {
@@ -115,7 +115,7 @@ def _content(runs: Sequence[Run], is_html: bool) -> dict[str, Any]:
         "made": provenance_table(runs),
         "sections": SECTIONS,
         "skipped": _skipped(runs),
-        "plots": shown,
+        "plots": figures,
         "no_plots": no_plots,
         "examples": example_tables(runs) if is_html else [],
     }
@@ -152,8 +152,8 @@ def score_table(runs: Sequence[Run]) -> Table:
     return Table(["", *(run.name for run in runs)], rows)
 
 
-def _numbers(runs: Sequence[Run], read: Any) -> list[str]:
-    return [number(read(run.numbers("metrics"))) for run in runs]
+def _numbers(runs: Sequence[Run], getter: Any) -> list[str]:
+    return [number(getter(run.numbers("metrics"))) for run in runs]
 
 
 def _interval(metric: dict[str, Any] | None) -> str:
@@ -194,12 +194,12 @@ def plots(runs: Sequence[Run], part: str) -> list[Plot]:
     by_run = {run.label: run.curves(part) for run in runs}
     names = dict.fromkeys(name for curves in by_run.values() for name in curves)
     looks, scores = styles(by_run), _score_frame(runs)
-    drawn = []
+    figures = []
     for name in names:
         curves = {run: run_curves[name] for run, run_curves in by_run.items() if name in run_curves}
         of_score = next(iter(curves.values())).y_label == metric_label(runs[0].main_metric)
-        drawn.append(_plot(f"{part}_{name}", curves, scores if of_score else Frame(looks)))
-    return drawn
+        figures.append(_plot(f"{part}_{name}", curves, scores if of_score else Frame(looks)))
+    return figures
 
 
 def _score_frame(runs: Sequence[Run]) -> Frame:

@@ -111,8 +111,8 @@ def write_rows(
 def _rows(raw: Dataset, columns: Mapping[str, list[Any]]) -> Iterator[tuple[int, dict[str, Any]]]:
     nested = [name for name, feature in raw.features.items() if isinstance(feature, Json)]
     for index, row in enumerate(raw):
-        read = {name: json.loads(row[name]) for name in nested if row[name] is not None}
-        yield index, row | read | {name: values[index] for name, values in columns.items()}
+        decoded = {name: json.loads(row[name]) for name in nested if row[name] is not None}
+        yield index, row | decoded | {name: values[index] for name, values in columns.items()}
 
 
 def _cell(value: Any, where: str) -> Any:

@@ -27,8 +27,8 @@ from smoothtune.evaluation.examples import add_examples, measured_examples
 from smoothtune.evaluation.output import (
     EVALUATION,
     check_read_as,
-    kept_evaluation,
     read_predictions,
+    stored_evaluation,
     write_curves,
     write_predictions,
 )
@@ -72,7 +72,7 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
     settings = resolve(settings, training)
     with owned(Path(settings.output_dir)) as folder, Bar(console) as bar:
         # read all, and refuse what does not go together
-        stored = kept_evaluation(folder, settings)
+        stored = stored_evaluation(folder, settings)
         subject, fingerprints = load_subject(settings, training, bar)
         for message in about_rows(subject):
             say(console, message)
@@ -207,12 +207,12 @@ def load_subject(
 def _read_data(settings: Settings, training: dict[str, Any] | None, base: Base) -> Prepared:
     """The data; of the training run they are split as they were then."""
     task = configured_task(settings)
-    read: Callable[..., Prepared] = prepare
+    prepare_rows: Callable[..., Prepared] = prepare
     if not (is_training_data(settings, training) or is_copy(settings, training, task)):
         names = [str(name) for name in (base.config.id2label or {}).values()]
-        read = partial(prepare_evaluation, model_labels=names)
+        prepare_rows = partial(prepare_evaluation, model_labels=names)
     try:
-        return read(
+        return prepare_rows(
             settings.data or task.hub_id or "",
             task,
             base.tokenizer,

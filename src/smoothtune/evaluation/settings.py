@@ -163,10 +163,10 @@ def seen_from_here(path: Any, run: dict[str, Any], model: str) -> Any:
     if start is None or not isinstance(path, str):
         return path
     here = os.path.expanduser(path)
-    place = os.path.join(start, here)
-    if not os.path.exists(place) or os.path.exists(here) and os.path.samefile(place, here):
+    candidate = os.path.join(start, here)
+    if not os.path.exists(candidate) or os.path.exists(here) and os.path.samefile(candidate, here):
         return path
-    return place
+    return candidate
 
 
 def _started_in(run: dict[str, Any], model: str) -> str | None:

@@ -74,8 +74,8 @@ class Subject:
         ids = np.asarray(self.prepared.validation["example_id"][:])
         examples = self.prepared.task.scorer.example_ids(self.prepared.validation)
         limit = self.settings.max_diagnostic_samples
-        drawn = np.random.default_rng(self.settings.seed).permutation(examples)
-        return np.flatnonzero(np.isin(ids, drawn[: min(limit, count or limit)]))
+        order = np.random.default_rng(self.settings.seed).permutation(examples)
+        return np.flatnonzero(np.isin(ids, order[: min(limit, count or limit)]))
 
     def rows(self, count: int | None = None) -> Dataset:
         """The validation rows of `sample`."""

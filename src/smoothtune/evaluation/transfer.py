@@ -67,7 +67,7 @@ def as_task(other: OtherData, task: Task) -> Task:
             "verified for several labels of a row: write the labels in the task's form, with its "
             "names"
         )
-    read = replace(
+    adapted = replace(
         task,
         text_columns=other.text_columns or task.text_columns,
         label_column=other.label_column or task.label_column,
@@ -75,10 +75,10 @@ def as_task(other: OtherData, task: Task) -> Task:
         encoding=other.encoding,
     )
     try:
-        read.rows.check_description()
+        adapted.rows.check_description()
     except ValueError as error:
         raise DataError(f"{other.source}: {error}") from error
-    return read
+    return adapted
 
 
 def preset_of(other: OtherData) -> Task | None:

@@ -41,8 +41,8 @@ class Teacher:
         """Give the teacher a copy of a weight that was shared because it was frozen."""
         average = nn.Parameter(weight.detach().clone(), requires_grad=False)
         for module in self.model.modules():
-            for key, held in module._parameters.items():
-                if held is weight:
+            for key, parameter in module._parameters.items():
+                if parameter is weight:
                     module._parameters[key] = average
         self._averaged.append((name, weight, average))
 

@@ -84,8 +84,8 @@ class InputDerivatives:
         module = word_embeddings(model)
         with torch.no_grad():  # through the module, which may scale what it looks up
             if isinstance(table, DTensor):  # sharded by FSDP2
-                whole = {"module.weight": table.full_tensor()}
-                rows = torch.func.functional_call(_WithoutHooks(module), whole, (ids,))
+                parameters = {"module.weight": table.full_tensor()}
+                rows = torch.func.functional_call(_WithoutHooks(module), parameters, (ids,))
             else:
                 rows = module(ids)
         if not isinstance(rows, Tensor):
@@ -135,12 +135,12 @@ class InputDerivatives:
         leaf = clean.delta()
         if self.name == "exact":
             return derivative_norms.exact(outputs, leaf, weights, hessian=self.hessian)
-        drawn: Any = {"hessian": self.hessian, "probes": self.num_probes, "probe": self.probe}
+        options: Any = {"hessian": self.hessian, "probes": self.num_probes, "probe": self.probe}
         if self.name == "per_layer":
-            return derivative_norms.per_layer(outputs, leaf, weights, dims=self.dims, **drawn)
+            return derivative_norms.per_layer(outputs, leaf, weights, dims=self.dims, **options)
         if self.name == "directional":
-            return derivative_norms.directional(outputs, leaf, weights, **drawn)
-        return derivative_norms.projected(outputs, leaf, weights, **drawn)
+            return derivative_norms.directional(outputs, leaf, weights, **options)
+        return derivative_norms.projected(outputs, leaf, weights, **options)
 
     @property
     def unit(self) -> float:

@@ -40,8 +40,8 @@ def _substituting(cls: type[nn.Module]) -> Any:
 
 def _unfilled(cls: type[nn.Module]) -> nn.Module:
     """What copying and pickling fill."""
-    made = _substituting(cls)  # type: ignore[arg-type]  # mypy: a class has the hash of instances
-    module: nn.Module = made.__new__(made)
+    subclass = _substituting(cls)  # type: ignore[arg-type]  # mypy: a class has the hash of instances
+    module: nn.Module = subclass.__new__(subclass)
     return module
 
 

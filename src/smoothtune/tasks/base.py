@@ -83,7 +83,7 @@ class Task(TaskDescription):
         Raises:
             DataError: the source cannot be read.
         """
-        needed = self.rows.needed if labeled else replace(self.rows.needed, labels=())
+        required = self.rows.required if labeled else replace(self.rows.required, labels=())
         return load_splits(
             source,
             name=self.name,
@@ -92,7 +92,7 @@ class Task(TaskDescription):
             hub_config=self.hub_config,
             need_train=need_train,
             label_type=self.rows.stored_label_type,
-            needed=needed if self.drop_missing else None,
+            required=required if self.drop_missing else None,
             sep=self.sep,
             encoding=self.encoding,
         )

@@ -109,11 +109,11 @@ def matched_outputs(config: Any, task: str, names: Sequence[str]) -> tuple[int, 
         ValueError: the model has another number of outputs, or other names for them that do not
             belong to the labels in their order.
     """
-    needed, label2id = len(names) or 1, config.label2id or {}
-    if config.num_labels != needed:
+    count, label2id = len(names) or 1, config.label2id or {}
+    if config.num_labels != count:
         outputs, labels = ", ".join(list(label2id)[:20]), ", ".join(names[:20])
         hint = f" (the outputs are {outputs}, the labels {labels})" if names and outputs else ""
-        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {needed}{hint}")
+        raise ValueError(f"has {config.num_labels} outputs, but task {task!r} needs {count}{hint}")
     if set(label2id) != set(names):
         _refuse_other_names(label2id, names)
         return None

@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 
 from smoothtune.data.arrow import stored_column
 from smoothtune.data.label_types import LabelType
-from smoothtune.data.missing import Needed
+from smoothtune.data.missing import RequiredColumns
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.head import Head
 from smoothtune.tasks.label_sets import label_sets, set_names, yes_or_no
@@ -43,9 +43,9 @@ class SetReader(TextReader):
         return self.task.label_columns or super().label_columns
 
     @property
-    def needed(self) -> Needed:
+    def required(self) -> RequiredColumns:
         """A blank text is a row without labels, unless every label has a column."""
-        return replace(super().needed, blank_labels=not self.task.label_columns)
+        return replace(super().required, blank_labels=not self.task.label_columns)
 
     @property
     def stored_label_type(self) -> LabelType | None:

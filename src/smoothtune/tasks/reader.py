@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 
 from smoothtune.data.columns import column_problem, text_problems
 from smoothtune.data.label_types import LabelType
-from smoothtune.data.missing import Needed, missing_labels
+from smoothtune.data.missing import RequiredColumns, missing_labels
 from smoothtune.data.tokenizing import Encoder, encoded_rows
 from smoothtune.errors import DataError
 from smoothtune.tasks.description import TaskDescription
@@ -47,9 +47,9 @@ class Reader(ABC):
         return (*self.unlabeled_columns, *self.label_columns)
 
     @property
-    def needed(self) -> Needed:
+    def required(self) -> RequiredColumns:
         """What a row must have; with `drop_missing` rows without it are left out."""
-        return Needed(self.unlabeled_columns, self.label_columns)
+        return RequiredColumns(self.unlabeled_columns, self.label_columns)
 
     @property
     def stored_label_type(self) -> LabelType | None:
@@ -89,7 +89,7 @@ class Reader(ABC):
         """
         if problem := column_problem(raw, self.columns):
             return [f"{where}: {problem}"]
-        problems = [*self._input_problems(raw), *missing_labels(raw, self.needed)]
+        problems = [*self._input_problems(raw), *missing_labels(raw, self.required)]
         return [f"{where}: {problem}" for problem in problems]
 
     def check_inputs(self, raw: Dataset, where: str) -> None:
