@@ -161,8 +161,6 @@ def _on_curve(run: Run, about: About) -> float | None:
     curve = run.measured.curve(about.curve or "")
     if curve is None:
         return None
-    if about.number is not None:
-        return curve.numbers.get(about.number)
     points = curve.series.get(about.series or next(iter(curve.series)))
     if not points:
         return None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
+from datasets import Dataset
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.config.run import RunConfig
@@ -72,22 +74,14 @@ def data_fingerprint(source: str, run: RunConfig) -> str:
     task = task.with_labels(splits["train"], source)
     used = {"train", "validation", task.validation_split} & set(splits)
     task.rows.check({name: splits[name] for name in used}, source)
-    digest = hashlib.sha256()
-    for name in sorted(set(splits) - {"test"}):
-        for column in task.rows.columns:
-            if column in splits[name].column_names:
-                content = json.dumps([name, column, splits[name][column][:]], default=str)
-                digest.update(content.encode())
-    return digest.hexdigest()
+    kept = {name: split for name, split in splits.items() if name != "test"}
+    return _fingerprint(kept, task.rows.columns)
 
 
 def unlabeled_fingerprint(source: str, run: RunConfig) -> str:
     """Sha256, in hex, of the texts of an unlabeled source."""
-    task, digest = configured_task(run), hashlib.sha256()
-    for name, split in sorted(task.load_splits(source, labeled=False).items()):
-        for column in task.text_columns:
-            digest.update(json.dumps([name, column, split[column][:]]).encode())
-    return digest.hexdigest()
+    task = configured_task(run)
+    return _fingerprint(task.load_splits(source, labeled=False), task.text_columns)
 
 
 def other_fingerprint(other: OtherData, run: RunConfig) -> str:
@@ -96,10 +90,15 @@ def other_fingerprint(other: OtherData, run: RunConfig) -> str:
     Raises:
         DataError: the source cannot be read.
     """
-    task, digest = as_task(other, configured_task(run)), hashlib.sha256()
-    splits = task.load_splits(source_of(other), need_train=False)
+    task = as_task(other, configured_task(run))
+    return _fingerprint(task.load_splits(source_of(other), need_train=False), task.rows.columns)
+
+
+def _fingerprint(splits: Mapping[str, Dataset], columns: Iterable[str]) -> str:
+    """Sha256, in hex, of columns of all splits, those that are there."""
+    digest = hashlib.sha256()
     for name, split in sorted(splits.items()):
-        for column in task.rows.columns:
+        for column in columns:
             if column in split.column_names:
                 content = json.dumps([name, column, split[column][:]], default=str)
                 digest.update(content.encode())

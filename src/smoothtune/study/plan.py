@@ -179,16 +179,10 @@ class Plan:
         )
 
     def _settings(self) -> dict[Key, list[int]]:
-        """Numbers of the settings to try, for every condition and entry."""
+        """Numbers of the settings of every condition and entry."""
         found: dict[Key, list[int]] = {}
         for c, e, s in self.study.runs:
             found.setdefault((c, e), []).append(s)
-        most = self.study.config.max_settings
-        for key, settings in found.items():
-            if most is not None and len(settings) > most:
-                draw = np.random.default_rng(0)
-                chosen = draw.choice(len(settings), most, replace=False)
-                found[key] = [settings[index] for index in sorted(chosen)]
         return found
 
     def _selection_cells(self, c: int, e: int, s: int) -> list[Cell]:
