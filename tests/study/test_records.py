@@ -64,7 +64,7 @@ def test_weights_and_method_versions_are_part_of_it(write, monkeypatch) -> None:
         "lnsr weight=0.5 1",
     }
     plan = Plan(load_study(write(TWO)), None)
-    plan._weights = {plan.study.runs[0, 0, 0].model: "other weights"}
+    plan._known = {f"weights {plan.study.runs[0, 0, 0].model}": "other weights"}
     assert not {cell.id for cell in plan.final({})} & set(after.values())
 
 

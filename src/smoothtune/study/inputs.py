@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from datasets import Dataset
@@ -105,17 +106,36 @@ def _fingerprint(splits: Mapping[str, Dataset], columns: Iterable[str]) -> str:
     return digest.hexdigest()
 
 
-def fingerprints_of(run: RunConfig, extras: Extras) -> Fingerprints:
+def fingerprints_of(
+    run: RunConfig, extras: Extras, known: dict[str, str] | None = None
+) -> Fingerprints:
     """Of all that a run reads, as it is now.
+
+    Args:
+        run: the run.
+        extras: what is measured on its model.
+        known: fingerprints that are not taken again; new ones are put there.
 
     Raises:
         DataError, ModelError: it is not at hand, or cannot be used.
     """
-    source = run.data or configured_task(run).hub_id or ""
-    unlabeled = run.unlabeled and unlabeled_fingerprint(run.unlabeled, run)
-    others = tuple((name, other_fingerprint(other, run)) for name, other in extras.ood)
-    data = data_fingerprint(source, run)
-    return Fingerprints(data, base_weights_fingerprint(run), unlabeled or None, others)
+    known = {} if known is None else known
+
+    def once(what: str, fingerprint: Callable[..., str], *arguments: Any) -> str:
+        if what not in known:
+            known[what] = fingerprint(*arguments)
+        return known[what]
+
+    source, texts = run.data or configured_task(run).hub_id or "", run.unlabeled
+    return Fingerprints(
+        once(f"{run.task} {source}", data_fingerprint, source, run),
+        once(f"weights {run.model}", base_weights_fingerprint, run),
+        once(f"unlabeled {texts}", unlabeled_fingerprint, texts, run) if texts else None,
+        tuple(
+            (name, once(f"ood {run.task} {other}", other_fingerprint, other, run))
+            for name, other in extras.ood
+        ),
+    )
 
 
 def data_at_hand(run: RunConfig) -> str | None:
