@@ -15,7 +15,7 @@ from helpers.study_files import finished as ended
 from smoothtune.errors import DataError, OutputError
 from smoothtune.reproduce.page import write_reproduction
 from smoothtune.run.train import fit
-from smoothtune.study import plan as plan_module
+from smoothtune.study import inputs as inputs_module
 from smoothtune.study import worker
 from smoothtune.study.config import Study, load_study
 from smoothtune.study.description import write_description
@@ -158,7 +158,7 @@ def test_reports_need_the_folder_alone(place: Path, finished: Path, monkeypatch)
             shutil.rmtree(path) if path.is_dir() else path.unlink()
     moved = finished.rename(place / "moved")
     for name in ("data_fingerprint", "base_weights_fingerprint", "other_fingerprint"):
-        monkeypatch.setattr(plan_module, name, None)
+        monkeypatch.setattr(inputs_module, name, None)
     study = study_of(place, STUDY + LAYOUT)
     report_so_far(study, moved, SILENT)
     write_reproduction(study, moved, SILENT)

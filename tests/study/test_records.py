@@ -64,7 +64,7 @@ def test_weights_and_method_versions_are_part_of_it(write, monkeypatch) -> None:
         "lnsr weight=0.5 1",
     }
     plan = Plan(load_study(write(TWO)), None)
-    plan._weights = {plan.study.runs[0, 0, 0].model: "other weights"}
+    plan._known = {f"weights {plan.study.runs[0, 0, 0].model}": "other weights"}
     assert not {cell.id for cell in plan.final({})} & set(after.values())
 
 
@@ -143,18 +143,18 @@ def test_rows_held_out_as_development_set_stay_out(inputs: Path, write, tmp_path
     assert sum(map(len, parts.values())) == 24 - 2  # a tenth is the development set
 
 
-def test_random_search_takes_the_same_number_from_every_grid(write) -> None:
+def test_every_setting_of_a_grid_is_tried_with_every_selection_seed(write) -> None:
     file = write(
-        "methods: [{name: lnsr, weight: [1, 2, 3]}]\nweight_decay: [0, 0.1, 0.2, 0.3]\n"
-        "max_settings: 3\nseeds: [5, 6]\nselection_seeds: [5, 6]\n"
+        "methods: [{name: lnsr, weight: [1, 2, 3]}]\nweight_decay: [0, 0.1]\nmore_epochs: null\n"
+        "seeds: [5, 6]\nselection_seeds: [5, 6]\n"
     )
     plan = Plan(load_study(file), None)
     found = plan.selection()
-    assert [len(by_setting) for by_setting in found.values()] == [3, 3, 3]
+    assert [len(by_setting) for by_setting in found.values()] == [2, 6]
     chosen = [
         cell for by_setting in found.values() for group in by_setting.values() for cell in group
     ]
-    assert len({cell.id for cell in chosen}) == 18
+    assert len({cell.id for cell in chosen}) == 2 * (2 + 6)
     assert {cell.seed for cell in chosen} == {5, 6}
     assert all("selection" in cell.config.data for cell in chosen)
 

@@ -90,26 +90,10 @@ class Findings:
 
 
 @dataclass(frozen=True)
-class Items:
-    """A list of texts."""
-
-    kind: ClassVar = "items"
-    texts: Sequence[str]
-
-
-@dataclass(frozen=True)
 class Heading:
     """A heading within a section."""
 
     kind: ClassVar = "heading"
-    text: str
-
-
-@dataclass(frozen=True)
-class Small:
-    """A paragraph in small letters: what stands in which file."""
-
-    kind: ClassVar = "small"
     text: str
 
 
@@ -126,34 +110,6 @@ class Figures:
 
 
 @dataclass(frozen=True)
-class PaperTable:
-    """A table in a paper's layout, with the study's numbers above the printed ones."""
-
-    kind: ClassVar = "paper"
-    title: str
-    groups: list[tuple[str, int]]
-    """Names with the number of columns they span."""
-    names: list[str] | None
-    """Of the columns."""
-    rows: list[PaperRow]
-    flat: Table
-    """The same with one line of heads."""
-
-
-class PaperRow(NamedTuple):
-    """A row of a paper's table."""
-
-    name: str
-    group: str
-    label: str
-    """Of the study's numbers."""
-    here: list[str]
-    printed: list[str] | None
-    verdicts: list[tuple[str, int]]
-    """With the number of columns they span."""
-
-
-@dataclass(frozen=True)
 class Folded:
     """What HTML shows on a click, and Markdown below its title."""
 
@@ -162,7 +118,7 @@ class Folded:
     blocks: Sequence[Block]
 
 
-Block = str | Sentence | Findings | Items | Heading | Small | Table | Figures | PaperTable | Folded
+Block = str | Sentence | Findings | Heading | Table | Figures | Folded
 """A part of a section; a text is a paragraph."""
 
 

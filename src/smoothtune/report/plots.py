@@ -79,20 +79,6 @@ class Frame:
     y_limits: tuple[float, float] | None = None
 
 
-def plot(width: float, height: float, paint: Paint) -> str:
-    """One plot as SVG.
-
-    Args:
-        width: inches.
-        height: inches.
-        paint: draws on the axes it is given.
-
-    Raises:
-        PlotsMissing: matplotlib is not installed.
-    """
-    return drawn(width, height, lambda figure: paint(figure.subplots()))["svg"].decode()
-
-
 def drawn(
     width: float, height: float, paint: Paint, formats: Sequence[str] = ("svg",)
 ) -> dict[str, bytes]:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import textwrap
 from typing import Any
 
-import numpy as np
-
 from smoothtune.errors import printable
-from smoothtune.report.curves import CurvePoint
-from smoothtune.report.plots import COLORS, GRAY, Style, drawn, log_scale, styles
+from smoothtune.report.plots import (
+    GRAY,
+    Style,
+    drawn,
+    log_scale,
+    paint_boxes,
+    paint_line,
+    styles,
+)
 from smoothtune.reproduce.figures import Figure, Panel
 
 WIDTH, HEIGHT, LEGEND_LINE = 3.6, 2.9, 0.2  # inches of a panel, and of a line of the legend
 BOX = 0.19  # inches of one box with its label
 WIDEST = 5.6  # inches of a single panel, as other plots
 MOST = 3  # panels in a row
-MANY = 30  # points from which markers would hide the line
 LETTERS = {"x": 34, "y": 30}  # on a line of a label of one of several panels
 FEW = 12  # places on the x axis that have a tick each
 
@@ -40,7 +44,7 @@ def draw(figure: Figure) -> dict[str, bytes]:
     def paint(canvas: Any) -> None:
         grid = canvas.subplots(rows, columns, squeeze=False)
         for axes, panel in zip(grid.flat, figure.panels, strict=False):
-            _paint(axes, panel, figure, looks)
+            _paint(axes, panel, looks)
             if figure.log_y:
                 log_scale(axes, heights)
             _label(axes, panel, figure, alone=alone)
@@ -64,11 +68,12 @@ def draw(figure: Figure) -> dict[str, bytes]:
     return drawn(width, rows * height + legend, paint, ("svg", "pdf"))
 
 
-def _paint(axes: Any, panel: Panel, figure: Figure, looks: dict[str, Style]) -> None:
+def _paint(axes: Any, panel: Panel, looks: dict[str, Style]) -> None:
+    """Boxes, lines and the diagonal."""
     if panel.boxes:
-        _paint_boxes(axes, panel)
+        paint_boxes(axes, panel.boxes, styles(panel.boxes))
     for name, points in panel.lines.items():
-        _paint_line(axes, points, looks[name], printable(name))
+        paint_line(axes, points, looks[name], printable(name))
     if panel.diagonal:
         axes.plot([0, 1], [0, 1], color=GRAY, linewidth=1)
         axes.set_xlim(0, 1)
@@ -93,43 +98,3 @@ def _label(axes: Any, panel: Panel, figure: Figure, *, alone: bool) -> None:
 
 def _lines(text: str, letters: float) -> str:
     return textwrap.fill(printable(text), int(letters))
-
-
-def _paint_line(axes: Any, points: list[CurvePoint], look: Style, name: str) -> None:
-    axes.plot(
-        [point.x for point in points],
-        [point.y for point in points],
-        color=look.color,
-        linestyle=look.dashes,
-        marker=look.marker if len(points) < MANY else None,
-        markersize=3.5,
-        linewidth=1.3,
-        label=name,
-    )
-    banded = [point for point in points if point.low is not None and point.high is not None]
-    if banded:
-        axes.fill_between(
-            [point.x for point in banded],
-            [point.low for point in banded],
-            [point.high for point in banded],
-            color=look.color,
-            alpha=0.15,
-            linewidth=0,
-        )
-    if len(points) == 1 and banded:  # no line to shade
-        axes.vlines(banded[0].x, banded[0].low, banded[0].high, color=look.color, alpha=0.4)
-
-
-def _paint_boxes(axes: Any, panel: Panel) -> None:
-    axes.boxplot(
-        list(panel.boxes.values()),
-        orientation="horizontal",
-        showfliers=False,
-        medianprops={"color": COLORS[1]},
-        tick_labels=[printable(name) for name in panel.boxes],
-    )
-    jitter = np.random.default_rng(0)
-    for number, values in enumerate(panel.boxes.values(), start=1):
-        heights = number + jitter.uniform(-0.15, 0.15, len(values))
-        axes.plot(values, heights, "o", color=COLORS[0], markersize=3, alpha=0.7)
-    axes.invert_yaxis()

@@ -12,8 +12,9 @@ from scipy.stats import binomtest
 from smoothtune.report.curves import Curve, CurvePoint, csv_text
 from smoothtune.reproduce.runs import Run, Runs
 from smoothtune.reproduce.samples import Sample, samples_of
-from smoothtune.reproduce.verdict import interval, summary
+from smoothtune.reproduce.verdict import interval
 from smoothtune.study.layout import Dimension, FigureLayout
+from smoothtune.study.report.statistics import summary
 
 BINS = 15
 """Of a reliability diagram."""
@@ -89,10 +90,6 @@ def why_missing(layout: FigureLayout, runs: Runs) -> str:
     done = [run for run in runs.done if _fits(run, layout, runs)]
     if not done:
         return "no run of what it shows is done"
-    part, _, name = (layout.curve or "").partition("/")
-    known = done[0].curves(part)
-    if known:
-        return f"the runs have no curve {name!r} of {part}; they have {', '.join(known)}"
     return "the finished runs have not measured what it shows"
 
 
@@ -221,7 +218,6 @@ def _ranged(x: float, found: Sequence[CurvePoint]) -> CurvePoint:
 def _estimated(x: float, found: Sequence[CurvePoint]) -> CurvePoint:
     """Mean over runs with its 95 % interval."""
     mean = summary([point.y for point in found])
-    assert mean is not None
     return CurvePoint(x, mean.mean, *(interval(mean) or (None, None)))
 
 

@@ -19,14 +19,9 @@ from smoothtune.report.page import (
     Figures,
     Findings,
     Folded,
-    Heading,
-    Items,
-    PaperRow,
-    PaperTable,
     Plot,
     Section,
     Sentence,
-    Small,
     Table,
     write_page,
 )
@@ -40,14 +35,10 @@ from smoothtune.reproduce.tables import (
     as_csv,
     comparison_rows,
     draw_table,
-    heads,
-    label_here,
-    numbers_here,
-    numbers_printed,
 )
 from smoothtune.results import RunResult
 from smoothtune.study.config import PLAIN, Study
-from smoothtune.study.layout import FigureLayout, Line, TableLayout
+from smoothtune.study.layout import FigureLayout, TableLayout
 from smoothtune.study.plan import Plan, read_fingerprints
 from smoothtune.study.protocol import Protocol
 from smoothtune.study.records import STUDY, Records
@@ -184,17 +175,16 @@ def _write_files(item: Drawn, folder: Path) -> None:
 
 def _flat(table: DrawnTable) -> Table:
     """One line of heads, ours above the printed numbers, without empty rows and columns."""
-    groups, names = heads(table)
-    of = [group for group, count in groups for _ in range(count)]
-    one = len(set(names)) == 1
-    titles = of if one else [f"{group} {name}" for group, name in zip(of, names, strict=True)]
+    columns = [(line, name) for line in table.columns for name in table.statistics(line)]
+    one = len({name for _, name in columns}) == 1
+    titles = [line.name if one else f"{line.name} {name}" for line, name in columns]
     rows = []
-    for line in table.layout.rows:
-        if table.is_empty(line):
+    for row in table.layout.rows:
+        if table.is_empty(row):
             continue
-        rows.append([line.name, label_here(table, line.name), *numbers_here(table, line.name)])
-        if printed := _printed(table, line):
-            rows.append(["", "printed", *printed])
+        rows.append([row.name, table.label_here(row), *table.numbers_here(row)])
+        if row.name in table.layout.printed:
+            rows.append(["", "printed", *table.numbers_printed(row)])
     return Table(["", "", *titles], rows)
 
 
@@ -213,17 +203,17 @@ def _sections(study: Study, drawn: Sequence[Drawn], said: Sequence[Sentence]) ->
 def _blocks(item: Drawn) -> Iterator[Block]:
     """A table or figure of the paper."""
     if item.table is not None:
-        yield _table(item.title, item.table)
+        yield _flat(item.table)
         if rows := "; ".join(item.table.empty_rows()):
-            yield Small(f"Not run: {rows}.")
+            yield f"Not run: {rows}."
         if columns := ", ".join(item.table.empty_columns()):
-            yield Small(f"Columns not run: {columns}")
-        yield Small(f"{_unit(item.table.layout)}; {item.name}.csv, {item.name}.tex")
+            yield f"Columns not run: {columns}"
+        yield f"{_unit(item.table.layout)}; {item.name}.csv, {item.name}.tex"
         if compared := comparison_rows(item.table):
             yield Folded("Cell by cell, with 95 % intervals", [Table(COMPARED, compared)])
     elif item.plot:
         yield Figures([item.plot], panels=item.panels > 1, titled=False)
-        yield Small(f"{item.name}.svg, {item.name}.pdf")
+        yield f"{item.name}.svg, {item.name}.pdf"
     else:
         yield f"Not drawn: {item.missing}."
 
@@ -231,45 +221,12 @@ def _blocks(item: Drawn) -> Iterator[Block]:
 def _protocol(study: Study, protocol: Protocol) -> Iterator[Block]:
     yield f"{protocol.title}. {protocol.source}"
     if changes := departures(study):
-        yield Heading("Departures")
-        yield Items(changes)
+        yield Table(["departures"], [[line] for line in changes], wraps=True)
     else:
         yield "The runs depart from it in nothing."
     if protocol.reconstructed:
-        yield Heading("What the paper does not say")
-        yield Items(protocol.reconstructed)
-
-
-def _table(title: str, table: DrawnTable) -> PaperTable:
-    """A table for the page: two lines of heads, and two lines for a row that is printed."""
-    groups, names = heads(table)
-    rows = [
-        PaperRow(
-            name=line.name,
-            group=line.group,
-            label=label_here(table, line.name),
-            here=numbers_here(table, line.name),
-            printed=_printed(table, line),
-            verdicts=_verdicts(table, line),
-        )
-        for line in table.layout.rows
-        if not table.is_empty(line)
-    ]
-    shown = names if len(set(names)) > 1 else None
-    return PaperTable(title, groups, shown, rows, _flat(table))
-
-
-def _printed(table: DrawnTable, row: Line) -> list[str] | None:
-    return numbers_printed(table, row.name) if row.name in table.layout.printed else None
-
-
-def _verdicts(table: DrawnTable, row: Line) -> list[tuple[str, int]]:
-    """Verdicts of a row, each with the columns that it spans: all, where they are the same."""
-    groups, names = heads(table)
-    each: list[tuple[str, int]] = [
-        (table.cells[row.name, column].verdict, count) for column, count in groups
-    ]
-    return [(each[0][0], len(names))] if len({verdict for verdict, _ in each}) == 1 else each
+        lines = [[line] for line in protocol.reconstructed]
+        yield Table(["what the paper does not say"], lines, wraps=True)
 
 
 def _unit(layout: TableLayout) -> str:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from smoothtune.config.part_names import OOD, further_title
-from smoothtune.report.curves import Curve
 from smoothtune.results import Measured, RunResult
 from smoothtune.study.config import Study
 from smoothtune.study.layout import About, paper_models
@@ -32,15 +31,6 @@ class Run:
     def numbers(self, part: str) -> dict[str, Any]:
         """Numbers of a part of the evaluation; empty if it was not measured."""
         return self.measured.parts[part].numbers if part in self.measured.parts else {}
-
-    def curves(self, part: str) -> dict[str, Curve]:
-        """Curves of a part by name."""
-        return self.measured.parts[part].curves if part in self.measured.parts else {}
-
-    def curve(self, path: str) -> Curve | None:
-        """A curve of a part, by PART/CURVE."""
-        part, _, name = path.partition("/")
-        return self.curves(part).get(name)
 
 
 @dataclass(frozen=True)
@@ -168,11 +158,9 @@ def _ece(run: Run) -> float | None:
 
 def _on_curve(run: Run, about: About) -> float | None:
     """A number of a curve, or the height of one of its lines."""
-    curve = run.curve(about.curve or "")
+    curve = run.measured.curve(about.curve or "")
     if curve is None:
         return None
-    if about.number is not None:
-        return curve.numbers.get(about.number)
     points = curve.series.get(about.series or next(iter(curve.series)))
     if not points:
         return None

@@ -40,7 +40,7 @@ def _where(run: Run, **more: str) -> dict[Dimension, str]:
 
 
 def _of_curve(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Sample]:
-    curve = run.curve(layout.curve or "")
+    curve = run.measured.curve(layout.curve or "")
     if curve is None:
         return
     for name, points in curve.series.items():

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
 from smoothtune.report.curves import csv_text
-from smoothtune.report.page import DASH
+from smoothtune.report.page import DASH, number
+from smoothtune.report.tables import Effect, effect_text
 from smoothtune.reproduce.runs import Runs, Values
-from smoothtune.reproduce.verdict import (
-    Difference,
-    Summary,
-    Verdict,
-    difference,
-    interval,
-    summary,
-    verdict,
-)
+from smoothtune.reproduce.verdict import Verdict, difference, interval, verdict
 from smoothtune.study.layout import Line, Statistic, TableLayout
-from smoothtune.study.report.statistics import p_value
+from smoothtune.study.report.statistics import Summary, p_value, summary
 
 Printed = dict[str, float | None]
 COLUMNS = (
@@ -42,12 +35,12 @@ class TableCell:
     found: Summary | None
     interval: tuple[float, float] | None
     """95 %, of the mean."""
-    gap: Difference | None
+    gap: Effect | None
     """Ours minus the printed mean."""
     verdict: Verdict
     printed_gain: float | None = None
     """Over the baseline."""
-    gain: Difference | None = None
+    gain: Effect | None = None
     gain_verdict: Verdict = "not printed"
 
 
@@ -87,6 +80,30 @@ class DrawnTable:
         """The others."""
         known = [line.name for line in self.columns]
         return [line.name for line in self.layout.columns if line.name not in known]
+
+    def statistics(self, column: Line) -> list[Statistic]:
+        """The numbers of a column's cells."""
+        return column.statistics or self.layout.statistics
+
+    def label_here(self, row: Line) -> str:
+        """What stands before the study's numbers of a row."""
+        return f"here, {self.stand_ins[row.name]}" if row.name in self.stand_ins else "here"
+
+    def numbers_here(self, row: Line) -> list[str]:
+        """The study's numbers of a row, one for each printed column."""
+        return [
+            shown(self.layout, column, getattr(self.cells[row.name, column.name].found, name, None))
+            for column in self.columns
+            for name in self.statistics(column)
+        ]
+
+    def numbers_printed(self, row: Line) -> list[str]:
+        """The paper's numbers of a row."""
+        return [
+            shown(self.layout, column, self.cells[row.name, column.name].printed.get(name))
+            for column in self.columns
+            for name in self.statistics(column)
+        ]
 
     def counts(self) -> dict[str, int]:
         """How many cells there are of each verdict."""
@@ -146,7 +163,7 @@ def _cell(
     layout: TableLayout, row: Line, column: Line, values: Values, base: Values, cut: bool
 ) -> TableCell:
     printed = _printed(layout, row.name, column)
-    found = summary(list(values.values()))
+    found = summary(list(values.values())) if values else None
     mean, sd = printed.get("mean"), printed.get("sd")
     gap = (
         None if found is None or mean is None else difference(found, mean, sd, layout.printed_seeds)
@@ -177,19 +194,19 @@ def _with_gain(
 ) -> TableCell:
     """The cell with what it gains over the baseline, paired by seed."""
     ours, plain = ({seed: v for (_, seed), v in each.items()} for each in (values, base))
-    gained = summary([ours[seed] - plain[seed] for seed in ours if seed in plain])
+    gains = [ours[seed] - plain[seed] for seed in ours if seed in plain]
     theirs = _printed(layout, layout.baseline or "", column)
     before, after = theirs.get("mean"), cell.printed.get("mean")
     printed = after - before if None not in (after, before) else None  # type: ignore[operator]
-    if gained is None:
+    if not gains:
         return cell
-    gap = None
+    gained, gap = summary(gains), None
     if printed is not None:
         gap = difference(gained, printed, *_sd_of_gain(layout, cell, theirs))
     return replace(
         cell,
         printed_gain=printed,
-        gain=Difference(gained.mean, *(interval(gained) or ())),
+        gain=Effect(gained.mean, interval(gained)),
         gain_verdict=verdict(gained, printed is not None, gap, cut_short=cut),
     )
 
@@ -206,11 +223,7 @@ def _sd_of_gain(
 
 def _printed(layout: TableLayout, row: str, column: Line) -> Printed:
     numbers = layout.printed.get(row, {}).get(column.name, [])
-    return dict(zip(_statistics(layout, column), numbers, strict=False))
-
-
-def _statistics(layout: TableLayout, column: Line) -> list[Statistic]:
-    return column.statistics or layout.statistics
+    return dict(zip(column.statistics or layout.statistics, numbers, strict=False))
 
 
 def _p_value(layout: TableLayout, row: Line, column: Line, runs: Runs) -> TableCell:
@@ -229,45 +242,12 @@ def _p_value(layout: TableLayout, row: Line, column: Line, runs: Runs) -> TableC
     p = None
     if row.name != base.name:
         p = p_value([ours[seed] - plain[seed] for seed in seeds])
-    found = None if p is None else Summary(len(seeds), p, None, p)
+    found = None if p is None else Summary(len(seeds), p, None, p, p)
     kind: Verdict = "not run" if not seeds else "no interval" if printed else "not printed"
     return TableCell(row.name, column.name, printed, found, None, None, kind)
 
 
 # --- as text -----------------------------------------------------------------------------------
-
-
-def heads(table: DrawnTable) -> tuple[list[tuple[str, int]], list[str]]:
-    """The two lines above a table: names with the columns they span, and what each column holds."""
-    each = [(line.name, _statistics(table.layout, line)) for line in table.columns]
-    groups = [(column, len(names)) for column, names in each]
-    return groups, [name for _, names in each for name in names]
-
-
-def label_here(table: DrawnTable, row: str) -> str:
-    """What stands before the study's numbers of a row."""
-    return f"here, {table.stand_ins[row]}" if row in table.stand_ins else "here"
-
-
-def numbers_here(table: DrawnTable, row: str) -> list[str]:
-    """The study's numbers of a row, one for each printed column."""
-    found = []
-    for line in table.columns:
-        cell = table.cells[row, line.name]
-        for name in _statistics(table.layout, line):
-            value = getattr(cell.found, name) if cell.found else None
-            found.append(shown(table.layout, line, value))
-    return found
-
-
-def numbers_printed(table: DrawnTable, row: str) -> list[str]:
-    """The paper's numbers of a row."""
-    found = []
-    for line in table.columns:
-        printed = table.cells[row, line.name].printed
-        for name in _statistics(table.layout, line):
-            found.append(shown(table.layout, line, printed.get(name)))
-    return found
 
 
 def shown(layout: TableLayout, line: Line, value: float | None) -> str:
@@ -284,52 +264,34 @@ def as_csv(table: DrawnTable) -> str:
 
 
 def _csv_row(cell: TableCell) -> list[Any]:
-    found = asdict(cell.found) if cell.found else {}
-    low, high = cell.interval or (None, None)
-    gap, gain = (asdict(each) if each else {} for each in (cell.gap, cell.gain))
+    here = cell.found
     return [
         *(cell.row, cell.column, *(cell.printed.get(name) for name in ("mean", "sd", "max"))),
-        *(found.get(name) for name in ("count", "mean", "sd", "max")),
-        *(low, high, *(gap.get(name) for name in ("value", "low", "high")), cell.verdict),
-        *(cell.printed_gain, *(gain.get(name) for name in ("value", "low", "high"))),
-        cell.gain_verdict,
+        *((here.n, here.mean, here.sd, here.max) if here else [None] * 4),
+        *(*(cell.interval or (None, None)), *_numbers(cell.gap), cell.verdict),
+        *(cell.printed_gain, *_numbers(cell.gain), cell.gain_verdict),
     ]
+
+
+def _numbers(effect: Effect | None) -> list[float | None]:
+    return [effect.value, *effect.bounds] if effect else [None] * 3
 
 
 def comparison_rows(table: DrawnTable) -> list[list[str]]:
     """Cell by cell: printed, here with its interval, the difference, the verdict, and the gain."""
-    rows: list[list[str]] = []
-    lines: Sequence[Line] = table.layout.columns
-    for (_, column), cell in table.cells.items():
-        line = next(each for each in lines if each.name == column)
+    signed, rows = f"+.{table.layout.digits}f", []
+    lines = {line.name: line for line in table.layout.columns}
+    for cell in table.cells.values():
         if cell.verdict == "not run" and not cell.printed:
             continue
-        show = lambda value, line=line: shown(table.layout, line, value)  # noqa: E731
-        compared: Statistic = "mean" if "mean" in _statistics(table.layout, line) else "max"
-        here = show(getattr(cell.found, compared)) if cell.found else DASH
+        line = lines[cell.column]
+        compared: Statistic = "mean" if "mean" in table.statistics(line) else "max"
+        here = shown(table.layout, line, getattr(cell.found, compared, None))
         if cell.interval and compared == "mean":
-            here += f" [{', '.join(map(show, cell.interval))}]"
-        rows.append(
-            [
-                cell.row,
-                column,
-                show(cell.printed.get(compared)),
-                here,
-                _signed(cell.gap, table.layout.digits),
-                cell.verdict,
-                DASH
-                if cell.printed_gain is None
-                else f"{cell.printed_gain:+.{table.layout.digits}f}",
-                _signed(cell.gain, table.layout.digits),
-                cell.gain_verdict if cell.gain else DASH,
-            ]
-        )
+            here += f" [{', '.join(shown(table.layout, line, end) for end in cell.interval)}]"
+        printed = shown(table.layout, line, cell.printed.get(compared))
+        gains = [number(cell.printed_gain, signed), effect_text(cell.gain, 1, signed)]
+        gains.append(cell.gain_verdict if cell.gain else DASH)
+        gap = effect_text(cell.gap, 1, signed)
+        rows.append([cell.row, cell.column, printed, here, gap, cell.verdict, *gains])
     return rows
-
-
-def _signed(gap: Difference | None, digits: int) -> str:
-    if gap is None:
-        return DASH
-    if gap.low is None or gap.high is None:
-        return f"{gap.value:+.{digits}f}"
-    return f"{gap.value:+.{digits}f} [{gap.low:+.{digits}f}, {gap.high:+.{digits}f}]"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, field_validator
 
 from smoothtune.config.evaluation import OtherData, PartName
-from smoothtune.config.fields import Count, Fields, Seed
+from smoothtune.config.fields import Fields, Seed
 from smoothtune.study.layout import Layout
 
 PLAIN, LONGER = "plain", "plain_more_epochs"
@@ -34,8 +34,6 @@ class StudyConfig(Fields):
     """Seeds with which settings are compared; unset: the first of `seeds`."""
     selection_share: Share = 0.2
     """Share of the training rows that settings are compared on."""
-    max_settings: Count | None = None
-    """Of a larger grid, try this many settings drawn at random."""
     evaluate: list[PartName] = []
     """Parts of `smoothtune evaluate` for every run."""
     noise_curve: bool = False

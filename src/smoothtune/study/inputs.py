@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from datasets import Dataset
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.config.run import RunConfig
@@ -72,22 +75,14 @@ def data_fingerprint(source: str, run: RunConfig) -> str:
     task = task.with_labels(splits["train"], source)
     used = {"train", "validation", task.validation_split} & set(splits)
     task.rows.check({name: splits[name] for name in used}, source)
-    digest = hashlib.sha256()
-    for name in sorted(set(splits) - {"test"}):
-        for column in task.rows.columns:
-            if column in splits[name].column_names:
-                content = json.dumps([name, column, splits[name][column][:]], default=str)
-                digest.update(content.encode())
-    return digest.hexdigest()
+    kept = {name: split for name, split in splits.items() if name != "test"}
+    return _fingerprint(kept, task.rows.columns)
 
 
 def unlabeled_fingerprint(source: str, run: RunConfig) -> str:
     """Sha256, in hex, of the texts of an unlabeled source."""
-    task, digest = configured_task(run), hashlib.sha256()
-    for name, split in sorted(task.load_splits(source, labeled=False).items()):
-        for column in task.text_columns:
-            digest.update(json.dumps([name, column, split[column][:]]).encode())
-    return digest.hexdigest()
+    task = configured_task(run)
+    return _fingerprint(task.load_splits(source, labeled=False), task.text_columns)
 
 
 def other_fingerprint(other: OtherData, run: RunConfig) -> str:
@@ -96,27 +91,51 @@ def other_fingerprint(other: OtherData, run: RunConfig) -> str:
     Raises:
         DataError: the source cannot be read.
     """
-    task, digest = as_task(other, configured_task(run)), hashlib.sha256()
-    splits = task.load_splits(source_of(other), need_train=False)
+    task = as_task(other, configured_task(run))
+    return _fingerprint(task.load_splits(source_of(other), need_train=False), task.rows.columns)
+
+
+def _fingerprint(splits: Mapping[str, Dataset], columns: Iterable[str]) -> str:
+    """Sha256, in hex, of columns of all splits, those that are there."""
+    digest = hashlib.sha256()
     for name, split in sorted(splits.items()):
-        for column in task.rows.columns:
+        for column in columns:
             if column in split.column_names:
                 content = json.dumps([name, column, split[column][:]], default=str)
                 digest.update(content.encode())
     return digest.hexdigest()
 
 
-def fingerprints_of(run: RunConfig, extras: Extras) -> Fingerprints:
+def fingerprints_of(
+    run: RunConfig, extras: Extras, known: dict[str, str] | None = None
+) -> Fingerprints:
     """Of all that a run reads, as it is now.
+
+    Args:
+        run: the run.
+        extras: what is measured on its model.
+        known: fingerprints that are not taken again; new ones are put there.
 
     Raises:
         DataError, ModelError: it is not at hand, or cannot be used.
     """
-    source = run.data or configured_task(run).hub_id or ""
-    unlabeled = run.unlabeled and unlabeled_fingerprint(run.unlabeled, run)
-    others = tuple((name, other_fingerprint(other, run)) for name, other in extras.ood)
-    data = data_fingerprint(source, run)
-    return Fingerprints(data, base_weights_fingerprint(run), unlabeled or None, others)
+    known = {} if known is None else known
+
+    def once(what: str, fingerprint: Callable[..., str], *arguments: Any) -> str:
+        if what not in known:
+            known[what] = fingerprint(*arguments)
+        return known[what]
+
+    source, texts = run.data or configured_task(run).hub_id or "", run.unlabeled
+    return Fingerprints(
+        once(f"{run.task} {source}", data_fingerprint, source, run),
+        once(f"weights {run.model}", base_weights_fingerprint, run),
+        once(f"unlabeled {texts}", unlabeled_fingerprint, texts, run) if texts else None,
+        tuple(
+            (name, once(f"ood {run.task} {other}", other_fingerprint, other, run))
+            for name, other in extras.ood
+        ),
+    )
 
 
 def data_at_hand(run: RunConfig) -> str | None:

@@ -45,8 +45,6 @@ class About(Fields):
     """The line of the curve; unset: its first."""
     at: float | None = None
     """Where on the line; unset: its last point."""
-    number: str | None = None
-    """A number that belongs to the curve, by its name."""
 
     def merged(self, other: About) -> About:
         """What both say; the other wins."""
@@ -87,7 +85,6 @@ class TableLayout(Fields):
     digits: Annotated[int, Field(ge=0, le=8)] = 2
     baseline: str | None = None
     """Name of the row that the others are to improve on."""
-    lower_is_better: bool = False
     printed: dict[str, dict[str, list[float | None]]] = {}
     """The paper's numbers by row and column; null: not printed."""
     printed_seeds: Count | None = None

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
-from smoothtune.config.evaluation import OtherData
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.errors import OutputError
@@ -27,12 +25,9 @@ from smoothtune.study.conditions import Condition
 from smoothtune.study.config import Study
 from smoothtune.study.entries import Entry
 from smoothtune.study.inputs import (
-    base_weights_fingerprint,
     data_at_hand,
-    data_fingerprint,
+    fingerprints_of,
     num_parameters,
-    other_fingerprint,
-    unlabeled_fingerprint,
     write_parts,
 )
 from smoothtune.study.records import (
@@ -90,8 +85,8 @@ class Plan:
     ) -> None:
         self.study, self.folder, self.recorded = study, folder, recorded
         self.prints: dict[str, Fingerprints] = {}
-        self._data: dict[str, str] = {}
-        self._weights: dict[str, str] = {}
+        self._known: dict[str, str] = {}
+        """Fingerprints by what they are of."""
         self._selection: dict[Key, dict[int, list[Cell]]] | None = None
         self._first: dict[tuple[int, int, int], Cell] = {}
         """Final cells of the file's first seed, by condition, entry and setting."""
@@ -179,16 +174,10 @@ class Plan:
         )
 
     def _settings(self) -> dict[Key, list[int]]:
-        """Numbers of the settings to try, for every condition and entry."""
+        """Numbers of the settings of every condition and entry."""
         found: dict[Key, list[int]] = {}
         for c, e, s in self.study.runs:
             found.setdefault((c, e), []).append(s)
-        most = self.study.config.max_settings
-        for key, settings in found.items():
-            if most is not None and len(settings) > most:
-                draw = np.random.default_rng(0)
-                chosen = draw.choice(len(settings), most, replace=False)
-                found[key] = [settings[index] for index in sorted(chosen)]
         return found
 
     def _selection_cells(self, c: int, e: int, s: int) -> list[Cell]:
@@ -209,7 +198,7 @@ class Plan:
             prints = self.recorded.get(key, _unknown(extras))
         else:
             run = run.model_copy(update={"data": data_at_hand(run)})
-            prints = self.prints[key] = self.fingerprints(run, extras)
+            prints = self.prints[key] = fingerprints_of(run, extras, self._known)
         run = run.model_copy(update={"output_dir": "unset"})
         known = cell_identity(run, extras, prints)
         return Cell(
@@ -227,31 +216,6 @@ class Plan:
             identity=known,
         )
 
-    # --- what runs read ----------------------------------------------------------------------
-
-    def fingerprints(self, run: RunConfig, extras: Extras | None = None) -> Fingerprints:
-        """Of the data and the base weights of a run, and of what it is scored on beside.
-
-        Raises:
-            DataError, ModelError: they are not at hand, or cannot be used.
-        """
-        source = run.data or configured_task(run).hub_id or ""
-        data = _once(self._data, f"{run.task} {source}", lambda: data_fingerprint(source, run))
-        weights = _once(self._weights, run.model, lambda: base_weights_fingerprint(run))
-        extra = None
-        if run.unlabeled is not None:
-            place = run.unlabeled
-            extra = _once(
-                self._data, f"unlabeled {place}", lambda: unlabeled_fingerprint(place, run)
-            )
-        wanted = extras.ood if extras else ()
-        others = tuple((name, self._fingerprint_of(other, run)) for name, other in wanted)
-        return Fingerprints(data, weights, extra, others)
-
-    def _fingerprint_of(self, other: OtherData, run: RunConfig) -> str:
-        key = f"ood {run.task} {other}"
-        return _once(self._data, key, partial(other_fingerprint, other, run))
-
     def weight_bytes(self) -> int:
         """Size of the largest model's weights in float32, by its configuration's count."""
         models = {condition.fields["model"] for condition in self.study.conditions}
@@ -262,7 +226,8 @@ class Plan:
         """A folder with two parts of the rows that a run trains on: to train, and to compare on."""
         source = data_at_hand(run) or configured_task(run).hub_id or ""
         share = self.study.config.selection_share
-        key = [self.fingerprints(run).data, run.seed, run.max_train_samples, share]
+        data = fingerprints_of(run, Extras(), self._known).data
+        key = [data, run.seed, run.max_train_samples, share]
         name = hashlib.sha256(json.dumps(key).encode()).hexdigest()[:16]
         folder = (self.folder or cache_folder()) / SELECTION / name
         if not (folder / "validation.parquet").exists():
@@ -313,9 +278,3 @@ def _mean_score(cells: list[Cell], records: Records) -> float | None:
             return None
         scores.append(row.score)
     return float(np.mean(scores))
-
-
-def _once(known: dict[str, str], key: str, make: Callable[[], str]) -> str:
-    if key not in known:
-        known[key] = make()
-    return known[key]

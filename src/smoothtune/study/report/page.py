@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from smoothtune.files import is_owned, make_folder, write_atomic, write_json
 from smoothtune.report.curves import csv_text
 from smoothtune.report.page import Table, write_page
 from smoothtune.report.tables import latex_table
-from smoothtune.report.terminal import say_left_out, show_table
+from smoothtune.report.terminal import show_table
 from smoothtune.study.config import Study
 from smoothtune.study.description import write_description
 from smoothtune.study.plan import Plan, read_fingerprints
@@ -34,10 +35,8 @@ from smoothtune.study.report.tables import (
 )
 
 RESULTS = "results.json"
-FOR_THE_PAGE = ("median", "max", "p", "condition")
-"""Columns that are not shown on the console."""
-DECIDING = ("method", "minus plain, points", "quantity", "change", "verdict", "p, Holm", "average")
-"""Columns that a narrow terminal keeps longest."""
+SHOWN = re.compile(r"^(method|quantity|change|verdict|p, Holm)$|, mean$|minus plain")
+"""Columns of the page's tables that the console has."""
 
 
 def write_study_report(study: Study, plan: Plan, folder: Path, console: Console) -> dict[str, Any]:
@@ -137,20 +136,18 @@ def _plots(
 
 
 def show(content: StudyContent, folder: Path, console: Console) -> None:
-    """Print the tables of scores and of quantities, and the findings."""
+    """Print what decides of the tables of scores and of quantities, and the findings."""
     conditions = by_condition(content.methods)
     tables = {condition.title: score_table(group) for condition, group in conditions.items()}
-    if len(conditions) > 1:
-        tables["all tasks, points"] = main_table(content.methods)
+    if content.over_tasks:
+        tables["all tasks"] = over_tasks_table(content.over_tasks)
     for title in dict.fromkeys(item.condition for item in content.effect):
         items = [item for item in content.effect if item.condition == title]
         tables[f"{title}: what methods are about"] = effect_table(items)
-    left_out: list[str] = []
     for title, table in tables.items():
-        kept = [x for x, name in enumerate(table.head) if name not in FOR_THE_PAGE]
+        kept = [x for x, name in enumerate(table.head) if SHOWN.search(name)]
         head, *rows = [[cells[x] for x in kept] for cells in [table.head, *table.rows]]
-        deciding = [*DECIDING, *(name for name in head if name.endswith(", mean"))]
-        left_out += show_table(Table(head, rows), title, console, deciding)
-    say_left_out(left_out, str(folder / "report.md"), console)
+        show_table(Table(head, rows), title, console)
     for sentence in [*findings(content), *effect_findings(content.effect)]:
         say(console, f"{sentence.verdict}: {sentence.text}")
+    say(console, f"all numbers are in {folder / 'report.md'}")

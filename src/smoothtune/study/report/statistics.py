@@ -31,6 +31,8 @@ POWER = 0.8
 MOST_SEEDS = 30
 """More than these are not worth running for a difference that may not be there."""
 TEST = "paired t-test"
+EQUAL = 1e-9
+"""Relative difference of scores up to which they are the same but for rounding."""
 
 
 @dataclass(frozen=True)
@@ -46,9 +48,16 @@ class Summary:
 
 
 def summary(scores: ArrayLike) -> Summary:
-    """Of scores (N,)."""
+    """Of scores (N,), one at least; those that are the same but for rounding have no deviation.
+
+    >>> summary([1.0, 3.0])
+    Summary(n=2, mean=2.0, sd=1.4142135623730951, median=2.0, max=3.0)
+    """
     x = np.asarray(scores, np.float64)
-    sd = float(x.std(ddof=1)) if len(x) > 1 else None
+    sd = None
+    if len(x) > 1:
+        same = np.ptp(x) <= EQUAL * np.abs(x).max()
+        sd = 0.0 if same else float(x.std(ddof=1))
     return Summary(len(x), float(x.mean()), sd, float(np.median(x)), float(x.max()))
 
 
