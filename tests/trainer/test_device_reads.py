@@ -55,7 +55,9 @@ def waits(function, args):
         return any(index is not None and index.dtype == torch.bool for index in args[1])
     if function is aten.lift_fresh.default:  # of torch.tensor(number)
         return True
-    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*function.tags})
+    return bool(
+        {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*function.tags}
+    )
 
 
 class InOrdinaryUpdates(TrainerCallback):

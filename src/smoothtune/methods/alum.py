@@ -34,7 +34,7 @@ from smoothtune.functional.divergences import divergence, symmetric_kl, symmetri
 from smoothtune.methods.adversarial_base import AdversarialSearch
 
 
-@method("alum", Traits(lowers=("worst divergence",), small_difference=True))
+@method("alum", Traits(lowers=("worst divergence",), small_difference=True, tolerates_tf32=True))
 class ALUM(AdversarialSearch):
     """Predictions must not change under the worst small perturbation, after a plain start."""
 

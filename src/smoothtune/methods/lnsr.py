@@ -54,7 +54,15 @@ from smoothtune.methods.noise_base import NoisyEmbeddings
 from smoothtune.nn.architecture import blocks
 
 
-@method("lnsr", Traits(lowers=("noise sensitivity",), hidden_states=True, small_difference=True))
+@method(
+    "lnsr",
+    Traits(
+        lowers=("noise sensitivity",),
+        hidden_states=True,
+        small_difference=True,
+        tolerates_tf32=True,
+    ),
+)
 class LNSR(NoisyEmbeddings, Penalty):
     """Layer-wise noise stability: hidden states must not move when the input is perturbed."""
 

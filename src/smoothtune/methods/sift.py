@@ -62,7 +62,7 @@ def deberta_step(delta: Tensor, gradient: Tensor, step_size: float) -> Tensor:
     return delta + step_size * gradient / (1e-6 + gradient.abs().amax(-1, keepdim=True))
 
 
-@method("sift", Traits(lowers=("worst divergence",), small_difference=True))
+@method("sift", Traits(lowers=("worst divergence",), small_difference=True, tolerates_tf32=True))
 class SiFT(Penalty):
     """Predictions must not change under the worst small perturbation of normalized embeddings."""
 

@@ -136,7 +136,7 @@ def mt_dnn_outer(clean: ForwardPass, noisy: ForwardPass, measure: Divergence) ->
     return divergence(clean, noisy, measure)
 
 
-@method("smart", Traits(lowers=("worst divergence",), small_difference=True))
+@method("smart", Traits(lowers=("worst divergence",), small_difference=True, tolerates_tf32=True))
 class SMART(AdversarialSearch):
     """Predictions change neither under the worst small perturbation nor fast between steps."""
 

@@ -38,7 +38,7 @@ from smoothtune.nn import rng
 DEFAULTS = {"relative": 0.02, "absolute": 8.0}
 
 
-@method("vat", Traits(lowers=("worst divergence",), small_difference=True))
+@method("vat", Traits(lowers=("worst divergence",), small_difference=True, tolerates_tf32=True))
 class VAT(Adversarial, Penalty):
     """The prediction is the label of the worst perturbation; needs no true label."""
 
