@@ -40,7 +40,8 @@ def plus(total: Gradients, added: Iterable[Tensor | None], factor: float | Tenso
     """Total + factor * added, None where neither is."""
     pairs = list(zip(total, added, strict=True))
     both = [(old, new) for old, new in pairs if old is not None and new is not None]
-    sums = iter(_sums(*map(list, zip(*both, strict=True)), factor) if both else [])
+    old_ones, new_ones = [old for old, _ in both], [new for _, new in both]
+    sums = iter(_sums(old_ones, new_ones, factor) if both else [])
     return [
         old if new is None else factor * new if old is None else next(sums) for old, new in pairs
     ]
