@@ -66,8 +66,9 @@ test-notebooks: $(STAMP) ## Run every cell of the notebooks, and write nothing
 notebooks: $(STAMP) ## Run the notebooks and write what they print
 	OMP_NUM_THREADS=1 $(BIN)/python scripts/notebooks.py
 
-gpu-check: $(STAMP) ## Compare every method on a GPU with the CPU, ten minutes; writes gpu-check/
-	$(BIN)/python scripts/gpu_check.py $(GPU_CHECK_ARGS)
+gpu-check: $(STAMP) ## Compare methods on a GPU with the CPU, and what they cost; writes gpu-check/
+	@$(BIN)/python scripts/gpu_check.py $(GPU_CHECK_ARGS); status=$$?; \
+		$(BIN)/python benchmarks/gpu_cost.py --output gpu-check/gpu-cost || status=1; exit $$status
 
 test-lowest: ## Run the fast tests with the oldest versions that pyproject.toml allows (needs uv)
 	scripts/lowest.sh

@@ -4,8 +4,8 @@
 
 A random BERT of two layers, 32 wide, on 4 x 16 tokens, dropout on, fused AdamW, one thread. Ways to
 take a step take turns: single steps of loops, trainings of 40 steps of the Trainer. A ratio is that
-of a round; the page has their median and quartiles. On an accelerator this is about the time in which
-a step is sent there, which is the whole of it if the model is small. Writes
+of a round; the page has their median and quartiles. On an accelerator this is about the time in
+which a step is sent there, which is the whole of it if the model is small. Writes
 benchmarks/results/host-time.md.
 """
 
@@ -149,10 +149,14 @@ class Clock(TrainerCallback):
     """Times the steps after the first ones."""
 
     def on_step_begin(self, args, state, control, **kwargs):
+        """Start at the first step that counts."""
+        """Start at the first step that counts."""
         if state.global_step == WARM_UP:
             self.start = time.thread_time()
 
     def on_step_end(self, args, state, control, **kwargs):
+        """Stop after the last one."""
+        """Stop after the last one."""
         if state.global_step == STEPS:
             self.seconds = (time.thread_time() - self.start) / (STEPS - WARM_UP)
 
@@ -224,7 +228,11 @@ def main():
     arguments = parser.parse_args()
     logging.set_verbosity_error()
     torch.set_num_threads(1)
-    page = ["# Host time of a step", "", f"`python benchmarks/host_time.py --rounds {arguments.rounds}`"]
+    page = [
+        "# Host time of a step",
+        "",
+        f"`python benchmarks/host_time.py --rounds {arguments.rounds}`",
+    ]
     page += ["", "Processor time; medians of rounds, with their quartiles."]
     if "loop" in arguments.only:
         measured = loops(arguments.rounds * 5)

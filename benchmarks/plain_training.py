@@ -38,14 +38,14 @@ def processor():
     return spent.ru_utime + spent.ru_stime
 
 
-def watch():
-    """Note the processor seconds at the ends of the training."""
+def watch(clock=processor):
+    """Note the seconds of a clock at the ends of the training."""
     from transformers.trainer_callback import DefaultFlowCallback
 
     noted = {}
 
     def note(name):
-        return lambda self, *args, **kwargs: noted.setdefault(name, processor()) and None
+        return lambda self, *args, **kwargs: noted.setdefault(name, clock()) and None
 
     DefaultFlowCallback.on_train_begin, DefaultFlowCallback.on_train_end = (
         note("begin"),
@@ -54,7 +54,7 @@ def watch():
     return noted
 
 
-def like_run_glue(data, task, rows, folder, seed, dynamic):
+def like_run_glue(data, task, rows, folder, seed, dynamic, cpu=True):
     """What run_glue does with these settings; returns its accuracy."""
     import numpy as np
     from datasets import load_dataset
@@ -97,7 +97,7 @@ def like_run_glue(data, task, rows, folder, seed, dynamic):
         save_strategy="no",
         report_to=[],
         disable_tqdm=True,
-        use_cpu=True,
+        use_cpu=cpu,
     )
     trainer = Trainer(
         model=model,
@@ -113,7 +113,7 @@ def like_run_glue(data, task, rows, folder, seed, dynamic):
     return float(trainer.evaluate()["eval_accuracy"])
 
 
-def ours(data, task, rows, folder, seed):
+def ours(data, task, rows, folder, seed, methods=None):
     """`smoothtune train` with these settings; returns its accuracy."""
     from smoothtune.config.run import load_config
     from smoothtune.run.train import train
@@ -132,6 +132,8 @@ def ours(data, task, rows, folder, seed):
         "seed": seed,
         "eval_strategy": "no",
         "output_dir": f"{folder}/model",
+        "methods": methods or {"plain": {}},
+        "cost_steps": 0,
     }
     return train(load_config(options=options))["metrics"]["accuracy"]
 

@@ -3,14 +3,14 @@
     python scripts/gpu_check.py [--device cuda] [--output-dir gpu-check] [--method NAME ...]
                                 [--jobs N]
 
-On tiny random models but for the last part, so the processor limits it: `--jobs` methods at a time.
+On tiny random models, so the processor limits it: `--jobs` methods at a time.
 
 * agreement: the gradient of one update in float64, the same draws, on both devices;
 * repeatability: four float32 updates with dropout, twice; the weights bit for bit;
 * environments: bf16, fp16 with a scaler and activation checkpointing, where the support table has
   them, beside float32 on the same device;
-* NCCL: two updates of a process on each card, of unequal batches, beside one process;
-* cost: a step on MiniLM by `smoothtune cost`.
+* NCCL: two updates of a process on each card, of unequal batches, beside one process. Where the
+  processes fail, that is what is told of them; the rest holds all the same.
 
 Writes gpu-check.json and gpu-check.md with what differs; exits with 1 if anything does. With
 `--device cpu` it checks the CPU against itself, which shows that the script works.
@@ -48,7 +48,8 @@ ARCHITECTURES = ("bert", "llama")
 MODES = ("bf16 autocast", "fp16 and scaler", "activation checkpointing")
 AGREES, NEAR = 1e-6, 0.05
 """Largest relative difference of gradients: in float64, and of 16-bit passes."""
-COST = ("plain", "lnsr", "r3f", "smart", "uegr", "jachess", "mixout", "cwgnc")
+NCCL_SECONDS = 120
+"""After which processes that wait for one another are given up."""
 
 
 def gradient(
@@ -187,7 +188,12 @@ def nccl(device: torch.device) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={count}"]
         command += ["--standalone", __file__, "--worker", folder, "--device", device.type]
-        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+        try:
+            subprocess.run(command, check=True, env=one_thread, timeout=NCCL_SECONDS)
+        except subprocess.SubprocessError as error:  # NCCL may fail where the methods do not
+            row = {"check": f"{count} processes", "what": f"{type(error).__name__}"}
+            return [row | {"difference": float("inf"), "ok": False}]
         for name, one in one_process(device).items():
             many = torch.load(Path(folder) / f"{name}.pt", weights_only=True)
             gap = difference(one, many)
@@ -240,16 +246,6 @@ def worker(folder: str, kind: str) -> None:
     torch.distributed.destroy_process_group()
 
 
-def cost(names: list[str], length: int) -> list[dict[str, Any]]:
-    """What a step on MiniLM costs, 16 rows of so many tokens."""
-    command = [sys.executable, "-m", "smoothtune", "cost", "--json", f"--length={length}"]
-    for name in names:
-        command += ["--method", name]
-    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    rows: list[dict[str, Any]] = json.loads(printed)["methods"]
-    return rows
-
-
 def report(content: dict[str, Any]) -> str:
     """The same as Markdown: what differs first."""
     checks = content["checks"]
@@ -265,10 +261,6 @@ def report(content: dict[str, Any]) -> str:
         for kind in kinds_of
     ]
     differing = [[row["check"], row["what"], f"{row['difference']:.1e}"] for row in wrong]
-    prices = [
-        [row["method"], f"{row['ratio']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}"]
-        for row in content["cost"]
-    ]
     return "\n".join(
         [
             "# Methods on this device",
@@ -280,9 +272,6 @@ def report(content: dict[str, Any]) -> str:
             "",
             table(["check", "made", "differ", "largest difference"], counts),
             *([table(["check", "what", "difference"], differing)] if wrong else []),
-            f"A step on MiniLM, 16 x {content['length']} tokens, relative to plain:",
-            "",
-            table(["method", "x plain", "range"], prices),
         ]
     )
 
@@ -293,7 +282,8 @@ def main() -> None:
     parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"))
     parser.add_argument("--output-dir", type=Path, default=Path("gpu-check"))
     parser.add_argument("--method", action="append", choices=list(METHODS))
-    parser.add_argument("--jobs", type=int, default=1, help="methods checked at once")
+    jobs = min(8, max(1, (os.cpu_count() or 1) // 2))
+    parser.add_argument("--jobs", type=int, default=jobs, help="methods checked at once")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.worker:
@@ -306,14 +296,11 @@ def main() -> None:
     names = arguments.method or list(METHODS)
     checks = [*all_checks(names, device.type, arguments.jobs), *nccl(device)]
     gpu = device.type == "cuda"
-    length = 128 if gpu else 16
     content = {
         "device": device.type,
         "name": torch.cuda.get_device_name() if gpu else platform.processor() or "CPU",
         "torch": torch.__version__,
         "checks": checks,
-        "length": length,
-        "cost": cost([name for name in COST if name in names], length),
         "seconds": time.monotonic() - started,
     }
     arguments.output_dir.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,8 @@ import gpu_check
 import pytest
 import torch
 
+from smoothtune import METHODS
+
 ROOT = Path(__file__).parent.parent
 CPU = torch.device("cpu")
 
@@ -29,8 +31,8 @@ def test_a_device_that_computes_something_else_is_told(monkeypatch) -> None:
     found = gpu_check.agreement(["lnsr"], CPU)
     assert [row["what"] for row in found] == ["lnsr, bert", "lnsr, llama"]
     assert not any(row["ok"] for row in found)
-    content = {"device": "cuda", "name": "card", "torch": "2", "seconds": 1, "length": 8}
-    text = gpu_check.report(content | {"checks": found, "cost": []})
+    content = {"device": "cuda", "name": "card", "torch": "2", "seconds": 1}
+    text = gpu_check.report(content | {"checks": found})
     assert "2 of 2 checks differ." in text
     assert "| agreement | lnsr, llama |" in text
 
@@ -80,6 +82,28 @@ def test_sixteen_bits_are_near_and_not_the_same() -> None:
     assert gpu_check.difference(torch.ones(2), torch.tensor([1.0, torch.nan])) == torch.inf
 
 
+def test_processes_that_fail_are_told_beside_the_others(monkeypatch) -> None:
+    def failing(command, **options):
+        raise subprocess.TimeoutExpired(command, options["timeout"])
+
+    monkeypatch.setattr(gpu_check.subprocess, "run", failing)
+    (row,) = gpu_check.nccl(CPU)
+    assert not row["ok"]
+    assert (row["check"], row["what"]) == ("2 processes", "TimeoutExpired")
+
+
+@pytest.mark.slow
+def test_the_cost_program_on_the_cpu(tmp_path: Path) -> None:
+    command = [sys.executable, ROOT / "benchmarks" / "gpu_cost.py", "--device", "cpu", "--tiny"]
+    command += ["--budget", "600", "--output", tmp_path / "gpu-cost"]
+    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}"}
+    subprocess.run(command, check=True, capture_output=True, env=environment)
+    rows = [json.loads(line) for line in (tmp_path / "gpu-cost.jsonl").read_text().splitlines()]
+    assert {row["way"] for row in rows} >= {f"`{name}`" for name in METHODS}
+    assert not [row for row in rows if "note" in row]
+    assert "complete" in (tmp_path / "gpu-cost.md").read_text()
+
+
 @pytest.mark.slow
 def test_the_whole_check(tmp_path: Path) -> None:
     command = [sys.executable, ROOT / "scripts" / "gpu_check.py", "--device", "cpu"]
@@ -94,5 +118,4 @@ def test_the_whole_check(tmp_path: Path) -> None:
         *gpu_check.MODES,
         "2 processes",
     }
-    assert [row["method"] for row in content["cost"]] == ["plain", "lnsr"]
     assert "Nothing differs." in (tmp_path / "gpu-check.md").read_text()

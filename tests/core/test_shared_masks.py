@@ -6,7 +6,7 @@ from torch import Tensor
 import smoothtune.core.objective
 from smoothtune import L2SP, LNSR, R3F, Jacobian, Mixout, Objective, RDrop
 from smoothtune.nn.dropout import SharedMasks
-from smoothtune.testing import tiny_batch, tiny_model
+from smoothtune.testing import tiny_batch
 
 
 def forward(x: Tensor) -> Tensor:

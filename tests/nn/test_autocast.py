@@ -1,6 +1,6 @@
 """Terms that compare passes are those of float32 under autocast, in a loop's and accelerate's."""
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 import pytest
 import torch
@@ -21,6 +21,9 @@ from smoothtune import (
     Objective,
     SiFT,
 )
+from smoothtune.core.strength import Strengths
+from smoothtune.core.terms import Terms
+from smoothtune.nn.autocast import tf32_products
 from smoothtune.testing import tiny_batch, tiny_model
 
 METHODS = {
@@ -94,3 +97,40 @@ def test_what_compares_nothing_stays_in_sixteen_bits():
         objective.detach()
         assert set(seen) == {dtype}
         seen.clear()
+
+
+@pytest.mark.parametrize("precision", ["highest", "high", "medium"])
+def test_tf32_is_put_back(precision):
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        with suppress(KeyError), tf32_products():
+            assert torch.backends.cuda.matmul.allow_tf32
+            raise KeyError
+        assert torch.get_float32_matmul_precision() == precision
+        assert torch.backends.cuda.matmul.allow_tf32 == (precision != "highest")
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(
+    ("methods", "tolerate"),
+    [
+        ([LNSR(weight=1.0), UEGR()], True),
+        ([Jacobian(weight=1.0)], True),
+        ([Jacobian(weight=1.0, estimator="finite_difference")], False),
+        ([LNSR(weight=1.0), R3F(weight=1.0)], False),  # noise of 1e-5
+        ([JacHess(weight=1.0)], False),
+    ],
+)
+def test_terms_that_tf32_would_spoil(methods, tolerate):
+    named = {method.name: method for method in methods}
+    assert Terms(named, Strengths(named)).tolerate_tf32(labeled=True) == tolerate
+
+
+def test_only_a_gpu_has_tf32(monkeypatch):
+    model = tiny_model("bert", dtype=torch.float32)
+    objective = Objective(LNSR(weight=1.0)).attach(model)
+    monkeypatch.setattr("smoothtune.core.objective.tf32_products", None)  # to call it fails
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        objective(model, tiny_batch())

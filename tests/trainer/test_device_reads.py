@@ -21,7 +21,7 @@ ON_THE_HOST = {
     "__torch_dispatch__",
     "same",
     "first_error",  # copied to the host in the update before
-    "_times",  # whether a scale is 1, only on the CPU
+    "times",  # whether a scale is 1, only on the CPU
     "top_fraction",  # how many values are above 0, only on the CPU
     "_kth_largest",  # by numpy, only on the CPU
 }
@@ -55,7 +55,9 @@ def waits(function, args):
         return any(index is not None and index.dtype == torch.bool for index in args[1])
     if function is aten.lift_fresh.default:  # of torch.tensor(number)
         return True
-    return bool({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*function.tags})
+    return bool(
+        {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & {*function.tags}
+    )
 
 
 class InOrdinaryUpdates(TrainerCallback):

@@ -51,7 +51,8 @@ class RunFields(SpanFields, DataFields):
     max_eval_samples: Annotated[Count | None, DATA] = None
     """Evaluate on at most this many rows, the first ones."""
     max_train_eval_samples: Annotated[Count | None, DATA] = 2000
-    """After training, score a seeded sample of at most this many training rows; null: all."""
+    """After training, score a seeded sample of at most this many training rows; of a short run
+    fewer, which take 3 % of its time, and 100 at least; null: all."""
     max_unlabeled_samples: Annotated[Count | None, DATA] = None
     """Use a seeded sample of at most this many unlabeled rows."""
     max_seq_length: Annotated[int, Field(ge=4), DATA] = 128
@@ -85,7 +86,8 @@ class RunFields(SpanFields, DataFields):
     `gradient_accumulation_steps`), or an unlabeled update follows every labeled one (step), or all
     unlabeled ones follow an epoch's labeled ones (epoch)."""
     cost_steps: Annotated[int, Field(ge=0), METHOD] = 3
-    """Steps timed with and without the methods before training; 0: no timing."""
+    """Steps timed with and without the methods before training; 0: no timing. Without this field
+    they are not timed where that would take more than 3 % of the run."""
 
     seed: Annotated[Seed, TRAINING] = 42
     """Seed of the new head, sampling and order of the rows, dropout and the methods' draws."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from smoothtune.nn.gradients import Gradients, norms, plus
+from smoothtune.nn.gradients import Gradients, norms, plus, times
 from smoothtune.nn.stored_gradient import with_deferred_gradient
 
 Coefficients = Callable[[Tensor, dict[str, Tensor], Tensor], dict[str, Tensor]]
@@ -95,12 +95,12 @@ class UpdateGradients:
         """What a batch adds to `.grad`."""
         first = self._scale is None
         total = scale if self._scale is None else self._scale + scale
-        gradient = _times(task, scale)
+        gradient = times(task, scale)
         # norms of the update so far
         if first and sizes is not None:
             measured, sums = sizes * scale.abs(), {}
         else:
-            sums = {name: _times(part, scale) for name, part in terms.items()}
+            sums = {name: times(part, scale) for name, part in terms.items()}
             of_task = gradient if first else plus(self.task, gradient)
             for name, part in self.terms.items():
                 sums[name] = plus(part, sums[name]) if name in sums else part
@@ -129,12 +129,4 @@ class UpdateGradients:
     ) -> None:
         self.weights = weights
         self.task = task if first else plus(self.task, task)
-        self.terms = {
-            n: part if scale is None else _times(part, scale) for n, part in terms.items()
-        }
-
-
-def _times(part: Gradients, factor: Tensor) -> Gradients:
-    if factor.device.type == "cpu" and factor == 1:
-        return part  # without a copy
-    return [None if gradient is None else factor * gradient for gradient in part]
+        self.terms = {n: part if scale is None else times(part, scale) for n, part in terms.items()}

@@ -23,7 +23,7 @@ from smoothtune.core.task_batch import TaskBatch, refuse_undeclared_labels, task
 from smoothtune.core.terms import Terms
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
-from smoothtune.nn.autocast import autocast_dtype, in_float32
+from smoothtune.nn.autocast import autocast_dtype, in_float32, tf32_products
 from smoothtune.nn.causal_lm import check_next_token_loss, next_token_loss
 from smoothtune.nn.ddp_unused import UnusedWeights
 from smoothtune.nn.dropout import SharedMasks
@@ -112,7 +112,10 @@ class Objective(BoundMethods):
         dtype, low_bit = autocast_dtype(model, device), reads_float32(self._where)
         rounds = dtype is not None or low_bit
         exact = not rounds or self._terms.need_float32(dtype, task.labeled, low_bit=low_bit)
-        with in_float32(model, device) if rounds and exact else nullcontext():
+        narrow = dtype is not None and exact and device.type == "cuda"
+        narrow = narrow and self._terms.tolerate_tf32(task.labeled)
+        products = tf32_products if narrow else nullcontext
+        with in_float32(model, device) if rounds and exact else nullcontext(), products():
             losses = self._losses(clean, task.labeled)
         if not losses:
             return self._without_losses(model, clean)
@@ -120,7 +123,8 @@ class Objective(BoundMethods):
         losses = {name: times(row_share, losses[name]) for name in sorted(losses)}
         in_half = dtype == torch.float16 and not exact  # whose gradients vanish before a scaler
         apart = not in_half and not self._where & NO_NORMS
-        summed = self._sum(model, losses, self.optimizer, apart=apart)
+        with products():
+            summed = self._sum(model, losses, self.optimizer, apart=apart)
         self._record(summed)
         parts = {name: self.terms[f"loss/{name}"] for name in losses}
         error = partial(non_finite_loss, unwrap(model), parts, task.example_ids, self.step + 1)

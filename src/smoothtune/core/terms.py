@@ -64,6 +64,11 @@ class Terms:
         active = self.active(labeled).values()
         return any(r.traits.needs_float32 or (rounds and runs_model(r)) for r in active)
 
+    def tolerate_tf32(self, labeled: bool) -> bool:
+        """Whether float32 products may read 10 bits for those of this update that need float32."""
+        active = [r.traits for r in self.active(labeled).values()]
+        return all(traits.tolerates_tf32 for traits in active if traits.needs_float32)
+
     def losses(self, clean: ForwardPass, seed: int, calls: int) -> Iterator[tuple[str, Tensor]]:
         """Losses () by name, without weights, with draws that depend on seed, name and call."""
         for method in self.methods.values():

@@ -55,6 +55,8 @@ class Traits:
     # its arithmetic
     small_difference: bool = False
     """Its loss is a small difference of two passes, which 16-bit rounding would drown."""
+    tolerates_tf32: bool = False
+    """Its gradient was measured to be that of float32 where matrix products read 10 bits (TF32)."""
     finite_differences: bool = False
     """Its loss holds derivatives from differences of passes."""
     derivative_order: Literal[1, 2, 3] = 1

@@ -92,7 +92,7 @@ class Predictor:
         device = next(self.model.parameters()).device
         for start in range(0, len(order), self.batch_size):
             indices = order[start : start + self.batch_size]
-            batch = collate([rows[int(row)] for row in indices])
+            batch = collate(rows.__getitems__(indices.tolist()))  # in one slice
             batch.pop("example_id", None)
             yield indices, {name: tensor.to(device) for name, tensor in batch.items()}
             self.progress.advance()

@@ -112,7 +112,11 @@ class PartialUpdate:
     @torch.no_grad()
     def __init__(self, factors: Mapping[str, Tensor], weights: Mapping[str, Tensor]):
         self.factors = factors
-        self.before = {name: weights[name].detach().clone() for name in factors}
+        now = [weights[name].detach() for name in factors]
+        kept = [torch.empty_like(weight) for weight in now]
+        if now:
+            torch._foreach_copy_(kept, now)
+        self.before = dict(zip(factors, kept, strict=True))
 
     @torch.no_grad()
     def finish(self, weights: Mapping[str, Tensor]) -> None:

@@ -90,10 +90,11 @@ class ChildTuning(Regularizer):
             for weight in weights.values():
                 weight.grad = None  # the optimizer passes over it: no step, no decay, no moments
             return
-        for name, mask in masks.items():
-            gradient = weights[name].grad
-            assert gradient is not None
-            gradient.mul_(mask / self.keep if self.mode == "F" else mask)
+        gradients = [weights[name].grad for name in masks]
+        if masks:
+            torch._foreach_mul_(gradients, list(masks.values()))
+            if self.mode == "F":
+                torch._foreach_div_(gradients, self.keep)
         self._held = PartialUpdate(masks, weights) if self.freeze else None
 
     def _ready(self, model: nn.Module, weights: dict[str, nn.Parameter]) -> bool:

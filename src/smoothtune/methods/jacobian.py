@@ -16,6 +16,7 @@ Departures:
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -67,7 +68,15 @@ class Jacobian(DerivativePenalty):
         name = "exact" if self.num_probes == -1 else self.estimator
         return InputDerivatives(name, False, self.num_probes, self.probe, self.difference_step)
 
+    @property
+    def traits(self) -> Traits:
+        """Gradients through the model are exact enough in TF32, differences of passes are not."""
+        traits = super().traits
+        return replace(traits, tolerates_tf32=not traits.finite_differences)
+
     def loss(self, clean: ForwardPass) -> Tensor:
         """1/2 ||J||_F^2, a mean over examples (or label tokens)."""
-        estimate = self._derivatives.estimate(clean, lambda run: [scores(run)], torch.ones(1, device=clean.device))
+        estimate = self._derivatives.estimate(
+            clean, lambda run: [scores(run)], torch.ones(1, device=clean.device)
+        )
         return prediction_mean(clean, self.clipped(0.5 * estimate.jacobian))

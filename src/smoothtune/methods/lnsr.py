@@ -62,6 +62,7 @@ from smoothtune.nn.architecture import blocks
         lowers=("noise sensitivity",),
         hidden_states=True,
         small_difference=True,
+        tolerates_tf32=True,
     ),
 )
 class LNSR(NoisyEmbeddings, Penalty):

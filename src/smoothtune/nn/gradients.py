@@ -38,17 +38,38 @@ def gradients_of(
 
 def plus(total: Gradients, added: Iterable[Tensor | None], factor: float | Tensor = 1) -> Gradients:
     """Total + factor * added, None where neither is."""
-    pairs = zip(total, added, strict=True)
+    pairs = list(zip(total, added, strict=True))
+    both = [(old, new) for old, new in pairs if old is not None and new is not None]
+    old_ones, new_ones = [old for old, _ in both], [new for _, new in both]
+    sums = iter(_sums(old_ones, new_ones, factor) if both else [])
     return [
-        old if new is None else factor * new if old is None else _plus(old, new, factor)
-        for old, new in pairs
+        old if new is None else factor * new if old is None else next(sums) for old, new in pairs
     ]
 
 
-def _plus(old: Tensor, new: Tensor, factor: float | Tensor) -> Tensor:
-    if isinstance(factor, Tensor) and not isinstance(old, DTensor):
-        return torch.addcmul(old, new, factor.to(old.dtype))  # in one pass over memory
-    return old + factor * new
+def _sums(old: list[Tensor], new: list[Tensor], factor: float | Tensor) -> list[Tensor]:
+    """In few operations, and in one pass over memory where that is what takes the time."""
+    pairs = zip(old, new, strict=True)
+    if any(isinstance(gradient, DTensor) for gradient in old):
+        return [one + factor * other for one, other in pairs]
+    if not isinstance(factor, Tensor):
+        return list(torch._foreach_add(old, new, alpha=factor))
+    if old[0].device.type == "cpu":
+        return [torch.addcmul(one, other, factor.to(one.dtype)) for one, other in pairs]
+    sums = torch._foreach_mul(new, factor.to(new[0].dtype))
+    torch._foreach_add_(sums, old)
+    return list(sums)
+
+
+def times(part: Gradients, factor: Tensor) -> Gradients:
+    """The product with () a factor; itself where that is seen to be 1, which only a CPU sees."""
+    present = [gradient for gradient in part if gradient is not None]
+    if not present or (factor.device.type == "cpu" and factor == 1):
+        return part
+    if any(isinstance(gradient, DTensor) for gradient in present):
+        return [None if gradient is None else factor * gradient for gradient in part]
+    products = iter(torch._foreach_mul(present, factor.to(present[0].dtype)))
+    return [None if gradient is None else next(products) for gradient in part]
 
 
 def reduces_now(model: nn.Module) -> bool:

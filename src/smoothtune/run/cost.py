@@ -16,8 +16,12 @@ from smoothtune.run.inputs import Inputs
 from smoothtune.run.trainer import as_config_error
 from smoothtune.trainer.cost import StepCost, measure_step_cost
 
+PART = 0.03
+"""Of a run's time, that may go into what only tells of it."""
 COST_MAX_PARAMETERS = 400_000_000
 """Larger models are not copied to measure the cost of a step."""
+FEWEST_SCORED = 100
+"""Training rows; a score of fewer says little."""
 
 
 def step_cost(
@@ -35,6 +39,8 @@ def step_cost(
         why = f"with frozen_weights: {config.frozen_weights}"
     elif config.torch_compile:
         why = "with torch_compile: copies would be compiled too"
+    elif is_short(config, len(inputs.prepared.train)):
+        why = "in a short run: cost_steps=3 measures it all the same"
     elif model.num_parameters() > COST_MAX_PARAMETERS:
         why = "here: that needs two copies of this large model"
     if why:
@@ -49,6 +55,42 @@ def step_cost(
         f"({cost.seconds:.3g} s and {cost.plain_seconds:.3g} s, medians of {count}){on_top}",
     )
     return cost
+
+
+def batches(config: RunConfig, rows: int) -> float:
+    """Number of training batches of a run, of so many training rows."""
+    if config.max_steps > 0:
+        return config.max_steps * config.gradient_accumulation_steps
+    return config.num_train_epochs * rows / config.per_device_train_batch_size
+
+
+def is_short(config: RunConfig, rows: int) -> bool:
+    """Whether steps that nobody asked to have timed would take more than their part of a run.
+
+    Each is taken with methods and without, after two of each to warm up. A step with methods is
+    never cheaper than one without.
+
+    Args:
+        config: of the run.
+        rows: number of training rows.
+    """
+    timed = 2 * (config.cost_steps + 2)
+    return "cost_steps" not in config.model_fields_set and timed > PART * batches(config, rows)
+
+
+def scored_rows(config: RunConfig, rows: int) -> int | None:
+    """How many training rows are scored after training; None: all, as the run asks.
+
+    To score a row takes a third of what it takes to train on it.
+
+    Args:
+        config: of the run.
+        rows: number of training rows.
+    """
+    if config.max_train_eval_samples is None:
+        return None
+    trained = batches(config, rows) * config.per_device_train_batch_size
+    return min(config.max_train_eval_samples, max(FEWEST_SCORED, int(3 * PART * trained)))
 
 
 def time_steps(

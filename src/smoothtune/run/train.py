@@ -32,7 +32,7 @@ from smoothtune.run.callbacks import (
     StopOnSignal,
     Stopwatch,
 )
-from smoothtune.run.cost import step_cost
+from smoothtune.run.cost import scored_rows, step_cost
 from smoothtune.run.inputs import Inputs, prepare_model, read_inputs
 from smoothtune.run.model_card import model_card
 from smoothtune.run.output import (
@@ -216,7 +216,8 @@ def fit(
             if resumable:
                 keep_training(trainer, console)
             start = time.perf_counter()
-            seen = some_examples(inputs.prepared.train, config.max_train_eval_samples, config.seed)
+            trained = inputs.prepared.train
+            seen = some_examples(trained, scored_rows(config, len(trained)), config.seed)
             metrics, train_metrics, predictions = final_evaluation(trainer, inputs, seen)
             seconds["evaluation"] = time.perf_counter() - start
     whole_cost = run_cost(trainer, cost, seconds, stopwatch.resumed_from)
