@@ -25,6 +25,7 @@ def test_composite_equals_stock(affine):
 
 
 # In 4.x BERT has layers for each implementation, and none replaces the others.
+KEEPS = classmethod(lambda cls: False)
 changes_attention = pytest.mark.skipif(
     not can_change_attention(tiny_model("bert")), reason="BERT keeps its attention"
 )
@@ -78,8 +79,8 @@ def test_attention_that_a_model_keeps_is_computed_by_a_kernel_with_second_deriva
     gradients = []
     for attention in ("eager", "sdpa"):
         model = tiny_model("bert", attention=attention)
-        monkeypatch.setattr(type(model.base_model), "_can_set_attn_implementation", lambda: False)
-        monkeypatch.setattr(type(model), "_can_set_attn_implementation", lambda: False)
+        monkeypatch.setattr(type(model.base_model), "_can_set_attn_implementation", KEEPS)
+        monkeypatch.setattr(type(model), "_can_set_attn_implementation", KEEPS)
         objective = Objective(JacHess(c=1.0, estimator="projected", weight=1.0)).attach(model)
         assert model.config._attn_implementation == attention
         torch.manual_seed(0)
@@ -90,8 +91,8 @@ def test_attention_that_a_model_keeps_is_computed_by_a_kernel_with_second_deriva
 
 def test_other_fused_attention_that_a_model_keeps_is_refused(monkeypatch):
     model = tiny_model("bert")
-    monkeypatch.setattr(type(model.base_model), "_can_set_attn_implementation", lambda: False)
-    monkeypatch.setattr(type(model), "_can_set_attn_implementation", lambda: False)
+    monkeypatch.setattr(type(model.base_model), "_can_set_attn_implementation", KEEPS)
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", KEEPS)
     model.config._attn_implementation_internal = "flash_attention_2"
     with pytest.raises(ValueError, match='load the model with attn_implementation="eager"'):
         HigherDerivatives(model, 2)
