@@ -2,7 +2,7 @@
 # variables that choose another Python or another build of torch.
 .DEFAULT_GOAL := help
 .PHONY: help demo test test-slow mutants check lint types audit examples docs site site-serve \
-	notebooks test-notebooks gpu-check test-lowest release-check format clean
+	notebooks test-notebooks gpu-check test-versions release-check format clean
 
 BIN := .venv/bin
 STAMP := .venv/.stamp-installed
@@ -70,8 +70,8 @@ gpu-check: $(STAMP) ## Compare methods on a GPU with the CPU, and what they cost
 	@$(BIN)/python scripts/gpu_check.py $(GPU_CHECK_ARGS); status=$$?; \
 		$(BIN)/python benchmarks/gpu_cost.py --output gpu-check/gpu-cost || status=1; exit $$status
 
-test-lowest: ## Run the fast tests with the oldest versions that pyproject.toml allows (needs uv)
-	scripts/lowest.sh
+test-versions: $(STAMP) ## Run the fast tests with four pairs of torch and transformers, the oldest first
+	$(BIN)/python scripts/versions.py $(PAIRS)
 
 release-check: $(STAMP) ## Build wheel and sdist, check them, and run the demo from the wheel alone
 	scripts/release_check.sh

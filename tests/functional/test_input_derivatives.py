@@ -98,8 +98,7 @@ def test_exact_norms_are_those_of_autograd():
 
 @pytest.mark.parametrize("estimator", ["projected", "per_layer", "directional"])
 def test_number_of_probes_and_hessian_reach_the_estimators(estimator):
-    model = tiny_model("bert")
-    model.set_attn_implementation("eager")  # fused attention has no second derivative
+    model = tiny_model("bert", attention="eager")  # fused attention has no second derivative
     values = {}
     with all_in_float64():
         for name, probes in (("exact", 1), (estimator, 150)):

@@ -15,8 +15,7 @@ NORMS = [1.5, 0.5]
 
 
 def eager(architecture, **settings):
-    model = tiny_model(architecture, **settings)
-    model.set_attn_implementation("eager")
+    model = tiny_model(architecture, attention="eager", **settings)
     for module in model.modules():
         if type(module) is nn.LayerNorm:
             module.__class__ = CompositeLayerNorm

@@ -18,8 +18,7 @@ OTHER_WEIGHTS = {"mixout", "r4f", "reinit"}
 
 
 def setting():
-    model = tiny_model("bert", dropout=0.1)
-    model.set_attn_implementation("eager")  # as methods that take derivatives have it
+    model = tiny_model("bert", dropout=0.1, attention="eager")  # as derivatives have it
     return model, torch.optim.SGD(model.parameters(), lr=0.01)
 
 

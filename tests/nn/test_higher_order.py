@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from smoothtune import JacHess, Objective
+from smoothtune.nn.hf_versions import can_change_attention
 from smoothtune.nn.higher_order import CompositeLayerNorm, HigherDerivatives, warn_once
 from smoothtune.testing import tiny_batch, tiny_model
 
@@ -23,6 +24,14 @@ def test_composite_equals_stock(affine):
     torch.testing.assert_close(composite(x), stock(x), rtol=1e-12, atol=1e-12)
 
 
+# In 4.x BERT has layers for each implementation, and none replaces the others.
+KEEPS = classmethod(lambda cls: False)
+changes_attention = pytest.mark.skipif(
+    not can_change_attention(tiny_model("bert")), reason="BERT keeps its attention"
+)
+
+
+@changes_attention
 @pytest.mark.parametrize(("order", "attention", "composite"), [(1, "sdpa", 0), (2, "eager", 0)])
 def test_changes_no_more_than_is_needed(order, attention, composite):
     model = tiny_model("bert")
@@ -33,14 +42,14 @@ def test_changes_no_more_than_is_needed(order, attention, composite):
 
 
 def test_a_model_that_is_eager_already_is_left_alone():
-    model = tiny_model("bert")
-    model.set_attn_implementation("eager")
+    model = tiny_model("bert", attention="eager")
     found = HigherDerivatives(model, 3)
     assert found.attention is None
     found.undo()
     assert model.config._attn_implementation == "eager"
 
 
+@changes_attention
 def test_what_changes_is_said_once(caplog):
     warn_once.cache_clear()
     for order, said in ((1, []), (2, ["attention"]), (3, ["LayerNorm"]), (3, [])):
@@ -54,6 +63,7 @@ def test_what_changes_is_said_once(caplog):
     assert not caplog.messages
 
 
+@changes_attention
 def test_undo_restores_everything():
     model = tiny_model("bert")
     before = [type(module) for module in model.modules()]
@@ -65,6 +75,30 @@ def test_undo_restores_everything():
     assert [type(module) for module in model.modules()] == before
 
 
+def test_attention_that_a_model_keeps_is_computed_by_a_kernel_with_second_derivatives(monkeypatch):
+    gradients = []
+    for attention in ("eager", "sdpa"):
+        model = tiny_model("bert", attention=attention)
+        monkeypatch.setattr(type(model.base_model), "_can_set_attn_implementation", KEEPS)
+        monkeypatch.setattr(type(model), "_can_set_attn_implementation", KEEPS)
+        objective = Objective(JacHess(c=1.0, estimator="projected", weight=1.0)).attach(model)
+        assert model.config._attn_implementation == attention
+        torch.manual_seed(0)
+        objective(model, tiny_batch()).backward()
+        gradients.append({name: p.grad for name, p in model.named_parameters()})
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-6, atol=1e-9)
+
+
+def test_other_fused_attention_that_a_model_keeps_is_refused(monkeypatch):
+    model = tiny_model("bert")
+    monkeypatch.setattr(type(model.base_model), "_can_set_attn_implementation", KEEPS)
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", KEEPS)
+    model.config._attn_implementation_internal = "flash_attention_2"
+    with pytest.raises(ValueError, match='load the model with attn_implementation="eager"'):
+        HigherDerivatives(model, 2)
+
+
+@changes_attention
 @pytest.mark.parametrize("dropout", [0.0, 0.1])
 def test_fused_attention_is_replaced_only_for_estimators_that_need_it(dropout):
     model = tiny_model("bert", dropout=dropout)

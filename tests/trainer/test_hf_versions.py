@@ -1,5 +1,6 @@
 """What differs between versions of transformers; all of it holds with each of them."""
 
+import sys
 from types import SimpleNamespace
 from unittest import mock
 
@@ -16,6 +17,7 @@ from smoothtune.nn import hf_versions
 from smoothtune.nn.hf_versions import enable_checkpointing, installed_names
 from smoothtune.testing import fixed_draws, tiny_model, with_weight
 from smoothtune.trainer.run_record import describe_run
+from smoothtune.trainer.sentence_transformers import sentence_transformers_problems
 
 METHODS_TESTED = {
     "plain": {},
@@ -154,3 +156,12 @@ def test_what_shifts_its_labels_is_known_as_the_trainer_knows_it_since_5_10(tmp_
     assert hf_versions.loss_shifts_labels(SimpleNamespace(model=model)) == shifts
     trainer = Trainer(model=model, args=arguments(tmp_path))
     assert getattr(trainer, "_loss_shifts_labels", shifts) == shifts
+
+
+def test_an_old_sentence_transformers_is_refused_with_what_to_change(monkeypatch):
+    class SentenceTransformerTrainer:
+        model = None
+
+    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    problems = sentence_transformers_problems({}, SentenceTransformerTrainer())
+    assert problems == ["this trainer needs sentence-transformers 6.2 or newer: upgrade it"]

@@ -14,7 +14,8 @@ from smoothtune.trainer.sentence_transformers import EmbeddingLoss, stacked
 
 pytest.importorskip(
     "sentence_transformers",
-    reason="sentence-transformers is not installed: pip install 'smoothtune[embeddings]'",
+    minversion="6.2",
+    reason="sentence-transformers 6.2 is not installed: pip install 'smoothtune[embeddings]'",
 )
 from sentence_transformers import SentenceTransformer  # noqa: E402
 from sentence_transformers import SentenceTransformerTrainer as Trainer  # noqa: E402

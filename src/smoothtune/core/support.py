@@ -52,10 +52,11 @@ _COMPILE_NOTHING = "do not compile, or set torch_compile=False"
 _NO_SECOND = f"compiled graphs have no second derivative: {_COMPILE_NOTHING}"
 _NO_FSDP = "it needs whole weights where FSDP2 has shards: use DDP"
 FULL_BATCH = "it needs the gradient of the full batch: use one process and no accumulation"
-_NON_REENTRANT = (
-    'reentrant checkpointing has no inner gradients: set activation_checkpointing_kwargs={"use_'
-    'reentrant": False}'
+_NO_REENTRANCE = (
+    'set activation_checkpointing_kwargs={"use_reentrant": False} (gradient_checkpointing_kwargs '
+    "before transformers 5.23)"
 )
+_NON_REENTRANT = f"reentrant checkpointing has no inner gradients: {_NO_REENTRANCE}"
 
 _CASTS = (
     "16 bits of FSDP2's mixed-precision policy: passes, or gradients, would be rounded: shard the "
@@ -113,9 +114,8 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "FSDP2": FULL_BATCH,
     },
     "has a bound": {
-        "reentrant checkpointing": "the gradients of term and task cannot be told apart there: set "
-        'activation_checkpointing_kwargs={"use_reentrant": False}, or give a weight, such as '
-        "weight=1, without a bound",
+        "reentrant checkpointing": "the gradients of term and task cannot be told apart there: "
+        f"{_NO_REENTRANCE}, or give a weight, such as weight=1, without a bound",
     },
 }
 

@@ -96,6 +96,15 @@ def enable_checkpointing(model: nn.Module, *, use_reentrant: bool = False) -> No
     getattr(model, f"{_CHECKPOINTING}_enable")({"use_reentrant": use_reentrant})
 
 
+def can_change_attention(model: nn.Module) -> bool:
+    """Whether a model takes another implementation of attention after it is made.
+
+    In 4.x BERT and others have a class of layers for each.
+    """
+    can = getattr(model, "_can_set_attn_implementation", None)
+    return can is None or bool(can())
+
+
 def declared_scaling(trainer: Any) -> bool | None:
     """What a trainer's `loss_is_scaled_for_ga` says of its loss; None: nothing."""
     scaled: bool | None = getattr(trainer, "loss_is_scaled_for_ga", None)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from smoothtune.nn.architecture import transformer
+from smoothtune.nn.hf_versions import can_change_attention
 
 warn_once = functools.cache(logging.getLogger(__name__).warning)
 
@@ -49,6 +50,9 @@ class HigherDerivatives:
         model: the unwrapped model.
         order: 1: nothing is changed; 2: attention without fused kernels; 3: also every
             `nn.LayerNorm` composite. Parameters, hooks and state dicts stay as they are.
+
+    Raises:
+        ValueError: the model has fused attention that cannot be replaced.
     """
 
     def __init__(self, model: nn.Module, order: int):
@@ -56,13 +60,7 @@ class HigherDerivatives:
         self.attention: Any = None
         self.norms: list[nn.Module] = []
         if order >= 2 and self._implementation() not in (None, "eager"):
-            self.attention = self._implementation()
-            self.model.set_attn_implementation("eager")  # type: ignore[operator]
-            warn_once(
-                "attention is computed by the eager implementation while training: %s has no "
-                "second derivative",
-                self.attention,
-            )
+            self._replace_attention()
         if order >= 3:
             self.norms = [module for module in model.modules() if type(module) is nn.LayerNorm]
             for module in self.norms:
@@ -72,6 +70,27 @@ class HigherDerivatives:
                     "nn.LayerNorm is computed from elementary operations while training: the "
                     "third derivative of PyTorch's own is wrong"
                 )
+
+    def _replace_attention(self) -> None:
+        """Compute attention by the eager implementation, or leave it to `differentiable_attention`.
+
+        Raises:
+            ValueError: the model has another fused one for good.
+        """
+        own = self._implementation()
+        if can_change_attention(self.model):
+            self.attention = own
+            self.model.set_attn_implementation("eager")  # type: ignore[operator]
+            warn_once(
+                "attention is computed by the eager implementation while training: %s has no "
+                "second derivative",
+                own,
+            )
+        elif own != "sdpa":
+            raise ValueError(
+                f"{own} has no second derivative, and {type(self.model).__name__} keeps it in this "
+                'version of transformers: load the model with attn_implementation="eager"'
+            )
 
     def undo(self) -> None:
         """Restore the model's own attention and LayerNorm."""

@@ -213,13 +213,11 @@ def _say_attention(
     regularizers: Sequence[Regularizer], loaded_with: str, attention: str, console: Console
 ) -> None:
     """Print the attention implementation, and why it is that."""
+    second = " and ".join(r.name for r in regularizers if r.traits.derivative_order > 1)
     if attention != loaded_with:
-        second = [
-            regularizer.name
-            for regularizer in regularizers
-            if regularizer.traits.derivative_order > 1
-        ]
-        why = f"{' and '.join(second)} needs second derivatives, which {loaded_with} does not have"
+        why = f"{second} needs second derivatives, which {loaded_with} does not have"
+    elif second and attention != "eager":
+        why = f"{second} needs second derivatives, which one of PyTorch's kernels has"
     else:
         why = "transformers' choice for this model; no method needs another"
     say(console, f"attention: {attention} ({why})")

@@ -61,11 +61,18 @@ DROPOUT_FIELDS = [
 
 
 def tiny_model(
-    architecture: str, *, num_labels: int = 3, dropout: float = 0.0, dtype=torch.float64
+    architecture: str,
+    *,
+    num_labels: int = 3,
+    dropout: float = 0.0,
+    dtype=torch.float64,
+    attention: str | None = None,
 ) -> nn.Module:
     """A random two-layer classifier (or regressor, num_labels=1) in training mode."""
     config = ARCHITECTURES[architecture]()
     config.num_labels = num_labels
+    if attention is not None:
+        config._attn_implementation = attention
     return random_model(AutoModelForSequenceClassification.from_config, config, dropout, dtype)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -30,6 +31,14 @@ def is_embedding_trainer(trainer: Trainer) -> bool:
     return any(cls.__name__ == "SentenceTransformerTrainer" for cls in type(trainer).__mro__)
 
 
+def has_merged_forward() -> bool:
+    """Whether the installed version can be told to embed the columns one by one."""
+    try:
+        return find_spec("sentence_transformers.base.losses.merged_forward") is not None
+    except ModuleNotFoundError:
+        return False
+
+
 def sentence_transformers_problems(
     regularizers: Mapping[str, Regularizer], trainer: Trainer
 ) -> list[str]:
@@ -38,6 +47,8 @@ def sentence_transformers_problems(
     Methods that look at weights alone go with any loss.
     """
     if is_embedding_trainer(trainer):
+        if not has_merged_forward():
+            return ["this trainer needs sentence-transformers 6.2 or newer: upgrade it"]
         tokenizer = getattr(unwrap(trainer.model), "tokenizer", None)  # type: ignore[arg-type]
         if getattr(tokenizer, "padding_side", "right") == "left":
             return ['texts are padded on the left: set tokenizer.padding_side = "right"']
