@@ -115,7 +115,11 @@ def write_effect_files(
             no_plot = str(error)
     write_atomic(folder / "effect.csv", csv_text(COLUMNS, map(_line, compared)))
     claims = not compared or any(item.quantity not in ROBUSTNESS for item in compared)
-    title = "Does every method move the quantity it is about?" if claims else "What do models bear?"
+    title = (
+        "Does every method move the quantity it is about?"
+        if claims
+        else "What do models withstand?"
+    )
     sections = [
         Section("In short", [Findings(said)]),
         Section("All comparisons", [EXPLAINED, effect_table(compared), quantity_table(compared)]),

@@ -145,12 +145,12 @@ def layers_of(part: Part) -> dict[str, dict[int, float]]:
 
 
 def robustness_of(extras: Measured, above: float) -> dict[str, float]:
-    """How much a run bears; a metric that never falls bears all that was tried.
+    """How much a run withstands; a metric that never falls withstands all that was tried.
 
     Args:
         extras: of the record of a run.
         above: its score above that of a constant answer; what it has not it cannot lose, so a run
-            with less than 0.1 bears nothing that could be compared.
+            with less than 0.1 withstands nothing that could be compared.
     """
     found = {}
 
