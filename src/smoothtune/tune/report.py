@@ -25,7 +25,7 @@ from smoothtune.report.page import (
     number,
     write_page,
 )
-from smoothtune.report.plots import plot, styles
+from smoothtune.report.plots import log_ticks, plot, styles
 from smoothtune.report.tables import POINTS
 from smoothtune.study.files import portable
 from smoothtune.tune.findings import Found, at_chance, findings, finite, sentence
@@ -216,6 +216,7 @@ def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
                     label=printable(name) if whole else None,
                 )
         axes.set_xscale("log")
+        log_ticks(axes.xaxis, wide=False)
         axes.set_xlabel("learning rate")
         axes.set_ylabel(metric_label(found.metric))
         axes.figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
