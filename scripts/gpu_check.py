@@ -84,7 +84,7 @@ def gradient(
 def normal_of_the_cpu(
     weight: torch.Tensor, mean: float = 0.0, std: float = 1.0, generator: None = None
 ) -> torch.Tensor:
-    """In place of `Tensor.normal_`, with which weights start anew; devices draw other numbers."""
+    """In place of `Tensor.normal_`, with which weights start again; devices draw other numbers."""
     draws = np.random.default_rng(weight.numel()).normal(mean, std, tuple(weight.shape))
     return weight.copy_(torch.as_tensor(draws))
 

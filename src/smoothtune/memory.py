@@ -39,7 +39,7 @@ def measurable() -> bool:
 
 
 def reset_peak() -> None:
-    """Begin to measure `peak` anew: collect garbage, and give freed memory back to the system."""
+    """Begin to measure `peak` again: collect garbage, and give freed memory back to the system."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()

@@ -1,7 +1,12 @@
 import os
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import pytest
 import torch
@@ -10,11 +15,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from helpers.literal import added
 from helpers.tiny_folder import tiny_bert, tiny_data
-from smoothtune.cli.demo import demo, noisy_accuracy
+from smoothtune.cli.demo import demo
+from smoothtune.cli.demo_run import noisy_accuracy
 from smoothtune.config.run import RunConfig
 from smoothtune.data.demo_sentences import LABEL_NOISE, NEW_BAD, NEW_GOOD, sentiment
-from smoothtune.errors import Stopped
 from smoothtune.run.train import train
+from smoothtune.study.records import STOPPED
 
 
 def test_data_is_the_same_every_time_and_overlaps_nowhere() -> None:
@@ -73,21 +79,32 @@ def test_demo_with_a_tiny_model(tmp_path: Path) -> None:
     assert f"VAT's probabilities are better in {better} of 2 seeds" in printed
 
 
-def test_a_stopped_demo_has_nothing_to_resume(tmp_path: Path, monkeypatch) -> None:
-    def stopped(*args, **kwargs):
-        raise Stopped("continue with --resume-from-checkpoint")
+def test_a_stopped_demo_has_nothing_to_resume(tmp_path: Path) -> None:
+    model = tiny_bert(tmp_path / "model")
+    command = [sys.executable, "-u", "-m", "smoothtune", "demo", "--model", str(model)]
+    folder = {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env=os.environ | folder,
+    ) as process:
+        assert process.stdout is not None
+        printed = [next(process.stdout) for _ in range(5)]
+        assert printed[-1].startswith("Training")
+        while not list(tmp_path.glob("smoothtune-demo-*/data/validation.jsonl")):
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        rest = process.stdout.read()  # ends when no process of the demo is left
+    assert "starts from the beginning" in rest
+    assert "--resume-from-checkpoint" not in rest
+    assert process.returncode == STOPPED
+    assert not list(tmp_path.glob("smoothtune-demo-*"))
 
-    monkeypatch.setattr("smoothtune.cli.demo.train", stopped)
-    with open(os.devnull, "w") as nothing, pytest.raises(Stopped) as error:
-        demo(Console(file=nothing), model=str(tiny_bert(tmp_path / "model")))
-    assert "from the beginning" in str(error.value)
-    assert "--resume-from-checkpoint" not in str(error.value)
 
-
-def literal_accuracy(folder: Path, rows: list[dict[str, str]], ratio: float) -> float:
+def literal_accuracy(model: Any, tokenizer: Any, rows: list[dict[str, str]], ratio: float) -> float:
     """One sentence at a time, with the noise that one batch of all sentences draws."""
-    model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     ids = [tokenizer(row["sentence"])["input_ids"] for row in rows]
     torch.manual_seed(0)
     draws = torch.randn(len(rows), max(map(len, ids)), model.config.hidden_size)
@@ -118,10 +135,13 @@ def test_accuracy_under_noise(tmp_path: Path) -> None:
         result = train(config, console=Console(file=nothing))
     lines = (data / "validation.csv").read_text().splitlines()[1:]
     rows = [dict(zip(("sentence", "label"), line.split(","), strict=True)) for line in lines]
-    found = [noisy_accuracy(tmp_path / "out", rows, ratio) for ratio in (0.0, 3.0, 10.0)]
-    assert found[0] == result["metrics"]["accuracy"]
-    assert found == [literal_accuracy(tmp_path / "out", rows, ratio) for ratio in (0.0, 3.0, 10.0)]
-    assert found[2] < found[0]
+    model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    ratios = (0.0, 3.0, 10.0)
+    measured = [noisy_accuracy(model, tokenizer, rows, ratio) for ratio in ratios]
+    assert measured[0] == result["metrics"]["accuracy"]
+    assert measured == [literal_accuracy(model, tokenizer, rows, ratio) for ratio in ratios]
+    assert measured[2] < measured[0]
 
 
 @pytest.mark.slow

@@ -86,7 +86,7 @@ REFUSES = {  # what each message says; every cell that is not here is run
         "activation checkpointing": "recomputed blocks would drop out at the model's own rates",
         "reentrant checkpointing": REENTRANT,
         "torch.compile": "lost in a compiled model: do not compile",
-        "compiled blocks": "every dropout rate would be compiled anew",
+        "compiled blocks": "every dropout rate would be compiled again",
         "FSDP2": WHOLE,
     },
     "ascends in weights": {

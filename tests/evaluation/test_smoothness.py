@@ -13,8 +13,8 @@ from smoothtune.testing import fixed_draws
 def test_a_rotation_keeps_relative_errors(linear_predictor, rows):
     predictor = linear_predictor([rotation(0, 2.0), rotation(1, 0.5), rotation(2)], batch_size=2)
     curve = noise_propagation(predictor, rows, layers=(0, 2))["attenuation"]
-    assert set(curve.series) == {"noise before block 0", "noise before block 2"}
-    assert [point.x for point in curve.series["noise before block 2"]] == [2, 3]
+    assert set(curve.series) == {"noise before block 1", "noise before block 3"}
+    assert [point.x for point in curve.series["noise before block 3"]] == [2, 3]
     for points in curve.series.values():
         assert [point.y for point in points] == pytest.approx([0.05] * len(points), rel=1e-12)
 
@@ -44,7 +44,7 @@ def test_attenuation_is_the_closed_form_of_a_linear_network(linear_predictor, ro
         half = 1.96 * np.std(per_example, ddof=1) / np.sqrt(5)
         assert point.high - point.y == pytest.approx(half, rel=1e-6, abs=1e-12)
     assert points[0].y == pytest.approx(0.05, rel=1e-12)
-    assert curve.numbers["amplification, noise before block 0"] == points[-1].y / 0.05
+    assert curve.numbers["amplification, noise before block 1"] == points[-1].y / 0.05
 
 
 @pytest.mark.parametrize("measure", [noise_propagation, derivative_norms])

@@ -450,7 +450,7 @@ def test_cells(finished: Path, place: Path) -> None:
     cell = sorted((finished / "out" / "cells").glob("*.json"))[0]
     intact, used = cell.read_bytes(), 0
     for number, content in json_mutants("cell", intact, 25):
-        if number % 3 and number % 4:  # a record that somebody wrote anew
+        if number % 3 and number % 4:  # a record that somebody wrote again
             content = signed(json.loads(content))
         shutil.rmtree(place / "out", ignore_errors=True)
         shutil.copytree(finished / "out", out := place / "out")

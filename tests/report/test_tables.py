@@ -64,6 +64,8 @@ def test_caption_and_label_make_a_float() -> None:
     text = latex_table(Table(["a"], [["b"]]), caption="50 % more", label="tab:x")
     assert r"\caption{50 \% more}" in text
     assert text.index(r"\begin{table}") < text.index(r"\label{tab:x}") < text.index("tabular")
+    assert text.index(r"\resizebox") < text.index("tabular")  # no wider than the text
+    assert text.splitlines()[0].endswith(r"\usepackage{booktabs,graphicx}")
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def test_a_checkpoint_of_another_version_is_not_taken(
     manifest.write_text(json.dumps(content))
     status, found = attempt(cell, tmp_path / "work", tmp_path / "kept")
     assert (status, found.result.cost.resumed_from_step) == ("done", 0)
-    assert "the run begins anew" in capsys.readouterr().out
+    assert "the run begins again" in capsys.readouterr().out
 
 
 def test_checkpoints_do_not_make_another_cell(write, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ class Attachment:
         if model in _TAKEN:
             raise RuntimeError(
                 "another objective is attached to this model: pass all methods to one objective, "
-                "or call detach() of the other first, or load the model anew"
+                "or call detach() of the other first, or load the model again"
             )
         self.model, self.regularizers = model, list[Regularizer]()
         resetting = [r for r in regularizers if r.traits.resets_weights and not again]

@@ -57,7 +57,7 @@ class BoundMethods:
         """Prepare every method on the pre-trained model.
 
         On the model that it was attached to last it goes on, and no weight is re-initialized again;
-        on another one it begins anew.
+        on another one it begins again.
 
         Raises:
             RuntimeError: it is attached already, or another objective is attached to the model.

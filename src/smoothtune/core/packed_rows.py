@@ -95,7 +95,7 @@ def one_document_a_row(
         return batch
     if own_loss or not predicts_tokens(model) or "input_ids" not in batch:
         raise ValueError(
-            f"{', '.join(acting)} with packed rows, whose position_ids begin anew within a row: "
+            f"{', '.join(acting)} with packed rows, whose position_ids begin again within a row: "
             "terms are per example, and the loss is not one that could take the documents apart: "
             "give every document a row of its own, with an attention_mask"
         )

@@ -229,7 +229,7 @@ class Penalty(LossTerm):
     every: PositiveInt = 1
     """Apply the loss term in every k-th update, k times as strong: same expected gradient."""
     rows: Fraction = 1.0
-    """Part of a batch's examples that the loss term is taken on, drawn anew in every batch: same
+    """Part of a batch's examples that the loss term is taken on, drawn again in every batch: same
     expected gradient for less time."""
     batches: Literal["labeled", "unlabeled", "both"] = "both"
     """Batches the loss term is taken on; a batch without labels has no task loss."""

@@ -103,7 +103,7 @@ REFUSED: dict[Kind, dict[Environment, str]] = {
         "turn checkpointing off",
         "reentrant checkpointing": _NON_REENTRANT,
         "torch.compile": f"{_LOST}: {_COMPILE_NOTHING}",
-        "compiled blocks": f"every dropout rate would be compiled anew: {_COMPILE_NOTHING}",
+        "compiled blocks": f"every dropout rate would be compiled again: {_COMPILE_NOTHING}",
         "16-bit weights": f"16-bit weights round small perturbations away: {_FLOAT32}",
         "FSDP2": _NO_FSDP,
     },

@@ -1,6 +1,6 @@
 """Reading files of rows: Parquet, CSV, TSV, Excel and JSON Lines, checked before they are believed.
 
-Nothing that is read is kept: a file is read anew each time, so that its rows are those it holds.
+Nothing that is read is kept: a file is read again each time, so that its rows are those it holds.
 """
 
 from __future__ import annotations

@@ -260,7 +260,7 @@ def _disturbance(run: Run) -> Iterator[Finding]:
 
 def _noise(run: Run) -> Iterator[Finding]:
     if curve := run.curves("smoothness").get("attenuation"):
-        points = curve.series["noise before block 0"]
+        points = curve.series["noise before block 1"]
         text = f"Noise of {RATIO:.0%} of the first hidden state is {points[-1].y:.1%} of the last."
         yield Finding(Sentence("good" if points[-1].y <= RATIO else "fragile", text))
 

@@ -153,7 +153,7 @@ def noise_propagation(
     distances: dict[str, list[CurvePoint]] = {}
     numbers = {}
     for layer, found in errors.items():
-        name = f"noise before block {layer}"
+        name = f"noise before block {layer + 1}"  # as layers are counted, from 1
         series[name], distances[name] = (
             [_mean(layer + above, values) for above, values in enumerate(kind)] for kind in found
         )

@@ -6,7 +6,7 @@ Reference: Xu, Luo, Zhang, Tan, Chang, Huang, Huang: Raise a Child in Large Lang
 
 Equation:
     $$w \gets w - lr \cdot optimizer(g \odot M)$$
-    F: $M \sim Bernoulli(p) / p$, drawn anew in every update;
+    F: $M \sim Bernoulli(p) / p$, drawn again in every update;
     D: $M = 1$ for the fraction $p$ of the weights with the largest empirical Fisher information
     $\sum_j g_j^2$ of the pre-trained model, fixed; no factor $1 / p$.
 

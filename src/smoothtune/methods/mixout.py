@@ -180,7 +180,7 @@ class Mixout(Regularizer):
         if missing or state.keys() - {str(i) for i in range(len(self._mixes))}:
             raise ValueError(
                 f"the state of mixout has {len(state)} pre-trained layers, and the model trains "
-                f"{len(self.state_dict())}: freeze what was frozen then, or begin anew with "
+                f"{len(self.state_dict())}: freeze what was frozen then, or begin again with "
                 "another trainer"
             )
         for name, weight in state.items():

@@ -32,7 +32,7 @@ from smoothtune.nn.architecture import base_model, blocks, sides_of
 
 @torch.no_grad()
 def initialize(model: nn.Module, part: nn.Module) -> None:
-    """Draw the weights of a part of a transformers model anew, as the model does for new ones."""
+    """Draw the weights of a part of a transformers model again, as the model does for new ones."""
     for weight in part.parameters():
         vars(weight).pop("_is_hf_initialized", None)  # loaded weights are marked, and left alone
     # children first: some models give a block's layers another scale than layers have elsewhere

@@ -140,7 +140,7 @@ def _four_bits(weight: Any) -> Float32View:
     if getattr(state, "packing_format_for_cpu", False):
         raise RuntimeError(
             "bitsandbytes packed the 4-bit weights for inference when the model ran in evaluation "
-            "mode on this CPU, and they have no gradient then: load the model anew, and call "
+            "mode on this CPU, and they have no gradient then: load the model again, and call "
             "bind() or regularize() before it is evaluated for the first time"
         )
     like = torch.empty(state.shape, device="meta")

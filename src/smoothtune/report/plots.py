@@ -231,17 +231,26 @@ def _scale(axes: Any, curve: Curve) -> None:
 
 def log_scale(axes: Any, values: Sequence[float]) -> None:
     """A logarithmic y, unless its ticks would be too few to read within the range of the values."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     positive = [value for value in values if value > 0]
     if not positive or max(positive) < NARROW * min(positive):
         axes.ticklabel_format(axis="y", useOffset=False)
         return
-    wide = max(positive) > 1e4 * min(positive)
     axes.set_yscale("log")
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    log_ticks(axes.yaxis, wide=max(positive) > 1e4 * min(positive))
+
+
+def log_ticks(axis: Any, *, wide: bool) -> None:
+    """Ticks of a logarithmic axis as plain numbers: matplotlib's own are formulas.
+
+    Args:
+        axis: the x or the y axis.
+        wide: over more than four decades, of which only powers of ten get a tick.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def paint_line(

@@ -28,6 +28,8 @@ LATEX = {
 }
 POINTS = 100
 """A difference of 0.01 of score is one point."""
+FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
+"""Begins a box no wider than the text."""
 
 
 def latex_text(text: str) -> str:
@@ -49,7 +51,8 @@ def latex_table(table: Table, *, caption: str = "", label: str = "") -> str:
         label: for ``\ref``.
 
     Returns:
-        LaTeX that needs ``\usepackage{booktabs}``.
+        LaTeX that needs ``\usepackage{booktabs}``; with caption or label also ``graphicx``, by
+        which a table that is wider than the text shrinks to it.
     """
     rows = [
         [
@@ -65,10 +68,13 @@ def latex_table(table: Table, *, caption: str = "", label: str = "") -> str:
         *(r"\toprule", body[0], r"\midrule", *body[1:], r"\bottomrule"),
         r"\end{tabular}",
     ]
+    needed = r"\usepackage{booktabs}"
     if caption or label:
+        needed = r"\usepackage{booktabs,graphicx}"
+        lines = [FIT, *lines, "}"]
         titles = [rf"\caption{{{latex_text(caption)}}}", rf"\label{{{label}}}"]
         lines = [r"\begin{table}", r"\centering", *titles, *lines, r"\end{table}"]
-    return "\n".join(["% needs \\usepackage{booktabs}", *lines, ""])
+    return "\n".join([f"% needs {needed}", *lines, ""])
 
 
 @dataclass(frozen=True)

@@ -51,8 +51,8 @@ def step_cost(
     on_top = "" if config.unlabeled is None else "; unlabeled batches, as many again, come on top"
     say(
         console,
-        f"a step with {' + '.join(config.methods)} costs {cost.ratio:.2f} times a plain step "
-        f"({cost.seconds:.3g} s and {cost.plain_seconds:.3g} s, medians of {count}){on_top}",
+        f"a step with {' + '.join(config.methods)} takes {cost.ratio:.2f} times as long as a plain "
+        f"one, which takes {cost.plain_seconds:.3g} s (medians of {count} pairs){on_top}",
     )
     return cost
 

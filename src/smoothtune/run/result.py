@@ -112,7 +112,7 @@ def run_cost(
         trainer: at the end of the training.
         step: what an update was measured to cost.
         seconds: those of "train" and "evaluation".
-        resumed_from: update of the checkpoint that the run went on from; 0: it started anew.
+        resumed_from: update of the checkpoint that the run went on from; 0: it started again.
     """
     return Cost(
         train_seconds=seconds["train"],

@@ -167,7 +167,7 @@ def check_inputs(cell: Cell) -> None:
     if changed := differing(cell.identity, now):
         raise DataError(
             f"{' and '.join(changed)} changed since the study began, so this run is none of it: "
-            "put back what was there, or run the command again, which makes all runs anew on what "
+            "put back what was there, or run the command again, which makes all runs again on what "
             "is there now"
         )
 
@@ -180,7 +180,7 @@ def _fit(cell: Cell, work: Path, checkpoints: Path | None, console: Console) -> 
     try:
         return fit(cell.config, own, resume=True, console=console)
     except CheckpointError as error:  # of other versions of what it stands on
-        say(console, f"{error}; the run begins anew")
+        say(console, f"{error}; the run begins again")
         shutil.rmtree(own)
         return fit(cell.config, own, console=console)
 
@@ -201,7 +201,7 @@ def measure(trained: Trained, cell: Cell) -> Measured:
     subject, measured = _subject(trained, cell), Measured(ece=ece)
     if extras.noise_curve:
         rows = subject.rows(NOISE_ROWS)
-        curve = noise_curve(  # every seed draws anew
+        curve = noise_curve(  # every seed draws again
             subject.predictor, rows, num_samples=1, further=FURTHER_NOISE
         )
         measured.noise = curve.numbers | {

@@ -131,7 +131,7 @@ class Binding:
     # --- a training --------------------------------------------------------------------------
 
     def renew(self, trial: Any) -> None:
-        """Begin anew, with the methods as they were given: `train` will make a new model.
+        """Begin again, with the methods as they were given: `train` will make a new model.
 
         Args:
             trial: of a hyperparameter search, which keeps its scores as the trainer's `objective`.

@@ -133,7 +133,7 @@ class Stepper:
         """Take one update and return its seconds."""
         start = time.perf_counter()
         weight = next(self.model.parameters())
-        # anew in every step, as its 16-bit copies of the weights stay until it ends
+        # again in every step, as its 16-bit copies of the weights stay until it ends
         with torch.autocast(weight.device.type, self.autocast, enabled=self.autocast is not None):
             loss = self.objective(self.model, batch)
         loss.backward()

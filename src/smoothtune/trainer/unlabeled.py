@@ -37,7 +37,7 @@ class AlternatingBatches(BatchSampler):
 
     Every labeled row comes once an epoch, in the order that training without unlabeled rows has,
     unless its sampler draws from the global generator. Unlabeled rows are drawn without replacement
-    until all have come, then anew; an epoch holds as many unlabeled batches as labeled ones. Unless
+    until all are used, then again; an epoch holds as many unlabeled batches as labeled ones. Unless
     `alternate` is "batch", all batches of an update, over accumulation steps and processes, are of
     one kind.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,19 @@ from rich.console import Console
 from smoothtune.config.run import RunConfig
 from smoothtune.config.tuning import Tune
 from smoothtune.console import say
-from smoothtune.errors import printable
+from smoothtune.errors import PlotsMissing, printable
 from smoothtune.files import versions, write_atomic, write_json
-from smoothtune.report.curves import csv_text
+from smoothtune.report.curves import csv_text, metric_label
 from smoothtune.report.page import (
+    Figures,
     Findings,
+    Plot,
     Section,
     Table,
     number,
     write_page,
 )
+from smoothtune.report.plots import log_ticks, plot, styles
 from smoothtune.report.tables import POINTS
 from smoothtune.study.files import portable
 from smoothtune.tune.findings import Found, at_chance, findings, finite, sentence
@@ -32,6 +35,7 @@ RESULT, BEST = "tune.json", "best.yaml"
 SHOWN = 10
 """Trials of an arm in the table of the page; all are in trials.csv."""
 COLUMNS = ["arm", "trial", "method", "fields", "learning_rate", "epochs", "folds", "score", "state"]
+WIDTH, HEIGHT = 6.4, 3.8  # inches
 BEST_FILE = (
     "best.yaml holds the setting to use: smoothtune train best.yaml trains it on all training "
     "rows. The evaluation rows were not used here."
@@ -59,7 +63,8 @@ def write_report(tune: Tune, found: Found, folder: Path, console: Console) -> di
     write_atomic(folder / "trials.csv", csv_text(COLUMNS, rows))
     write_atomic(folder / BEST, run_file(tune, found))
     title = f"{content['task']}, {content['model']}: which method to use"
-    write_page(folder, "report", title, [*_sections(tune, found, content["versions"])])
+    sections = _sections(tune, found, content["versions"], _plots(found, folder, console))
+    write_page(folder, "report", title, [*sections])
     write_json(folder / RESULT, content)
     say(console, "")
     say(console, content["sentence"])
@@ -146,14 +151,17 @@ def _row(trial: Trial) -> list[Any]:
     ]
 
 
-def _sections(tune: Tune, found: Found, versions: Mapping[str, str]) -> Iterator[Section]:
+def _sections(
+    tune: Tune, found: Found, versions: Mapping[str, str], plots: Sequence[Plot]
+) -> Iterator[Section]:
     settings = tune.settings
     yield Section("In short", [Findings(list(findings(tune, found))), BEST_FILE])
     trained = found.rows - found.rows // settings.num_parts
     fresh = FRESH_RUNS.format(trained=trained, rows=found.rows)
     yield Section("Fresh runs", [fresh, _runs_table(found)])
     for arm in dict.fromkeys(trial.arm for trial in found.trials):
-        yield Section(f"Trials: {arm}", [TRIALS, _trials_table(found, arm)])
+        yield Section(f"Trials: {arm}", [_trials_table(found, arm)])
+    yield Section("All trials", [TRIALS, *([Figures(plots)] if plots else [])])
     asked = (
         f"Budget {settings.budget}, held_out {settings.held_out}, folds {settings.folds}, "
         f"confirm_runs {settings.confirm_runs}, round_size {settings.round_size}."
@@ -182,3 +190,42 @@ def _trials_table(found: Found, arm: str) -> Table:
         for t in own[:SHOWN]
     ]
     return Table(["trial", "setting", "folds", "score", ""], rows, wraps=True)
+
+
+def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
+    """Every trial's score against its learning rate."""
+    looks = styles(trial.setting.method for trial in found.trials)
+
+    def paint(axes: Any) -> None:
+        for name, look in looks.items():
+            for whole in (True, False):
+                own = [
+                    trial
+                    for trial in found.trials
+                    if trial.setting.method == name
+                    and trial.scores
+                    and (trial.state == "complete") == whole
+                ]
+                axes.plot(
+                    [trial.setting.learning_rate for trial in own],
+                    [trial.score for trial in own],
+                    linestyle="",
+                    marker=look.marker,
+                    color=look.color,
+                    markerfacecolor=look.color if whole else "none",
+                    label=printable(name) if whole else None,
+                )
+        axes.set_xscale("log")
+        log_ticks(axes.xaxis, wide=False)
+        axes.set_xlabel("learning rate")
+        axes.set_ylabel(metric_label(found.metric))
+        axes.figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
+
+    try:
+        svg = plot(WIDTH, HEIGHT, paint)
+    except PlotsMissing as error:
+        say(console, f"no plot: {error}")
+        return []
+    write_atomic(folder / "trials.svg", svg)
+    caption = "Filled: mean over all folds; hollow: over fewer folds."
+    return [Plot("trials", "Score of every trial on held-out training rows", caption, svg)]

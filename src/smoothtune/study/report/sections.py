@@ -66,7 +66,7 @@ def study_sections(content: StudyContent, plots: Plots, no_plots: str = "") -> l
             Section(condition.title, [*_condition(group, plots.of(condition))])
             for condition, group in by_condition(content.methods).items()
         ),
-        Section("What the methods are about, and what models bear", [*_effect(content)]),
+        Section("What the methods are about, and what models withstand", [*_effect(content)]),
         Section("Settings tried", _if_rows(choice_table(content.choices))),
         Section("Failed runs", _if_rows(_failures(content))),
         Section("Software", [_versions(content)]),
