@@ -1,6 +1,7 @@
 """docs/claims.md: what the five documents claim, beside the committed runs that speak of it."""
 
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,7 @@ def _found(claim: Claim, study: str, method: str, own: pd.DataFrame) -> Found:
     if claim.measure == "variance":
         return _spread(ours, study, runs_of, old)
     relative = claim.measure not in POINTS | COLUMNS
-    family = [each.relative() if relative else each for each in pairs]
+    family = [replace(each, relative=relative) for each in pairs]
     item = next(each for each in compare(family) if each.method == ours.method)
     factor, unit, digits = 1.0, "", 3
     if relative or claim.measure in POINTS:

@@ -25,7 +25,7 @@ from smoothtune.report.page import (
     number,
     write_page,
 )
-from smoothtune.report.plots import log_ticks, plot, styles
+from smoothtune.report.plots import drawn, log_ticks, styles
 from smoothtune.report.tables import POINTS
 from smoothtune.study.files import portable
 from smoothtune.tune.findings import Found, at_chance, findings, finite, sentence
@@ -196,7 +196,8 @@ def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
     """Every trial's score against its learning rate."""
     looks = styles(trial.setting.method for trial in found.trials)
 
-    def paint(axes: Any) -> None:
+    def paint(figure: Any) -> None:
+        axes = figure.add_subplot()
         for name, look in looks.items():
             for whole in (True, False):
                 own = [
@@ -219,10 +220,10 @@ def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
         log_ticks(axes.xaxis, wide=False)
         axes.set_xlabel("learning rate")
         axes.set_ylabel(metric_label(found.metric))
-        axes.figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
+        figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
 
     try:
-        svg = plot(WIDTH, HEIGHT, paint)
+        svg = drawn(WIDTH, HEIGHT, paint)["svg"].decode()
     except PlotsMissing as error:
         say(console, f"no plot: {error}")
         return []
