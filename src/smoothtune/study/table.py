@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,6 +17,8 @@ ROBUSTNESS = {
     WORDS: "main metric when an attack has tried to exchange the three worst words",
 }
 """What is compared of every run whose evaluation has it, by name; more is better."""
+LEVEL = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?", re.ASCII)
+"""Name of a level of noise; other names are those of summaries."""
 
 
 class ConditionKey(NamedTuple):
@@ -111,7 +114,7 @@ def robustness_of(extras: Measured, above: float) -> Numbers:
             if curve := extras.curve(path):
                 *_, last = next(iter(curve.series.values()))
                 tolerated[name] = curve.numbers.get(LOSES, last.x)
-        levels = [float(level) for level in extras.noise if level[:1].isdigit()]
+        levels = [float(level) for level in extras.noise if LEVEL.fullmatch(level)]
         if NOISE not in tolerated and levels:
             tolerated[NOISE] = extras.noise.get(LOSES, max(levels))
     if curve := extras.curve("substitution/words"):

@@ -215,6 +215,7 @@ def test_what_never_costs_ten_points_bears_all_that_was_tried() -> None:
     assert robustness_of(Measured(noise=noise), 0.4) == {NOISE: 1.5}
     assert robustness_of(Measured(noise=noise | {"loses 10 points at": 1.2}), 0.4) == {NOISE: 1.2}
     assert robustness_of(Measured(), 0.4) == {}
+    assert robustness_of(Measured(noise={"2nd": 0.1, "²": 0.2, "": 0.3}), 0.4) == {}
 
 
 def test_what_has_no_ten_points_to_lose_is_not_compared() -> None:
