@@ -26,6 +26,7 @@ from smoothtune.evaluation.predictor import Predictor, load_predictor
 from smoothtune.evaluation.robustness import attack_curve, noise_curve
 from smoothtune.evaluation.run import evaluate
 from smoothtune.evaluation.smoothness import derivative_norms, noise_propagation, noise_spectrum
+from smoothtune.evaluation.theory import lipschitz, noise_expansion
 from smoothtune.report.curves import Curve, CurvePoint, area
 from smoothtune.report.plots import draw
 from smoothtune.tasks.metrics import brier, nll

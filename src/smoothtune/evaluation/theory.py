@@ -63,14 +63,12 @@ def noise_expansion(
     Args:
         predictor: the model.
         rows: tokenized examples.
-        sigmas: deviations of the noise, ascending, relative to the rms of each token's state.
+        sigmas: deviations of the noise, relative to the rms of each token's state.
         num_probes: directions for every example, with 2 + 2 S forward passes each.
 
     Returns:
         The lines `measured`, `first order` (the Jacobian term) and `second order` (with the Hessian
-        term), against sigma. `numbers` hold the ratio of `measured` to both at every sigma, and the
-        exponent of sigma in what the first order leaves, between the two smallest sigmas: 4 after
-        the claim, 2 after equation 14 as it is printed.
+        term), against sigma. `numbers` hold the ratio of `measured` to both at every sigma.
     """
     predictor.progress.start("expansion of noise", predictor.num_batches(rows))
     total = np.zeros((3, len(sigmas)))
@@ -91,10 +89,6 @@ def noise_expansion(
     for name, line in (("first", first), ("second", second)):
         for sigma, share in zip(sigmas, measured / line, strict=True):
             numbers[f"measured over {name} order, sigma {sigma:g}"] = float(share)
-    rest = np.abs(measured - first)
-    if len(sigmas) > 1 and rest[:2].all():
-        slope = np.log(rest[1] / rest[0]) / np.log(sigmas[1] / sigmas[0])
-        numbers["exponent of what the first order leaves"] = float(slope)
     lines = {"measured": measured, "first order": first, "second order": second}
     return Curve(
         "noise stability and its expansion",
