@@ -25,7 +25,7 @@ from rich.table import Table
 
 from smoothtune.config.run import RunConfig
 from smoothtune.console import progress_bar, say
-from smoothtune.data.demo_sentences import LABEL_NOISE, SHORT, Row, sentiment
+from smoothtune.data.demo_sentences import LABEL_NOISE, Row, sentiment
 from smoothtune.errors import STOP_SIGNALS, Stopped
 from smoothtune.study.pool import start_server
 
@@ -73,7 +73,7 @@ def demo(
     """
     start_server()  # which imports while the rest is prepared
     console = console or Console()
-    train_split, validation_split = sentiment(train_rows, validation_rows, [SHORT])
+    train_split, validation_split = sentiment(train_rows, validation_rows)
     say(
         console,
         f"{train_rows} generated training sentences, {LABEL_NOISE:.0%} of them with a wrong label, "

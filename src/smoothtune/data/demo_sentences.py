@@ -8,7 +8,6 @@ Half of the validation adjectives do not occur in training, and some training la
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 
 ASPECTS = (
     *("acting", "plot", "soundtrack", "dialogue", "ending", "pacing", "humour", "story"),
@@ -38,10 +37,9 @@ NEW_BAD = [
 ]
 NEGATIONS = ("not", "far from", "anything but", "never")
 INTENSIFIERS = ("", "really ", "quite ", "simply ")
-SHORT = "{main}"
 FORMS = (
-    SHORT,
-    SHORT,
+    "{main}",
+    "{main}",
     "although {other}, {main}",
     "{other}, but {main}",
     "{main}, even though {other}",
@@ -54,15 +52,12 @@ LABELS = ("negative", "positive")
 Row = dict[str, str]
 
 
-def sentiment(
-    train_rows: int = 400, validation_rows: int = 300, forms: Sequence[str] = FORMS
-) -> tuple[list[Row], list[Row]]:
+def sentiment(train_rows: int = 400, validation_rows: int = 300) -> tuple[list[Row], list[Row]]:
     """The data set; the same at every call.
 
     Args:
         train_rows: examples to train on; a tenth of their labels is wrong.
         validation_rows: examples to evaluate on, with right labels.
-        forms: to draw sentences from.
 
     Returns:
         Train and validation rows with ``sentence`` and ``label``, one of `LABELS`; no sentence
@@ -70,38 +65,31 @@ def sentiment(
     """
     draw = random.Random(0)
     seen: set[str] = set()
-    train = _rows(draw, train_rows, (BAD, GOOD), seen, forms)
-    words = (BAD + NEW_BAD, GOOD + NEW_GOOD)
-    validation = _rows(draw, validation_rows, words, seen, forms)
+    train = _rows(draw, train_rows, (BAD, GOOD), seen)
+    validation = _rows(draw, validation_rows, (BAD + NEW_BAD, GOOD + NEW_GOOD), seen)
     for row in draw.sample(train, round(LABEL_NOISE * train_rows)):
         row["label"] = LABELS[1 - LABELS.index(row["label"])]
     return train, validation
 
 
 def _rows(
-    draw: random.Random,
-    count: int,
-    words: tuple[list[str], list[str]],
-    seen: set[str],
-    forms: Sequence[str],
+    draw: random.Random, count: int, words: tuple[list[str], list[str]], seen: set[str]
 ) -> list[Row]:
     rows: list[Row] = []
     while len(rows) < count:
         label = len(rows) % 2
-        sentence = _sentence(draw, label, words, forms)
+        sentence = _sentence(draw, label, words)
         if sentence not in seen:
             seen.add(sentence)
             rows.append({"sentence": sentence, "label": LABELS[label]})
     return rows
 
 
-def _sentence(
-    draw: random.Random, label: int, words: tuple[list[str], list[str]], forms: Sequence[str]
-) -> str:
+def _sentence(draw: random.Random, label: int, words: tuple[list[str], list[str]]) -> str:
     first, second = draw.sample(ASPECTS, 2)
     main = _clause(draw, first, label, words)
     other = _clause(draw, second, 1 - label, words)
-    text = draw.choice(forms).format(main=main, other=other)
+    text = draw.choice(FORMS).format(main=main, other=other)
     return text[0].upper() + text[1:] + "."
 
 
