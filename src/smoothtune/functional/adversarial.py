@@ -66,8 +66,7 @@ def project(delta: Tensor, radius: Tensor | float, norm: Norm, per: Per) -> Tens
     tensor([[[ 1.5000, -2.0000],
              [ 0.0000,  1.0000]]])
     """
-    by_row = isinstance(radius, Tensor)
-    bound = radius.to(delta) if by_row else delta.new_full((), radius)
+    bound = radius.to(delta) if isinstance(radius, Tensor) else delta.new_full((), radius)
     if norm == "linf":
         return delta.clamp(-bound, bound)
     size = norm_of(delta, norm, per).clamp(min=torch.finfo(delta.dtype).tiny)

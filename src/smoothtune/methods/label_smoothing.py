@@ -74,7 +74,8 @@ def surprise(logits: Tensor, target: Tensor, real: Tensor | None = None) -> tupl
 def summed(chosen: Tensor, uniform: Tensor, counted: Tensor) -> Surprise:
     """Of the labels that count."""
     count = counted.sum().clamp(min=1)
-    return Surprise(*(torch.where(counted, x, 0).sum() for x in (chosen, uniform)), count)
+    label, other = (torch.where(counted, x, 0).sum() for x in (chosen, uniform))
+    return Surprise(label, other, count)
 
 
 def of_spans(clean: ForwardPass, name: str) -> Surprise:
