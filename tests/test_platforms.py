@@ -26,10 +26,10 @@ print("all imported")
 
 def test_modules_need_nothing_at_import_that_windows_lacks():
     # what others' packages need of it is loaded before
-    before = "import datasets, torch, torch.distributed, transformers, typer, tempfile\n"
-    before += "import transformers.trainer, sklearn, scipy.stats, pandas, torch._dynamo, filelock\n"
-    before += (
-        "import accelerate, multiprocessing.util, multiprocessing.pool, asyncio, seqeval.metrics\n"
+    before = (
+        "import accelerate, datasets, torch, torch.distributed, transformers, typer, tempfile\n"
+        "import transformers.trainer, sklearn, scipy.stats, pandas, torch._dynamo, filelock\n"
+        "import asyncio, multiprocessing.util, multiprocessing.pool, seqeval.metrics\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", before + LACKING], capture_output=True, text=True, check=False

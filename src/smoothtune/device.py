@@ -45,4 +45,8 @@ def slow_at_bfloat16() -> bool:
 
 
 def _processor() -> Mapping[str, Any]:
-    return torch.cpu.get_capabilities()
+    if hasattr(torch.cpu, "get_capabilities"):
+        return torch.cpu.get_capabilities()
+    # of torch 2.6, which knows no names
+    wide = torch.cpu._is_avx512_supported()
+    return {"architecture": platform.machine(), "avx512_bw": wide}

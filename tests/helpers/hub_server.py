@@ -7,6 +7,7 @@ A data set's folder holds README.md, whose YAML names the configurations, and it
 """
 
 import hashlib
+import inspect
 import json
 import os
 import re
@@ -15,10 +16,16 @@ from collections.abc import Iterator
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import unquote, urlsplit
 
 from datasets import ClassLabel, Dataset, Features, Value
-from transformers import BertConfig, BertForSequenceClassification, BertTokenizer
+from transformers import (
+    BertConfig,
+    BertForSequenceClassification,
+    BertTokenizer,
+    BertTokenizerFast,
+)
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS += ["the", "a", "cat", "dog", "sat", "ran", "on", "mat", ".", "##s"]
@@ -167,7 +174,12 @@ def _git_blob_sha1(content: bytes) -> str:
 
 def make_tokenizer() -> BertTokenizer:
     """BERT's tokenizer with 15 words."""
-    return BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)})
+    if "vocab" in inspect.signature(BertTokenizer).parameters:
+        return BertTokenizer(vocab={word: index for index, word in enumerate(WORDS)})
+    with TemporaryDirectory() as folder:  # transformers 4
+        path = Path(folder, "vocab.txt")
+        path.write_text("\n".join(WORDS), encoding="utf-8")
+        return BertTokenizerFast(vocab_file=str(path))
 
 
 def make_model(folder: Path) -> None:

@@ -92,7 +92,10 @@ def test_a_stock_trainer_would_fail_that_test(tmp_path):
         args = arguments(
             tmp_path, per_device_train_batch_size=32 // steps, gradient_accumulation_steps=steps
         )
-        Trainer(model=model, args=args, train_dataset=Rows(), data_collator=plain_collator).train()
+        stock = Trainer(model=model, args=args, train_dataset=Rows(), data_collator=plain_collator)
+        if not stock.model_accepts_loss_kwargs:
+            pytest.skip("in 4.x BERT takes no count, and the Trainer divides")
+        stock.train()
         moved.append(difference(model.state_dict(), before))
     assert moved[1] == pytest.approx(4 * moved[0], rel=0.2)
 
