@@ -62,10 +62,10 @@ UEGR is said to flatten the loss. Sharpness is how far the loss rises in one ste
 along its gradient in the weights ([SAM](methods/sam.md)), without a method and with it:
 """
 BASELINES = """\
-## Beside a temperature and an average
+## Beside a temperature
 
-Two cures for probabilities cost little. A [temperature](evaluation.md) needs held-out rows: here
-half of the {held_out} validation rows. NLL and ECE are of the other half.
+A [temperature](evaluation.md) betters probabilities for nothing but held-out rows: here half of the
+{held_out} validation rows. NLL and ECE are of the other half.
 """
 AVERAGE = """\
 The average of three plain models takes three times plain's training, about what UEGR takes.
