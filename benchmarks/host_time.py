@@ -238,7 +238,7 @@ def main():
         measured = loops(arguments.rounds * 5)
         page += lines("Loops", measured, ["loop", "literal R3F"])
     if "trainer" in arguments.only:
-        page += lines("The Trainer", trainers(max(2, arguments.rounds // 4)), ["Trainer"])
+        page += lines("The Trainer", trainers(max(8, arguments.rounds // 4)), ["Trainer"])
     print("\n".join(page))
     if arguments.only == "loop,trainer":
         (RESULTS / "host-time.md").write_text("\n".join(page) + "\n", encoding="utf-8")
