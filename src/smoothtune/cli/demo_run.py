@@ -65,6 +65,7 @@ def noisy_accuracy(
             clean = ForwardPass(model, batch, points=["word"])
             noise = gaussian(clean.embeddings("word"), clean.mask, ratio)
             predicted = clean.at(noise, "word").logits.argmax(-1).tolist()
-            names = [model.config.id2label[index] for index in predicted]
+            labels = model.config.id2label or {}
+            names = [labels[index] for index in predicted]
             correct += sum(name == row["label"] for name, row in zip(names, chunk, strict=True))
     return correct / len(rows)

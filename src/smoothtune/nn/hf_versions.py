@@ -137,4 +137,4 @@ def loss_shifts_labels(trainer: Any) -> bool:
     model: Any = declaring(unwrap(trainer.model))
     if getattr(getattr(model, "config", None), "is_encoder_decoder", False):
         return False
-    return LOSS_MAPPING.get(getattr(model, "loss_type", None)) is ForCausalLMLoss
+    return LOSS_MAPPING.get(getattr(model, "loss_type", "")) is ForCausalLMLoss
