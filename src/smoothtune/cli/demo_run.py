@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -55,6 +56,7 @@ def noisy_accuracy(
         Share of correct predictions, 0 to 1; the noise is the same at every call.
     """
     model.eval()
+    labels: Any = model.config.id2label
     correct = 0
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
@@ -65,7 +67,6 @@ def noisy_accuracy(
             clean = ForwardPass(model, batch, points=["word"])
             noise = gaussian(clean.embeddings("word"), clean.mask, ratio)
             predicted = clean.at(noise, "word").logits.argmax(-1).tolist()
-            labels = model.config.id2label or {}
             names = [labels[index] for index in predicted]
             correct += sum(name == row["label"] for name, row in zip(names, chunk, strict=True))
     return correct / len(rows)
