@@ -413,7 +413,7 @@ def test_what_is_printed(settings: dict, capsys: pytest.CaptureFixture) -> None:
     for part in (
         "train: rows 24; labels fine 12, poor 12; tokens min ",
         "new weights: classifier.bias, classifier.weight",
-        "a step with cwgnc costs ",
+        "a step with cwgnc takes ",
         "attention: sdpa (",
         "max_grad_norm is 0: cwgnc clips gradients itself",
         "cwgnc step 6/6 evaluation: ",

@@ -113,8 +113,13 @@ def finite_weights(model: nn.Module, update: int) -> Check | None:
     trained = {name: weight for name, weight in trained.items() if weight.numel()}
     if not trained:
         return None
-    norms = torch._foreach_norm(list(trained.values()))  # on a CPU a tenth of a maximum's time
+    weights = list(trained.values())
+    on_cpu = all(weight.device.type == "cpu" for weight in weights)
+    # on a CPU squares take a tenth of a maximum's time; those of finite weights may be infinite
+    norms = torch._foreach_norm(weights, 2 if on_cpu else torch.inf)
     finite = torch.stack([norm.isfinite().to(norms[0].device) for norm in norms])
+    if on_cpu and not finite.all():
+        finite = torch.stack([weight.isfinite().all() for weight in weights])
     return finite.all(), partial(_non_finite_weights, list(trained), finite, update)
 
 
