@@ -26,7 +26,7 @@ TABLE_CODE = re.compile(r"(?<=\| )`[^`\n]*`(?= \|)")
 """A cell that is code: GitHub wants its bars escaped, Python-Markdown does not."""
 PICTURE = re.compile(r"!\[[^\]]*\]\((\w+\.svg)\)")
 CODE = {".py": "python", ".yaml": "yaml", ".cff": "yaml", "": "text", ".toml": "toml"}
-ASSETS = {".json", ".csv", ".svg", ".png", ".txt"}
+ASSETS = {".json", ".jsonl", ".csv", ".svg", ".png", ".txt"}
 NOT_SEARCHED = ("benchmarks/", "results/", "recipes/", "src/", "CHANGELOG")
 
 _sources: dict[str, str] = {}
