@@ -46,6 +46,14 @@ def _tiny_batches_share_masks(monkeypatch):
     monkeypatch.setattr(objective, "MASKS_FROM", 0)
 
 
+@pytest.fixture(autouse=True)
+def _compilation_ends_with_a_test():
+    """transformers 4.x leaves it to all later runs of a process."""
+    yield
+    for name in ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE"):
+        os.environ.pop(name, None)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _signals_arrive():
     """A suite in the background of a shell ignores SIGINT, and so would all that it starts."""

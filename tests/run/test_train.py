@@ -92,7 +92,8 @@ def test_result_and_model_folder(settings: dict, inputs: Path) -> None:
     assert result["versions"]["torch"] == torch.__version__
     logged = {key for entry in result["log_history"] for key in entry}
     assert {"loss", "loss/task", "loss/lnsr", "loss/l2_sp", "eval_accuracy"} <= logged
-    assert sorted(path.name for path in folder.iterdir()) == [
+    written_by_4 = {"special_tokens_map.json"}  # transformers 4.x
+    assert sorted({path.name for path in folder.iterdir()} - written_by_4) == [
         "README.md",
         "config.json",
         "model.safetensors",
