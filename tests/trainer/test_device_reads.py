@@ -24,6 +24,7 @@ ON_THE_HOST = {
     "times",  # whether a scale is 1, only on the CPU
     "top_fraction",  # how many values are above 0, only on the CPU
     "_kth_largest",  # by numpy, only on the CPU
+    "_finite_on_cpu",
 }
 SOURCES = str(Path(smoothtune.__file__).parent)
 aten = torch.ops.aten

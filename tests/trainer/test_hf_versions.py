@@ -162,6 +162,7 @@ def test_an_old_sentence_transformers_is_refused_with_what_to_change(monkeypatch
     class SentenceTransformerTrainer:
         model = None
 
-    monkeypatch.setitem(sys.modules, "sentence_transformers", None)
+    newest = "sentence_transformers.base.losses.merged_forward"
+    monkeypatch.setitem(sys.modules, newest, None)
     problems = sentence_transformers_problems({}, SentenceTransformerTrainer())
     assert problems == ["this trainer needs sentence-transformers 6.2 or newer: upgrade it"]

@@ -115,12 +115,20 @@ def finite_weights(model: nn.Module, update: int) -> Check | None:
         return None
     weights = list(trained.values())
     on_cpu = all(weight.device.type == "cpu" for weight in weights)
-    # on a CPU squares take a tenth of a maximum's time; those of finite weights may be infinite
-    norms = torch._foreach_norm(weights, 2 if on_cpu else torch.inf)
-    finite = torch.stack([norm.isfinite().to(norms[0].device) for norm in norms])
-    if on_cpu and not finite.all():
-        finite = torch.stack([weight.isfinite().all() for weight in weights])
+    finite = _finite_on_cpu(weights) if on_cpu else _finite(weights, torch.inf)
     return finite.all(), partial(_non_finite_weights, list(trained), finite, update)
+
+
+def _finite_on_cpu(weights: list[Tensor]) -> Tensor:
+    """`_finite` in a tenth of a maximum's time; squares of finite weights may be infinite."""
+    finite = _finite(weights, 2)
+    return finite if finite.all() else _finite(weights, torch.inf)
+
+
+def _finite(weights: list[Tensor], order: float) -> Tensor:
+    """(W,) whether a norm of each weight is finite."""
+    norms = torch._foreach_norm(weights, order)
+    return torch.stack([norm.isfinite().to(norms[0].device) for norm in norms])
 
 
 def _non_finite_weights(names: list[str], finite: Tensor, update: int) -> NonFiniteWeights:
