@@ -84,6 +84,13 @@ def test_embeddings_that_are_resized_later_are_told(method):
     bound(method, model)[0](model, tiny_batch()).backward()  # on the model as it is now
 
 
+def test_a_weight_that_is_replaced_by_one_of_another_shape_is_told():
+    objective, model, _ = bound(L2SP())
+    model.classifier.weight = torch.nn.Parameter(torch.zeros(5, model.config.hidden_size))
+    with pytest.raises(RuntimeError, match=r"^classifier.weight has the shape \(5, "):
+        objective(model, tiny_batch())
+
+
 def test_nothing_is_asked_of_plain_fine_tuning():
     objective, model, _ = bound(Plain())
     model.resize_token_embeddings(model.get_input_embeddings().weight.shape[0] + 1)

@@ -58,7 +58,12 @@ class Attachment:
             raise
         _TAKEN.add(model)
         _LATEST.update({id(regularizer): self for regularizer in self.regularizers})
-        self.weights = [(weight, name, weight.shape) for name, weight in model.named_parameters()]
+        self.shapes = [  # looked up in every update: by module, which takes a tenth of by name
+            (module, leaf, f"{name}.{leaf}".lstrip("."), weight.shape)
+            for name, module in model.named_modules()
+            for leaf, weight in module._parameters.items()
+            if weight is not None
+        ]
         self._lost: weakref.finalize | None = None
         if not any(r.traits.reparametrizes for r in regularizers):  # these stay on the model
             self._lost = weakref.finalize(self, _TAKEN.discard, model)
@@ -89,8 +94,9 @@ class Attachment:
             self._check_shapes()
 
     def _check_shapes(self) -> None:
-        for weight, name, before in self.weights:
-            if weight.shape != before and weight.is_floating_point():
+        for module, leaf, name, before in self.shapes:
+            weight = module._parameters.get(leaf)
+            if weight is not None and weight.shape != before and weight.is_floating_point():
                 raise RuntimeError(
                     f"{name} has the shape {tuple(weight.shape)}, and had {tuple(before)} when the "
                     "methods were attached: change the model, as resize_token_embeddings does, "
