@@ -101,12 +101,12 @@ def _measures(result: RunResult, extras: Measured) -> Numbers:
 
 
 def robustness_of(extras: Measured, above: float) -> Numbers:
-    """How much a run bears; a metric that never falls bears all that was tried.
+    """How much a run withstands; a metric that never falls withstands all that was tried.
 
     Args:
         extras: of the record of a run.
         above: its score above that of a constant answer; what it has not it cannot lose, so a run
-            with less than 0.1 bears nothing that could be compared.
+            with less than 0.1 withstands nothing that could be compared.
     """
     tolerated = {}
     if above >= LOST:
