@@ -93,7 +93,8 @@ def _scores(content: StudyContent) -> Iterator[Sentence]:
 
 
 def _points(item: Comparison) -> str:
-    return f"{POINTS * gap(item):+.1f} points, p = {item.p_holm:.2g}" if item.p_holm else ""
+    p = "" if item.p_holm is None else f", p = {item.p_holm:.2g}"
+    return f"{POINTS * gap(item):+.1f} points{p}"
 
 
 def _against_plain(what: str, named: Iterable[tuple[str, Comparison]]) -> Sentence | None:
