@@ -26,7 +26,7 @@ from smoothtune import (
 )
 from smoothtune.core.forward import model_loss
 from smoothtune.core.regularizer import Penalty
-from smoothtune.nn.hf_versions import enable_checkpointing
+from smoothtune.nn.hf_versions import enable_checkpointing, recomputes_hooks
 from smoothtune.testing import all_in_float64, fixed_draws, tiny_batch, tiny_model
 
 PENALTIES = {
@@ -72,6 +72,8 @@ def adapted(model):
 
 
 def checkpointed(model):
+    if recomputes_hooks(model.bert.encoder.layer[0]):
+        pytest.skip("methods in blocks need transformers 5.23")
     enable_checkpointing(model)
     return model
 

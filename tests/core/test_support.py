@@ -17,15 +17,18 @@ from smoothtune import (
     L2SP,
     LNSR,
     METHODS,
+    R3F,
     SAM,
     SMART,
     UEGR,
+    HyPe,
     JacHess,
     Jacobian,
     Mixout,
     Objective,
     compile_blocks,
 )
+from smoothtune.core import support
 from smoothtune.core.regularizer import Penalty
 from smoothtune.core.support import KINDS, REFUSED, kinds
 from smoothtune.nn.environments import ENVIRONMENTS, LOW_BIT, environments
@@ -149,6 +152,23 @@ def gradient(make, environment=None, dtype=torch.float32):
         objective.detach()
         torch.compiler.reset()
     return seen[-1].float()
+
+
+@pytest.mark.parametrize("make", [LNSR, HyPe, Jacobian, R3F, L2SP])
+def test_blocks_that_are_recomputed_with_their_hooks(make, monkeypatch):
+    """As before transformers 5.23: what a method did in a block is gone by then."""
+    monkeypatch.setattr(support, "recomputes_hooks", lambda block: True)
+    model = tiny_model("bert")
+    objective = Objective(make()).bind(model, torch.optim.SGD(model.parameters(), lr=0.0))
+    objective(model, tiny_batch())  # without checkpointing
+    enable_checkpointing(model)
+    if make in (R3F, L2SP):
+        objective(model, tiny_batch())
+        return
+    objective.detach()
+    refused = f"{make.name} with activation checkpointing: BertLayer would be recomputed without"
+    with pytest.raises(ValueError, match=refused):
+        Objective(make()).attach(model)
 
 
 def test_representatives_are_of_their_kind():
@@ -318,7 +338,13 @@ def test_cell(kind, make, environment):
         return
     # compiled blocks round otherwise, and differences of float32 passes amplify it here
     dtype = torch.float64 if environment == "compiled blocks" else torch.float32
-    expected, found = gradient(make, dtype=dtype), gradient(make, environment, dtype=dtype)
+    expected = gradient(make, dtype=dtype)
+    try:
+        found = gradient(make, environment, dtype=dtype)
+    except ValueError as error:
+        if "use transformers 5.23" not in str(error):
+            raise
+        pytest.skip(str(error))
     if environment in EXACT:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
     else:

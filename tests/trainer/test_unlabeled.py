@@ -276,7 +276,8 @@ def assert_sum_of_both(tmp_path, made, accumulation, rows, given, loss):
         expected = torch.zeros_like(weight) if weight.grad is None else weight.grad
         # a mean number of label tokens is a number in float32
         torch.testing.assert_close(change, expected, rtol=1e-6, atol=1e-8, msg=name)
-    assert logs["loss"] == pytest.approx(sum(value["loss"] for value in values), rel=1e-6)
+    total = sum(value["loss"] for value in values)
+    assert logs["loss"] == pytest.approx(total, abs=1e-4)  # transformers 4.x rounds it
     parts = {name for value in values for name in value if name.startswith("loss/")}
     assert parts == {name for name in logs if name.startswith("loss/")}
     for name in parts:

@@ -14,9 +14,10 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 
 from smoothtune.core.plain_loss import plain_problems
 from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
-from smoothtune.nn.architecture import is_embedding_model, transformer, unwrap
+from smoothtune.nn.architecture import blocks, is_embedding_model, sides_of, transformer, unwrap
 from smoothtune.nn.environments import ENVIRONMENTS, LOW_BIT, Environment, environments, unreadable
 from smoothtune.nn.fsdp import casts, shards
+from smoothtune.nn.hf_versions import recomputes_hooks
 from smoothtune.nn.low_bit import HALF
 from smoothtune.nn.model_facts import (
     ENCODER_DECODERS,
@@ -217,6 +218,7 @@ def check(
     if reason := unreadable(bare):
         refusals += [f"{name} with {reason}" for name in acting]
     refusals += _low_bit_problems(methods, where)
+    refusals += _recomputation_problems(methods, bare, where)
     refusals += _input_problems(methods, bare)
     refusals += side_problems(methods, bare, where)
     refusals += plain_problems(methods.values(), bare, {})
@@ -240,6 +242,27 @@ def _low_bit_problems(methods: dict[str, Regularizer], where: set[Environment]) 
         for environment in NOT_FLOAT32
         if {low_bit, environment} <= where and (r.traits.needs_float32 or runs_model(r))
     ]
+
+
+def _recomputation_problems(
+    methods: dict[str, Regularizer], model: nn.Module, where: set[Environment]
+) -> list[str]:
+    """Which methods act in blocks that would be recomputed without them."""
+    if "activation checkpointing" not in where:
+        return []
+    refusals = []
+    for name, method in methods.items():
+        if not {*method.points()} - {"word"} and method.traits.derivative_order == 1:
+            continue
+        side = method.side if isinstance(method, LossTerm) else "encoder"
+        layers = [layer for part in sides_of(model, side) for layer in blocks(model, part)]
+        if any(map(recomputes_hooks, layers)):
+            refusals.append(
+                f"{name} with activation checkpointing: {type(layers[0]).__name__} would be "
+                "recomputed without what the method does in it: use transformers 5.23 or newer, or "
+                "turn checkpointing off"
+            )
+    return refusals
 
 
 def _input_problems(methods: dict[str, Regularizer], model: nn.Module) -> list[str]:

@@ -14,6 +14,7 @@ import transformers
 from torch import nn
 from transformers import Trainer, TrainingArguments
 from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.model_facts import declaring
@@ -94,6 +95,16 @@ def warmup_steps(args: Any) -> float:
 def enable_checkpointing(model: nn.Module, *, use_reentrant: bool = False) -> None:
     """Have a model of transformers compute activations again in the backward pass."""
     getattr(model, f"{_CHECKPOINTING}_enable")({"use_reentrant": use_reentrant})
+
+
+def recomputes_hooks(block: nn.Module) -> bool:
+    """Whether hooks of a block run again when it is recomputed in the backward pass.
+
+    Those of a method are gone by then. From 5.23 on `forward` alone is recomputed; 5.17 recomputes
+    the whole call.
+    """
+    whole = "__call__" in vars(GradientCheckpointingLayer)
+    return whole or not isinstance(block, GradientCheckpointingLayer)
 
 
 def can_change_attention(model: nn.Module) -> bool:
