@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import torch
@@ -103,11 +103,11 @@ def non_finite_loss(
 
 
 def finite_weights(model: nn.Module, update: int) -> Check | None:
-    """The check that an update has left all trained weights finite; None if there are none.
+    """The check that updates have left all trained weights finite; None if there are none.
 
     Args:
         model: the trained model.
-        update: number of the update, for the message.
+        update: number of the last update, for the message.
     """
     trained = {name: _local(p) for name, p in model.named_parameters() if p.requires_grad}
     trained = {name: weight for name, weight in trained.items() if weight.numel()}
@@ -126,9 +126,10 @@ def _finite_on_cpu(weights: list[Tensor]) -> Tensor:
 
 
 def _finite(weights: list[Tensor], order: float) -> Tensor:
-    """(W,) whether a norm of each weight is finite."""
+    """(W,) whether a norm of each weight is finite; in a few operations, whatever W."""
     norms = torch._foreach_norm(weights, order)
-    return torch.stack([norm.isfinite().to(norms[0].device) for norm in norms])
+    dtype = reduce(torch.promote_types, {norm.dtype for norm in norms})
+    return torch.stack([norm.to(norms[0].device, dtype) for norm in norms]).isfinite()
 
 
 def _non_finite_weights(names: list[str], finite: Tensor, update: int) -> NonFiniteWeights:

@@ -263,14 +263,21 @@ class Binding:
         return (loss, None) if return_outputs else loss
 
     def after_update(self) -> None:
-        """Have the new weights checked, before they are saved."""
+        """Have the losses of the update before checked."""
         if self.is_zero:
             self.objective.before_step()
             self.objective.after_step()
-        check = finite_weights(self.trainer.model, self.trainer.state.global_step + 1)
+        self.objective.checks.turn()
+
+    def check_all(self) -> None:
+        """Check the losses so far, and the weights; this waits for the device.
+
+        In between, weights that are not finite are noticed by the loss of the next update.
+        """
+        check = finite_weights(self.trainer.model, self.trainer.state.global_step)
         if check is not None:
             self.objective.checks.add(*check)
-        self.objective.checks.turn()
+        self.objective.checks.read()
 
     def warn_at_end(self) -> None:
         """Say which terms were held by their bound nearly always, or changed next to nothing."""

@@ -129,7 +129,7 @@ class Regularized(Trainer):
             return
         acts = control.should_log or control.should_evaluate or control.should_save
         if acts or control.should_training_stop:
-            self._binding.objective.checks.read()
+            self._binding.check_all()
         super()._maybe_log_save_evaluate(*args, **kwargs)
 
     def log(self, logs: dict[str, float], *args: Any, **kwargs: Any) -> None:
