@@ -256,6 +256,22 @@ class Measured(Record):
         part = self.parts.get("effect")
         return Quantities.parse(part.numbers) if part else Quantities()
 
+    @property
+    def calibrated(self) -> Numbers:
+        """NLL and Brier score of the rows on which no temperature was fitted, by measure.
+
+        Empty without the part ``calibration`` of a classification.
+        """
+        numbers = self.parts["calibration"].numbers if "calibration" in self.parts else {}
+        if "judged_rows_after" not in numbers:
+            return {}
+        before, after = numbers["judged_rows_before"], numbers["judged_rows_after"]
+        return {
+            "nll_uncalibrated": before["nll"],
+            "nll_calibrated": after["nll"],
+            "brier_calibrated": after["brier"],
+        }
+
     @model_validator(mode="after")
     def _has_numbers_of_effects(self) -> Self:
         _ = self.effect

@@ -95,6 +95,7 @@ def _measures(result: RunResult, extras: Measured) -> Numbers:
         "train_seconds": result.cost.train_seconds,
         "evaluation_seconds": result.cost.evaluation_seconds,
     }
+    measured |= extras.calibrated
     measured |= extras.effect.quantities | extras.effect.beside
     measured |= robustness_of(extras, result.score - result.trivial_baseline)
     return {name: value for name, value in measured.items() if value is not None}

@@ -41,6 +41,7 @@ def findings(content: StudyContent) -> list[Sentence]:
         _completeness(content),
         *_scores(content),
         *_beside(content),
+        *_temperature(content),
         *_spread(content),
         *_budget(content),
         *_cost(content),
@@ -163,6 +164,36 @@ def _beside(content: StudyContent) -> Iterator[Sentence]:
         sentence = Sentence("fragile", sentence.text + text)
     if sentence:
         yield sentence
+
+
+def _temperature(content: StudyContent) -> Iterator[Sentence]:
+    """Whose NLL is below that of plain with a temperature, which everyone can have."""
+    before, after = (_means(content, f"nll_{when}") for when in ("uncalibrated", "calibrated"))
+    others = {name: mean for name, mean in before.items() if name != PLAIN}
+    if PLAIN not in after or not others:
+        return
+    best = min(others, key=others.__getitem__)
+    below = [f"{name} ({mean:.3f})" for name, mean in others.items() if mean < after[PLAIN]]
+    who = _few(below) or f"no method; the lowest is {best}, {others[best]:.3f}"
+    yield Sentence(
+        "note",
+        f"A temperature takes plain's NLL from {before[PLAIN]:.3f} to {after[PLAIN]:.3f}. Below "
+        f"that without one: {who}.",
+    )
+
+
+def _means(content: StudyContent, measure: str) -> dict[str, float]:
+    """Means over the conditions, of the methods that have the measure where plain has it."""
+    values: dict[str, dict[str, float]] = {}
+    for item in content.methods:
+        if measure in item.measures:
+            values.setdefault(item.method, {})[item.condition.title] = item.measures[measure].mean
+    common = values.get(PLAIN, {}).keys()
+    return {
+        name: statistics.mean(by[title] for title in common)
+        for name, by in values.items()
+        if by.keys() >= common
+    }
 
 
 def _spread(content: StudyContent) -> Iterator[Sentence]:

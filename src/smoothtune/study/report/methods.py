@@ -29,11 +29,18 @@ from smoothtune.study.report.statistics import (
 )
 from smoothtune.study.table import ROBUSTNESS, ConditionKey, Row
 
-SECONDARY = ("generalization_gap", "brier", "nll", "ece", "noise", "ood")
-"""Measures that are tested against plain's beside the score; noise: the mean score under Gaussian
-noise on the embeddings; ood: the mean score on the other data sets."""
+SECONDARY = (
+    *("generalization_gap", "brier", "nll", "ece", "brier_calibrated", "nll_calibrated"),
+    *("noise", "ood"),
+)
+"""Measures that are tested against plain's beside the score; calibrated: with a temperature, on
+the rows on which it was not fitted; noise: the mean score under Gaussian noise on the embeddings;
+ood: the mean score on the other data sets."""
 TESTED = ("score", *SECONDARY)
-MEASURES = ("score", "train_score", *SECONDARY, "steps", "train_seconds", "evaluation_seconds")
+MEASURES = (
+    *("score", "train_score", *SECONDARY, "nll_uncalibrated"),
+    *("steps", "train_seconds", "evaluation_seconds"),
+)
 """All others are `ROBUSTNESS`, and quantities that methods are about."""
 MORE_IS_BETTER = {"score", "noise", "ood", *ROBUSTNESS}
 RELATIVE_TO_LOGITS = {

@@ -14,7 +14,10 @@ from smoothtune.study.report.methods import MORE_IS_BETTER, SECONDARY, MethodRes
 from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL, Summary
 from smoothtune.study.table import ROBUSTNESS, ConditionKey
 
-_TITLES = ("gap", "Brier", "NLL", "ECE", "score under noise", "score on other data")
+_TITLES = (
+    *("gap", "Brier", "NLL", "ECE", "Brier with a temperature", "NLL with a temperature"),
+    *("score under noise", "score on other data"),
+)
 TITLES = dict(zip(SECONDARY, _TITLES, strict=True))
 BESIDE_QUANTITIES = {
     "changed by the worst perturbation": "share of predicted classes that the worst perturbation "
