@@ -14,7 +14,7 @@ from helpers.training import Rows, arguments, collate
 from smoothtune import LNSR, METHODS, R3F, JacHess, Objective, Plain, regularize
 from smoothtune.testing import tiny_batch, tiny_model
 
-ORDINARY = range(10, 30)
+ORDINARY = range(10, 16)
 """Updates after those in which terms are compared with the task's gradient once."""
 ON_THE_HOST = {
     "_bernoulli",  # the state of the CPU's generator, as the next two
@@ -147,7 +147,12 @@ def test_no_value_is_read_where_updates_have_two_batches(tmp_path, callback, met
     assert of_the_device(reads) == {}
 
 
-@pytest.mark.parametrize("name", METHODS)
+FAST = ("lnsr", "freelb", "uegr", "jachess", "mixout")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in METHODS]
+)
 def test_a_loop_reads_whether_its_loss_is_finite(callback, name):
     """Which it is told at once, before the loss is used; that is the only value."""
     model, batch = tiny_model("bert", dropout=0.1, dtype=torch.float32), tiny_batch()
