@@ -386,6 +386,21 @@ def test_every_figure_has_its_numbers(tmp_path: Path) -> None:
     assert [float(mean), float(low), float(high)] == [np.mean(scores), min(scores), max(scores)]
 
 
+def test_of_several_tasks_those_are_drawn_that_show_a_difference(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    equal = [row | {"task": "equal"} for row in rows({"good": 0.0}, tasks=["one"])]
+    plots = study_plots(
+        content(rows({"good": 0.05}, tasks=["one"]) + equal),
+        Records(tmp_path),
+        Console(quiet=True),
+    )
+    ending = "one-m-100_examples"
+    names = {plot.name for plot in plots.all}
+    assert names == {"difference-all_tasks", f"difference-{ending}", f"distribution-{ending}"}
+    alone = study_plots(content(equal), Records(tmp_path), Console(quiet=True))
+    assert [plot.name.partition("-")[0] for plot in alone.all] == ["difference", "distribution"]
+
+
 class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()

@@ -66,7 +66,10 @@ class Plots:
 
 
 def study_plots(content: StudyContent, records: Records, console: Console) -> Plots:
-    """All plots for which there are finished cells, by condition; the console shows the progress.
+    """The plots of what finished cells show; the console shows the progress.
+
+    Of several conditions those are drawn under which a method is shown to differ from plain: a
+    null result is a word in a table.
 
     Raises:
         PlotsMissing: matplotlib is not installed.
@@ -82,7 +85,12 @@ def study_plots(content: StudyContent, records: Records, console: Console) -> Pl
     look = _Look(styles(names), _limits(shown))
     plots: dict[ConditionKey | None, list[Plot]] = {}
     first = None
-    with tracked(list(by_condition(done).items()), "drawing", console) as conditions:
+    drawn_ones = {
+        condition: runs
+        for condition, runs in by_condition(done).items()
+        if len(compared) == 1 or any(item.is_established for item in compared[condition])
+    }
+    with tracked(list(drawn_ones.items()), "drawing", console) as conditions:
         for condition, runs in conditions:
             where, metric = condition.title, runs[0].metric or "score"
             plots[condition] = here = [_distribution(runs, where, look)]

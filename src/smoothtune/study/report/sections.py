@@ -105,11 +105,8 @@ def _training(content: StudyContent) -> list[Block]:
 def _condition(group: Sequence[MethodResult], plots: Sequence[Plot]) -> Iterator[Block]:
     yield CONDITION
     yield score_table(group)
-    compared = [item for method in group if (item := method.score_against_plain)]
-    if plots and any(item.is_established for item in compared):
+    if plots:
         yield Figures(plots)
-    elif plots:  # no difference is a word in a table, not a row of figures
-        yield Folded(f"Figures of {group[0].condition.title}", [Figures(plots)])
     yield Heading("Stability, fit and calibration")
     yield BESIDE
     yield beside_table(group)
