@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.nn.architecture import unwrap
@@ -96,6 +95,8 @@ def _several_labels(run: ForwardPass) -> bool:
     in its configuration, or (DeBERTa) for shares of classes.
     """
     labels, outputs = run.batch.get("labels"), run.outputs
+    from transformers import PreTrainedModel  # a second, which reading fields does not need
+
     its_own = isinstance(unwrap(run.model), PreTrainedModel) and outputs.get("loss") is not None
     if its_own or not isinstance(labels, Tensor):
         return False

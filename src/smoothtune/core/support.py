@@ -10,11 +10,17 @@ from typing import Literal, get_args
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 
 from smoothtune.core.plain_loss import plain_problems
 from smoothtune.core.regularizer import LossTerm, Penalty, Regularizer
-from smoothtune.nn.architecture import blocks, is_embedding_model, sides_of, transformer, unwrap
+from smoothtune.nn.architecture import (
+    blocks,
+    is_embedding_model,
+    is_fsdp1,
+    sides_of,
+    transformer,
+    unwrap,
+)
 from smoothtune.nn.environments import ENVIRONMENTS, LOW_BIT, Environment, environments, unreadable
 from smoothtune.nn.fsdp import casts, shards
 from smoothtune.nn.hf_versions import recomputes_hooks
@@ -295,7 +301,7 @@ def _wrapper_problems(model: nn.Module) -> list[str]:
     """Why nothing works in what a loop has put around a model, and what to change."""
     if type(model).__module__.startswith("deepspeed."):
         return [_DEEPSPEED]
-    if any(isinstance(module, FullyShardedDataParallel) for module in model.modules()):
+    if any(map(is_fsdp1, model.modules())):
         return ["FSDP1, which is not verified: shard with fully_shard (FSDP2), or use DDP"]
     if isinstance(model, nn.DataParallel):
         return ["nn.DataParallel, which does not split perturbations: use DDP"]

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.predictions import heads
@@ -83,7 +82,7 @@ class InputDerivatives:
         ids = torch.arange(0, len(table), stride, device=table.device)
         module = word_embeddings(model)
         with torch.no_grad():  # through the module, which may scale what it looks up
-            if isinstance(table, DTensor):  # sharded by FSDP2
+            if hasattr(table, "full_tensor"):  # sharded by FSDP2
                 parameters = {"module.weight": table.full_tensor()}
                 rows = torch.func.functional_call(_WithoutHooks(module), parameters, (ids,))
             else:

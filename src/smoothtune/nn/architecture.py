@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.optim import Optimizer
 from transformers.pytorch_utils import Conv1D
 
@@ -21,7 +20,12 @@ from smoothtune.nn.model_facts import (
 
 Side = Literal["encoder", "decoder", "both"]
 
-_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel, FullyShardedDataParallel)
+_PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
+
+
+def is_fsdp1(module: nn.Module) -> bool:
+    """Whether FSDP1 wraps a module; by name, as its import takes a second."""
+    return type(module).__name__ == "FullyShardedDataParallel"
 
 
 def is_embedding_model(model: nn.Module) -> bool:
@@ -42,8 +46,8 @@ def unwrap(model: nn.Module) -> nn.Module:
     while True:
         if (wrapped := model._modules.get("_orig_mod")) is not None:  # what torch.compile wraps
             model = wrapped
-        elif isinstance(model, _PARALLEL):
-            model = model.module
+        elif isinstance(model, _PARALLEL) or is_fsdp1(model):
+            model = cast(nn.Module, model.module)
         else:
             return model
 

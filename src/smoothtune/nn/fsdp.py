@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
-from torch.distributed.tensor import DTensor
 from torch.nn.utils import get_total_norm
 
 from smoothtune.nn.low_bit import HALF
 
+if TYPE_CHECKING:  # a second, which commands that read fields do not need
+    from torch.distributed.fsdp import FSDPModule
+
 
 def shards(model: nn.Module) -> list[FSDPModule]:
     """The units that FSDP2 shards."""
-    return [module for module in model.modules() if isinstance(module, FSDPModule)]
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported: nothing is sharded
+    return [each for each in model.modules() if isinstance(each, fsdp.FSDPModule)] if fsdp else []
 
 
 def casts(unit: FSDPModule) -> bool:
@@ -68,4 +71,4 @@ def _encloses(unit: FSDPModule) -> bool:
 def sharded_norm(gradients: Sequence[Tensor]) -> Tensor:
     """() l2 norm of gradients of which every process has parts."""
     norm = get_total_norm(gradients)
-    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transformers
 from torch import nn
-from transformers import Trainer, TrainingArguments
-from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.model_facts import declaring
 
-_ARGUMENTS = {field.name for field in fields(TrainingArguments)}
-_CHECKPOINTING = (  # 5.23
-    "activation_checkpointing"
-    if "activation_checkpointing" in _ARGUMENTS
-    else "gradient_checkpointing"
-)
-_SAMPLING_STRATEGY = "train_sampling_strategy" in _ARGUMENTS  # 5.2
-_BEFORE_5 = int(transformers.__version__.partition(".")[0]) < 5
+if TYPE_CHECKING:  # the Trainer takes seconds, which commands that read fields do not need
+    from transformers import TrainingArguments
+
+_VERSION = tuple(int(number) for number in transformers.__version__.split(".")[:2])
+_CHECKPOINTING = "activation_checkpointing" if _VERSION >= (5, 23) else "gradient_checkpointing"
+_SAMPLING_STRATEGY = _VERSION >= (5, 2)
+_DECLARED_SCALING = _VERSION >= (5, 20)
+_BEFORE_5 = _VERSION < (5, 0)
 """Where a `warmup_steps` below 1 is no share of all updates, and checkpointing is reentrant."""
-_DECLARED_SCALING = hasattr(Trainer, "loss_is_scaled_for_ga")  # 5.20
 
 
 # --- arguments -----------------------------------------------------------------------------------
@@ -36,7 +32,9 @@ _DECLARED_SCALING = hasattr(Trainer, "loss_is_scaled_for_ga")  # 5.20
 
 def argument_names() -> set[str]:
     """The names of the newest version that `installed_names` knows."""
-    return _ARGUMENTS | {"train_sampling_strategy"}
+    from transformers import TrainingArguments
+
+    return {field.name for field in fields(TrainingArguments)} | {"train_sampling_strategy"}
 
 
 def installed_names(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,6 +101,8 @@ def recomputes_hooks(block: nn.Module) -> bool:
     Those of a method are gone by then. From 5.23 on `forward` alone is recomputed; 5.17 recomputes
     the whole call.
     """
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     whole = "__call__" in vars(GradientCheckpointingLayer)
     return whole or not isinstance(block, GradientCheckpointingLayer)
 
@@ -143,6 +143,8 @@ def undivided(trainer: Any, num_items_in_batch: Any) -> int:
 
 def loss_shifts_labels(trainer: Any) -> bool:
     """Whether the labels predict the next token, so that the first position has none."""
+    from transformers.loss.loss_utils import LOSS_MAPPING, ForCausalLMLoss
+
     if hasattr(trainer, "_loss_shifts_labels"):  # 5.10
         return bool(trainer._loss_shifts_labels)
     model: Any = declaring(unwrap(trainer.model))

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from torch import nn
-from transformers.loss.loss_utils import ForCausalLMLoss
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_IMAGE_MODELING_MAPPING_NAMES,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -87,6 +86,8 @@ def is_causal_lm(model: nn.Module) -> bool:
     that transformers chose for it, which is that of causal language models. Decoders with a loss of
     their own, such as BartForCausalLM and XLNet, do not count.
     """
+    from transformers.loss.loss_utils import ForCausalLMLoss  # imports scipy
+
     model = declaring(model)
     head, cls = getattr(model, "get_output_embeddings", None), cast(Any, type(model))
     return (
