@@ -3,7 +3,9 @@
 import json
 import re
 import shlex
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,9 +16,11 @@ from helpers.tiny_folder import tiny_bert
 from smoothtune.catalog import described, known_methods
 from smoothtune.cli import MAIN_OPTIONS, app
 from smoothtune.cli.tools import GROUPS
+from smoothtune.config.evaluation import Settings
 from smoothtune.config.run import load_config
 from smoothtune.data.sources import load_rows
 from smoothtune.evaluation.calibration_file import CALIBRATION
+from smoothtune.files import RESULT, write_json
 
 ROOT = Path(__file__).parents[2]
 TICKETS = [("the printer is dead", "high", "it"), ("send the offer", "low", "sales")]
@@ -152,9 +156,14 @@ def test_cells_of_excel_are_texts(tmp_path: Path) -> None:
     assert found[:] == {"text": ["good", "NA"], "label": ["1", "0"], "code": ["007", "2.5"]}
 
 
+@pytest.mark.parametrize("of_a_trainer", [False, True])
 def test_the_first_message_about_a_foreign_model_is_a_command_that_works(
-    foreign: Path, tmp_path: Path
+    foreign: Path, tmp_path: Path, of_a_trainer: bool
 ) -> None:
+    if of_a_trainer:  # which knows the model that it began with, but no task
+        foreign = shutil.copytree(foreign, tmp_path / "model")
+        config = {"task": None, "model": str(foreign), "seed": 1}
+        write_json(foreign / RESULT, {"task": None, "methods": {}, "config": config})
     data = tmp_path / "e.csv"
     data.write_text("nr;prio;review;tone\n" + "1;high;good film;pos\n2;low;bad film;neg\n" * 4)
     refused = call("evaluate", foreign, "--data", data, "--output-dir", tmp_path / "out")
@@ -168,6 +177,19 @@ def test_the_first_message_about_a_foreign_model_is_a_command_that_works(
     assert call(*shlex.split(refused.stderr.splitlines()[-1])[1:]).exit_code == 0
     without = call("evaluate", foreign, "--output-dir", tmp_path / "out")
     assert "--data rows.csv --text-column text --label-column label" in without.stderr
+
+
+def test_an_evaluation_is_beside_its_model(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("out/tuned").mkdir(parents=True)
+
+    def folder(model: str, *others: str) -> str:
+        return str(Settings(model=model, ensemble=others).folder)
+
+    assert folder("out/tuned/") == "out/tuned-evaluation"
+    assert folder("out/tuned", "out/other") == "out/tuned-ensemble-evaluation"
+    assert folder("org/tuned") == "tuned-evaluation"  # of the hub
+    assert str(Settings(model="org/tuned", output_dir="out").folder) == "out"
 
 
 def labeled_by(model: Path, folder: Path) -> Path:

@@ -476,7 +476,7 @@ def test_another_architecture_is_no_base_model(tiny_folder: Path, tmp_path: Path
     ("arguments", "message"),
     [
         (["model", "--task", "rtee"], "unknown task 'rtee'; did you mean 'rte'?"),
-        (["model"], "holds no record of a training by smoothtune, so say what its task is"),
+        (["model"], "holds no record of its task, so say what it is"),
         (
             ["tuned", "--batch-size", 0],
             "--batch-size: batch_size: Input should be greater than",

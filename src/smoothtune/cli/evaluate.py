@@ -92,7 +92,7 @@ def evaluate(
         from smoothtune.evaluation.output import EXAMPLES, MARKDOWN, PAGE
         from smoothtune.evaluation.report import headline_rows, write_report
 
-        folder = Path(settings.output_dir)
+        folder = settings.folder
         no_plots = write_report([folder], folder / PAGE, overwrite=True)
         write_report([folder], folder / MARKDOWN, overwrite=True)
         rows, verdict = headline_rows(folder)
@@ -104,7 +104,7 @@ def evaluate(
     examples = (folder / EXAMPLES).exists()
     more = _other_files(content, plots=not no_plots, examples=examples)
     files = ", ".join(["evaluation.json", PAGE, MARKDOWN, *more])
-    echo(f"{settings.output_dir} holds {files}", err=as_json)
+    echo(f"{folder} holds {files}", err=as_json)
     if no_plots and any(part["curves"] for part in content["parts"].values()):
         echo(f"figures were left out: {no_plots}", err=True)
 
@@ -167,7 +167,7 @@ def predict(
 
 
 def _refuse_foreign(settings: Settings | Prediction, command: Sequence[str]) -> None:
-    """End with the command that works, if a model has no record and is not described.
+    """End with the command that works, if a model records no task and is not described.
 
     Args:
         settings: of the evaluation or the prediction.
@@ -179,7 +179,7 @@ def _refuse_foreign(settings: Settings | Prediction, command: Sequence[str]) -> 
         return
     put = "; put your file and its columns in their places" if "data" in missing else ""
     fail(
-        f"{settings.model} holds no record of a training by smoothtune, so say what its task "
-        f"is{put}:\n{shlex.join(['smoothtune', *command, *as_arguments(missing)])}",
+        f"{settings.model} holds no record of its task, so say what it is{put}:\n"
+        f"{shlex.join(['smoothtune', *command, *as_arguments(missing)])}",
         USAGE,
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, field_validator
@@ -107,10 +109,21 @@ class Settings(SpanFields, DataFields):
 
     num_examples: Annotated[int, Field(ge=0), OUTPUT] = 20
     """Sentences in each table of single ones; 0: no texts are written."""
-    output_dir: Annotated[Name, OUTPUT]
-    """Folder for evaluation.json, tables and plots."""
+    output_dir: Annotated[Name | None, OUTPUT] = None
+    """Folder for evaluation.json, tables and plots; unset: MODEL-evaluation beside the model, or
+    MODEL-ensemble-evaluation beside the first of several."""
     overwrite_output_dir: Annotated[bool, OUTPUT] = False
     """Replace another evaluation in `output_dir`."""
+
+    @property
+    def folder(self) -> Path:
+        """`output_dir`, or where it is unset a folder beside the model."""
+        if self.output_dir is not None:
+            return Path(self.output_dir)
+        model = Path(self.model).expanduser()
+        parent = model.parent if model.is_dir() else Path()  # the hub's are in no folder here
+        kind = "ensemble-evaluation" if self.ensemble else "evaluation"
+        return parent / f"{os.path.basename(os.path.abspath(model))}-{kind}"
 
     def identity(self) -> dict[str, Any]:
         """What makes numbers comparable; parts and other data sets can be added later."""

@@ -1,4 +1,4 @@
-"""What must be said of a model that another program trained: the options that its data need."""
+"""What must be said of a model whose folder names no task: the options that its data need."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Options = dict[str, Any]
 
 
 def missing_options(settings: Settings | Prediction) -> Options:
-    """The options, by field, without which a model without a record cannot be used.
+    """The options, by field, without which a model that records no task cannot be used.
 
     Args:
         settings: as they were given.
 
     Returns:
-        None where the folder has a record or the options say enough. With `data` they are those
-        that fit the rows and the outputs of the model, if any do.
+        Nothing where the folder records a task or the options say enough. With `data` they are
+        those that fit the rows and the outputs of the model, if any do.
 
     Raises:
         ModelError: there is no such model.
@@ -39,12 +39,9 @@ def missing_options(settings: Settings | Prediction) -> Options:
     columns = settings.task_type is not None and TASK_CLASSES[settings.task_type].text_columns
     described = settings.text_columns is not None or bool(columns)
     misnamed = settings.task is not None and not preset and not described  # which is said elsewhere
-    if (
-        preset
-        or misnamed
-        or (described and settings.data is not None)
-        or training_record(settings.model)
-    ):
+    record = training_record(settings.model)
+    recorded = record and record["config"].get("task")  # a Trainer of one's own has none to record
+    if preset or misnamed or recorded or (described and settings.data is not None):
         return {}
     base = load_base(settings.model, trust_remote_code=settings.trust_remote_code)
     task_type = settings.task_type or type_of_model(base.config)

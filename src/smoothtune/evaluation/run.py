@@ -70,7 +70,7 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
     console = console or Console()
     training = training_record(settings.model)
     settings = resolve(settings, training)
-    with owned(Path(settings.output_dir)) as folder, Bar(console) as bar:
+    with owned(settings.folder) as folder, Bar(console) as bar:
         # read all, and refuse what does not go together
         stored = stored_evaluation(folder, settings)
         subject, fingerprints = load_subject(settings, training, bar)
