@@ -448,17 +448,16 @@ def test_a_compiled_model_stays_compiled():
     assert ran
 
 
-def test_wrappers_that_were_not_verified_are_refused(monkeypatch):
+def test_wrappers_that_were_not_verified_are_refused():
     class Engine(torch.nn.Linear):
         __module__ = "deepspeed.runtime.engine"
 
-    class Sharded(torch.nn.Linear):
+    class FullyShardedDataParallel(torch.nn.Linear):  # the real one needs processes
         pass
 
-    monkeypatch.setattr("smoothtune.core.support.FullyShardedDataParallel", Sharded)
     for model, message in (
         (Engine(2, 2), "DeepSpeed in a loop of your own"),
-        (torch.nn.Sequential(Sharded(2, 2)), "FSDP1, which is not verified"),
+        (torch.nn.Sequential(FullyShardedDataParallel(2, 2)), "FSDP1, which is not verified"),
         (torch.nn.DataParallel(tiny_model("bert")), "nn.DataParallel, which does not split"),
     ):
         with pytest.raises(ValueError, match=message):
