@@ -368,8 +368,7 @@ def test_methods_of_no_kind_work_everywhere(name, environment):
 def test_attention_implementation_does_not_matter(kind, make):
     results = []
     for implementation in ("eager", "sdpa"):
-        model = tiny_model("bert")
-        model.set_attn_implementation(implementation)
+        model = tiny_model("bert", attention=implementation)
         objective = Objective(make()).attach(model)
         with fixed_draws(), all_in_float64():
             loss = objective(model, tiny_batch())
