@@ -1,5 +1,6 @@
 """Every row and label weighs the same, however an update is cut; whose loss the task loss is."""
 
+from contextlib import nullcontext
 from itertools import product
 
 import pytest
@@ -183,6 +184,17 @@ def test_a_normalized_loss_makes_the_update_of_its_own_trainer(tmp_path, cls):
     ours = moved(tmp_path, tiny_model("bert"), cls=cls, **CUT)
     assert difference(ours, own) < 1e-9
     assert difference(ours, moved(tmp_path, tiny_model("bert"), cls=cls)) < 1e-9
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_normalized_loss_that_would_get_no_count_is_refused(tmp_path, counts):
+    """As that of BERT in transformers 4: it may fall back to a mean, which would be summed."""
+    for cut, refused in ((CUT, not counts), ({}, False)):
+        trainer = Normalized(model=tiny_model("bert"), args=arguments(tmp_path, **cut))
+        trainer.model_accepts_loss_kwargs = counts
+        message = "=3: the Trainer counts no num_items_in_batch for BertForSequenceClassification"
+        with pytest.raises(ValueError, match=message) if refused else nullcontext():
+            regularize(trainer, Plain())
 
 
 def plain_collate(rows):

@@ -168,9 +168,9 @@ class SharedMasks(TorchDispatchMode):
             return self._bernoulli(*args)
         before = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
         result = func(*args, **(kwargs or {}))
-        if before is not None and not torch.equal(before, torch.get_rng_state()):
-            if not isinstance(result, Tensor) or result.ndim:
-                self._count_other()
+        one_number = isinstance(result, Tensor) and result.ndim == 0
+        if before is not None and not one_number and not torch.equal(before, torch.get_rng_state()):
+            self._count_other()
         if drawn is not None and divides and args[0] is drawn[0]:
             version = args[0]._version + 1  # div_ is counted once this has returned
             state = torch.get_rng_state()
