@@ -6,6 +6,7 @@ de-quantizes them to.
 
 import copy
 from contextlib import suppress
+from importlib.util import find_spec
 from itertools import product
 
 import pytest
@@ -49,11 +50,20 @@ def folder(tmp_path_factory):
     return folder
 
 
+class Bases(dict):
+    """Without quantized ones where bitsandbytes is not installed."""
+
+    def __missing__(self, name):
+        pytest.skip("bitsandbytes is not installed")
+
+
 @pytest.fixture(scope="module")
 def bases(folder):
     """Frozen weights by kind: as they are stored, and in float32."""
-    found = {}
+    found = Bases()
     for name in NARROW:
+        if name in QUANTIZED and not find_spec("bitsandbytes"):
+            continue
         dtype = getattr(torch, name, torch.bfloat16)
         options = {"dtype": dtype, "attention_dropout": 0.1}
         if name in QUANTIZED:
@@ -270,6 +280,7 @@ def test_weights_that_were_packed_for_inference(bases):
 def test_no_weight_is_packed_for_inference(attached, tmp_path):
     """As bitsandbytes does on some processors in evaluation mode; the loss is checked so, too."""
     tiny_language_model("llama", dtype=torch.float32).save_pretrained(tmp_path)
+    pytest.importorskip("bitsandbytes")
     four_bits = {"quantization_config": BitsAndBytesConfig(**QUANTIZED["4 bits"])}
     base = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, **four_bits)
     (model,) = adapted(base, task_type="CAUSAL_LM")
