@@ -148,6 +148,10 @@ def gradient(make, environment=None, dtype=torch.float32):
                 scaler.scale(loss).backward()
             scaler.step(optimizer)
             scaler.update()
+    except RuntimeError as error:
+        if "as one graph" not in str(error) or not torch.__version__.startswith("2.6."):
+            raise
+        pytest.skip(str(error))
     finally:
         objective.detach()
         torch.compiler.reset()

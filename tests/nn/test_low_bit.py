@@ -25,7 +25,7 @@ from smoothtune.core import support
 from smoothtune.core.regularizer import LossTerm
 from smoothtune.core.support import runs_model
 from smoothtune.nn import environments
-from smoothtune.nn.hf_versions import enable_checkpointing
+from smoothtune.nn.hf_versions import enable_checkpointing, recomputes_hooks
 from smoothtune.nn.low_bit import Float32Compute, Float32View, is_quantized
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model, with_weight
 
@@ -161,6 +161,8 @@ def test_small_differences_and_high_derivatives(bases, make, base):
 @pytest.mark.parametrize("name", ["vat", "jacobian"])
 def test_recomputed_blocks_are_wide_too(bases, name, base):
     narrow, wide = adapted(*bases[base])
+    if name == "jacobian" and recomputes_hooks(wide.base_model.model.model.layers[0]):
+        pytest.skip("second derivatives need transformers 5.23 there")
     enable_checkpointing(narrow)
     agrees((narrow, wide), lambda: METHODS[name](weight=1.0))
 

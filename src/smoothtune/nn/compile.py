@@ -43,9 +43,10 @@ class CompiledForward:
         """The output of the block, which is the first argument.
 
         Raises:
-            RuntimeError: the block has been compiled too often.
+            RuntimeError: the block has been compiled too often, or torch cannot compile it.
         """
-        from torch._dynamo.exc import FailOnRecompileLimitHit  # torch.compile has imported it
+        # torch.compile has imported them
+        from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
 
         try:
             with _limit():
@@ -54,6 +55,11 @@ class CompiledForward:
             raise RuntimeError(
                 f"a block would be compiled more than {GRAPHS} times: what it is given changes "
                 "from one call to the next; do not compile, or set torch_compile=False"
+            ) from error
+        except Unsupported as error:
+            raise RuntimeError(
+                f"torch {torch.__version__} cannot compile {type(args[0]).__name__} as one graph: "
+                "use a newer torch, do not compile, or set torch_compile=False"
             ) from error
 
 
