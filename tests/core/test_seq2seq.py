@@ -5,6 +5,7 @@ from itertools import product
 
 import pytest
 import torch
+import transformers
 from transformers import PegasusConfig, PegasusForConditionalGeneration, T5ForTokenClassification
 
 from helpers.literal import gradient
@@ -158,6 +159,8 @@ def test_task_loss_is_the_models_own(architecture, together):
     model, batch = tiny_seq2seq(architecture), seq2seq_batch(num_items=False)
     if together:
         model.set_input_embeddings(model.get_input_embeddings())
+    elif architecture == "t5" and transformers.__version__.startswith("4."):
+        pytest.skip("T5 of transformers 4 has one module")
     assert is_seq2seq_lm(model)
     assert (embeddings_of(model)[0] is embeddings_of(model)[1]) == together
     with all_in_float64():

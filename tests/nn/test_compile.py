@@ -25,7 +25,7 @@ from smoothtune import (
 from smoothtune.core.forward import ForwardPass
 from smoothtune.core.support import REFUSED, kinds
 from smoothtune.nn.architecture import blocks
-from smoothtune.nn.compile import uncompile_blocks
+from smoothtune.nn.compile import CompiledForward, uncompile_blocks
 from smoothtune.nn.dropout import evaluating
 from smoothtune.nn.environments import environments
 from smoothtune.nn.hf_versions import enable_checkpointing
@@ -193,6 +193,15 @@ def test_graphs_are_few():
                 model(**batch)
     assert counters["stats"]["unique_graphs"] == 6
     assert not counters["graph_break"]
+
+
+def test_a_block_that_torch_cannot_compile_says_so():
+    def forward(block, x):
+        torch._dynamo.graph_break()
+        return block.weight @ x
+
+    with pytest.raises(RuntimeError, match="cannot compile Linear as one graph: use a newer torch"):
+        CompiledForward(forward, "aot_eager")(torch.nn.Linear(2, 2), torch.ones(2))
 
 
 def test_a_block_that_is_compiled_too_often(monkeypatch):

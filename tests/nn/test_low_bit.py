@@ -6,6 +6,7 @@ de-quantizes them to.
 
 import copy
 from contextlib import suppress
+from importlib.util import find_spec
 from itertools import product
 
 import pytest
@@ -24,7 +25,7 @@ from smoothtune.core import support
 from smoothtune.core.regularizer import LossTerm
 from smoothtune.core.support import runs_model
 from smoothtune.nn import environments
-from smoothtune.nn.hf_versions import enable_checkpointing
+from smoothtune.nn.hf_versions import enable_checkpointing, recomputes_hooks
 from smoothtune.nn.low_bit import Float32Compute, Float32View, is_quantized
 from smoothtune.testing import ARCHITECTURES, tiny_batch, tiny_model, with_weight
 
@@ -49,11 +50,20 @@ def folder(tmp_path_factory):
     return folder
 
 
+class Bases(dict):
+    """Without quantized ones where bitsandbytes is not installed."""
+
+    def __missing__(self, name):
+        pytest.skip("bitsandbytes is not installed")
+
+
 @pytest.fixture(scope="module")
 def bases(folder):
     """Frozen weights by kind: as they are stored, and in float32."""
-    found = {}
+    found = Bases()
     for name in NARROW:
+        if name in QUANTIZED and not find_spec("bitsandbytes"):
+            continue
         dtype = getattr(torch, name, torch.bfloat16)
         options = {"dtype": dtype, "attention_dropout": 0.1}
         if name in QUANTIZED:
@@ -151,6 +161,8 @@ def test_small_differences_and_high_derivatives(bases, make, base):
 @pytest.mark.parametrize("name", ["vat", "jacobian"])
 def test_recomputed_blocks_are_wide_too(bases, name, base):
     narrow, wide = adapted(*bases[base])
+    if name == "jacobian" and recomputes_hooks(wide.base_model.model.model.layers[0]):
+        pytest.skip("second derivatives need transformers 5.23 there")
     enable_checkpointing(narrow)
     agrees((narrow, wide), lambda: METHODS[name](weight=1.0))
 
@@ -270,6 +282,7 @@ def test_weights_that_were_packed_for_inference(bases):
 def test_no_weight_is_packed_for_inference(attached, tmp_path):
     """As bitsandbytes does on some processors in evaluation mode; the loss is checked so, too."""
     tiny_language_model("llama", dtype=torch.float32).save_pretrained(tmp_path)
+    pytest.importorskip("bitsandbytes")
     four_bits = {"quantization_config": BitsAndBytesConfig(**QUANTIZED["4 bits"])}
     base = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16, **four_bits)
     (model,) = adapted(base, task_type="CAUSAL_LM")

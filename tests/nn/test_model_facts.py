@@ -50,7 +50,7 @@ from smoothtune import (
     NonFiniteLoss,
     Objective,
 )
-from smoothtune.nn.model_facts import is_causal, is_causal_lm
+from smoothtune.nn.model_facts import _calls_loss_function, is_causal, is_causal_lm
 from smoothtune.testing import ARCHITECTURES, all_in_float64, tiny_batch, tiny_model
 from smoothtune.testing.tiny import COMMON_CONFIG, VOCABULARY, random_model
 
@@ -142,11 +142,13 @@ def test_a_decoder_whose_loss_is_not_shifted_keeps_it():
 @pytest.mark.parametrize("name", SILENT)
 def test_decoders_that_do_not_say_is_causal(name):
     model = silent(name)
+    if not _calls_loss_function(type(model)):
+        pytest.skip("it has a loss of its own in this version, as BartForCausalLM")
     assert is_causal_lm(model)
     assert is_causal(model)
     batch = texts()
     ours, own = task_loss(model, batch)
-    torch.testing.assert_close(ours, own)
+    torch.testing.assert_close(ours.to(own.dtype), own)  # in transformers 4 CodeGen's has 32 bits
     if name != "mamba":  # measured: a later token changes no earlier prediction
         later = batch["input_ids"].clone()
         later[:, -1] = 7
@@ -181,8 +183,9 @@ def test_a_classifier_of_pixels_that_come_one_after_the_other_is_causal():
     model = random_model(ImageGPTForImageClassification, config).eval()
     assert is_causal(model)
     ids = torch.tensor([[3, 5, 7, 9]])
+    places = {"position_ids": torch.arange(4)[None]}  # which transformers 4 asks for without cache
     first, second = (
-        model(input_ids=pixels, output_hidden_states=True).hidden_states[-1]
+        model(input_ids=pixels, **places, output_hidden_states=True).hidden_states[-1]
         for pixels in (ids, ids + torch.tensor([0, 0, 0, 1]))
     )
     assert torch.equal(first[:, :-1], second[:, :-1])
@@ -274,10 +277,11 @@ def test_models_that_need_no_labels_have_a_task_loss():
     clip = random_model(
         CLIPModel,
         CLIPConfig(text_config=text, vision_config=sizes | image, projection_dim=8),
+        dtype=torch.float32,
     )
     pairs = tiny_batch()
     del pairs["labels"]
-    pairs |= {"pixel_values": torch.rand(4, 3, 8, 8).double(), "return_loss": True}
+    pairs |= {"pixel_values": torch.rand(4, 3, 8, 8), "return_loss": True}
     ours, own = task_loss(clip, pairs)
     torch.testing.assert_close(ours, own)
 

@@ -12,7 +12,7 @@ from transformers import Trainer, TrainingArguments
 from helpers.causal import language_weights_after, tiny_language_model
 from helpers.seq2seq import tiny_seq2seq
 from helpers.training import Rows, arguments
-from smoothtune import L2SP, LNSR, METHODS, SmoothTrainer
+from smoothtune import L2SP, METHODS, R3F, SmoothTrainer
 from smoothtune.nn import hf_versions
 from smoothtune.nn.hf_versions import enable_checkpointing, installed_names
 from smoothtune.testing import fixed_draws, tiny_model, with_weight
@@ -117,7 +117,7 @@ def test_whether_checkpointing_will_be_reentrant_is_known(tmp_path, kwargs):
     assert hf_versions.checkpointing_kwargs(args) == {"use_reentrant": used}
     assert hf_versions.checkpoints_activations(args)
     build = lambda: SmoothTrainer(  # noqa: E731
-        model=model, args=args, train_dataset=Rows(), regularizers=LNSR(weight=1.0)
+        model=model, args=args, train_dataset=Rows(), regularizers=R3F(weight=1.0)
     )
     if not used:
         build()

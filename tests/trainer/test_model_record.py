@@ -1,6 +1,7 @@
 """What a regularized trainer leaves beside its model."""
 
 import json
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -47,7 +48,7 @@ def test_record_and_card_name_the_methods(tmp_path, own: bool) -> None:
     assert record["metrics"] == {"loss": loss}
     assert record["data"] == {"train": len(Rows()), "validation": 16}
     assert record["arguments"]["learning_rate"] == trainer.args.learning_rate
-    assert record["versions"]["torch"] == torch.__version__
+    assert record["versions"]["torch"] == version("torch")
     assert (tmp_path / "model" / "model.safetensors").exists()
     for _ in range(2):
         trainer.create_model_card(language="de")

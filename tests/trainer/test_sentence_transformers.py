@@ -59,6 +59,13 @@ def pairs(columns=2, labels=None, count=8):
     return Dataset.from_list(rows)
 
 
+class MeanSquare(torch.nn.Module):
+    """torch's, whose labels have 32 bits here; before 2.13 it has no gradient then."""
+
+    def forward(self, scores, labels):
+        return F.mse_loss(scores, labels.to(scores.dtype))
+
+
 def trainer_of(folder, output_dir, loss="MultipleNegativesRankingLoss", *, model=None, **changes):
     columns, labels = LOSSES.get(loss, (2, None))
     model = model or embedder(folder)
@@ -73,11 +80,12 @@ def trainer_of(folder, output_dir, loss="MultipleNegativesRankingLoss", *, model
         "disable_tqdm": True,
         "learning_rate": 1e-2,
     }
+    options = {"loss_fct": MeanSquare()} if loss == "CosineSimilarityLoss" else {}
     return Trainer(
         model=model,
         args=Arguments(**settings | changes),
         train_dataset=pairs(columns, labels),
-        loss=getattr(losses, loss)(model),
+        loss=getattr(losses, loss)(model, **options),
     )
 
 

@@ -1,5 +1,6 @@
 """Every row and label weighs the same, however an update is cut; whose loss the task loss is."""
 
+from contextlib import nullcontext
 from itertools import product
 
 import pytest
@@ -22,6 +23,7 @@ from smoothtune import L2SP, LNSR, R3F, Plain, SmoothTrainer, regularize
 from smoothtune.testing import VOCABULARY, fixed_draws, tiny_model
 
 CUT = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}  # 4 + 4 + 2
+DECLARES_SCALING = hasattr(Trainer, "loss_is_scaled_for_ga")
 
 
 def difference(a, b):
@@ -152,6 +154,10 @@ class Normalized(Trainer):
 
     loss_is_scaled_for_ga = True
 
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.model_accepts_loss_kwargs = True  # as BERT does since transformers 5: labels count
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels = inputs.pop("labels")
         outputs = model(**inputs)
@@ -178,6 +184,17 @@ def test_a_normalized_loss_makes_the_update_of_its_own_trainer(tmp_path, cls):
     ours = moved(tmp_path, tiny_model("bert"), cls=cls, **CUT)
     assert difference(ours, own) < 1e-9
     assert difference(ours, moved(tmp_path, tiny_model("bert"), cls=cls)) < 1e-9
+
+
+@pytest.mark.parametrize("counts", [True, False])
+def test_a_normalized_loss_that_would_get_no_count_is_refused(tmp_path, counts):
+    """As that of BERT in transformers 4: it may fall back to a mean, which would be summed."""
+    for cut, refused in ((CUT, not counts), ({}, False)):
+        trainer = Normalized(model=tiny_model("bert"), args=arguments(tmp_path, **cut))
+        trainer.model_accepts_loss_kwargs = counts
+        message = "=3: the Trainer counts no num_items_in_batch for BertForSequenceClassification"
+        with pytest.raises(ValueError, match=message) if refused else nullcontext():
+            regularize(trainer, Plain())
 
 
 def plain_collate(rows):
@@ -207,16 +224,28 @@ class WithoutCount(PerBatch):
 
 def test_a_mean_of_unknown_meaning_weighs_the_same_for_every_batch(tmp_path):
     model = tiny_model("bert")
+    for rows in (range(4), range(4, 8), range(8, 10)):
+        batch = plain_collate([Rows(10)[i] for i in rows])
+        (PerBatch.compute_loss(None, model, batch) / 3).backward()
+    expected = {n: p.detach() - 0.1 * p.grad for n, p in model.named_parameters()}
+    for cls in (PerBatch, WithoutCount):
+        found = moved(tmp_path, tiny_model("bert"), cls=cls, **CUT)
+        assert difference(found, expected) < 1e-9
+
+
+def test_a_mean_that_is_declared_as_one_makes_the_update_of_its_own_trainer(tmp_path):
+    model = tiny_model("bert")
     trainer = PerBatch(
         model=model,
         args=arguments(tmp_path, **CUT),
         train_dataset=Rows(10),
         data_collator=plain_collate,
     )
+    if not DECLARES_SCALING:
+        trainer.model_accepts_loss_kwargs = False  # what it is told in the place of the declaration
     trainer.train()
     own = {name: p.detach().clone() for name, p in model.named_parameters()}
-    for cls in (PerBatch, WithoutCount):
-        assert difference(moved(tmp_path, tiny_model("bert"), cls=cls, **CUT), own) < 1e-9
+    assert difference(moved(tmp_path, tiny_model("bert"), cls=PerBatch, **CUT), own) < 1e-9
 
 
 def test_a_loss_that_takes_no_count_is_evaluated_too(tmp_path):
@@ -229,6 +258,9 @@ def test_a_loss_that_takes_no_count_is_evaluated_too(tmp_path):
     assert regularize(trainer, LNSR(weight=1.0)).evaluate()["eval_loss"] > 0
 
 
+@pytest.mark.skipif(
+    not hasattr(Trainer, "_get_num_items_in_batch"), reason="this Trainer evaluates without a count"
+)
 @pytest.mark.parametrize("cls", [Normalized, NormalizedUndeclared])
 def test_a_normalized_loss_is_evaluated_with_a_count(tmp_path, cls):
     """Before training, and within it."""

@@ -80,6 +80,8 @@ def stack(model: nn.Module, side: Side = "encoder") -> nn.Module:
     """
     inner = declaring(model)
     kind = getattr(getattr(inner, "config", None), "model_type", "")
+    if not hasattr(inner, "get_encoder"):  # a head of transformers 4
+        inner = getattr(inner, getattr(inner, "base_model_prefix", ""), inner)
     if is_encoder_decoder(inner) and reads_text(inner) and hasattr(inner, "get_decoder"):
         return inner.get_decoder() if side == "decoder" else inner.get_encoder()  # type: ignore
     return inner.get_encoder() if kind in ENCODER_DECODERS else model  # type: ignore

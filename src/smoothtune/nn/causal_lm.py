@@ -140,9 +140,10 @@ def check_next_token_loss(model: nn.Module, batch: Mapping[str, Any]) -> None:
     assert expected is not None
     rtol = 0.05 if model_is_rounded(model, labeled.device) else 1e-3
     if own is None or not torch.isclose(expected.float(), own.float(), rtol=rtol):
+        computed = "none" if own is None else f"{own.item():.6g}"
         raise ValueError(
             f"{type(model).__name__} declares the loss of language models, {expected:.6g} on the "
-            f"first row, but computes {own if own is None else own.item():.6g}: give "
+            f"first row, but computes {computed}: give "
             "`objective(model, batch, compute_loss)` a loss of your own"
         )
 

@@ -7,7 +7,9 @@ the block act around it, as in a model that is not compiled, and one graph serve
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache, update_wrapper
 from types import MethodType
 from typing import Any, TypeVar
@@ -21,6 +23,7 @@ M = TypeVar("M", bound=nn.Module)
 BACKENDS = ("inductor", "aot_eager")
 """Those that recompute blocks (activation checkpointing) with the dropout masks they had."""
 GRAPHS = 64  # of a class of blocks; torch's 8 may be few for modes, lengths and types
+_LIMITED = "recompile_limit" in inspect.signature(torch.compile).parameters  # torch 2.13
 
 
 class CompiledForward:
@@ -33,24 +36,30 @@ class CompiledForward:
     def __init__(self, forward: Callable[..., Any], backend: str):
         update_wrapper(self, forward)  # with its signature
         compiling: Any = torch.compile  # whose typed overloads know no recompile_limit
-        self._compiled = compiling(
-            forward, backend=_own(backend), fullgraph=True, recompile_limit=GRAPHS
-        )
+        limit = {"recompile_limit": GRAPHS} if _LIMITED else {}
+        self._compiled = compiling(forward, backend=_own(backend), fullgraph=True, **limit)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The output of the block, which is the first argument.
 
         Raises:
-            RuntimeError: the block has been compiled too often.
+            RuntimeError: the block has been compiled too often, or torch cannot compile it.
         """
-        from torch._dynamo.exc import FailOnRecompileLimitHit  # torch.compile has imported it
+        # torch.compile has imported them
+        from torch._dynamo.exc import FailOnRecompileLimitHit, Unsupported
 
         try:
-            return self._compiled(*args, **kwargs)
+            with _limit():
+                return self._compiled(*args, **kwargs)
         except FailOnRecompileLimitHit as error:
             raise RuntimeError(
                 f"a block would be compiled more than {GRAPHS} times: what it is given changes "
                 "from one call to the next; do not compile, or set torch_compile=False"
+            ) from error
+        except Unsupported as error:
+            raise RuntimeError(
+                f"torch {torch.__version__} cannot compile {type(args[0]).__name__} as one graph: "
+                "use a newer torch, do not compile, or set torch_compile=False"
             ) from error
 
 
@@ -113,6 +122,18 @@ def is_compiled_block(module: nn.Module) -> bool:
     """Whether `compile_blocks` has compiled a module."""
     forward = vars(module).get("forward")
     return isinstance(getattr(forward, "__func__", None), CompiledForward)
+
+
+def _limit() -> AbstractContextManager[object]:
+    """The limit for the time of a call, where torch cannot be given it with the function."""
+    if _LIMITED:
+        return nullcontext()
+    from torch._dynamo import config
+
+    patched: AbstractContextManager[object] = config.patch(  # under the names of torch 2.6
+        cache_size_limit=GRAPHS, fail_on_cache_limit_hit=True
+    )
+    return patched
 
 
 @cache

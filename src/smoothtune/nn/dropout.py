@@ -129,7 +129,8 @@ class SharedMasks(TorchDispatchMode):
 
     Dropout is `bernoulli_` on a fresh tensor and, as the next operation on any tensor, `div_` of
     it; any other call draws as usual. Masks are referenced weakly: they live as long as a graph
-    needs them for its backward. Passes over some rows of the batch take their rows of these masks.
+    needs them for its backward. Passes over some rows of the batch take their rows of these masks,
+    and draw again what is one number for all rows, as the layerdrop of BART.
     """
 
     def __init__(self) -> None:
@@ -167,7 +168,8 @@ class SharedMasks(TorchDispatchMode):
             return self._bernoulli(*args)
         before = torch.get_rng_state() if torch.Tag.nondeterministic_seeded in func.tags else None
         result = func(*args, **(kwargs or {}))
-        if before is not None and not torch.equal(before, torch.get_rng_state()):
+        one_number = isinstance(result, Tensor) and result.ndim == 0
+        if before is not None and not one_number and not torch.equal(before, torch.get_rng_state()):
             self._count_other()
         if drawn is not None and divides and args[0] is drawn[0]:
             version = args[0]._version + 1  # div_ is counted once this has returned

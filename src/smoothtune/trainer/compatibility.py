@@ -61,9 +61,26 @@ def check_trainer(regularizers: dict[str, Regularizer], trainer: Trainer) -> Non
     wrong += trl_problems(trainer)
     wrong += sentence_transformers_problems(regularizers, trainer)
     assert trainer.model is not None
-    declared = TrainerLoss(trainer).is_declared
+    loss = TrainerLoss(trainer)
+    wrong += scaling_problems(loss)
+    declared = loss.is_declared
     wrong += plain_problems(regularizers.values(), unwrap(trainer.model), {}, declared=declared)
     refuse(wrong + setting_problems(regularizers, args))
+
+
+def scaling_problems(loss: TrainerLoss) -> list[str]:
+    """Why a loss that is declared as normalized over an update may be the mean of a batch."""
+    trainer, batches = loss.trainer, loss.trainer.args.gradient_accumulation_steps
+    counts = loss.accepts_loss_kwargs or trainer.compute_loss_func is not None
+    normalizes = loss.kind == "declared" and loss.scaled and loss.takes_count
+    if counts or batches == 1 or not normalizes:
+        return []
+    return [
+        f"loss_is_scaled_for_ga = True with gradient_accumulation_steps={batches}: the Trainer "
+        f"counts no num_items_in_batch for {type(unwrap(trainer.model)).__name__}. Set "
+        "trainer.model_accepts_loss_kwargs = True if the loss divides by that number, or "
+        "loss_is_scaled_for_ga = False if it is the mean of a batch"
+    ]
 
 
 def sharding_problems(trainer: Trainer) -> list[str]:
