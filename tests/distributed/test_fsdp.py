@@ -203,7 +203,7 @@ def sharded_bert(monkeypatch):
             def _get_fsdp_state(self):
                 return SimpleNamespace(_mp_policy=policy)
 
-        monkeypatch.setattr("smoothtune.nn.fsdp.FSDPModule", Sharded)
+        monkeypatch.setattr("torch.distributed.fsdp.FSDPModule", Sharded)
         model = tiny_model("bert")
         model.classifier.__class__ = Sharded
         return model
