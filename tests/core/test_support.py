@@ -458,7 +458,11 @@ def test_wrappers_that_were_not_verified_are_refused():
     class FullyShardedDataParallel(torch.nn.Linear):  # the real one needs processes
         pass
 
+    class OfOnesOwn(FullyShardedDataParallel):
+        pass
+
     for model, message in (
+        (torch.nn.Sequential(OfOnesOwn(2, 2)), "FSDP1, which is not verified"),
         (Engine(2, 2), "DeepSpeed in a loop of your own"),
         (torch.nn.Sequential(FullyShardedDataParallel(2, 2)), "FSDP1, which is not verified"),
         (torch.nn.DataParallel(tiny_model("bert")), "nn.DataParallel, which does not split"),

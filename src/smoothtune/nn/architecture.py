@@ -24,8 +24,8 @@ _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 
 def is_fsdp1(module: nn.Module) -> bool:
-    """Whether FSDP1 wraps a module; by name, as its import takes a second."""
-    return type(module).__name__ == "FullyShardedDataParallel"
+    """Whether FSDP1, or a subclass, wraps a module; by name, as its import takes a second."""
+    return any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__)
 
 
 def is_embedding_model(model: nn.Module) -> bool:
