@@ -96,7 +96,8 @@ class Claim(BaseModel):
     studies: list[str] = []
     method: list[str] = []
     """The method's label in the study; the first that the study has."""
-    against: str = PLAIN
+    against: list[str] = [PLAIN]
+    """What it is compared with, in the same way."""
     task: list[str] | None = None
     elsewhere: str = ""
     """Where it is measured, if not here."""
@@ -152,16 +153,17 @@ def find(claim: Claim, all_runs: pd.DataFrame) -> Found | None:
         own = all_runs[all_runs["study"] == study]
         labels = set(own["method"])
         method = next((name for name in claim.method if name in labels), None)
-        if method is not None and claim.against in labels:
-            return _found(claim, study, method, own)
+        against = next((name for name in claim.against if name in labels), None)
+        if method is not None and against is not None:
+            return _found(claim, study, method, against, own)
     return None
 
 
-def _found(claim: Claim, study: str, method: str, own: pd.DataFrame) -> Found:
+def _found(claim: Claim, study: str, method: str, against: str, own: pd.DataFrame) -> Found:
     if claim.task:
         own = own[own["task"].isin(claim.task)]
     old = any(is_old(text) for text in own.loc[own["method"] == method, "methods"])
-    pairs = _pairs(claim, own)
+    pairs = _pairs(claim, method, against, own)
     chosen = "beside" if claim.beside else method
     ours = next((each for each in pairs if each.method == chosen), None)
     assert ours is not None, claim
@@ -218,14 +220,14 @@ def verdict_of(claim: Claim, item: Comparison, factor: float, *, old: bool) -> s
     return OPEN
 
 
-def _pairs(claim: Claim, own: pd.DataFrame) -> list[Pairs]:
+def _pairs(claim: Claim, method: str, against: str, own: pd.DataFrame) -> list[Pairs]:
     """The family of comparisons: all methods with plain's runs, or the two that are compared."""
     measure = "score" if claim.measure == "variance" else claim.measure
-    names = {claim.against: PLAIN}
+    names = {against: PLAIN}
     if claim.beside:
         names = {PLAIN: "beside"}
-    elif claim.against != PLAIN:
-        own = own[own["method"].isin([claim.against, *claim.method])]
+    elif against != PLAIN:
+        own = own[own["method"].isin([against, method])]
     values = []
     for run in own.to_dict("records"):
         condition = ConditionKey(run["task"], run["model"], None)
@@ -274,6 +276,7 @@ def temperature_table(all_runs: pd.DataFrame) -> str:
         rows += [
             _temperature_row(str(study), own, item)
             for item in compare([one for one in each if one])
+            if item.difference.interval  # of more than one seed
         ]
     titles = ["study", "model and rows", "method", "seeds", "NLL minus plain's with a temperature"]
     return table([*titles, "p, Holm", "in one sentence"], rows)

@@ -67,7 +67,7 @@ def test_without_runs_nothing_is_found():
 
 def test_one_of_two_methods_may_be_the_baseline():
     runs = table(0.02).replace({"method": {"plain": "other"}})
-    assert verdict(runs, against="other") == claims.BORNE_OUT
+    assert verdict(runs, against=["other"]) == claims.BORNE_OUT
 
 
 @pytest.mark.parametrize(("nll", "sentence"), [(0.4, "beats"), (0.6, "does not beat")])
