@@ -36,7 +36,8 @@ def row_of(study: str, line: dict[str, Any], folder: Path) -> dict[str, Any]:
     record = json.loads((folder / "cells" / f"{line['cell']}.json").read_text("utf-8"))
     cell = CellRecord.parse(record)
     run, measured = cell.result, cell.extras
-    assert run is not None and measured is not None, f"{line['cell']} is not done"
+    assert run is not None, line["cell"]
+    assert measured is not None, line["cell"]
     train = {f"train_{name}": value for name, value in run.train_metrics.items()}
     settings = {name: value for name, value in run.config.items() if name not in UNREAD}
     sizes = {
