@@ -51,8 +51,8 @@ about the model that is named. [Theory, measured](theory.md) has the expansions 
 for a user.
 
 **How a verdict is found.** Differences are paired by seed, a mean over the tasks, with the 95 %
-interval of the paired t-test; p is corrected after Holm over all methods of the study in that
-measure, or for none where two methods are compared. *Borne out*: p is below 0.05 in the claim's
+interval of the paired t-test. p is corrected after Holm over all methods of the study in that
+measure; where two methods are compared it is not. *Borne out*: p is below 0.05 in the claim's
 direction, with five seeds or more. *Refuted for this model*: p is below 0.05 in the other
 direction; or a gain is printed, and the whole interval lies below half of it. Else *not decided*.
 *Would have been shown* is the true difference that these seeds find with a chance of 80 %. Of a

@@ -16,7 +16,7 @@ Departures:
     * Extractive QA: the C of an example are its real tokens, and the mean of the start and the end
       loss is taken.
     * Several labels of an example: each is yes or no, so C = 2 and yes has 1 - s / 2 in the place
-      of 1, as in Keras; a mean over labels, then over examples, as the task loss is.
+      of 1, as in Keras. The mean is over labels, then over examples, as the task loss is.
 """
 
 from __future__ import annotations

@@ -16,9 +16,9 @@ Equation:
 Departures: no official code is public; what the papers leave open is RECONSTRUCTED here.
     * The squared norm is a sum over features (TNNLS Table I). Whether it also runs over tokens is
       not stated: `reduction="token_sum"` takes their mean, "sum" their sum, "mean" a mean over
-      features and tokens. The gradient of the term depends on that by a factor of some thousands:
-      with lambda = 1, on MiniLM, the mean has about 1 % of the task's gradient and changes nothing,
-      and the sum kept the model from learning (benchmarks/results/held-out.md). So the strength is
+      features and tokens. The gradient of the term depends on that by a factor of some thousands.
+      With lambda = 1, on MiniLM, the mean has about 1 % of the task's gradient and changes nothing.
+      The sum kept the model from learning (benchmarks/results/held-out.md). So the strength is
       a `share` of the task's gradient, which no reduction changes; `weight` is lambda.
     * The rescaling is done for every token; `rescale_over="sequence"` does it for every example.
     * The papers disagree about the layer: standard noise enters at the input of the first block
@@ -28,7 +28,7 @@ Departures: no official code is public; what the papers leave open is RECONSTRUC
     * The text asks for an orthogonal basis, Claim 2 needs an orthonormal one: `orthonormal=True`.
     * Neighbors are those of the pre-trained embeddings (L2, the token itself left out); their
       differences are taken in the present embeddings. Among all tokens of the vocabulary they would
-      be noise: in MiniLM, of the ten neighbors of the words of RTE 23 % are special or [unused]
+      be noise. In MiniLM, of the ten neighbors of the words of RTE 23 % are special or [unused]
       tokens, and [MASK] is one of 79 % of the words (SST-2: 24 %, 86 %). So they are tokens of the
       training texts and no special ones (`min_count`, `read_training_rows`). The most frequent
       neighbor is then one of 18 % of the words (14 %): short vectors are near to everything.

@@ -16,7 +16,7 @@ Departures:
       `units="absolute"` has 1 and 0.3, usual in public code on transformers with l2.
     * delta_0 is uniform in the cube; for l2, in the largest cube inside the ball.
     * Only the worst case is trained on, as in the equation, so the default radius is smaller than
-      that of the other methods: MiniLM learns nothing from 1,000 examples of SST-2 at 0.05, and
+      that of the other methods. MiniLM learns nothing from 1,000 examples of SST-2 at 0.05, and
       less than plain from 500 scores of STS-B at 0.01. For clean and adversarial loss together use
       `fgm`.
 """

@@ -18,9 +18,10 @@ Departures:
     * The perturbation std(x) delta is added to x, which is the same after the LayerNorm; models
       that do not normalize their embeddings (pre-norm decoders) get it at the input of block 0.
       The released code inserts a second LayerNorm, also for evaluation.
-    * The released outer loss is the sum of two cross entropies with constant targets: a symmetric
-      KL plus both entropies, never 0, with about half the gradient, none of it into the embeddings
-      through the perturbed pass. `compat="deberta"` reproduces it, its search and its sizes.
+    * The released outer loss is the sum of two cross entropies with constant targets. That is a
+      symmetric KL plus both entropies, never 0, with about half the gradient. None of it goes into
+      the embeddings through the perturbed pass. `compat="deberta"` reproduces it, its search and
+      its sizes.
     * With one score the released loss is identically 0; here regression has the squared error, also
       with `compat`.
     * Dropout masks of both passes are shared; the released code draws new ones.

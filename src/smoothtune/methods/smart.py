@@ -18,20 +18,20 @@ Departures:
       whose embeddings have an rms of 0.06). Sizes are relative to the embeddings and RECONSTRUCTED,
       with eta / epsilon = 100 as in the paper; `units="absolute"` has its values.
     * The released code adds the gradient to the noise, divides by the largest entry of each token
-      and never projects: epsilon only guards the division, the perturbation is the initial noise
-      scaled up to size 1. `compat="mt-dnn"` reproduces it, with the gradient of its outer loss
-      (targets detached, about half the true one), its inner loss `stable_kl`, which is no KL, and
-      for regression its error over all pairs of examples. Other code differs in the criteria; the
-      inner one matters where the step is large beside the noise, and with released sizes it is not:
-          mt-dnn         inner stable_kl, summed over the batch; outer sym_kl, or of its other
-                         criteria kl (of the clean prediction from the perturbed one), stable_kl
-                         (targets detached), js or mse
-          smart-pytorch  inner kl, outer sym_kl; `compat="mt-dnn", inner_criterion="kl"`, step size
-                         1e-3 / batch size (its inner loss is a mean), weight * batch size (its
-                         outer one a sum)
-          vat-pytorch    its SMART has the same losses, the outer one a mean: the weight as it is
-          CreAT          the same again, guard 1e-5; but the first noise stays in the embeddings
-                         when the second is added, which no field here does
+      and never projects. Epsilon only guards the division: the perturbation is the initial noise
+      scaled up to size 1. `compat="mt-dnn"` reproduces it. The gradient of its outer loss has
+      detached targets, about half the true one. Its inner loss `stable_kl` is no KL. For
+      regression it has the error over all pairs of examples.
+    * Other code differs in the criteria. The inner one matters where the step is large beside the
+      noise, and with released sizes it is not.
+    * mt-dnn: inner stable_kl, summed over the batch; outer sym_kl. Its other outer criteria are kl
+      (of the clean prediction from the perturbed one), stable_kl (targets detached), js and mse.
+    * smart-pytorch: inner kl, outer sym_kl. `compat="mt-dnn", inner_criterion="kl"` with a step
+      size of 1e-3 / batch size (its inner loss is a mean) and weight * batch size (its outer one
+      is a sum).
+    * vat-pytorch: its SMART has the same losses, the outer one a mean: the weight as it is.
+    * CreAT: the same again, guard 1e-5. But the first noise stays in the embeddings when the
+      second is added, which no field here does.
     * The released code perturbs the input of block 0 (`layer=0`).
     * No released code has D. The teacher is a moving average that starts at the first weights.
     * Dropout masks of all passes are shared, so that R_s and D measure smoothness only; the
