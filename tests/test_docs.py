@@ -95,6 +95,7 @@ def block_line(page, block):
 SLOW = {
     "docs/guides/trl.md": "trl",
     "docs/guides/sentence-transformers.md": "sentence_transformers",
+    "docs/guides/onnx.md": "optimum.onnxruntime",
 }
 
 
