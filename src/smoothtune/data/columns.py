@@ -77,12 +77,7 @@ def rows_with_problems(
 ) -> list[str]:
     """The first rows of each kind of problem in a column, and how many more have it.
 
-    Args:
-        dataset: as it was read; its rows may have lines in a file.
-        column: its name.
-        values: its values.
-        problems: for every value its problem, or "".
-        rows: for every value the number of its row; None: all rows.
+    `problems` has for every value its problem, or ""; `rows` the number of its row, None: all rows.
     """
     rows_by_problem: dict[str, list[tuple[int, Any]]] = {}
     numbered = count() if rows is None else rows

@@ -17,9 +17,6 @@ from smoothtune.errors import DataError
 def read_excel(file: Path) -> CsvRows:
     """Read the first sheet; its first row holds the names of the columns.
 
-    Args:
-        file: its name ends in .xlsx.
-
     Raises:
         DataError: openpyxl is not installed, or the sheet has no columns or two of one name.
     """

@@ -57,10 +57,6 @@ class CsvFormat:
 def load_files(files: list[Path], form: CsvFormat) -> Dataset:
     """Rows of files of one type.
 
-    Args:
-        files: shards of one split.
-        form: of CSV files.
-
     Raises:
         DataError: they cannot be read.
     """

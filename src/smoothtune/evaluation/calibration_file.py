@@ -53,10 +53,6 @@ def fits(temperature: float) -> bool:
 def keep_calibration(calibration: Calibration, model: str) -> str:
     """Write what was fitted into the model's folder and its card.
 
-    Args:
-        calibration: what to write.
-        model: the evaluated model.
-
     Returns:
         What to tell; empty where the model is no local folder.
     """
@@ -92,10 +88,6 @@ def _section(calibration: Calibration) -> str:
 
 def stored_calibration(model: str, weights: str) -> Calibration:
     """The calibration beside a model.
-
-    Args:
-        model: its folder.
-        weights: sha256 of the weights.
 
     Raises:
         ModelError: there is none, it is damaged, or it belongs to other weights.

@@ -82,12 +82,6 @@ def set_numbers(
 ) -> dict[str, dict[str, float]]:
     """How sets do on rows that did not set their threshold.
 
-    Args:
-        logits: (N, C).
-        labels: class ids, (N,).
-        fit: rows that set the threshold.
-        judge: other rows.
-
     Returns:
         By coverage: `threshold`, `coverage` that was measured with the ends of its 95 % Wilson
         interval, and `mean_size`, classes of a set.

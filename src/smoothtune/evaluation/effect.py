@@ -54,14 +54,7 @@ def prediction_divergences(
 ) -> dict[str, float]:
     """How far predictions move: symmetric KL, the squared difference for regression.
 
-    Args:
-        predictor: the model.
-        rows: tokenized examples.
-        epsilon: size of the worst perturbation, ||delta|| / ||x|| of an example.
-        num_steps: of the projected gradient ascent that seeks it, from Gaussian noise.
-        noise_ratio: size of the noise, ||noise|| / ||x|| of every token.
-        num_samples: samples of the noise; passes with dropout are one more, each compared with the
-            next.
+    Passes with dropout are one more than samples of the noise, each compared with the next.
 
     Returns:
         `worst divergence`, `noise divergence`, and with dropout in the model `dropout divergence`;
@@ -103,10 +96,7 @@ def prediction_divergences(
 def worst_perturbation(clean: ForwardPass, epsilon: float, num_steps: int) -> Tensor:
     """(B, T, D) the perturbation of the word embeddings that moves the prediction most.
 
-    Args:
-        clean: a pass that has run.
-        epsilon: ||delta|| / ||x|| of an example.
-        num_steps: of the ascent.
+    It has the size `epsilon`,
     """
     if not epsilon:
         return clean.zeros()
@@ -212,12 +202,7 @@ WEIGHT_SIDE: tuple[Quantity, ...] = ("sharpness", "gradient spread")
 
 
 def measure(predictor: Predictor, rows: Dataset) -> Measurements:
-    """All quantities that need the model alone.
-
-    Args:
-        predictor: the model.
-        rows: tokenized examples with labels.
-    """
+    """All quantities that need the model alone."""
     result, task = Measurements(), predictor.task
     result.values = prediction_divergences(predictor, rows)
     trained = any(weight.requires_grad for weight in predictor.model.parameters())

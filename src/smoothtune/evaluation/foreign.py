@@ -23,9 +23,6 @@ Options = dict[str, Any]
 def missing_options(settings: Settings | Prediction) -> Options:
     """The options, by field, without which a model that records no task cannot be used.
 
-    Args:
-        settings: as they were given.
-
     Returns:
         Nothing where the folder records a task or the options say enough. With `data` they are
         those that fit the rows and the outputs of the model, if any do.

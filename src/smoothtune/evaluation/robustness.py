@@ -86,16 +86,7 @@ def noisy_predictions(
     num_samples: int = 1,
     k: int = 1,
 ) -> np.ndarray:
-    """(levels, samples, N, W) predictions under noise; every call draws the same samples.
-
-    Args:
-        predictor: the model.
-        rows: tokenized examples with labels.
-        levels: sizes relative to the embeddings.
-        kind: of the noise.
-        num_samples: samples for every level.
-        k: neighbors of in-manifold noise.
-    """
+    """(levels, samples, N, W) predictions under noise; every call draws the same samples."""
     noise = EmbeddingNoise(kind, 1.0, "word", k, True, "token")
     noise.attach(predictor.model)
 

@@ -14,8 +14,8 @@ from smoothtune.config.evaluation import Settings
 from smoothtune.config.fields import SpanFields
 from smoothtune.config.prediction import Prediction
 from smoothtune.errors import ConfigError, Problem, dotted, unknown
-from smoothtune.evaluation.record import check_training
 from smoothtune.files import RESULT, read_json
+from smoothtune.results import Training
 from smoothtune.tasks.presets import TASKS
 
 AnySettings = TypeVar("AnySettings", Settings, Prediction)
@@ -49,16 +49,12 @@ def training_record(model: str) -> dict[str, Any] | None:
     record = read_json(path)
     if record is None or not isinstance(record.get("config"), dict):
         return None
-    check_training(record, path)
+    Training.check(record, path, "train")
     return record
 
 
 def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
     """Fill in what the training run says.
-
-    Args:
-        settings: as asked for.
-        record: of `training_record`.
 
     Returns:
         Settings with a task, and the rows and lengths that the model was trained with.
@@ -97,10 +93,6 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
 
 def resolve_prediction(settings: Prediction, record: dict[str, Any] | None) -> Prediction:
     """Fill in what the training run says.
-
-    Args:
-        settings: as asked for.
-        record: of `training_record`.
 
     Raises:
         ConfigError: no known task.
@@ -194,10 +186,6 @@ def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:
 
     Then its validation rows are those of the run, which may have held them out from the train
     split.
-
-    Args:
-        settings: of `resolve`.
-        record: of `training_record`.
     """
     run = record["config"] if record else {}
     if settings.task != run.get("task"):

@@ -104,11 +104,8 @@ def source_of(other: OtherData) -> str:
 def relabeled(raw: Dataset, labels: Mapping[str, str] | None, task: Task, where: str) -> Dataset:
     """The rows with the task's class names in place of their labels.
 
-    Args:
-        raw: rows with the task's label column.
-        labels: the task's class, by name or number, that each label means; None: rows as they are.
-        task: the task.
-        where: the source and split, for errors.
+    `labels` say which of the task's classes, by name or number, each label means; None: rows stay
+    as they are.
 
     Raises:
         DataError: a row has a label that `labels` does not name, or `labels` names a class that the
@@ -153,11 +150,6 @@ def _classes(labels: Mapping[str, str], task: Task, where: str) -> dict[str, str
 def split_for_further(rows: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
     """A share of the rows to train on further, and the rest; classes in proportion.
 
-    Args:
-        rows: tokenized rows with `labels`.
-        share: of the rows, in (0, 1).
-        seed: of the choice.
-
     Raises:
         DataError: there are too few rows.
     """
@@ -183,12 +175,7 @@ def trained_further(
 ) -> Predictor:
     """A copy of a model, fine-tuned plainly on some more rows; the model itself is left alone.
 
-    Args:
-        predictor: the model.
-        rows: tokenized rows with labels.
-        num_train_epochs: passes over the rows.
-        learning_rate: of AdamW, falling linearly to 0.
-        batch_size: rows of an update.
+    AdamW's learning rate falls linearly to 0.
     """
     model = copy.deepcopy(predictor.model).train()
     weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -247,10 +234,8 @@ class Labeled:
 def labeled_rows(other: OtherData, task: Task, *, name: str = "") -> Labeled:
     """Read and check another data set.
 
-    Args:
-        other: the data set; its validation split is used, else test, else train, else the only one.
-        task: the model's task, its labels known.
-        name: that the command line gives the data set, for errors about its columns.
+    Its validation split is used, else test, else train, else the only one. Errors about its columns
+    name it as the command line does.
 
     Raises:
         DataError: the source cannot be read, or does not fit the task.
@@ -296,13 +281,8 @@ def other_rows(
 ) -> tuple[Dataset, int]:
     """All rows of another data set for the same task; repeated texts count once.
 
-    Args:
-        other: the data set, see `labeled_rows`.
-        task: the model's task, its labels known. Labels written as names mean the class of that
-            name, unless `other` gives them another meaning.
-        tokenizer: the model's.
-        max_seq_length: cut longer inputs to so many tokens.
-        vocab_size: rows of the model's embedding matrix.
+    Labels that are written as names mean the class of that name, unless `other` gives them another
+    meaning.
 
     Returns:
         Tokenized rows, and how many repeat an earlier one and were left out.

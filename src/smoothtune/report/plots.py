@@ -84,12 +84,6 @@ def drawn(
 ) -> dict[str, bytes]:
     """A figure in several formats.
 
-    Args:
-        width: inches.
-        height: inches.
-        paint: draws on the figure it is given.
-        formats: of svg, pdf, png.
-
     Raises:
         PlotsMissing: matplotlib is not installed.
     """
@@ -126,10 +120,8 @@ def draw_lines(
 
     More than seven lines are drawn apart: each over the first one in gray, with shared axes.
 
-    Args:
-        curves: by the run's name, which the legend shows when there are several.
-        frame: styles and axes that other figures share; unset: styles in the order of the runs.
-        formats: of svg, pdf, png.
+    The legend shows the names when there are several. Other figures may share the frame; without
+    one, runs have styles in their order.
 
     Raises:
         PlotsMissing: matplotlib is not installed.
@@ -242,9 +234,7 @@ def log_scale(axes: Any, values: Sequence[float]) -> None:
 def log_ticks(axis: Any, *, wide: bool) -> None:
     """Ticks of a logarithmic axis as plain numbers: matplotlib's own are formulas.
 
-    Args:
-        axis: the x or the y axis.
-        wide: over more than four decades, of which only powers of ten get a tick.
+    Over more than four decades, `wide`, only powers of ten have one.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 

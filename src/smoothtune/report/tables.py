@@ -179,9 +179,6 @@ def averages_and_ranks(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Mean score and mean rank over tasks, of the methods that have all tasks.
 
-    Args:
-        means: score by task and method; more is better.
-
     >>> averages_and_ranks({"one": {"a": 0.5, "b": 0.7}, "two": {"a": 0.9, "b": 0.9, "c": 1.0}})
     ({'a': 0.7, 'b': 0.8}, {'a': 1.75, 'b': 1.25})
     """

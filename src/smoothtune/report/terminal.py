@@ -16,13 +16,7 @@ EDGE, PADDING = 1, 3
 
 
 def show_table(content: Table, title: str, console: Console) -> None:
-    """Print a table: framed in a terminal where every word has room, else as aligned lines.
-
-    Args:
-        content: the table; `bold` is not shown.
-        title: of the table.
-        console: where to print.
-    """
+    """Print a table: framed in a terminal where every word has room, else as aligned lines."""
     lines = [list(map(printable, cells)) for cells in (content.head, *content.rows)]
     columns = list(zip(*lines, strict=True))
     least = [max(cell_len(word) for cell in column for word in cell.split()) for column in columns]

@@ -81,11 +81,6 @@ class Drawn:
 def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str, Any]:
     """Draw a study's layout from its finished cells and write the page.
 
-    Args:
-        study: with a layout.
-        folder: the study's.
-        console: gets the summary.
-
     Returns:
         The content of ``reproduction.json``.
 

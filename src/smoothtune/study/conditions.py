@@ -43,11 +43,7 @@ def read_conditions(
 ) -> list[Condition]:
     """Tasks x models x training-set sizes; problems are reported to the draft.
 
-    Args:
-        draft: of the study.
-        common: fields that all runs share.
-        config: the study's keys.
-        forced: fields of the command line, which win over those of a task or a model.
+    Fields of the command line, `forced`, win over those of a task or a model.
     """
     values, found = draft.values, []
     grid = itertools.product(

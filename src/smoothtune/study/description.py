@@ -26,14 +26,8 @@ def write_description(
 ) -> None:
     """Write ``study.json``: what was asked for, with the id of every cell.
 
-    Args:
-        study: the study.
-        cells: those that are reported.
-        choices: the settings that were chosen.
-        command: how it was started.
-        trials: cells that settings are chosen by.
-        records: of the folder.
-        prints: what the cells read, by `cell_key`; those of other cells in the folder stay.
+    Settings were chosen by the cells `trials`. `prints` say what the cells read, by `cell_key`;
+    those of other cells in the folder stay.
 
     Raises:
         OutputError: it cannot be written.

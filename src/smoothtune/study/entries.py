@@ -73,11 +73,7 @@ class Entry:
 def read_entry(item: Any, location: Location, search: Mapping[str, Any], draft: Draft) -> Entry:
     """Read one entry; its problems are reported to the draft, and the valid rest is returned.
 
-    Args:
-        item: from the file.
-        location: of the item.
-        search: lists of values for fields of the run, tried for every entry.
-        draft: of the study; collects the problems.
+    `search` holds lists of values for fields of the run, which are tried for every entry.
     """
     mapping = dict(item) if isinstance(item, Mapping) else {}
     own = {key: mapping.pop(key) for key in EntryFields.model_fields if key in mapping}

@@ -23,12 +23,6 @@ def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: 
 
     The time is judged by cells that are done, in the same folder: of the same method on the same
     condition where there are any, else of the same condition. Without any it is not known.
-
-    Args:
-        study: the study.
-        folder: its output folder, which need not exist.
-        jobs: cells at once; None: as cores and memory allow.
-        console: where to print.
     """
     chosen = sum(len(entry.settings) > 1 for entry in study.entries)
     several = [e for _, e, _ in study.runs if len(study.entries[e].settings) > 1]

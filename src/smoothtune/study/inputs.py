@@ -27,11 +27,8 @@ from smoothtune.tasks.prepare import prepare
 def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None:
     """Write ``train.parquet`` and ``validation.parquet``, both from the rows that a run trains on.
 
-    Args:
-        source: the data.
-        run: says which rows, by its seed and `max_train_samples`.
-        share: part of them that becomes the validation split.
-        folder: where to write.
+    A `share` of them is the validation split; the seed and `max_train_samples` of the run say which
+    rows they are.
 
     Raises:
         DataError: there are too few rows.
@@ -111,10 +108,7 @@ def fingerprints_of(
 ) -> Fingerprints:
     """Of all that a run reads, as it is now.
 
-    Args:
-        run: the run.
-        extras: what is measured on its model.
-        known: fingerprints that are not taken again; new ones are put there.
+    Those in `known` are not taken again; new ones are put there.
 
     Raises:
         DataError, ModelError: it is not at hand, or cannot be used.

@@ -17,10 +17,6 @@ def inspect_study(study: Study, console: Console) -> None:
 
     Data and tokenizer are read once for every task, model and training-set size.
 
-    Args:
-        study: the study.
-        console: where the summaries of the data are printed.
-
     Raises:
         ConfigError: methods, model, adapters and settings of a run do not fit together.
         ModelError: a model cannot be found, or its tokenizer cannot be used.

@@ -238,11 +238,7 @@ class Plan:
 def cell_key(condition: Condition, entry: Entry, setting: int, seed: int | None) -> str:
     """What names a cell, or all cells that differ by the seed alone, wherever its data are.
 
-    Args:
-        condition: the cell's.
-        entry: the cell's.
-        setting: number of its setting.
-        seed: of a cell that settings are chosen by; None: a cell that is reported.
+    With a seed it is a cell that settings are chosen by, without one all that are reported.
     """
     size, described = condition.max_train_samples, entry.settings[setting].describe()
     return json.dumps([condition.task, condition.model, size, entry.label, described, seed])

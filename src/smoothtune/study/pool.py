@@ -62,13 +62,7 @@ def start_server() -> None:
 
 
 class Pool:
-    """Processes on this machine, one thread each, and one of its GPUs if it has some.
-
-    Args:
-        folder: of the records, and of the checkpoints of unfinished cells.
-        size: cells at once.
-        keep_models: keep the model folders.
-    """
+    """Processes on this machine, one thread each, and one of its GPUs if it has some."""
 
     def __init__(self, folder: Path, size: int, *, keep_models: bool = False) -> None:
         self.folder, self.size, self.keep_models = folder, size, keep_models
@@ -115,11 +109,8 @@ class Pool:
     def ended(self, seconds: float, stopped: Callable[[], bool]) -> list[Ended]:
         """Cells that have ended, after waiting for one at most this long.
 
-        A signal to all processes may reach a cell before the study.
-
-        Args:
-            seconds: to wait.
-            stopped: whether a signal has stopped the study; how cells ended is then no result.
+        A signal to all processes may reach a cell before the study. Once one has `stopped` this,
+        how cells ended is no result.
         """
         found, ready = [], wait(list(self.running), seconds)
         for process, _, _ in (self.running[sentinel] for sentinel in ready):

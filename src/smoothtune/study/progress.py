@@ -10,13 +10,7 @@ from smoothtune.study.records import Records
 
 
 class Progress(Bar):
-    """A bar in a terminal, and a line for every cell that ended.
-
-    Args:
-        console: where it is shown.
-        unit: what the cells are: runs.
-        records: of the cells, whose scores are told; None: only how cells failed is told.
-    """
+    """A bar in a terminal, and a line for every cell that ended."""
 
     def __init__(self, console: Console, unit: str, records: Records | None = None) -> None:
         super().__init__(console, unit)

@@ -144,12 +144,8 @@ def with_method_fields(
 ) -> Any:
     """An entry of a study's methods with fields for its methods and for its label.
 
-    Args:
-        item: from the file.
-        location: of the item.
-        weak: of the protocol: fields that the entry's own win over.
-        strong: of the study: fields that win over the entry's own.
-        draft: of the study.
+    Fields of the protocol, `weak`, give way to the entry's own, and these to those of the study,
+    `strong`.
     """
     entry = read_entry(item, location, {}, Draft())
     names = list(entry.settings[0].methods) if entry.settings else []
@@ -194,11 +190,6 @@ def fields_here(
     method_fields: Mapping[str, Mapping[str, Any]],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """The methods of a setting with the fields that hold under a condition.
-
-    Args:
-        methods: fields by method.
-        label: of the entry.
-        method_fields: of the condition, by method or label.
 
     Returns:
         Fields by method, and fields of the run.

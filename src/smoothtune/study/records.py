@@ -78,11 +78,6 @@ def differing(identity: Mapping[str, Any], prints: Fingerprints) -> list[str]:
 def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> dict[str, Any]:
     """What determines the result of a run: data and weights by content, not by path.
 
-    Args:
-        config: the run.
-        extras: what is measured on the model.
-        prints: of data and base weights.
-
     Returns:
         Plain data; two runs with the same are the same run.
     """
@@ -162,11 +157,7 @@ def digest(value: Any) -> str:
 
 
 class Records:
-    """The files that cells leave in a study's folder; each is written whole or not at all.
-
-    Args:
-        folder: the study's.
-    """
+    """The files that cells leave in a study's folder; each is written whole or not at all."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -25,8 +25,7 @@ def default_jobs(weight_bytes: int) -> int:
     With GPUs both their memory and the machine's count: a run has its context, its weights and what
     they pass through in both.
 
-    Args:
-        weight_bytes: of the largest model.
+    `weight_bytes` are those of the largest model.
     """
     import psutil
     import torch

@@ -115,12 +115,7 @@ def execute(
 ) -> None:
     """Run cells until all have ended.
 
-    Args:
-        missing: the cells.
-        pool: runs them.
-        progress: is told of each.
-        signals: end it.
-        check: is called after cells have ended.
+    After cells have ended `check` is called.
 
     Raises:
         Stopped: a signal came; unfinished cells have written nothing.

@@ -103,12 +103,6 @@ def run_tune(
 def tune_and_train(tune: Tune, *, resume: bool, dry_run: bool, console: Console) -> dict[str, Any]:
     """Search in ``tune/`` of the output folder, unless that is done, and train what it picks.
 
-    Args:
-        tune: the search; its run's `output_dir` becomes the model folder.
-        resume: continue from the newest checkpoint, if training had begun.
-        dry_run: say what the search would do, and do nothing.
-        console: where to print.
-
     Returns:
         The content of ``result.json``; empty after a dry run.
 

@@ -139,11 +139,6 @@ def parts_of(
 def check_parts(training: TrainingRows, count: int, chosen: Iterable[tuple[int, int]]) -> None:
     """Refuse rows that are too few, before anything is trained.
 
-    Args:
-        training: the rows.
-        count: number of parts of a cut.
-        chosen: the seed of the cut and the held-out part of every training to come.
-
     Raises:
         DataError: too few rows are held out or trained on in one of them.
     """
@@ -161,11 +156,6 @@ def scored_rows(training: TrainingRows, parts: np.ndarray, held_out: int) -> np.
 
     Rows of a class, or with a label or a tag, that no other part has stay in training, as it would
     be unknown there.
-
-    Args:
-        training: the rows.
-        parts: (N,) of `parts_of`.
-        held_out: the part to score on.
 
     Raises:
         DataError: there are too few rows.
@@ -190,11 +180,7 @@ def scored_rows(training: TrainingRows, parts: np.ndarray, held_out: int) -> np.
 def write_split(training: TrainingRows, parts: np.ndarray, held_out: int, folder: Path) -> None:
     """Write ``train.parquet`` and ``validation.parquet``, the latter the scored rows of one part.
 
-    Args:
-        training: the rows.
-        parts: (N,) of `parts_of`.
-        held_out: the part to score on.
-        folder: where to write; files that are there stay.
+    Files that are there stay.
 
     Raises:
         DataError: there are too few rows.

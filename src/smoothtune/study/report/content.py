@@ -77,14 +77,7 @@ class StudyContent:
 
 
 def study_content(study: Study, plan: Plan, records: Records, console: Console) -> StudyContent:
-    """What is known from the finished cells.
-
-    Args:
-        study: the study.
-        plan: its cells.
-        records: theirs.
-        console: gets a progress bar.
-    """
+    """What is known from the finished cells."""
     choices = plan.choices(records)
     cells = plan.final(choices)
     with tracked(cells, "reading records", console) as shown:

@@ -203,14 +203,7 @@ def compare_methods(runs: Sequence[Run]) -> list[MethodResult]:
 def _method_result(
     group: Sequence[Run], method: str, against: dict[str, Comparison], pairs: Pairs | None
 ) -> MethodResult:
-    """Counts and means of a method's runs, with its comparisons.
-
-    Args:
-        group: all runs of a condition.
-        method: the method.
-        against: its comparisons, by measure.
-        pairs: its scores and plain's.
-    """
+    """Counts and means of a method's runs, with its comparisons."""
     own = [run for run in group if run.method == method]
     done = [run for run in own if run.status == "done"]
     status = Counter(run.status for run in own)

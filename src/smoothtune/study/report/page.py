@@ -42,12 +42,6 @@ SHOWN = re.compile(r"^(method|quantity|change|verdict|p, Holm)$|, mean$|minus pl
 def write_study_report(study: Study, plan: Plan, folder: Path, console: Console) -> dict[str, Any]:
     """Write the report of a study from its finished cells.
 
-    Args:
-        study: the study.
-        plan: its cells.
-        folder: the study's.
-        console: gets the tables.
-
     Returns:
         The content of ``results.json``.
     """
@@ -93,12 +87,6 @@ def report_so_far(
 
     ``study.json`` becomes what is reported, unless a process is running the study or settings are
     still to be chosen.
-
-    Args:
-        study: the study.
-        folder: its folder.
-        console: gets the tables.
-        command: how it was started, for the record.
 
     Returns:
         The content of ``results.json``.

@@ -52,13 +52,7 @@ EFFECT = (
 
 
 def study_sections(content: StudyContent, plots: Plots, no_plots: str = "") -> list[Section]:
-    """All that a page says.
-
-    Args:
-        content: what was found.
-        plots: by condition; those of several conditions under None.
-        no_plots: why there are none.
-    """
+    """All that a page says."""
     return [
         Section("In short", [*_in_short(content, plots)]),
         Section("Scores", [*_scores(content, plots, no_plots)]),

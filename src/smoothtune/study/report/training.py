@@ -27,12 +27,7 @@ CHANGED = (
 
 
 def training_table(cells: Sequence[Cell], records: Records) -> Table:
-    """A row for every field, a column for every condition: those of plain fine-tuning.
-
-    Args:
-        cells: all final cells.
-        records: theirs, with the numbers of rows and updates.
-    """
+    """A row for every field, a column for every condition: those of plain fine-tuning."""
     groups: dict[ConditionKey, list[Cell]] = {}
     for cell in sorted(cells, key=lambda cell: cell.label != PLAIN):
         groups.setdefault(cell.condition, []).append(cell)
@@ -76,12 +71,7 @@ def _default(name: str) -> Any:
 
 
 def method_table(cells: Sequence[Cell], records: Records) -> Table:
-    """A row for every entry of the study and method in it, each combination of fields once.
-
-    Args:
-        cells: all final cells.
-        records: theirs.
-    """
+    """A row for every entry of the study and method in it, each combination of fields once."""
     rows = []
     for cell in cells:
         row = records.row(cell.id)
