@@ -37,7 +37,8 @@ from smoothtune.reproduce.tables import (
     draw_table,
 )
 from smoothtune.results import RunResult
-from smoothtune.study.config import PLAIN, Study
+from smoothtune.study.config import Study
+from smoothtune.study.fields import PLAIN
 from smoothtune.study.layout import FigureLayout, TableLayout
 from smoothtune.study.plan import Plan, read_fingerprints
 from smoothtune.study.protocol import Protocol

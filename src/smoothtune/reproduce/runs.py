@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,9 +167,3 @@ def _on_curve(run: Run, about: About) -> float | None:
     if about.at is None:
         return points[-1].y
     return next((p.y for p in points if abs(p.x - about.at) < 1e-9), None)
-
-
-def by_seed(values: Values) -> Iterator[tuple[int, float]]:
-    """The numbers of one label, by seed."""
-    for (_, seed), value in values.items():
-        yield seed, value

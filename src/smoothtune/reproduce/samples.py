@@ -10,7 +10,7 @@ import numpy as np
 
 from smoothtune.report.curves import Curve, CurvePoint, metric_label
 from smoothtune.reproduce.runs import Run, number_of
-from smoothtune.study.config import PLAIN
+from smoothtune.study.fields import PLAIN
 from smoothtune.study.layout import Dimension, FigureLayout
 
 

@@ -15,20 +15,10 @@ from smoothtune.config.run import RunConfig, load_config, read_config
 from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.study.conditions import Condition, read_conditions
 from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read_entry
-from smoothtune.study.fields import DEMO, LONGER, PLAIN, StudyConfig
+from smoothtune.study.fields import LONGER, PLAIN, StudyConfig
 from smoothtune.study.files import read_study_file
 from smoothtune.study.layout import paper_models
 from smoothtune.study.protocol import Protocol, add_protocol, fields_here, with_method_fields
-
-__all__ = [
-    "DEMO",
-    "LONGER",
-    "PLAIN",
-    "Condition",
-    "Study",
-    "StudyConfig",
-    "load_study",
-]
 
 T = TypeVar("T")
 OWN = "own"

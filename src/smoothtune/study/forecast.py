@@ -1,20 +1,24 @@
-"""What ``--dry-run`` shows: the runs of a study, and, where known, about how long they take."""
+"""What a study would do: its runs, about how long they take, and whether they can begin."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from smoothtune.console import say, tracked
 from smoothtune.errors import DataError, ModelError, counted
+from smoothtune.run.inputs import read_inputs
+from smoothtune.run.inspect import check_fit, empty_model, with_adapters
 from smoothtune.study.config import Study
+from smoothtune.study.inputs import data_at_hand
 from smoothtune.study.plan import Plan
+from smoothtune.study.pool import default_jobs
 from smoothtune.study.records import Cell, Records
-from smoothtune.study.room import default_jobs
 from smoothtune.study.table import Row
 
 
@@ -78,3 +82,27 @@ def _seconds_left(cells: Sequence[Cell], done: Mapping[str, Row]) -> float | Non
             return None
         total += float(np.mean(like))
     return total
+
+
+def inspect_study(study: Study, console: Console) -> None:
+    """Check every run of a study as far as it goes before its first step.
+
+    Data and tokenizer are read once for every task, model and training-set size.
+
+    Raises:
+        ConfigError: methods, model, adapters and settings of a run do not fit together.
+        ModelError: a model cannot be found, or its tokenizer cannot be used.
+        DataError: the data of a task cannot be read or do not fit it.
+    """
+    for number in range(len(study.conditions)):
+        runs = [run for (c, _, _), run in study.runs.items() if c == number]
+        if not runs:
+            continue
+        first = runs[0].model_copy(update={"data": data_at_hand(runs[0])})
+        inputs = read_inputs(first, console)
+        models = dict[str, Any]()
+        for run in runs:
+            stored = repr((run.lora, run.frozen_weights))
+            if stored not in models:
+                models[stored] = with_adapters(run, inputs, empty_model(run, inputs))
+            check_fit(run, inputs, models[stored])

@@ -19,7 +19,7 @@ from smoothtune.errors import DataError
 from smoothtune.evaluation.transfer import as_task, source_of
 from smoothtune.files import cache_folder, make_folder, not_written, write_atomic
 from smoothtune.models.load import load_base, weights_fingerprint
-from smoothtune.study.config import DEMO
+from smoothtune.study.fields import DEMO
 from smoothtune.study.records import Extras, Fingerprints
 from smoothtune.tasks.prepare import prepare
 

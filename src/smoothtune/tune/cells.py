@@ -17,9 +17,8 @@ from smoothtune.run.signals import Signals
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import base_weights_fingerprint, data_fingerprint
 from smoothtune.study.pool import Pool
-from smoothtune.study.progress import Progress
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
-from smoothtune.study.run import execute
+from smoothtune.study.run import Progress, execute
 from smoothtune.tune.confirm import Fresh, search_run
 from smoothtune.tune.search import Outcome, Trial
 from smoothtune.tune.space import Setting

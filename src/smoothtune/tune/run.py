@@ -22,10 +22,9 @@ from smoothtune.run.signals import Signals
 from smoothtune.run.train import train
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import num_parameters
-from smoothtune.study.pool import Pool, start_server
-from smoothtune.study.progress import Progress
+from smoothtune.study.pool import Pool, default_jobs, start_server
 from smoothtune.study.records import CELLS, FOLDERS
-from smoothtune.study.room import default_jobs
+from smoothtune.study.run import Progress
 from smoothtune.study.worker import WORK
 from smoothtune.tune.cells import PARTS, Trainings, score_of
 from smoothtune.tune.confirm import Fresh, compare, fresh_runs, search_run

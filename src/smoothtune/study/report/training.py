@@ -10,6 +10,7 @@ from smoothtune.report.page import DASH, Table
 from smoothtune.study.fields import PLAIN
 from smoothtune.study.files import portable_fields
 from smoothtune.study.records import Cell, Records
+from smoothtune.study.report.methods import Run
 from smoothtune.study.table import ConditionKey
 
 CLIP = "max_grad_norm"
@@ -36,7 +37,8 @@ def training_table(cells: Sequence[Cell], records: Records) -> Table:
     rows = [
         [name, *(_text(column.get(name)) for column in columns)]
         for name in names
-        if name not in CHANGED or any(column[name] != _default(name) for column in columns)
+        if name not in CHANGED
+        or any(column[name] != RunConfig.model_fields[name].default for column in columns)
     ]
     return Table(["field", *(condition.title for condition in groups)], rows, wraps=True)
 
@@ -66,17 +68,11 @@ def _clip_norms(group: Sequence[Cell]) -> str:
     return "; ".join([_text(value), *parts])
 
 
-def _default(name: str) -> Any:
-    return RunConfig.model_fields[name].default
-
-
-def method_table(cells: Sequence[Cell], records: Records) -> Table:
+def method_table(cells: Sequence[Cell], runs: Sequence[Run]) -> Table:
     """A row for every entry of the study and method in it, each combination of fields once."""
     rows = []
-    for cell in cells:
-        row = records.row(cell.id)
-        methods = (row and row.methods) or cell.config.methods
-        for name, fields in methods.items():
+    for cell, run in zip(cells, runs, strict=True):
+        for name, fields in (run.methods or cell.config.methods).items():
             line = [cell.label, name, _fields(fields), _fields(cell.changes)]
             if line not in rows:
                 rows.append(line)
