@@ -11,7 +11,7 @@ from smoothtune.console import plain_text, say
 from smoothtune.errors import printable
 from smoothtune.report.curves import csv_text
 from smoothtune.report.page import Table, markdown_text, page_text
-from smoothtune.report.terminal import show_table
+from smoothtune.report.tables import show_table
 
 CONTROLS = ["\x1b[31m", "\x07", "\r", "\x9b2J", "\u202e", "\u2066", "\u200f", "\ufeff", "\ud800"]
 PLAIN = ["é", "中文", "שלום", "👩‍🔬", "a\tb", "a\nb", "<b>", "[red]"]

@@ -20,8 +20,8 @@ from pydantic import (
 )
 
 from smoothtune.config.draft import message_of
+from smoothtune.config.evaluation import OOD, other_data_set
 from smoothtune.config.fields import TaskType
-from smoothtune.config.part_names import OOD, other_data_set
 from smoothtune.data.summary import Report
 from smoothtune.errors import OutputError, dotted
 from smoothtune.report.curves import Curve

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from helpers.study_files import content_of, made_result
-from smoothtune.config.part_names import OOD, further_title
+from smoothtune.config.evaluation import OOD, further_title
 from smoothtune.report.curves import Curve, CurvePoint
 from smoothtune.study.config import Study
 from smoothtune.study.layout import FigureLayout, TableLayout

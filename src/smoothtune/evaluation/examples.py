@@ -166,7 +166,7 @@ def _changes(
     order = np.lexsort((-np.abs(answers.change), ~answers.flips))[: content["shown"]]
     cells = [
         [
-            _shortened(texts[i]),
+            texts[i] if len(texts[i]) <= LONGEST else f"{texts[i][:LONGEST]}…",
             answers.gold[i],
             answers.before[i],
             answers.after[i],
@@ -244,7 +244,3 @@ def _predicted_labels(names: Sequence[str], chances: np.ndarray) -> str:
 
 def _select(names: Sequence[str], mask: np.ndarray) -> list[str]:
     return [name for name, is_selected in zip(names, mask, strict=True) if is_selected]
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from smoothtune.config.part_names import other_data_set
+from smoothtune.config.evaluation import other_data_set
 from smoothtune.evaluation.calibration_file import HOTTEST, fits
 from smoothtune.evaluation.compare import Run
 from smoothtune.evaluation.smoothness import RATIO

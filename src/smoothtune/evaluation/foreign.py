@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smoothtune.config.evaluation import Settings
-from smoothtune.config.prediction import Prediction
+from smoothtune.config.evaluation import Prediction, Settings
 from smoothtune.config.task import configured_task
 from smoothtune.data.sources import fitting_form, has_types, load_rows, load_splits
 from smoothtune.errors import ConfigError, DataError, ModelError

@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from smoothtune.config.evaluation import Settings
-from smoothtune.config.part_names import other_data_set
+from smoothtune.config.evaluation import Settings, other_data_set
 from smoothtune.console import say
 from smoothtune.errors import OutputError, PlotsMissing, changed_fields
 from smoothtune.evaluation.subject import Subject

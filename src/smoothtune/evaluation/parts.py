@@ -10,8 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from datasets import Dataset
 
-from smoothtune.config.evaluation import OtherData, Settings
-from smoothtune.config.part_names import OOD, further_title
+from smoothtune.config.evaluation import OOD, OtherData, Settings, further_title
 from smoothtune.console import quiet
 from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import ModelError

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from smoothtune.config.part_names import OOD
+from smoothtune.config.evaluation import OOD
 from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.evaluation.compare import Run, comparison, load_runs, paired_differences
 from smoothtune.evaluation.examples import example_tables

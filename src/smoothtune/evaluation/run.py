@@ -13,8 +13,7 @@ import numpy as np
 from pydantic import ValidationError
 from rich.console import Console
 
-from smoothtune.config.evaluation import Settings
-from smoothtune.config.part_names import OOD, further_title
+from smoothtune.config.evaluation import OOD, Settings, further_title
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, say

@@ -7,13 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
-from smoothtune.config.draft import message_of
-from smoothtune.config.evaluation import Settings
+from smoothtune.config.draft import Draft
+from smoothtune.config.evaluation import Prediction, Settings
 from smoothtune.config.fields import SpanFields
-from smoothtune.config.prediction import Prediction
-from smoothtune.errors import ConfigError, Problem, dotted, unknown
+from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.files import RESULT, read_json
 from smoothtune.results import Training
 from smoothtune.tasks.presets import TASKS
@@ -127,17 +124,8 @@ def _validated(settings: AnySettings, filled: dict[str, Any]) -> AnySettings:
         ConfigError: a field of ``result.json`` has no valid value.
     """
     set_fields = {name: getattr(settings, name) for name in settings.model_fields_set}
-    try:
-        return type(settings).model_validate(set_fields | filled)
-    except ValidationError as error:
-        raise ConfigError(_record_problems(error, Path(settings.model) / RESULT)) from error
-
-
-def _record_problems(error: ValidationError, path: Path) -> list[Problem]:
-    return [
-        Problem(str(path), dotted(("config", *detail["loc"])), message_of(detail, []))
-        for detail in error.errors()
-    ]
+    record = Draft(Path(settings.model) / RESULT)
+    return record.validated(type(settings), set_fields | filled)
 
 
 def seen_from_here(path: Any, run: dict[str, Any], model: str) -> Any:

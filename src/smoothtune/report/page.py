@@ -156,6 +156,13 @@ def number(value: float | None, spec: str = ".4f") -> str:
     return DASH if value is None else format(value, spec)
 
 
+def as_text(value: object, nothing: str = DASH) -> str:
+    """A setting in a table or a sentence."""
+    if value is None:
+        return nothing
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def with_interval(
     value: float, interval: tuple[float | None, float | None] | None, spec: str = ".4f"
 ) -> str:

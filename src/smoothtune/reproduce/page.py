@@ -92,7 +92,7 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
         raise OutputError(f"{folder} holds no study")
     plan = Plan(study, folder, read_fingerprints(folder))
     runs = finished_runs(study, plan, Records(folder))
-    drawn = [_drawn(number, layout, runs, study) for number, layout in _numbered(study)]
+    drawn = [_drawn(number, layout, runs) for number, layout in enumerate(study.config.layout, 1)]
     for item in drawn:
         _write_files(item, folder)
     title, said = study.config.title or study.name, [*_sentences(study, runs, drawn)]
@@ -127,11 +127,7 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
     return content
 
 
-def _numbered(study: Study) -> Iterator[tuple[int, TableLayout | FigureLayout]]:
-    yield from enumerate(study.config.layout, start=1)
-
-
-def _drawn(number: int, layout: TableLayout | FigureLayout, runs: Runs, study: Study) -> Drawn:
+def _drawn(number: int, layout: TableLayout | FigureLayout, runs: Runs) -> Drawn:
     """One table or figure."""
     if isinstance(layout, TableLayout):
         table = draw_table(layout, runs)

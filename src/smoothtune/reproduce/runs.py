@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from smoothtune.config.part_names import OOD, further_title
+from smoothtune.config.evaluation import OOD, further_title
 from smoothtune.results import Measured, RunResult
 from smoothtune.study.config import Study
 from smoothtune.study.layout import About, paper_models

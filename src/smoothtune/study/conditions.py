@@ -63,7 +63,10 @@ def read_conditions(
         run |= _data_of(name, run)
         run |= {"task": name}
         size = run["max_train_samples"]
-        method_fields = _joined(model_part.method_fields, task_part.method_fields)
+        of_model, of_task = model_part.method_fields, task_part.method_fields  # the second wins
+        method_fields = {
+            key: of_model.get(key, {}) | of_task.get(key, {}) for key in (*of_model, *of_task)
+        }
         others = config.ood if task_part.ood is None else task_part.ood
         ood = {key: _other(other, common.get("data"), run) for key, other in others.items()}
         shown = _model_name(model_part.name, values.get("model"))
@@ -114,13 +117,6 @@ def _part(item: Any, key: str, location: Location, draft: Draft) -> _Part | None
         return None
     ood = config.ood if "ood" in own else None
     return _Part(name, fields, config.method_fields, ood, labels)
-
-
-def _joined(
-    first: Mapping[str, Mapping[str, Any]], second: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """Fields by method of both; the second wins."""
-    return {name: {**first.get(name, {}), **second.get(name, {})} for name in {**first, **second}}
 
 
 def _model_name(model: str, listed: Any) -> str:

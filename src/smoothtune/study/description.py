@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from smoothtune.config.evaluation import OtherData
@@ -32,6 +31,7 @@ def write_description(
     Raises:
         OutputError: it cannot be written.
     """
+    known = read_fingerprints(records.folder) | dict(prints or {})
     content = {
         "name": study.name,
         "command": [portable(part) for part in command],
@@ -56,15 +56,10 @@ def write_description(
             for cell in {cell.id: cell for cell in cells}.values()
         ],
         "choosing": [cell.id for cell in trials],
-        "fingerprints": _all_fingerprints(records.folder, prints or {}),
+        "fingerprints": {key: asdict(each) for key, each in known.items()},
         "versions": versions(),
     }
     write_json(records.folder / STUDY, content)
-
-
-def _all_fingerprints(folder: Path, prints: Mapping[str, Fingerprints]) -> dict[str, Any]:
-    """Those that the folder holds, and newer ones in their place."""
-    return {key: asdict(each) for key, each in (read_fingerprints(folder) | dict(prints)).items()}
 
 
 def _portable(ood: Mapping[str, OtherData]) -> dict[str, dict[str, Any]]:

@@ -19,8 +19,7 @@ from rich.console import Console
 from scipy.special import expit
 from tqdm import tqdm
 
-from smoothtune.config.evaluation import Settings
-from smoothtune.config.part_names import OOD, further_title
+from smoothtune.config.evaluation import OOD, Settings, further_title
 from smoothtune.console import say
 from smoothtune.errors import (
     CheckpointError,

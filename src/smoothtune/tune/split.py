@@ -19,10 +19,9 @@ from datasets import Sequence as ListOf
 
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
-from smoothtune.console import progress_bars
 from smoothtune.errors import DataError
 from smoothtune.models.load import load_base
-from smoothtune.study.inputs import data_at_hand
+from smoothtune.study.inputs import data_at_hand, write_numbered
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.class_lookup import is_numbered
 from smoothtune.tasks.prepare import prepare
@@ -186,11 +185,5 @@ def write_split(training: TrainingRows, parts: np.ndarray, held_out: int, folder
         DataError: there are too few rows.
     """
     out = scored_rows(training, parts, held_out)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, chosen in (("train", ~out), ("validation", out)):
-        if not (folder / f"{name}.parquet").exists():
-            partial = folder / f".{name}.partial"
-            rows = training.rows.select(np.flatnonzero(chosen), keep_in_memory=True)
-            with progress_bars(shown=False):
-                rows.to_parquet(str(partial))
-            partial.replace(folder / f"{name}.parquet")
+    if not (folder / "validation.parquet").exists():
+        write_numbered(training.rows, np.flatnonzero(~out), np.flatnonzero(out), folder)

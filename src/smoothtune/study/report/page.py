@@ -14,8 +14,7 @@ from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.files import is_owned, make_folder, write_atomic, write_json
 from smoothtune.report.curves import csv_text
 from smoothtune.report.page import Table, write_page
-from smoothtune.report.tables import latex_table
-from smoothtune.report.terminal import show_table
+from smoothtune.report.tables import latex_table, show_table
 from smoothtune.study.config import Study
 from smoothtune.study.description import write_description
 from smoothtune.study.plan import Plan, read_fingerprints

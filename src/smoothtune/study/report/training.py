@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smoothtune.config.run import RunConfig
-from smoothtune.report.page import DASH, Table
+from smoothtune.report.page import DASH, Table, as_text
 from smoothtune.study.fields import PLAIN
 from smoothtune.study.files import portable_fields
 from smoothtune.study.records import Cell, Records
@@ -35,7 +35,7 @@ def training_table(cells: Sequence[Cell], records: Records) -> Table:
     columns = [_column(group, records) for group in groups.values()]
     names = dict.fromkeys([*FIELDS, *CHANGED, *(name for column in columns for name in column)])
     rows = [
-        [name, *(_text(column.get(name)) for column in columns)]
+        [name, *(as_text(column.get(name)) for column in columns)]
         for name in names
         if name not in CHANGED
         or any(column[name] != RunConfig.model_fields[name].default for column in columns)
@@ -64,8 +64,8 @@ def _clip_norms(group: Sequence[Cell]) -> str:
     for cell in group:
         if (norm := cell.config.clip_norm()) != value:
             others.setdefault(norm, {})[cell.label] = None
-    parts = [f"{_text(norm)} with {', '.join(labels)}" for norm, labels in others.items()]
-    return "; ".join([_text(value), *parts])
+    parts = [f"{as_text(norm)} with {', '.join(labels)}" for norm, labels in others.items()]
+    return "; ".join([as_text(value), *parts])
 
 
 def method_table(cells: Sequence[Cell], runs: Sequence[Run]) -> Table:
@@ -81,10 +81,4 @@ def method_table(cells: Sequence[Cell], runs: Sequence[Run]) -> Table:
 
 
 def _fields(fields: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {_text(value)}" for name, value in fields.items()) or DASH
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return DASH
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return ", ".join(f"{name} {as_text(value)}" for name, value in fields.items()) or DASH
