@@ -26,9 +26,10 @@ from smoothtune.core.forward import Batch, ForwardPass
 from smoothtune.core.predictions import heads
 from smoothtune.core.quantities import Quantity
 from smoothtune.evaluation.predictor import Predictor
+from smoothtune.evaluation.robustness import l2_ascent
 from smoothtune.evaluation.smoothness import derivative_norms, noise_propagation
 from smoothtune.evaluation.weight_gradients import gradient_spread, weight_side
-from smoothtune.functional.adversarial import Ascent, gradient_at, task_loss
+from smoothtune.functional.adversarial import gradient_at, task_loss
 from smoothtune.functional.divergences import divergence
 from smoothtune.functional.noise import gaussian
 from smoothtune.nn.dropout import evaluating, sites
@@ -36,7 +37,7 @@ from smoothtune.report.curves import Curve, CurvePoint
 
 EPSILON, NUM_STEPS = 0.05, 5
 """Of the worst perturbation: ||delta|| / ||x|| of an example, and steps of the search."""
-START, STEP = 0.01, 2.5  # noise the search starts from; of epsilon / num_steps, as in `robustness`
+START = 0.01  # size of the noise that the search starts from
 NOISE_RATIO = 0.1
 """||noise|| / ||x|| of every token."""
 NUM_PROBES = 2
@@ -100,17 +101,7 @@ def worst_perturbation(clean: ForwardPass, epsilon: float, num_steps: int) -> Te
     """
     if not epsilon:
         return clean.zeros()
-    ascent = Ascent(
-        point="word",
-        norm="l2",
-        per="example",
-        units="relative",
-        sigma=min(START, epsilon),
-        step_size=STEP * epsilon / num_steps,
-        epsilon=epsilon,
-        num_steps=num_steps,
-        dropout="off",
-    )
+    ascent = l2_ascent(epsilon, num_steps, min(START, epsilon))
     return ascent.search(clean, lambda run: divergence(clean, run))[0]
 
 

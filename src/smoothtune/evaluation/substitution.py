@@ -73,7 +73,6 @@ def substitution_curve(
     vocab_size: int,
     max_words: int = MAX_WORDS,
     num_neighbors: int = NUM_NEIGHBORS,
-    max_ranked: int = MAX_RANKED,
 ) -> Curve:
     """Main metric against the number of words that the attack has tried to exchange.
 
@@ -81,7 +80,7 @@ def substitution_curve(
         The metric, the `area` under it, and `queries`, forward passes for an example.
     """
     attack = _Attack(predictor, rows, vocabulary(predictor.tokenizer, vocab_size), num_neighbors)
-    order = attack.ranking(max_ranked)
+    order = attack.ranking(MAX_RANKED)
 
     def scores(tried: Sequence[float]) -> Iterator[list[float]]:
         for count in map(int, tried):

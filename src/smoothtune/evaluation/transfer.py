@@ -28,6 +28,8 @@ from smoothtune.tasks.class_lookup import ClassLookup
 from smoothtune.tasks.prepare import Prepared
 from smoothtune.tasks.presets import TASKS
 
+FURTHER_BATCH = 16
+
 
 def as_task(other: OtherData, task: Task) -> Task:
     """The model's task with the columns of another data set.
@@ -171,7 +173,6 @@ def trained_further(
     *,
     num_train_epochs: int = 3,
     learning_rate: float = 5e-5,
-    batch_size: int = 16,
 ) -> Predictor:
     """A copy of a model, fine-tuned plainly on some more rows; the model itself is left alone.
 
@@ -180,9 +181,9 @@ def trained_further(
     model = copy.deepcopy(predictor.model).train()
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
-    order = LengthGroupedSampler(rows["length"][:], batch_size, predictor.seed)
+    order = LengthGroupedSampler(rows["length"][:], FURTHER_BATCH, predictor.seed)
     collate = predictor.task.head.collator(predictor.tokenizer)
-    loader: DataLoader[Any] = DataLoader(rows, batch_size, sampler=order, collate_fn=collate)
+    loader: DataLoader[Any] = DataLoader(rows, FURTHER_BATCH, sampler=order, collate_fn=collate)
     updates = num_train_epochs * len(loader)
     schedule = get_linear_schedule_with_warmup(optimizer, 0, updates)
     device = next(model.parameters()).device

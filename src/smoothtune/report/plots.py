@@ -24,6 +24,7 @@ MOST_LINES = 7
 WIDTH, HEIGHT, LEGEND_LINE = 5.6, 3.4, 0.19  # inches
 FACETS, FACET_HEIGHT = 3, 1.55  # in a row; inches
 NARROW = 5  # times the least value, below which 1, 2 and 5 leave a log axis with one tick or two
+LONGEST_NAME = 48
 MANY = 30  # points from which markers would hide the line
 METADATA = {  # left out: the same curve gives the same bytes
     "svg": ("Creator", "Date", "Format", "Type"),
@@ -283,6 +284,6 @@ def paint_boxes(
     axes.invert_yaxis()
 
 
-def _short(name: str, limit: int = 48) -> str:
+def _short(name: str) -> str:
     name = printable(name)
-    return name if len(name) <= limit else f"{name[: limit - 1]}…"
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"

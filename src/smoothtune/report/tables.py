@@ -165,15 +165,12 @@ def p_text(value: float | None) -> str:
 def score_grid(
     scores: Mapping[str, Mapping[Any, Spread]],
     columns: Mapping[Any, str],
-    *,
-    corner: str = "method",
 ) -> Table:
     """Methods x tasks in points, with the average over the tasks and the mean rank.
 
     Args:
         scores: by method and task, from 0 to 1; a task without finished runs is missing.
         columns: title of each task.
-        corner: head of the first column.
 
     Returns:
         Means with the standard deviation; the best of a column is bold. Average and rank (1 is
@@ -191,7 +188,7 @@ def score_grid(
     row_of = {name: number for number, name in enumerate(scores)}
     bold = {(row_of[name], x) for x, task in enumerate(columns, 1) for name in _most(means[task])}
     if len(columns) < 2:
-        return Table([corner, *columns.values()], rows, frozenset(bold))
+        return Table(["method", *columns.values()], rows, frozenset(bold))
     average, rank = averages_and_ranks(means)
     for row in rows:
         row += [
@@ -201,7 +198,7 @@ def score_grid(
     last = len(columns) + 1
     bold |= {(row_of[name], last) for name in _most(average)}
     bold |= {(row_of[name], last + 1) for name in _most({n: -value for n, value in rank.items()})}
-    return Table([corner, *columns.values(), "average", "mean rank"], rows, frozenset(bold))
+    return Table(["method", *columns.values(), "average", "mean rank"], rows, frozenset(bold))
 
 
 def averages_and_ranks(

@@ -22,7 +22,7 @@ class Sample:
     points: list[CurvePoint]
     y_label: str
     curve: Curve | None = None
-    score: str = ""
+    score: tuple[str, float] | None = None
     """Metric and score of the run."""
 
 
@@ -48,7 +48,7 @@ def _of_curve(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Samp
             low, high = layout.x_range or (-np.inf, np.inf)
             shown = [point for point in points if low <= point.x <= high]
             y_label = layout.y_label or curve.y_label
-            score = f"{run.result.headline} {run.result.score:.4f}"
+            score = (run.result.headline, run.result.score)
             yield Sample(_where(run, series=name), shown, y_label, curve, score)
 
 

@@ -18,7 +18,7 @@ from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read
 from smoothtune.study.fields import LONGER, PLAIN, StudyConfig
 from smoothtune.study.files import read_study_file
 from smoothtune.study.layout import paper_models
-from smoothtune.study.protocol import Protocol, add_protocol, fields_here, with_method_fields
+from smoothtune.study.protocol import Protocol, add_protocol, fields_here
 
 T = TypeVar("T")
 OWN = "own"
@@ -141,8 +141,7 @@ def _entries(
     entries = []
     for index, item in enumerate(listed):
         at = ("methods", index)
-        item = with_method_fields(item, at, weak, config.method_fields, draft)
-        entries.append(read_entry(item, at, search, draft))
+        entries.append(read_entry(item, at, search, draft, weak, config.method_fields))
     if PLAIN not in [entry.label for entry in entries]:
         entries.insert(0, read_entry(PLAIN, ("methods",), search, draft))
     labels = [entry.label for entry in entries]
