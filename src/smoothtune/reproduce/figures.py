@@ -10,7 +10,7 @@ import numpy as np
 
 from smoothtune.evaluation.intervals import wilson
 from smoothtune.report.curves import Curve, CurvePoint, csv_text
-from smoothtune.reproduce.runs import Run, Runs
+from smoothtune.reproduce.runs import Runs
 from smoothtune.reproduce.samples import Sample, samples_of
 from smoothtune.reproduce.verdict import interval
 from smoothtune.study.layout import Dimension, FigureLayout
@@ -69,12 +69,18 @@ class Figure:
         )
 
 
-def draw_figure(layout: FigureLayout, runs: Runs) -> Figure | None:
-    """Gather what a figure shows; None if no run has it."""
-    chosen = [run for run in runs.done if _fits(run, layout, runs)]
+def draw_figure(layout: FigureLayout, runs: Runs) -> Figure | str:
+    """Gather what a figure shows; or why there is nothing to draw."""
+    chosen = [
+        run
+        for run in runs.matching(layout.about)
+        if layout.methods is None or run.cell.label in layout.methods
+    ]
+    if not chosen:
+        return "no run of what it shows is done"
     samples = samples_of(layout, chosen)
     if not samples:
-        return None
+        return "the finished runs have not measured what it shows"
     seeds, first = len({run.cell.seed for run in chosen}), samples[0].curve
     panels, band = _panels(layout, samples), _band(layout, seeds, first)
     if layout.kind == "box":
@@ -82,26 +88,6 @@ def draw_figure(layout: FigureLayout, runs: Runs) -> Figure | None:
     log_y = layout.log_y if layout.log_y is not None else bool(first and first.log_y)
     x_label = layout.x_label or (first.x_label if first else X_LABELS[layout.kind])
     return Figure(layout, panels, x_label, band, log_y)
-
-
-def why_missing(layout: FigureLayout, runs: Runs) -> str:
-    """Why there is nothing to draw."""
-    done = [run for run in runs.done if _fits(run, layout, runs)]
-    if not done:
-        return "no run of what it shows is done"
-    return "the finished runs have not measured what it shows"
-
-
-def _fits(run: Run, layout: FigureLayout, runs: Runs) -> bool:
-    about, cell = layout.about, run.cell
-    model = None if about.model is None else runs.stand_ins.get(about.model, about.model)
-    return (
-        (layout.methods is None or cell.label in layout.methods)
-        and about.method in (None, cell.label)
-        and about.task in (None, cell.task)
-        and model in (None, cell.model)
-        and about.size in (None, cell.max_train_samples)
-    )
 
 
 def _band(layout: FigureLayout, seeds: int, curve: Curve | None) -> str:

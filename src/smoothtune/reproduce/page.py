@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from smoothtune.console import say
-from smoothtune.errors import OutputError, PlotsMissing, counted
+from smoothtune.errors import PlotsMissing, counted
 from smoothtune.files import write_atomic, write_json
 from smoothtune.report.page import (
     Block,
@@ -28,7 +28,7 @@ from smoothtune.report.page import (
 from smoothtune.report.tables import latex_table
 from smoothtune.reproduce.departures import departures
 from smoothtune.reproduce.drawing import draw
-from smoothtune.reproduce.figures import draw_figure, why_missing
+from smoothtune.reproduce.figures import draw_figure
 from smoothtune.reproduce.runs import Runs, finished_runs
 from smoothtune.reproduce.tables import (
     DrawnTable,
@@ -40,10 +40,11 @@ from smoothtune.results import RunResult
 from smoothtune.study.config import Study
 from smoothtune.study.fields import PLAIN
 from smoothtune.study.layout import FigureLayout, TableLayout
-from smoothtune.study.plan import Plan, read_fingerprints
+from smoothtune.study.plan import Plan
 from smoothtune.study.protocol import Protocol
-from smoothtune.study.records import STUDY, Records
+from smoothtune.study.records import Records, read_study
 from smoothtune.study.report.statistics import TEST
+from smoothtune.study.table import ConditionKey
 
 CONTENT = "reproduction.json"
 COMPARED = [
@@ -88,9 +89,7 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
     Raises:
         OutputError: there is no study in the folder, or a file cannot be written.
     """
-    if not (folder / STUDY).exists():
-        raise OutputError(f"{folder} holds no study")
-    plan = Plan(study, folder, read_fingerprints(folder))
+    plan = Plan(study, folder, read_study(folder).fingerprints)
     runs = finished_runs(study, plan, Records(folder))
     drawn = [_drawn(number, layout, runs) for number, layout in enumerate(study.config.layout, 1)]
     for item in drawn:
@@ -134,9 +133,8 @@ def _drawn(number: int, layout: TableLayout | FigureLayout, runs: Runs) -> Drawn
         return Drawn(_file_name(number, layout.table), layout.table, layout.note, table)
     name = _file_name(number, layout.figure)
     figure = draw_figure(layout, runs)
-    if figure is None:
-        missing = why_missing(layout, runs)
-        return Drawn(name, layout.figure, layout.note, missing=missing)
+    if isinstance(figure, str):
+        return Drawn(name, layout.figure, layout.note, missing=figure)
     try:
         files = draw(figure)
     except PlotsMissing as error:
@@ -235,11 +233,10 @@ def _unit(layout: TableLayout) -> str:
 
 def _at_chance(runs: Runs) -> Iterator[Sentence]:
     """Conditions in which plain fine-tuning has learned nothing."""
-    conditions: dict[tuple[Any, ...], list[RunResult]] = {}
+    conditions: dict[ConditionKey, list[RunResult]] = {}
     for run in runs.done:
         if run.cell.label == PLAIN:
-            key = (run.cell.task, run.cell.model, run.cell.max_train_samples)
-            conditions.setdefault(key, []).append(run.result)
+            conditions.setdefault(run.cell.condition, []).append(run.result)
     for (task, model, _), results in conditions.items():
         score = mean(result.score for result in results)
         constant = mean(result.trivial_baseline for result in results)

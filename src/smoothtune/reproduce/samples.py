@@ -33,9 +33,9 @@ def samples_of(layout: FigureLayout, chosen: Sequence[Run]) -> list[Sample]:
 
 
 def _where(run: Run, **more: str) -> dict[Dimension, str]:
-    cell = run.cell
-    size = "all rows" if cell.max_train_samples is None else f"{cell.max_train_samples} rows"
-    found: dict[Any, str] = {"task": cell.task, "model": cell.model, "method": cell.label}
+    task, model, rows = run.cell.condition
+    size = "all rows" if rows is None else f"{rows} rows"
+    found: dict[Any, str] = {"task": task, "model": model, "method": run.cell.label}
     return found | {"size": size} | more
 
 
@@ -82,7 +82,7 @@ def _of_settings(run: Run, layout: FigureLayout, chosen: Sequence[Run]) -> Itera
 
 
 def _of_sizes(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Sample]:
-    size, y = run.cell.max_train_samples, number_of(run, layout.about)
+    size, y = run.cell.condition.max_train_samples, number_of(run, layout.about)
     if size is not None and y is not None:
         point = CurvePoint(float(size), y)
         yield Sample(_where(run, size=""), [point], _score_label(run, layout))

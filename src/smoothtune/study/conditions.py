@@ -18,6 +18,7 @@ from smoothtune.models.paths import resolve_model_path
 from smoothtune.study.entries import RUN_FIELDS
 from smoothtune.study.fields import DEMO, StudyConfig
 from smoothtune.study.files import portable
+from smoothtune.study.table import ConditionKey
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,11 @@ class Condition:
     """Other data sets that the runs are scored on."""
     methods: list[str] | None = None
     """Labels of the entries that are run here beside plain; None: all."""
+
+    @property
+    def key(self) -> ConditionKey:
+        """As tables and records name it."""
+        return ConditionKey(self.task, self.model, self.max_train_samples)
 
 
 def read_conditions(

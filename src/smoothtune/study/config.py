@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from smoothtune.catalog import known_methods
 from smoothtune.config.draft import Draft
-from smoothtune.config.run import RunConfig, load_config, read_config
+from smoothtune.config.run import RunConfig, check_draft, load_config, read_draft
 from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.study.conditions import Condition, read_conditions
 from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read_entry
@@ -103,7 +103,7 @@ def _checked_runs(
         ConfigError: with all that can be found wrong without importing torch, or else with it.
     """
     for (_, e, _), options in fields.items():
-        _reported(draft, entries[e], partial(read_config, options=options))
+        _reported(draft, entries[e], partial(check_draft, read_draft(options=options)))
     draft.stop_at_problems()
     runs = {}
     for (c, e, s), options in fields.items():

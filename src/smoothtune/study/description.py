@@ -10,8 +10,8 @@ from smoothtune.config.evaluation import OtherData
 from smoothtune.files import versions, write_json
 from smoothtune.study.config import Study
 from smoothtune.study.files import portable, portable_fields
-from smoothtune.study.plan import Choice, Key, read_fingerprints
-from smoothtune.study.records import STUDY, Cell, Fingerprints, Records
+from smoothtune.study.plan import Choice, Key
+from smoothtune.study.records import STUDY, Cell, Fingerprints, Records, read_study
 
 
 def write_description(
@@ -31,7 +31,9 @@ def write_description(
     Raises:
         OutputError: it cannot be written.
     """
-    known = read_fingerprints(records.folder) | dict(prints or {})
+    folder = records.folder
+    stored = read_study(folder).fingerprints if (folder / STUDY).exists() else {}
+    known = stored | dict(prints or {})
     content = {
         "name": study.name,
         "command": [portable(part) for part in command],
@@ -59,7 +61,7 @@ def write_description(
         "fingerprints": {key: asdict(each) for key, each in known.items()},
         "versions": versions(),
     }
-    write_json(records.folder / STUDY, content)
+    write_json(folder / STUDY, content)
 
 
 def _portable(ood: Mapping[str, OtherData]) -> dict[str, dict[str, Any]]:

@@ -71,13 +71,13 @@ def _seconds_left(cells: Sequence[Cell], done: Mapping[str, Row]) -> float | Non
         row = done.get(cell.id)
         if row and row.status == "done":
             taken = row.measures["train_seconds"] + row.measures["evaluation_seconds"]
-            for key in ((cell.task, cell.label), (cell.task,)):
+            for key in ((cell.condition.task, cell.label), (cell.condition.task,)):
                 times.setdefault(key, []).append(taken)
     total = 0.0
     for cell in cells:
         if cell.id in done:
             continue
-        like = times.get((cell.task, cell.label)) or times.get((cell.task,))
+        like = times.get((cell.condition.task, cell.label)) or times.get((cell.condition.task,))
         if like is None:
             return None
         total += float(np.mean(like))

@@ -82,9 +82,9 @@ def run_study(
     from smoothtune.study.report.page import write_study_report
 
     console = console or Console()
-    with _claimed(Path(output_dir)) as folder, Signals() as signals:
+    claim = claimed(Path(output_dir), (STUDY, CELLS), "study", (WORK, SELECTION))
+    with claim as folder, Signals() as signals:
         plan, records = Plan(study, folder), Records(folder)
-        shutil.rmtree(folder / WORK, ignore_errors=True)
         say(console, f"{study.name}: reading data and weights")
         pool: Pool | None = None
         try:
@@ -117,7 +117,6 @@ def run_study(
         finally:
             if pool is not None:
                 pool.stop()
-            shutil.rmtree(folder / WORK, ignore_errors=True)
         return write_study_report(study, plan, folder, console)
 
 
@@ -175,9 +174,19 @@ def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Ce
 
 
 @contextmanager
-def _claimed(folder: Path) -> Iterator[Path]:
-    """Own a study's folder."""
+def claimed(
+    folder: Path, records: Sequence[str], kind: str, others: Sequence[str]
+) -> Iterator[Path]:
+    """Own a folder of cells, which holds one of the records, or nothing but `others`.
+
+    Raises:
+        OutputError: it holds something else, or is in use.
+    """
     with owned(folder, *FOLDERS):
-        if not ((folder / STUDY).exists() or (folder / CELLS).exists()):
-            refuse_other_files(folder, "study", (WORK, SELECTION))
-        yield folder
+        if not any((folder / name).exists() for name in records):
+            refuse_other_files(folder, kind, others)
+        shutil.rmtree(folder / WORK, ignore_errors=True)  # of a killed process
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder / WORK, ignore_errors=True)

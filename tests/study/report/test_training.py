@@ -11,6 +11,7 @@ from smoothtune.results import CellContent
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
 from smoothtune.study.report.methods import run_of
 from smoothtune.study.report.training import method_table, training_table
+from smoothtune.study.table import ConditionKey
 
 
 def cell(label: str, task: str, method: str = "plain", learning_rate: float = 1e-4) -> Cell:
@@ -19,7 +20,8 @@ def cell(label: str, task: str, method: str = "plain", learning_rate: float = 1e
     config = load_config(None, [], options)
     identity = cell_identity(config, Extras(), Fingerprints("data", "weights"))
     name = digest(identity)[:16]
-    return Cell(label, label, task, "m", 100, 0, False, config, Extras(), {}, name, identity)
+    where = ConditionKey(task, "m", 100)
+    return Cell(label, label, where, 0, False, config, Extras(), {}, name, identity)
 
 
 @pytest.fixture

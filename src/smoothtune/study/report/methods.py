@@ -66,7 +66,7 @@ class Run(Row):
         """As plain data, a value for each column."""
         own = vars(self) | self.condition._asdict() | dict.fromkeys(MEASURES) | self.measures
         inner = {"condition", "measures", "claims", "message", "methods", "versions"}
-        return {name: own[name] for name in own.keys() - inner}
+        return {name: value for name, value in own.items() if name not in inner}
 
 
 COLUMNS = (

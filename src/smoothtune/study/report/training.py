@@ -47,7 +47,7 @@ def _column(group: Sequence[Cell], records: Records) -> dict[str, Any]:
     """Fields, and numbers of rows and updates, of the first cell of a condition that is done."""
     done = ((cell, record.result) for cell in group if (record := records.read(cell.id)))
     cell, result = next(((cell, result) for cell, result in done if result), (group[0], None))
-    fields = portable_fields(cell.config.model_dump()) | {"model": cell.model}
+    fields = portable_fields(cell.config.model_dump()) | {"model": cell.condition.model}
     column = {name: fields[name] for name in (*FIELDS, *CHANGED)} | {CLIP: _clip_norms(group)}
     if result is not None:
         rows = {name: split.rows for name, split in result.data.splits.items()}
