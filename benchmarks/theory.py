@@ -21,6 +21,7 @@ from smoothtune.config.evaluation import Settings
 from smoothtune.evaluation import parts, run
 from smoothtune.evaluation.theory import lipschitz, noise_expansion
 from smoothtune.evaluation.weight_gradients import weight_side
+from smoothtune.results import Part
 
 RESULT = Path(__file__).parent / "results" / "theory.json"
 RUNS = [("plain", 1), ("lnsr", 1), ("uegr", 1), ("plain", 2), ("plain", 3)]
@@ -61,7 +62,7 @@ def theory_alone(subject):
         "lipschitz": lipschitz(predictor, rows),
         "sharpness": weight_side(predictor, rows)[0]["sharpness"],
     }
-    return parts.PartResult(numbers, {"expansion": noise_expansion(predictor, rows)})
+    return Part(numbers=numbers, curves={"expansion": noise_expansion(predictor, rows)})
 
 
 def evaluate(models, out, *wanted):
@@ -76,7 +77,7 @@ def evaluate(models, out, *wanted):
             max_train_samples=100,
             max_diagnostic_samples=64,
         )
-        parts.PARTS["smoothness"] = parts.Part("Smoothness", theory_alone)
+        parts.PARTS["smoothness"] = parts.Measurement("Smoothness", theory_alone)
         run.evaluate(settings)
     return json.loads((out / "evaluation.json").read_text())["parts"]
 

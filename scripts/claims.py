@@ -21,7 +21,7 @@ from smoothtune.study.comparison import (
     over_conditions,
     paired,
 )
-from smoothtune.study.config import PLAIN
+from smoothtune.study.fields import PLAIN
 from smoothtune.study.report.statistics import (
     ENOUGH_SEEDS,
     LEVEL,

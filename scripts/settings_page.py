@@ -9,9 +9,8 @@ from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from tables import escaped, table
 
-from smoothtune.config.evaluation import OtherData, Settings
+from smoothtune.config.evaluation import OtherData, Prediction, Settings
 from smoothtune.config.fields import Panel
-from smoothtune.config.prediction import Prediction
 from smoothtune.config.run_fields import RunFields
 from smoothtune.config.tuning import TuneSettings
 from smoothtune.methods.describe import values_of

@@ -10,8 +10,8 @@ from smoothtune.cli.output import fail
 from smoothtune.console import plain_text, say
 from smoothtune.errors import printable
 from smoothtune.report.curves import csv_text
-from smoothtune.report.page import Table, markdown_text, render
-from smoothtune.report.terminal import show_table
+from smoothtune.report.page import Table, markdown_text, page_text
+from smoothtune.report.tables import show_table
 
 CONTROLS = ["\x1b[31m", "\x07", "\r", "\x9b2J", "\u202e", "\u2066", "\u200f", "\ufeff", "\ud800"]
 PLAIN = ["é", "中文", "שלום", "👩‍🔬", "a\tb", "a\nb", "<b>", "[red]"]
@@ -24,7 +24,7 @@ def test_controls_are_shown_and_not_obeyed(control: str) -> None:
     say(console, f"a{control}b")
     console.print(plain_text(f"a{control}b"))
     assert control not in console.file.getvalue()
-    assert control not in render("table.md.jinja", {}) + markdown_text(f"a{control}b")
+    assert control not in page_text("md", f"a{control}b", [])
 
 
 @pytest.mark.parametrize("text", PLAIN)

@@ -9,8 +9,7 @@ from rich.console import Console
 
 from helpers.full_disk import content, no_room, read_only_folder
 from helpers.study_files import finished, inputs, write  # noqa: F401
-from smoothtune.config.evaluation import Settings
-from smoothtune.config.prediction import Prediction
+from smoothtune.config.evaluation import Prediction, Settings
 from smoothtune.config.run import RunConfig
 from smoothtune.data.sources import load_rows
 from smoothtune.data.tokenizing import Encoder, encoded_rows

@@ -7,16 +7,27 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
+from smoothtune.config.draft import message_of
+from smoothtune.config.evaluation import OOD, other_data_set
 from smoothtune.config.fields import TaskType
-from smoothtune.config.part_names import OOD, other_data_set
 from smoothtune.data.summary import Report
+from smoothtune.errors import OutputError, dotted
 from smoothtune.report.curves import Curve
 
 Numbers = dict[str, float]
+AGAIN = "make it again"
 
 
 class Record(BaseModel):
@@ -36,6 +47,25 @@ class Record(BaseModel):
     def content(self) -> dict[str, Any]:
         """The plain data to write."""
         return self.model_dump()
+
+    @classmethod
+    def check(
+        cls, content: Mapping[str, Any], path: Path, command: str, *within: str, mend: str = AGAIN
+    ) -> None:
+        """Check the content of a file, or the part `within` it, which may be another's.
+
+        Raises:
+            OutputError: it is not as ``smoothtune COMMAND`` writes it; names the field.
+        """
+        try:
+            cls.parse(content)
+        except ValidationError as error:
+            detail = error.errors()[0]
+            field = dotted((*within, *detail["loc"]))
+            raise OutputError(
+                f"{path}: {field}: {message_of(detail, [])}; it is not as smoothtune {command} "
+                f"writes it: {mend}"
+            ) from error
 
 
 # --- a run: result.json ------------------------------------------------------------------------
@@ -141,6 +171,11 @@ class Part(Record):
     curves: dict[str, Curve]
     skipped: str = ""
     """Why it does not apply."""
+
+    @classmethod
+    def left_out(cls, why: str) -> Self:
+        """A part that does not apply."""
+        return cls(numbers={}, curves={}, skipped=why)
 
     @field_validator("curves")
     @classmethod

@@ -140,7 +140,7 @@ def test_scores_beside_a_gap_are_scores(tmp_path: Path) -> None:
 
 def test_excel_without_its_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "rows.xlsx").write_bytes(b"PK")
-    monkeypatch.setattr("smoothtune.data.excel_rows.find_spec", lambda name: None)
+    monkeypatch.setattr("smoothtune.data.csv_rows.find_spec", lambda name: None)
     found = call("init", tmp_path / "rows.xlsx", "--to", tmp_path / "run.yaml")
     assert found.exit_code == 3
     assert "save as CSV, or pip install 'smoothtune[excel]'" in found.stderr

@@ -9,9 +9,8 @@ from typer.testing import CliRunner
 
 from smoothtune.cli import COMMANDS, MAIN_OPTIONS, _with_dashes, app
 from smoothtune.cli.evaluate import Options
-from smoothtune.config.evaluation import PartName
+from smoothtune.config.evaluation import PartName, Prediction
 from smoothtune.config.fields import Panel, without_none
-from smoothtune.config.prediction import Prediction
 from smoothtune.config.run import RunConfig
 from smoothtune.config.tuning import TuneSettings, load_tune
 from smoothtune.errors import ConfigError

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from smoothtune.evaluation.compare import Difference, Run, comparison
+from smoothtune.evaluation.compare import Run, comparison
 from smoothtune.evaluation.findings import sentences
-from smoothtune.evaluation.intervals import Interval
+from smoothtune.report.tables import Effect
 
 GOOD = {"value": 0.9, "low": 0.85, "high": 0.95}
 NLL = {"nll": 0.5, "ece": 0.2}
@@ -170,11 +170,11 @@ def test_a_temperature_at_its_bound_is_no_finding(temperature: float, why: str) 
 
 def test_comparisons_say_which_to_prefer() -> None:
     first, other = run(), Run("b", Path(), run().content)
-    better = [Difference("accuracy", 0.1, Interval(0.05, 0.15))]
+    better = {"accuracy": Effect(0.1, (0.05, 0.15))}
     assert comparison(first, other, better).startswith("Prefer b. ")
-    worse = [Difference("accuracy", -0.1, Interval(-0.15, -0.05))]
+    worse = {"accuracy": Effect(-0.1, (-0.15, -0.05))}
     assert comparison(first, other, worse).startswith("Prefer a. ")
-    same = [Difference("accuracy", 0.0, Interval(-0.15, 0.05))]
+    same = {"accuracy": Effect(0.0, (-0.15, 0.05))}
     assert "take the cheaper one" in comparison(first, other, same)
 
 

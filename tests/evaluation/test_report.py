@@ -13,10 +13,10 @@ from typer.testing import CliRunner, Result
 from smoothtune.cli import app
 from smoothtune.errors import OutputError
 from smoothtune.evaluation import Curve, CurvePoint, draw
-from smoothtune.evaluation.compare import Difference, Run, comparison, load_runs, paired_differences
+from smoothtune.evaluation.compare import Run, comparison, load_runs, paired_differences
 from smoothtune.evaluation.findings import sentences
-from smoothtune.evaluation.intervals import Interval
 from smoothtune.evaluation.report import summary_table
+from smoothtune.report.tables import Effect
 
 HOSTILE = "<script>alert(1)</script>\"'&|`$x^$ javascript:"
 
@@ -163,14 +163,14 @@ def test_differences_beyond_noise(evaluated: Path, tmp_path: Path) -> None:
         predicted(copy, right)
     plain, near, far = load_runs(copies)
     found = paired_differences(plain, far)
-    gap = found[0]
-    assert (gap.metric, gap.value) == ("accuracy", pytest.approx(0.2))
+    gap = found["accuracy"]
+    assert gap.value == pytest.approx(0.2)
     # Paired: 40 of 200 examples changed, so the deviation is sqrt(0.2 * 0.8 / 200) = 0.0283.
     assert gap.interval == pytest.approx((0.2 - 0.0554, 0.2 + 0.0554), abs=0.015)
-    assert gap.beyond_noise
+    assert gap.excludes_zero
     assert "accuracy +0.200" in comparison(plain, far, found)
-    small = paired_differences(plain, near)[:1]
-    assert not small[0].beyond_noise
+    small = {"accuracy": paired_differences(plain, near)["accuracy"]}
+    assert not small["accuracy"].excludes_zero
     assert "do not differ beyond" in comparison(plain, near, small)
 
 
@@ -184,7 +184,7 @@ def test_other_examples_are_not_compared(evaluated: Path, tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(("low", "high", "beyond"), [(0.1, 0.2, True), (-0.1, 0.1, False)])
 def test_beyond_noise(low: float, high: float, beyond: bool) -> None:
-    assert Difference("f1", 0.1, Interval(low, high)).beyond_noise is beyond
+    assert Effect(0.1, (low, high)).excludes_zero is beyond
 
 
 def test_words_follow_the_numbers(evaluated: Path, tmp_path: Path) -> None:

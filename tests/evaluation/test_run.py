@@ -108,7 +108,7 @@ def test_every_part_has_its_numbers_tables_and_plots(everything: tuple[Path, str
 def test_one_name_has_one_number(everything: tuple[Path, str]) -> None:
     """Smoothness and effect take other rows and probes for the same derivatives."""
     page = (everything[0] / "evaluation.md").read_text()
-    sections = page.split("\n### ")
+    sections = page.split("\n## ")
     named = [
         dict(row.split(" | ") for row in section.splitlines() if row.startswith("| "))
         for section in sections
@@ -237,7 +237,7 @@ def test_finished_parts_are_kept_when_a_later_one_fails(
 ) -> None:
     arguments = [tiny_folder / "tuned", "--calibration", "--drift", "--output-dir", tmp_path]
     with monkeypatch.context() as patch:
-        patch.setitem(parts.PARTS, "drift", parts.Part("", lambda subject: 1 / 0))
+        patch.setitem(parts.PARTS, "drift", parts.Measurement("", lambda subject: 1 / 0))
         assert isinstance(call(*arguments).exception, ZeroDivisionError)
     kept = content_of(tmp_path)["parts"]
     assert list(kept) == ["metrics", "calibration"]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from helpers.study_files import content_of, made_result
-from smoothtune.config.part_names import OOD, further_title
+from smoothtune.config.evaluation import OOD, further_title
 from smoothtune.report.curves import Curve, CurvePoint
 from smoothtune.study.config import Study
 from smoothtune.study.layout import FigureLayout, TableLayout
@@ -38,9 +38,7 @@ def made_cells(study: Study) -> list[Cell]:
                 Cell(
                     label=entry.label,
                     setting="",
-                    task=condition.task,
-                    model=condition.model,
-                    max_train_samples=condition.max_train_samples,
+                    condition=condition.key,
                     seed=seed,
                     selection=False,
                     config=run,
@@ -55,15 +53,16 @@ def made_cells(study: Study) -> list[Cell]:
 
 def score_of(cell: Cell, name: str) -> float:
     """A number that depends on the cell alone."""
-    key = f"{cell.task} {cell.label} {cell.model} {cell.max_train_samples} {cell.seed} {name}"
+    task, model, size = cell.condition
+    key = f"{task} {cell.label} {model} {size} {cell.seed} {name}"
     return 0.5 + 0.4 * (zlib.crc32(key.encode()) % 1000) / 1000
 
 
 def write_record(folder: Path, study: Study, cell: Cell, **metrics: float) -> None:
     """Write the record of a cell with all that the layout of its study reads."""
-    names = METRICS.get(cell.task, ("accuracy",))
+    names = METRICS.get(cell.condition.task, ("accuracy",))
     scores = {name: score_of(cell, name) for name in names} | metrics
-    probabilities = {} if cell.task in ("stsb", "squad") else {"brier": 0.3, "nll": 0.5}
+    probabilities = {} if cell.condition.task in ("stsb", "squad") else {"brier": 0.3, "nll": 0.5}
     log = [{"step": step, "loss/task": 1 / step} for step in (1, 2, 3)]
     evaluated = {f"eval_{name}": value for name, value in scores.items()} | {"eval_loss": 0.5}
     log += [{"step": step, **evaluated} for step in (1, 2, 3)]
@@ -100,7 +99,7 @@ def _parts(study: Study, cell: Cell, names: tuple[str, ...]) -> dict[str, Any]:
         },
         "curves": {},
     }
-    condition = next(c for c in study.conditions if (c.task, c.model) == (cell.task, cell.model))
+    condition = next(c for c in study.conditions if c.key[:2] == cell.condition[:2])
     for name in condition.ood:
         for title in (OOD + name, *(further_title(name, s) for s in study.config.further_share)):
             metrics = {metric: {"value": score_of(cell, title)} for metric in names}

@@ -94,4 +94,4 @@ def _made_run(row: dict[str, Any]) -> Run:
     fields = {name: row.pop(name) for name in list(row) if name in Run.__dataclass_fields__}
     fields = {"method": "plain", "seed": 0} | fields
     measures = {name: value for name, value in row.items() if value is not None}
-    return Run(condition, **fields, measures=measures)
+    return Run(condition=condition, **fields, measures=measures)

@@ -10,8 +10,7 @@ from transformers import AutoModelForSequenceClassification, BartConfig, DistilB
 
 from helpers.tiny_folder import tiny_bert
 from smoothtune.cli.cost import price_list
-from smoothtune.config.evaluation import Settings
-from smoothtune.config.prediction import Prediction
+from smoothtune.config.evaluation import Prediction, Settings
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError
 from smoothtune.evaluation.predict import predict

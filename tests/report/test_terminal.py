@@ -8,7 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from smoothtune.report.page import Table
-from smoothtune.report.terminal import show_table
+from smoothtune.report.tables import show_table
 
 HEAD = ["method", "quantity", "change", "p, Holm", "verdict"]
 ROWS = [

@@ -48,7 +48,11 @@ def test_numbers_of_a_table(write, reproduced) -> None:
     made = made_cells(study)
     scores = {
         (task, label): np.array(
-            [100 * score_of(c, "accuracy") for c in made if (c.task, c.label) == (task, label)]
+            [
+                100 * score_of(c, "accuracy")
+                for c in made
+                if (c.condition.task, c.label) == (task, label)
+            ]
         )
         for task in ("one", "two")
         for label in ("plain", "lnsr")
@@ -77,7 +81,7 @@ def test_numbers_of_a_table(write, reproduced) -> None:
 
 def test_an_average_needs_all_of_its_columns(write, reproduced, tmp_path: Path) -> None:
     study = load_study(write(LAYOUT + TASKS, common=""))
-    found = cells(reproduced(study, skip=lambda c: c.task == "two" and c.label == "lnsr"))
+    found = cells(reproduced(study, skip=lambda c: c.condition.task == "two" and c.label == "lnsr"))
     assert found["LNSR", "both"]["verdict"] == "not run"
     assert found["FT", "both"]["found"]["n"] == 3
     text = (tmp_path / "01-a-table.csv").read_text()
@@ -168,7 +172,7 @@ def test_a_mean_over_tasks_is_of_those_that_have_the_number(write, reproduced) -
     brier = LAYOUT.replace("average_of: [one, two]", "value: brier, average_of: tasks")
     tasks = "task: [{name: one, text_columns: [text]}, stsb]\n"
     study = load_study(write(brier.replace("task: two", "task: stsb") + tasks, common=""))
-    begun = reproduced(study, skip=lambda cell: cell.task == "one")
+    begun = reproduced(study, skip=lambda cell: cell.condition.task == "one")
     assert cells(begun)["FT", "both"]["found"] is None
     assert cells(reproduced(study))["FT", "both"]["found"]["mean"] == pytest.approx(30)
 

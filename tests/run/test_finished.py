@@ -8,8 +8,7 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from smoothtune.config.evaluation import Settings
-from smoothtune.config.prediction import Prediction
+from smoothtune.config.evaluation import Prediction, Settings
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import DataError, ModelError, OutputError
 from smoothtune.evaluation.predict import predict

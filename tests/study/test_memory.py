@@ -16,13 +16,13 @@ from transformers import BertConfig, BertModel
 
 from helpers.study_files import finished
 from helpers.tiny_folder import tiny_bert
-from smoothtune.study import pool, room, run, worker
+from smoothtune.study import pool, run, worker
 from smoothtune.study.config import load_study
 from smoothtune.study.inputs import fingerprints_of
 from smoothtune.study.plan import Plan
 from smoothtune.study.pool import Ended
-from smoothtune.study.progress import Progress
 from smoothtune.study.records import Records, cell_identity
+from smoothtune.study.run import Progress
 
 STUDY = "methods: [plain, lnsr]\nmore_epochs: null\nseeds: [0, 1]\n"
 
@@ -153,7 +153,7 @@ def test_runs_at_once_fit_in_the_memory_of_the_gpus(monkeypatch, free_on_gpus, e
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=17e9))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: len(free_on_gpus))
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda i: (free_on_gpus[i], 80e9))
-    assert room.default_jobs(438_000_000) == expected  # 4.1 GB each, and 17 GB in the machine
+    assert pool.default_jobs(438_000_000) == expected  # 4.1 GB each, and 17 GB in the machine
 
 
 @pytest.mark.parametrize(

@@ -232,5 +232,5 @@ def test_damaged_files_of_a_study_are_left_out(text: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("cells", [3, [3], [{"id": "../../x", "title": "t"}], [{"id": "0" * 16}]])
 def test_damaged_list_of_cells(cells: object, tmp_path: Path) -> None:
     (tmp_path / "study.json").write_text(json.dumps({"name": "s", "cells": cells}))
-    with pytest.raises(OutputError, match=r"study.json lists no runs"):
+    with pytest.raises(OutputError, match=r"study.json: cells"):
         show_status(tmp_path, Console(quiet=True))

@@ -21,9 +21,8 @@ from smoothtune.cli.output import (
     show_rows,
 )
 from smoothtune.config.draft import from_options
-from smoothtune.config.evaluation import PartName, Settings, load_settings
+from smoothtune.config.evaluation import PartName, Prediction, Settings, load_settings
 from smoothtune.config.fields import DATA, PARTS
-from smoothtune.config.prediction import Prediction
 from smoothtune.errors import counted
 
 

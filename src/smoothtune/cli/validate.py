@@ -108,7 +108,7 @@ def _check_study(file: Path, *, fields_only: bool) -> list[str]:
     for scale in scales or [None]:
         study = load_study(file, scale=scale)
         if not fields_only:
-            from smoothtune.study.inspect import inspect_study
+            from smoothtune.study.forecast import inspect_study
 
             inspect_study(study, Console(quiet=True))
         count = counted(len(study.runs) * len(study.config.seeds), "run")

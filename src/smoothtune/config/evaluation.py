@@ -1,4 +1,4 @@
-"""Settings of an evaluation, and how the command line is read into them."""
+"""Settings of evaluations and predictions, and how the command line is read into them."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ PartName = Literal[
     "calibration", "robustness", "corruption", "substitution", "smoothness", "drift", "effect"
 ]
 """The optional parts; the task's metrics are always computed."""
+OOD, AFTER = "ood: ", " after "  # around the name of another data set in the name of a part
 
 
 @dataclass(
@@ -131,6 +132,35 @@ class Settings(SpanFields, DataFields):
         return self.model_dump(mode="json", exclude=ignored | {"num_examples"})
 
 
+class Prediction(SpanFields, DataFields):
+    """Predictions for new rows; what is unset is taken from the model folder's ``result.json``."""
+
+    data: Annotated[Name, DATA]
+    """CSV, TSV, JSONL or Parquet file with the columns of the task; labels are not needed."""
+    max_seq_length: Annotated[Count | None, DATA] = None
+    """Longest input in tokens; unset: as in training, else 128, or 384 for question answering."""
+
+    model: Annotated[Name, MODEL]
+    """minilm, a fine-tuned model folder, the name of one in $SMOOTHTUNE_MODELS, or a hub id."""
+
+    batch_size: Annotated[Count, SAMPLING] = 32
+    """Rows per forward."""
+
+    to: Annotated[Name, OUTPUT]
+    """File for the rows with their predictions: .csv, .jsonl or .parquet."""
+    probabilities: Annotated[bool, OUTPUT] = False
+    """Also write the probability of every class, in columns probability_LABEL."""
+    calibrated: Annotated[bool, OUTPUT] = False
+    """Divide logits by the temperature that `smoothtune evaluate --calibration` has left in the
+    model's folder."""
+    coverage: Annotated[Annotated[float, Field(gt=0, lt=1)] | None, OUTPUT] = None
+    """Also write a set of classes that holds the right one with this probability, such as 0.9, in
+    the column prediction_set; by scores that `smoothtune evaluate --calibration` has left in the
+    model's folder."""
+    overwrite: Annotated[bool, OUTPUT] = False
+    """Replace the file."""
+
+
 def load_settings(
     overrides: Sequence[str] = (),
     options: Mapping[str, Any] | None = None,
@@ -178,3 +208,13 @@ def _other_data_sets(
         else:
             draft.problems.append(Problem("--ood-set", name, unknown("data set", name, data_sets)))
     return data_sets
+
+
+def other_data_set(part: str) -> str | None:
+    """The name of the data set that a part is about; None for the model's own."""
+    return part.removeprefix(OOD).partition(AFTER)[0] if part.startswith(OOD) else None
+
+
+def further_title(name: str, share: float) -> str:
+    """Name of the part about another data set after training on a share of it."""
+    return f"{OOD}{name}{AFTER}{100 * share:g}% of it"

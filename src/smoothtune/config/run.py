@@ -107,29 +107,23 @@ def load_config(
     Raises:
         ConfigError: with all problems, each with file, line and field.
     """
-    draft = read_config(file, overrides, options, methods)
+    draft = read_draft(file, overrides, options, methods)
+    check_draft(draft)
     check_methods(draft)
     return draft.validated(RunConfig)
 
 
-def read_config(
-    file: str | Path | None = None,
-    overrides: Sequence[str] = (),
-    options: Mapping[str, Any] | None = None,
-    methods: Sequence[str] = (),
-) -> Draft:
-    """Read a run as `load_config` does, and check what can be checked without importing torch.
+def check_draft(draft: Draft) -> None:
+    """Check of a run what can be checked without importing torch.
 
     Raises:
         ConfigError: with all problems found so, each with file, line and field.
     """
-    draft = read_draft(file, overrides, options, methods)
     check_names(draft)
     check_task(draft)
     check_combinations(draft)
     draft.validated(RunFields)
     draft.stop_at_problems()
-    return draft
 
 
 def read_draft(

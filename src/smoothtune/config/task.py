@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from smoothtune.config.evaluation import Settings
+from smoothtune.config.evaluation import Prediction, Settings
 from smoothtune.config.fields import DataFields, SpanFields
-from smoothtune.config.prediction import Prediction
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.tasks.base import Task

@@ -42,9 +42,6 @@ class Collator:
     def __call__(self, examples: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Make a batch.
 
-        Args:
-            examples: rows of a tokenized split.
-
         Returns:
             Tensor by column: token columns (B, T); labels (B,), or (B, T) with one per token;
             `example_id` (B,) if the rows have it.

@@ -4,7 +4,6 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from datasets import Dataset, DatasetInfo, Features, Json, Value
 from datasets import Sequence as ListOf
 from datasets.table import InMemoryTable
 
-from smoothtune.data.arrow import has_visible_ascii, is_text, json_lines, stored_column, tables
+from smoothtune.data.arrow import CHUNK, stored_column
 from smoothtune.data.csv_format import SEPARATORS
 from smoothtune.data.locations import FIRST, row_locator
 from smoothtune.data.unseen import visible
@@ -69,24 +68,14 @@ def _mixed_types(dataset: Dataset, column: str) -> str:
 
 
 def rows_with_problems(
-    dataset: Dataset,
-    column: str,
-    values: Sequence[Any],
-    problems: Iterable[str],
-    rows: Iterable[int] | None = None,
+    dataset: Dataset, column: str, values: Sequence[Any], problems: Iterable[str]
 ) -> list[str]:
     """The first rows of each kind of problem in a column, and how many more have it.
 
-    Args:
-        dataset: as it was read; its rows may have lines in a file.
-        column: its name.
-        values: its values.
-        problems: for every value its problem, or "".
-        rows: for every value the number of its row; None: all rows.
+    `problems` has for every value its problem, or "".
     """
     rows_by_problem: dict[str, list[tuple[int, Any]]] = {}
-    numbered = count() if rows is None else rows
-    for row, value, problem in zip(numbered, values, problems, strict=False):
+    for row, (value, problem) in enumerate(zip(values, problems, strict=True)):
         if problem:
             rows_by_problem.setdefault(problem, []).append((row, value))
     locate = row_locator(dataset)
@@ -120,13 +109,8 @@ def text_problems(dataset: Dataset, columns: Iterable[str]) -> list[str]:
     """Problems of text columns: missing, empty or non-text values."""
     problems = []
     for column in columns:
-        values = stored_column(dataset, column)
-        rows = np.arange(len(values))
-        if is_text(values.type):
-            unsure = ~has_visible_ascii(values)
-            rows, values = rows[unsure], values.filter(pa.array(unsure))
-        texts = values.to_pylist()
-        problems += rows_with_problems(dataset, column, texts, map(_text_problem, texts), rows)
+        texts = stored_column(dataset, column).to_pylist()
+        problems += rows_with_problems(dataset, column, texts, map(_text_problem, texts))
     return problems
 
 
@@ -178,8 +162,9 @@ def typed_columns(**columns: tuple[Any, Any]) -> Dataset:
 
 
 def fingerprint(texts: Dataset) -> str:
-    """Hexadecimal sha256 of the rows."""
+    """Hexadecimal sha256 of the rows, each as the JSON of the list of its values."""
     digest = hashlib.sha256()
-    for table in tables(texts):
-        digest.update(json_lines(table))
+    for table in texts.with_format("arrow").iter(CHUNK):
+        rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+        digest.update("".join(f"{json.dumps(row)}\n" for row in rows).encode())
     return digest.hexdigest()

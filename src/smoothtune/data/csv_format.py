@@ -28,12 +28,7 @@ def first_csv(path: Path) -> Path | None:
 
 
 def no_header(source: str, values: Mapping[str, Collection[str]]) -> str:
-    """What to tell of CSV files whose first line seems to be a row; empty if it is a header.
-
-    Args:
-        source: file or folder.
-        values: of columns, by name, as texts.
-    """
+    """What to tell of CSV files whose first line seems to be a row; empty if it is a header."""
     column = next((name for name, texts in values.items() if name in texts), None)
     file = first_csv(Path(source).expanduser()) if column is not None else None
     if file is None:
@@ -47,10 +42,6 @@ def no_header(source: str, values: Mapping[str, Collection[str]]) -> str:
 
 def check_encoding(file: Path, encoding: str | None) -> None:
     """Check that a file is text of this encoding, and not UTF-8 read as another one.
-
-    Args:
-        file: CSV or TSV.
-        encoding: as the user gives it; None: UTF-8.
 
     Raises:
         DataError: it is not; the message names the line, and an encoding that fits.
@@ -103,12 +94,7 @@ def is_utf8(raw: bytes) -> bool:
 
 
 def fitting_separator(file: Path, encoding: str | None = None) -> str | None:
-    """The separator that gives every one of the first rows the same columns, two or more.
-
-    Args:
-        file: CSV or TSV.
-        encoding: of the text; None: UTF-8.
-    """
+    """The separator that gives every one of the first rows the same columns, two or more."""
     columns = {each: _common_length(_first_rows(file, each, encoding)) for each in SEPARATORS}
     best = max(columns, key=lambda each: columns[each])
     return best if columns[best] > 1 else None
@@ -135,14 +121,7 @@ def _first_rows(file: Path, sep: str, encoding: str | None) -> list[list[str]]:
 
 
 def separator_hint(file: Path, sep: str, encoding: str | None, *, quoted: bool) -> str:
-    """What to write about the separator of a file that could not be read.
-
-    Args:
-        file: CSV or TSV.
-        sep: what it was read with.
-        encoding: of the text; None: UTF-8.
-        quoted: whether texts may stand in double quotes.
-    """
+    """What to write about the separator of a file that could not be read."""
     fits = fitting_separator(file, encoding)
     if fits is not None and fits != sep:
         return f"; its columns seem to be separated by {SEPARATORS[fits]}: give sep: {_yaml(fits)}"

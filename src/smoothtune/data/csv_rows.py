@@ -1,4 +1,4 @@
-"""The rows of CSV and TSV files: every cell a text, every row with the line that it begins in."""
+"""The rows of CSV, TSV and Excel files: every cell a text, every row with its first line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from smoothtune.data.csv_format import separator_hint
@@ -241,3 +244,36 @@ def _refuse_swallowed(
 
 def _is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text) is not None
+
+
+def read_excel(file: Path) -> CsvRows:
+    """Read the first sheet; its first row holds the names of the columns.
+
+    Raises:
+        DataError: openpyxl is not installed, or the sheet has no columns or two of one name.
+    """
+    if find_spec("openpyxl") is None:
+        raise DataError(f"{file}: save as CSV, or pip install 'smoothtune[excel]'")
+    cells = pd.read_excel(file, header=None, dtype=object, keep_default_na=False, engine="openpyxl")
+    rows = [list(map(_as_text, row)) for row in cells.itertuples(index=False)]
+    filled = [number for number, row in enumerate(rows) if any(row)]
+    if not filled:
+        raise DataError(f"{file}: its first sheet is empty")
+    head, *numbers = filled
+    width = max(i for i, name in enumerate(rows[head], start=1) if name)
+    for number in numbers:
+        if any(rows[number][width:]):
+            raise DataError(f"{file}: row {number + 1} has cells beyond the {width} columns")
+    names = [name or f"Unnamed: {index}" for index, name in enumerate(rows[head][:width])]
+    refuse_repeated(names, f"{file}: row {head + 1}")
+    columns = [pa.array([rows[n][i] for n in numbers], pa.string()) for i in range(width)]
+    return CsvRows(pa.table(columns, names=names), np.array(numbers, np.int64) + 1)
+
+
+def _as_text(cell: Any) -> str | None:
+    """A cell as it is typed; None if it is empty, a stored 1.0 as 1."""
+    if cell is None or cell != cell or cell == "":
+        return None
+    if isinstance(cell, float) and cell.is_integer():
+        return str(int(cell))
+    return str(cell)

@@ -16,24 +16,12 @@ ASPECTS = (
 GOOD = ["superb", "charming", "delightful", "clever", "warm", "brilliant", "splendid", "fresh"]
 BAD = ["dull", "awful", "clumsy", "tedious", "bland", "dreadful", "shallow", "stale"]
 NEW_GOOD = [
-    "excellent",
-    "wonderful",
-    "lovely",
-    "impressive",
-    "enjoyable",
-    "outstanding",
-    "pleasant",
-    "graceful",
+    *("excellent", "wonderful", "lovely", "impressive"),
+    *("enjoyable", "outstanding", "pleasant", "graceful"),
 ]
 NEW_BAD = [
-    "terrible",
-    "boring",
-    "poor",
-    "disappointing",
-    "miserable",
-    "unpleasant",
-    "lifeless",
-    "annoying",
+    *("terrible", "boring", "poor", "disappointing"),
+    *("miserable", "unpleasant", "lifeless", "annoying"),
 ]
 NEGATIONS = ("not", "far from", "anything but", "never")
 INTENSIFIERS = ("", "really ", "quite ", "simply ")

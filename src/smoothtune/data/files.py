@@ -25,8 +25,7 @@ from datasets.table import InMemoryTable
 from smoothtune.console import progress_bars
 from smoothtune.data.cache import not_cached
 from smoothtune.data.csv_format import check_encoding
-from smoothtune.data.csv_rows import read_csv, refuse_repeated
-from smoothtune.data.excel_rows import read_excel
+from smoothtune.data.csv_rows import read_csv, read_excel, refuse_repeated
 from smoothtune.data.json_rows import check_json, lines_of_rows, refuse_repeated_names
 from smoothtune.data.label_types import typed_by_cells
 from smoothtune.data.locations import numbered, remember
@@ -56,10 +55,6 @@ class CsvFormat:
 
 def load_files(files: list[Path], form: CsvFormat) -> Dataset:
     """Rows of files of one type.
-
-    Args:
-        files: shards of one split.
-        form: of CSV files.
 
     Raises:
         DataError: they cannot be read.

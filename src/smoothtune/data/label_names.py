@@ -132,9 +132,7 @@ def _refuse_whole(values: Collection[float], where: str) -> None:
 def _ambiguous_texts(counts: Mapping[str, int], label_type: LabelType | None) -> dict[str, str]:
     """Of texts that leave open what they, or the whole column, mean: why.
 
-    Args:
-        counts: rows by label, missing ones left out.
-        label_type: what the user says, not text; None: nothing.
+    Missing labels are not among `counts`, rows by label.
     """
     if label_type == "integer":
         reason = "is no integer; mend it, or drop the row"

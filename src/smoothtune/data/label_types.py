@@ -38,9 +38,7 @@ def has_decimal_comma(text: str) -> bool:
 def typed_by_cells(split: Dataset, column: str | None) -> Dataset:
     """A split of texts whose label column is one of numbers if all its cells are that or empty.
 
-    Args:
-        split: of CSV, which says no types.
-        column: the label column; None, or one that is not of texts: the split stays as it is.
+    CSV says no types. Without a column, or with one that is not of texts, the split stays as it is.
     """
     if column is None or split.features.get(column) != Value("string"):
         return split

@@ -19,9 +19,7 @@ _LEFT_OUT: WeakKeyDictionary[Dataset, list[str]] = WeakKeyDictionary()
 def remember(split: Dataset, lines: Callable[[], list[str]]) -> None:
     """Keep where the rows of a split stand.
 
-    Args:
-        split: as it was read.
-        lines: gives the location of every row, as ``line 9``; called when a message needs it.
+    `lines` gives the location of every row, as ``line 9``, when a message needs it.
     """
     _LINES[split] = lines
 
@@ -29,10 +27,7 @@ def remember(split: Dataset, lines: Callable[[], list[str]]) -> None:
 def keep_locations(split: Dataset, before: Dataset, mask: np.ndarray | None = None) -> Dataset:
     """A split with rows of another one in the same order; its rows keep their locations.
 
-    Args:
-        split: the rows.
-        before: the other split.
-        mask: (N,) which of its rows they are; None: all.
+    `mask` (N,) says which of the other's rows they are; None: all.
     """
     gaps = left_out(before)
     if mask is not None:

@@ -85,11 +85,6 @@ def text_encoder(
 ) -> Encoder:
     """Encodes texts or pairs of texts, see `encode_texts`.
 
-    Args:
-        texts: column text, for pairs text_pair too, and columns to keep.
-        tokenizer: the model's tokenizer.
-        max_seq_length: truncate to this many tokens, special tokens included.
-
     Raises:
         ValueError: when encoding, if the tokenizer has no separator for the two texts of a pair.
     """
@@ -122,10 +117,8 @@ def encode_texts(
 ) -> dict[str, list]:
     """Tokenize texts, or pairs of texts.
 
-    Args:
-        texts: one list, or the lists of first and of second texts.
-        tokenizer: the model's tokenizer.
-        max_seq_length: truncate to this many tokens, special tokens included.
+    Texts are one list, or the lists of first and of second ones; special tokens count in their
+    length.
 
     Returns:
         The tokenizer's columns, `length` (tokens), and `cut` (whether a text was truncated).
@@ -153,11 +146,6 @@ def _cache_file(key: str) -> str:
 
 def check_token_ids(tokenized: Dataset, vocab_size: int, where: str) -> None:
     """Check that the model has an embedding for every token.
-
-    Args:
-        tokenized: rows of a split, see `Task.tokenize`.
-        vocab_size: rows of the model's embedding matrix.
-        where: source and split, for the error.
 
     Raises:
         DataError: a token id is not below `vocab_size`; the message names the row in the source.

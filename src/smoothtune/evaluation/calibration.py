@@ -21,10 +21,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import minimize_scalar
 from scipy.special import expit, log_softmax, softmax
-from scipy.stats import binomtest, sem, t
+from scipy.stats import sem, t
 from sklearn.model_selection import train_test_split
 
 from smoothtune.evaluation.conformal import set_numbers
+from smoothtune.evaluation.intervals import wilson
 from smoothtune.report.curves import Curve, CurvePoint
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.metrics import binary_cross_entropy, brier
@@ -65,17 +66,11 @@ class Reliability:
 
     def points(self) -> list[CurvePoint]:
         """Accuracy against confidence, with 95 % Wilson intervals."""
-        points = []
-        for confidence, accuracy, count in zip(*map(np.ndarray.tolist, self._columns), strict=True):
-            interval = binomtest(round(accuracy * count), count).proportion_ci(method="wilson")
-            points.append(
-                CurvePoint(confidence, accuracy, float(interval.low), float(interval.high))
-            )
-        return points
-
-    @property
-    def _columns(self) -> tuple[np.ndarray, ...]:
-        return self.confidence, self.accuracy, self.count
+        columns = (self.confidence.tolist(), self.accuracy.tolist(), self.count.tolist())
+        return [
+            CurvePoint(confidence, accuracy, *wilson(round(accuracy * count), count))
+            for confidence, accuracy, count in zip(*columns, strict=True)
+        ]
 
 
 def reliability(

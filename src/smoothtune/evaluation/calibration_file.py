@@ -7,10 +7,11 @@ import re
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 
 from smoothtune.errors import ModelError
 from smoothtune.files import read_json, write_atomic, write_json
+from smoothtune.results import Record
 
 CALIBRATION, CARD = "calibration.json", "README.md"
 HOTTEST = 10.0
@@ -18,10 +19,8 @@ HOTTEST = 10.0
 _SECTION = re.compile(r"\n*<!-- calibration -->\n.*?<!-- end of calibration -->\n", re.S)
 
 
-class Calibration(BaseModel):
+class Calibration(Record):
     """What turns a model's logits into probabilities and sets of classes."""
-
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, frozen=True)
 
     temperature: Annotated[float, Field(gt=0)] | None
     """Divides the logits before probabilities are taken; None: none fits."""
@@ -53,10 +52,6 @@ def fits(temperature: float) -> bool:
 def keep_calibration(calibration: Calibration, model: str) -> str:
     """Write what was fitted into the model's folder and its card.
 
-    Args:
-        calibration: what to write.
-        model: the evaluated model.
-
     Returns:
         What to tell; empty where the model is no local folder.
     """
@@ -64,7 +59,7 @@ def keep_calibration(calibration: Calibration, model: str) -> str:
     if not folder.is_dir():
         return ""
     try:
-        write_json(folder / CALIBRATION, calibration.model_dump())
+        write_json(folder / CALIBRATION, calibration.content())
         if (folder / CARD).is_file():
             card = _SECTION.sub("", (folder / CARD).read_text("utf-8"))
             write_atomic(folder / CARD, f"{card.rstrip()}\n\n{_section(calibration)}")
@@ -93,23 +88,17 @@ def _section(calibration: Calibration) -> str:
 def stored_calibration(model: str, weights: str) -> Calibration:
     """The calibration beside a model.
 
-    Args:
-        model: its folder.
-        weights: sha256 of the weights.
-
     Raises:
-        ModelError: there is none, it is damaged, or it belongs to other weights.
+        ModelError: there is none, or it belongs to other weights.
+        OutputError: it is damaged.
     """
     path = Path(os.path.expanduser(model)) / CALIBRATION
     again = f"fit one with: smoothtune evaluate {model} --calibration --output-dir DIR"
     content = read_json(path)
     if content is None:
         raise ModelError(f"{model} holds no {CALIBRATION}; {again}")
-    try:
-        calibration = Calibration.model_validate(content)
-    except ValidationError as error:
-        field = ".".join(map(str, error.errors()[0]["loc"]))
-        raise ModelError(f"{path}: {field} is damaged; {again}") from error
+    Calibration.check(content, path, "evaluate", mend=again)
+    calibration = Calibration.parse(content)
     if calibration.weights != weights:
         raise ModelError(f"{path} belongs to other weights; {again}")
     return calibration

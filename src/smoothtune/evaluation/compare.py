@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from smoothtune.errors import OutputError
-from smoothtune.evaluation.intervals import Interval, bootstrap_intervals
+from smoothtune.evaluation.intervals import bootstrap_intervals
 from smoothtune.evaluation.output import EVALUATION, PREDICTIONS, read_evaluation, read_predictions
 from smoothtune.report.curves import Curve
+from smoothtune.report.tables import Effect
 from smoothtune.tasks.presets import TASK_CLASSES
 
 
@@ -46,26 +47,10 @@ class Run:
         return self.content["headline"]
 
 
-@dataclass(frozen=True)
-class Difference:
-    """How much more a run has of a metric than another, on the same examples."""
-
-    metric: str
-    value: float
-    interval: Interval
-
-    @property
-    def beyond_noise(self) -> bool:
-        """Whether the 95 % interval excludes zero."""
-        return self.interval.low > 0 or self.interval.high < 0
-
-
 def load_runs(folders: Sequence[Path], names: Mapping[Path, str] | None = None) -> list[Run]:
     """Read evaluations; a run is named after its folder, and after its path where that is not new.
 
-    Args:
-        folders: output folders of `evaluate`.
-        names: by folder, of runs that are named otherwise.
+    `names` are, by folder, those of runs that are named otherwise.
 
     Raises:
         OutputError: a folder holds no evaluation, or the evaluations are of different tasks.
@@ -97,11 +82,11 @@ def load_runs(folders: Sequence[Path], names: Mapping[Path, str] | None = None) 
     return runs
 
 
-def paired_differences(first: Run, other: Run) -> list[Difference] | None:
+def paired_differences(first: Run, other: Run) -> dict[str, Effect] | None:
     """Paired bootstrap of all metrics, `other` minus `first`.
 
     Returns:
-        A difference for every metric; None where the two were not evaluated on the same examples.
+        A difference for every metric, by name; None where the examples are not the same.
     """
     if not all((run.folder / PREDICTIONS).exists() for run in (first, other)):
         return None
@@ -132,31 +117,32 @@ def paired_differences(first: Run, other: Run) -> list[Difference] | None:
     resamples = content["settings"]["num_resamples"]
     intervals = bootstrap_intervals(gaps, before, after, n_resamples=resamples)
     values = gaps(before, after)
-    return [Difference(name, values[name], interval) for name, interval in intervals.items()]
+    return {name: Effect(values[name], interval) for name, interval in intervals.items()}
 
 
-def comparison(first: Run, other: Run, gaps: list[Difference] | None) -> str:
+def comparison(first: Run, other: Run, gaps: Mapping[str, Effect] | None) -> str:
     """The metrics in which two runs differ by more than the sampling error of the examples."""
     if gaps is None:
         return (
             f"{other.name} and {first.name} were not evaluated on the same examples, so their "
             "difference cannot be tested."
         )
-    beyond = [gap for gap in gaps if gap.beyond_noise]
+    main, beyond = next(iter(gaps)), [name for name, gap in gaps.items() if gap.excludes_zero]
     if not beyond:
         return (
             f"{other.name} and {first.name} do not differ beyond the noise of the evaluated "
-            f"examples: {_signed(gaps[0])}. Evaluate more rows, or take the cheaper one."
+            f"examples: {_signed(main, gaps[main])}. Evaluate more rows, or take the cheaper one."
         )
     choice = ""
-    if gaps[0].beyond_noise:
-        choice = f"Prefer {(other if gaps[0].value > 0 else first).name}. "
+    if main in beyond:
+        choice = f"Prefer {(other if gaps[main].value > 0 else first).name}. "
     return (
         f"{choice}{other.name} differs from {first.name} beyond the noise of the evaluated "
-        f"examples in {'; '.join(map(_signed, beyond))}. Another training seed may change this."
+        f"examples in {'; '.join(_signed(name, gaps[name]) for name in beyond)}. Another training "
+        "seed may change this."
     )
 
 
-def _signed(gap: Difference) -> str:
-    low, high = gap.interval
-    return f"{gap.metric} {gap.value:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"
+def _signed(metric: str, gap: Effect) -> str:
+    low, high = gap.bounds
+    return f"{metric} {gap.value:+.3f} (95 % interval {low:+.3f} to {high:+.3f})"

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.special import softmax
-from scipy.stats import binomtest
+
+from smoothtune.evaluation.intervals import wilson
 
 COVERAGES = (0.8, 0.9, 0.95)
 """Those that an evaluation measures, as far as the rows suffice."""
@@ -82,12 +83,6 @@ def set_numbers(
 ) -> dict[str, dict[str, float]]:
     """How sets do on rows that did not set their threshold.
 
-    Args:
-        logits: (N, C).
-        labels: class ids, (N,).
-        fit: rows that set the threshold.
-        judge: other rows.
-
     Returns:
         By coverage: `threshold`, `coverage` that was measured with the ends of its 95 % Wilson
         interval, and `mean_size`, classes of a set.
@@ -99,12 +94,10 @@ def set_numbers(
         threshold = conformal_threshold(scores, coverage)
         sets = prediction_sets(logits[judge], threshold)
         covered = int(sets[np.arange(len(judge)), labels[judge]].sum())
-        interval = binomtest(covered, len(judge)).proportion_ci(method="wilson")
         numbers[f"{coverage:g}"] = {
             "threshold": threshold,
             "coverage": covered / len(judge),
-            "low": float(interval.low),
-            "high": float(interval.high),
+            **wilson(covered, len(judge))._asdict(),
             "mean_size": float(sets.sum(1).mean()),
         }
     return numbers

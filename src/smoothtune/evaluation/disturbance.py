@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 
-from smoothtune.report.curves import LOST, ROUNDING, Curve, CurvePoint, mean_and_range, metric_curve
+from smoothtune.report.curves import (
+    LOSES,
+    LOST,
+    ROUNDING,
+    Curve,
+    CurvePoint,
+    area,
+    crossing,
+    mean_and_range,
+    metric_label,
+)
 
 Scores = Callable[[Sequence[float]], Iterable[Sequence[float]]]
 """From strengths to the metric of each, one number for every sample."""
@@ -34,8 +44,9 @@ def disturbance_curve(
         num_samples: draws at every strength above 0, of which the range is a band.
 
     Returns:
-        The means, the `area` under them over `levels`, and the strength at which 10 points are
-        lost.
+        The means; `numbers` hold the `area` under them over `levels`, which all models have,
+        `clean` and, where the metric falls so far, `loses 10 points at`, the strength that costs
+        0.1, between points by a straight line.
     """
 
     def measured(some: Sequence[float]) -> list[CurvePoint]:
@@ -48,5 +59,9 @@ def disturbance_curve(
         points += measured([level])
     if num_samples == 1:
         points = [CurvePoint(point.x, point.y) for point in points]
+    numbers = {"area": area(points[: len(levels)]), "clean": points[0].y}
+    if (lost := crossing(points, points[0].y - LOST)) is not None:
+        numbers[LOSES] = lost
     band = f"range of {num_samples} samples" if num_samples > 1 else ""
-    return metric_curve(metric, title, x_label, line, points, band, num_common=len(levels))
+    label = metric_label(metric)
+    return Curve(f"{metric} {title}", x_label, label, {line: points}, band, numbers=numbers)

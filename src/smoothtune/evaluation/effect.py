@@ -26,9 +26,10 @@ from smoothtune.core.forward import Batch, ForwardPass
 from smoothtune.core.predictions import heads
 from smoothtune.core.quantities import Quantity
 from smoothtune.evaluation.predictor import Predictor
+from smoothtune.evaluation.robustness import l2_ascent
 from smoothtune.evaluation.smoothness import derivative_norms, noise_propagation
 from smoothtune.evaluation.weight_gradients import gradient_spread, weight_side
-from smoothtune.functional.adversarial import Ascent, gradient_at, task_loss
+from smoothtune.functional.adversarial import gradient_at, task_loss
 from smoothtune.functional.divergences import divergence
 from smoothtune.functional.noise import gaussian
 from smoothtune.nn.dropout import evaluating, sites
@@ -36,7 +37,7 @@ from smoothtune.report.curves import Curve, CurvePoint
 
 EPSILON, NUM_STEPS = 0.05, 5
 """Of the worst perturbation: ||delta|| / ||x|| of an example, and steps of the search."""
-START, STEP = 0.01, 2.5  # noise the search starts from; of epsilon / num_steps, as in `robustness`
+START = 0.01  # size of the noise that the search starts from
 NOISE_RATIO = 0.1
 """||noise|| / ||x|| of every token."""
 NUM_PROBES = 2
@@ -54,14 +55,7 @@ def prediction_divergences(
 ) -> dict[str, float]:
     """How far predictions move: symmetric KL, the squared difference for regression.
 
-    Args:
-        predictor: the model.
-        rows: tokenized examples.
-        epsilon: size of the worst perturbation, ||delta|| / ||x|| of an example.
-        num_steps: of the projected gradient ascent that seeks it, from Gaussian noise.
-        noise_ratio: size of the noise, ||noise|| / ||x|| of every token.
-        num_samples: samples of the noise; passes with dropout are one more, each compared with the
-            next.
+    Passes with dropout are one more than samples of the noise, each compared with the next.
 
     Returns:
         `worst divergence`, `noise divergence`, and with dropout in the model `dropout divergence`;
@@ -103,24 +97,11 @@ def prediction_divergences(
 def worst_perturbation(clean: ForwardPass, epsilon: float, num_steps: int) -> Tensor:
     """(B, T, D) the perturbation of the word embeddings that moves the prediction most.
 
-    Args:
-        clean: a pass that has run.
-        epsilon: ||delta|| / ||x|| of an example.
-        num_steps: of the ascent.
+    It has the size `epsilon`,
     """
     if not epsilon:
         return clean.zeros()
-    ascent = Ascent(
-        point="word",
-        norm="l2",
-        per="example",
-        units="relative",
-        sigma=min(START, epsilon),
-        step_size=STEP * epsilon / num_steps,
-        epsilon=epsilon,
-        num_steps=num_steps,
-        dropout="off",
-    )
+    ascent = l2_ascent(epsilon, num_steps, min(START, epsilon))
     return ascent.search(clean, lambda run: divergence(clean, run))[0]
 
 
@@ -212,12 +193,7 @@ WEIGHT_SIDE: tuple[Quantity, ...] = ("sharpness", "gradient spread")
 
 
 def measure(predictor: Predictor, rows: Dataset) -> Measurements:
-    """All quantities that need the model alone.
-
-    Args:
-        predictor: the model.
-        rows: tokenized examples with labels.
-    """
+    """All quantities that need the model alone."""
     result, task = Measurements(), predictor.task
     result.values = prediction_divergences(predictor, rows)
     trained = any(weight.requires_grad for weight in predictor.model.parameters())

@@ -33,10 +33,6 @@ class Ensemble(Predictor):
     def of(cls, members: Sequence[Predictor], names: Sequence[str]) -> Ensemble:
         """An ensemble of models for one task.
 
-        Args:
-            members: two or more.
-            names: for errors.
-
         Raises:
             ModelError: the models split texts otherwise, or predict what has no mean.
         """

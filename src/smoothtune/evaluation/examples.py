@@ -5,20 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from pydantic import Field, model_validator
 from scipy.special import expit, softmax
 
 from smoothtune.data.columns import TEXTS
 from smoothtune.evaluation.compare import Run
 from smoothtune.evaluation.corruption import damaged_texts
 from smoothtune.evaluation.output import EXAMPLES
-from smoothtune.evaluation.record import check_examples
 from smoothtune.evaluation.robustness import noisy_predictions
 from smoothtune.evaluation.subject import Subject
 from smoothtune.files import read_json, write_json
 from smoothtune.report.page import Table
+from smoothtune.results import Record
 from smoothtune.tasks.multi_label import NO_LABEL
 
 CLEAN, NOISY, TYPOS = "as it is", "Gaussian noise at 0.3", "typos in a tenth of the words"
@@ -27,12 +28,30 @@ LONGEST = 400
 """Characters of a sentence in a table."""
 
 
+class _Examples(Record):
+    """``examples.json``; every list has one item for each sentence."""
+
+    shown: Annotated[int, Field(ge=1)]
+    example_id: Annotated[list[int], Field(min_length=1)]
+    labels: list[float] | list[list[float]]
+    """Class ids or scores; of several labels, 0 and 1."""
+    texts: dict[str, list[str]]
+    predictions: dict[str, list[Annotated[list[float], Field(min_length=1)]]]
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> _Examples:
+        count, widths = len(self.example_id), {len(p) for v in self.predictions.values() for p in v}
+        columns: list[list[Any]] = [self.labels, *self.texts.values(), *self.predictions.values()]
+        several = {len(each) for each in self.labels if isinstance(each, list)}
+        if any(len(column) != count for column in columns) or len(widths | several) != 1:
+            raise ValueError("a sentence lacks a text, a label or a prediction")
+        if not {CLEAN} <= self.texts.keys() & self.predictions.keys():
+            raise ValueError("the sentences as they are are missing")
+        return self
+
+
 def measured_examples(subject: Subject, part: str) -> dict[str, Any] | None:
     """What a part says about single sentences; None for parts and tasks without any.
-
-    Args:
-        subject: a classifier or regressor of texts.
-        part: metrics, robustness or corruption.
 
     Returns:
         `predictions` (rows of (W,)) by how the sentences are disturbed, and `texts` where these
@@ -95,7 +114,7 @@ def read_examples(folder: Path) -> dict[str, Any] | None:
     """
     content = read_json(folder / EXAMPLES)
     if content is not None:
-        check_examples(content, folder / EXAMPLES)
+        _Examples.check(content, folder / EXAMPLES, "evaluate")
     return content
 
 
@@ -147,7 +166,7 @@ def _changes(
     order = np.lexsort((-np.abs(answers.change), ~answers.flips))[: content["shown"]]
     cells = [
         [
-            _shortened(texts[i]),
+            texts[i] if len(texts[i]) <= LONGEST else f"{texts[i][:LONGEST]}…",
             answers.gold[i],
             answers.before[i],
             answers.after[i],
@@ -157,7 +176,7 @@ def _changes(
     ]
     if answers.what:
         title += f": {answers.flips.sum()} of {len(answers.flips)} change {answers.what}"
-    return title, Table(["sentence", "label", *heads, "change"], cells)
+    return title, Table(["sentence", "label", *heads, "change"], cells, scrolls=True)
 
 
 @dataclass
@@ -225,7 +244,3 @@ def _predicted_labels(names: Sequence[str], chances: np.ndarray) -> str:
 
 def _select(names: Sequence[str], mask: np.ndarray) -> list[str]:
     return [name for name, is_selected in zip(names, mask, strict=True) if is_selected]
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}…"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from smoothtune.config.part_names import other_data_set
+from smoothtune.config.evaluation import other_data_set
 from smoothtune.evaluation.calibration_file import HOTTEST, fits
 from smoothtune.evaluation.compare import Run
 from smoothtune.evaluation.smoothness import RATIO
@@ -24,14 +24,16 @@ JUDGED = ("calibration", "robustness", "corruption", "substitution")
 class Finding(NamedTuple):
     """A sentence about a run, and what it advises against."""
 
-    sentence: Sentence
+    verdict: Verdict
+    text: str
     advice: str = ""
 
 
 def sentences(run: Run) -> list[Sentence]:
     """What to do, then the findings about one run."""
     parts = (*_against(run), _drift, _other_data, _cost)
-    return [verdict(run), *(finding.sentence for part in parts for finding in part(run))]
+    findings = (finding for part in parts for finding in part(run))
+    return [verdict(run), *(Sentence(finding.verdict, finding.text) for finding in findings)]
 
 
 def _against(run: Run) -> tuple[Callable[[Run], Iterator[Finding]], ...]:
@@ -108,12 +110,12 @@ def _score(run: Run) -> Iterator[Finding]:
     metric, baseline = numbers["metrics"][run.main_metric], numbers["trivial_baseline"]
     text = f"{run.main_metric} is {metric['value']:.3f}"
     if metric["low"] is None:
-        yield Finding(Sentence("note", f"{text} on a single row, which says nothing."))
+        yield Finding("note", f"{text} on a single row, which says nothing.")
         return
     text += f" (95 % interval {metric['low']:.3f} to {metric['high']:.3f}, {numbers['rows']} rows)"
     above = beats_chance(run)
     text += f", {'' if above else 'not clearly '}above the {baseline:.3f} of the best constant"
-    yield Finding(Sentence("good" if above else "fragile", f"{text} answer."))
+    yield Finding("good" if above else "fragile", f"{text} answer.")
 
 
 def _gap(run: Run) -> Iterator[Finding]:
@@ -130,7 +132,7 @@ def _gap(run: Run) -> Iterator[Finding]:
         f"it fits its training rows {100 * gap:.0f} points better than others: take more rows, "
         "fewer epochs, or a regularizer"
     )
-    yield Finding(Sentence("fragile" if large else small, text), advice if large else "")
+    yield Finding("fragile" if large else small, text, advice if large else "")
 
 
 def _calibration(run: Run) -> Iterator[Finding]:
@@ -150,7 +152,7 @@ def _calibration(run: Run) -> Iterator[Finding]:
         f"rows, and by {high:.3f} at most in 95 % of samples.{_about_temperature(numbers)}"
     )
     if error < CALIBRATED or error <= high:
-        yield Finding(Sentence("good" if error < CALIBRATED else "note", text))
+        yield Finding("good" if error < CALIBRATED else "note", text)
         return
     advice = "do not read its probabilities as chances, or train it for calibration"
     if "temperature" in numbers and fits(numbers["temperature"]) and _change(numbers) == "lowers":
@@ -158,7 +160,7 @@ def _calibration(run: Run) -> Iterator[Finding]:
         advice = (
             f"for probabilities use smoothtune predict --calibrated, which divides logits by {by}"
         )
-    yield Finding(Sentence("fragile", text), advice)
+    yield Finding("fragile", text, advice)
 
 
 def _about_temperature(numbers: dict[str, Any]) -> str:
@@ -191,13 +193,11 @@ def _sets(run: Run) -> Iterator[Finding]:
     numbers = run.numbers("calibration")
     if sets := numbers.get("prediction_sets", {}).get(f"{COVERAGE:g}"):
         yield Finding(
-            Sentence(
-                "note",
-                f"Sets of classes with a coverage of {COVERAGE:g} hold the right one for "
-                f"{sets['coverage']:.3f} of {numbers['judged_on']} rows that did not set the "
-                f"threshold (95 % interval {sets['low']:.3f} to {sets['high']:.3f}), and "
-                f"{sets['mean_size']:.2f} classes on average: see smoothtune predict --coverage.",
-            )
+            "note",
+            f"Sets of classes with a coverage of {COVERAGE:g} hold the right one for "
+            f"{sets['coverage']:.3f} of {numbers['judged_on']} rows that did not set the "
+            f"threshold (95 % interval {sets['low']:.3f} to {sets['high']:.3f}), and "
+            f"{sets['mean_size']:.2f} classes on average: see smoothtune predict --coverage.",
         )
 
 
@@ -238,12 +238,10 @@ def _disturbance(run: Run) -> Iterator[Finding]:
     clean = _clean(run)
     if clean is not None and not _has_room(run, clean):
         yield Finding(
-            Sentence(
-                "note",
-                f"{run.main_metric} is {clean:.3f} on the rows drawn for the diagnostics, too near "
-                "the best constant answer to judge robustness: take more with "
-                "--max-diagnostic-samples.",
-            )
+            "note",
+            f"{run.main_metric} is {clean:.3f} on the rows drawn for the diagnostics, too near "
+            "the best constant answer to judge robustness: take more with "
+            "--max-diagnostic-samples.",
         )
     losses = list(_losses(run))
     harmful = [(name, change) for name, change, loss in losses if loss > TOLERATED_LOSS]
@@ -252,17 +250,17 @@ def _disturbance(run: Run) -> Iterator[Finding]:
         names = ", ".join(name.partition(",")[0] for name, _ in harmful)
         text = f"{run.main_metric} suffers from {'; '.join(change for _, change in harmful)}."
         advice = f"do not rely on it where inputs are like this: {names}"
-        yield Finding(Sentence("fragile", text), advice)
+        yield Finding("fragile", text, advice)
     if harmless:
         text = f"{run.main_metric} hardly suffers from {'; '.join(harmless)}."
-        yield Finding(Sentence("good", text))
+        yield Finding("good", text)
 
 
 def _noise(run: Run) -> Iterator[Finding]:
     if curve := run.curves("smoothness").get("attenuation"):
         points = curve.series["noise before block 1"]
         text = f"Noise of {RATIO:.0%} of the first hidden state is {points[-1].y:.1%} of the last."
-        yield Finding(Sentence("good" if points[-1].y <= RATIO else "fragile", text))
+        yield Finding("good" if points[-1].y <= RATIO else "fragile", text)
 
 
 def _drift(run: Run) -> Iterator[Finding]:
@@ -271,7 +269,7 @@ def _drift(run: Run) -> Iterator[Finding]:
         far = max(points, key=lambda point: point.y)
         where = "the embeddings" if far.x == 0 else f"block {far.x:.0f}"
         text = f"The weights moved most in {where}: by {far.y:.1%} of their norm."
-        yield Finding(Sentence("note", text))
+        yield Finding("note", text)
 
 
 def _other_data(run: Run) -> Iterator[Finding]:
@@ -287,19 +285,19 @@ def _other_data(run: Run) -> Iterator[Finding]:
                 f"{run.main_metric} on its other {numbers['rows']} rows goes from "
                 f"{before[run.main_metric]['value']:.3f} to {metric['value']:.3f}."
             )
-            yield Finding(Sentence("note", text))
+            yield Finding("note", text)
             continue
         baseline = numbers["trivial_baseline"]
         text = f"On {data_set} {run.main_metric} is {metric['value']:.3f}"
         basis = f"{numbers['rows']} rows; best constant answer {baseline:.3f}"
         if metric["low"] is None or metric["low"] <= baseline:
             text += f", not clearly above the best constant answer ({basis})."
-            yield Finding(Sentence("fragile", text))
+            yield Finding("fragile", text)
         elif _is_less(metric, home):
             text += f", less than the {home['value']:.3f} of its own data ({basis})."
-            yield Finding(Sentence("fragile", text))
+            yield Finding("fragile", text)
         else:
-            yield Finding(Sentence("good", f"{text} ({basis})."))
+            yield Finding("good", f"{text} ({basis}).")
 
 
 def _is_less(metric: dict[str, Any], other: dict[str, Any]) -> bool:
@@ -323,4 +321,4 @@ def _cost(run: Run) -> Iterator[Finding]:
         text += f", training {cost['train_seconds']:.0f} s"
         if (ratio := cost.get("ratio_to_plain")) is not None:  # a Trainer measures none
             text += f", a step {ratio:.2f} times a plain one"
-    yield Finding(Sentence("cost", f"{text}."))
+    yield Finding("cost", f"{text}.")

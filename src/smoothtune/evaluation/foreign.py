@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from smoothtune.config.evaluation import Settings
-from smoothtune.config.prediction import Prediction
+from smoothtune.config.evaluation import Prediction, Settings
 from smoothtune.config.task import configured_task
 from smoothtune.data.sources import fitting_form, has_types, load_rows, load_splits
 from smoothtune.errors import ConfigError, DataError, ModelError
@@ -22,9 +21,6 @@ Options = dict[str, Any]
 
 def missing_options(settings: Settings | Prediction) -> Options:
     """The options, by field, without which a model that records no task cannot be used.
-
-    Args:
-        settings: as they were given.
 
     Returns:
         Nothing where the folder records a task or the options say enough. With `data` they are

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from datasets import Dataset
 from numpy.typing import ArrayLike
-from scipy.stats import DegenerateDataWarning, bootstrap
+from scipy.stats import DegenerateDataWarning, binomtest, bootstrap
 
 from smoothtune.tasks.base import Task
 
@@ -21,6 +21,12 @@ class Interval(NamedTuple):
 
     low: float
     high: float
+
+
+def wilson(count: int, total: int) -> Interval:
+    """95 % interval of a share, `count` of `total` (Wilson 1927)."""
+    interval = binomtest(count, total).proportion_ci(method="wilson")
+    return Interval(float(interval.low), float(interval.high))
 
 
 def bootstrap_intervals(

@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from smoothtune.config.evaluation import Settings
-from smoothtune.config.part_names import other_data_set
+from smoothtune.config.evaluation import Settings, other_data_set
 from smoothtune.console import say
 from smoothtune.errors import OutputError, PlotsMissing, changed_fields
-from smoothtune.evaluation.parts import PartResult
-from smoothtune.evaluation.record import check_evaluation
 from smoothtune.evaluation.subject import Subject
 from smoothtune.files import read_json, refuse_other_files, write_atomic
 from smoothtune.report.curves import csv_text
 from smoothtune.report.plots import draw
+from smoothtune.results import AGAIN, Evaluation, Part, Scores
 
 EVALUATION = "evaluation.json"
 PREDICTIONS = "predictions.csv"
@@ -33,9 +31,15 @@ def read_evaluation(folder: Path) -> dict[str, Any] | None:
     Raises:
         OutputError: the file is damaged, or is something else.
     """
-    content = read_json(folder / EVALUATION)
-    if content is not None:
-        check_evaluation(content, folder / EVALUATION)
+    path = folder / EVALUATION
+    content = read_json(path)
+    if content is None:
+        return None
+    Evaluation.check(content, path, "evaluate")
+    if metrics := content["parts"].get("metrics"):
+        Scores.check(metrics["numbers"], path, "evaluate", "parts.metrics.numbers")
+        if content["headline"] not in metrics["numbers"]["metrics"]:
+            raise OutputError(f"{path}: headline: is no metric of it; {AGAIN}")
     return content
 
 
@@ -88,7 +92,7 @@ def check_read_as(name: str, part: dict[str, Any], settings: Settings) -> None:
         )
 
 
-def write_curves(folder: Path, part: str, result: PartResult, console: Console) -> None:
+def write_curves(folder: Path, part: str, result: Part, console: Console) -> None:
     """Write a table and, with matplotlib, a plot for each curve of a part."""
     for name, curve in result.curves.items():
         write_atomic(folder / f"{part}_{name}.csv", curve.to_csv())

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 from datasets import Dataset
 
-from smoothtune.config.evaluation import OtherData, Settings
-from smoothtune.config.part_names import OOD, further_title
+from smoothtune.config.evaluation import OOD, OtherData, Settings, further_title
 from smoothtune.console import quiet
 from smoothtune.core.quantities import QUANTITIES
 from smoothtune.errors import ModelError
@@ -47,6 +46,7 @@ from smoothtune.evaluation.transfer import (
 from smoothtune.evaluation.weight_gradients import weight_side
 from smoothtune.models.lora import merged_copy
 from smoothtune.report.curves import Curve
+from smoothtune.results import Part
 
 MAX_ATTACKED = 128
 """Rows for what costs many passes: PGD, and derivatives."""
@@ -55,22 +55,11 @@ MAX_EFFECT = 64
 NO_BASE = "the pre-trained model is not known; name it with --base-model"
 
 
-@dataclass
-class PartResult:
-    """What one part gives."""
-
-    numbers: dict[str, Any] = field(default_factory=dict)
-    curves: dict[str, Curve] = field(default_factory=dict)
-    skipped: str = ""
-    """Why the part does not apply."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data for JSON."""
-        curves = {name: curve.to_dict() for name, curve in self.curves.items()}
-        return {"numbers": self.numbers, "curves": curves, "skipped": self.skipped}
+def _part(numbers: dict[str, Any], curves: dict[str, Curve] | None = None) -> Part:
+    return Part(numbers=numbers, curves=curves or {})
 
 
-def metrics(subject: Subject) -> PartResult:
+def metrics(subject: Subject) -> Part:
     """Validation scores; training scores and the gap between them where there are training rows."""
     predictor, prepared = subject.predictor, subject.prepared
     task = prepared.task
@@ -83,19 +72,19 @@ def metrics(subject: Subject) -> PartResult:
         train = predictor.metrics(predictor.predict(prepared.train), prepared.train)
         gap = train[task.main_metric] - scores["metrics"][task.main_metric]["value"]
     trained_on = {"train_metrics": train, "train_rows": subject.num_examples(prepared.train)}
-    return PartResult(scores | trained_on | {"generalization_gap": gap})
+    return _part(scores | trained_on | {"generalization_gap": gap})
 
 
-def calibration(subject: Subject) -> PartResult:
+def calibration(subject: Subject) -> Part:
     """Calibration, where there are probabilities."""
     task, rows = subject.prepared.task, subject.prepared.validation
     kind, predictions = kind_of(task), subject.predictions
     if kind is None:
-        return PartResult(skipped="a regression model gives no probabilities")
+        return Part.left_out("a regression model gives no probabilities")
     if kind is CLASSES:
         labels = np.asarray(rows["labels"][:])
         if len(labels) < FEWEST_ROWS:
-            return PartResult(skipped=f"fewer than {FEWEST_ROWS} rows")
+            return Part.left_out(f"fewer than {FEWEST_ROWS} rows")
     else:
         confidence, labels = task.scorer.confidence(predictions, rows)
         predictions = confidence if kind is ANSWERS else predictions
@@ -103,10 +92,10 @@ def calibration(subject: Subject) -> PartResult:
     numbers, curve = calibration_report(
         kind, predictions, labels, names=names, seed=subject.settings.seed
     )
-    return PartResult(numbers, {"reliability": curve})
+    return _part(numbers, {"reliability": curve})
 
 
-def robustness(subject: Subject) -> PartResult:
+def robustness(subject: Subject) -> Part:
     """Noise and attacks on the embeddings."""
     predictor, rows, few = subject.predictor, subject.rows(), subject.rows(MAX_ATTACKED)
     curves = {
@@ -116,10 +105,10 @@ def robustness(subject: Subject) -> PartResult:
         "pgd": attack_curve(predictor, few, "pgd"),
     }
     numbers = {"rows": subject.num_examples(rows), "rows_pgd": subject.num_examples(few)}
-    return PartResult(numbers, curves)
+    return _part(numbers, curves)
 
 
-def corruption(subject: Subject) -> PartResult:
+def corruption(subject: Subject) -> Part:
     """Corrupted tokens and texts."""
     predictor, rows = subject.predictor, subject.rows()
     texts = subject.texts.select(subject.sample(), keep_in_memory=True)
@@ -133,17 +122,17 @@ def corruption(subject: Subject) -> PartResult:
         )
         for damage in TEXT_DAMAGE
     }
-    return PartResult({"rows": len(rows)}, curves)
+    return _part({"rows": len(rows)}, curves)
 
 
-def substitution(subject: Subject) -> PartResult:
+def substitution(subject: Subject) -> Part:
     """Adversarial word substitutions."""
     rows = subject.rows(MAX_ATTACKED)
     curve = substitution_curve(subject.predictor, rows, vocab_size=subject.vocab_size)
-    return PartResult({"rows": len(rows)}, {"words": curve})
+    return _part({"rows": len(rows)}, {"words": curve})
 
 
-def smoothness(subject: Subject) -> PartResult:
+def smoothness(subject: Subject) -> Part:
     """Derivatives, noise attenuation, the spectrum of noise, and what the papers prove of them."""
     predictor, rows = subject.predictor, subject.rows(MAX_ATTACKED)
     numbers: dict[str, Any] = {"rows": subject.num_examples(rows)}
@@ -156,13 +145,13 @@ def smoothness(subject: Subject) -> PartResult:
     curves["spectrum"] = noise_spectrum(predictor, rows)
     if any(weight.requires_grad for weight in predictor.model.parameters()):
         numbers["sharpness"] = weight_side(predictor, rows)[0]["sharpness"]
-    return PartResult(numbers, curves)
+    return _part(numbers, curves)
 
 
-def drift(subject: Subject) -> PartResult:
+def drift(subject: Subject) -> Part:
     """Distance to the pre-trained model."""
     if subject.pretrained is None:
-        return PartResult(skipped=NO_BASE)
+        return Part.left_out(NO_BASE)
     before, new = subject.pretrained
     rows, name = subject.rows(), subject.settings.base_model
     try:
@@ -171,10 +160,10 @@ def drift(subject: Subject) -> PartResult:
         raise ModelError(f"--base-model {name}: {error}") from error
     cka = representation_drift(subject.predictor, before, rows)
     numbers = {"rows": subject.num_examples(rows), "base_model": name}
-    return PartResult(numbers, curves | {"cka": cka})
+    return _part(numbers, curves | {"cka": cka})
 
 
-def effect(subject: Subject) -> PartResult:
+def effect(subject: Subject) -> Part:
     """The quantities that methods are about."""
     rows = subject.rows(MAX_EFFECT)
     # what the model alone tells, then what needs the pre-trained one or probabilities
@@ -191,7 +180,7 @@ def effect(subject: Subject) -> PartResult:
             measurements.values["weight distance"] = distance["weight distance"]
             measurements.supplementary["weight distance, absolute"] = distance["absolute"]
     reason = subject.prepared.task.unsupported_parts.get("calibration")
-    answers = calibration(subject) if reason is None else PartResult(skipped=reason)
+    answers = calibration(subject) if reason is None else Part.left_out(reason)
     if answers.skipped:
         measurements.missing["calibration error"] = answers.skipped
     else:
@@ -204,26 +193,26 @@ def effect(subject: Subject) -> PartResult:
         n: measurements.values[n] for n in QUANTITIES if n in measurements.values
     }
     numbers |= {"beside": measurements.supplementary, "not measured": measurements.missing}
-    return PartResult(numbers, measurements.curves)
+    return _part(numbers, measurements.curves)
 
 
-def other_data(subject: Subject, other: OtherData) -> PartResult:
+def other_data(subject: Subject, other: OtherData) -> Part:
     """The task's metrics on another data set, whole."""
     rows, repeated = _rows_of(subject, other)
     scores = _scores(subject, subject.predictor, rows, "other data")
-    return PartResult(scores | {"repeated_rows_left_out": repeated, "read_as": asdict(other)})
+    return _part(scores | {"repeated_rows_left_out": repeated, "read_as": asdict(other)})
 
 
-def further_data(subject: Subject, other: OtherData, share: float) -> PartResult:
+def further_data(subject: Subject, other: OtherData, share: float) -> Part:
     """Metrics on another data set after training on a share of it, on the rest."""
     task = subject.prepared.task
     if task.head.problem_type is None:
-        return PartResult(skipped="further training is for classification and regression of texts")
+        return Part.left_out("further training is for classification and regression of texts")
     rows, repeated = _rows_of(subject, other)
     some, rest = split_for_further(rows, share, subject.settings.seed)
     before = _scores(subject, subject.predictor, rest, "the rest, as it is")
     after = _scores(subject, trained_further(subject.predictor, some), rest, "the rest, after")
-    return PartResult(
+    return _part(
         after
         | {
             "metrics_before": before["metrics"],
@@ -250,46 +239,46 @@ def _scores(subject: Subject, predictor: Predictor, rows: Dataset, title: str) -
     return scores_with_intervals(predictor.task, predictions, rows, **subject.bootstrap)
 
 
-class Part(NamedTuple):
-    """A part of an evaluation; a field of `PartName` and a flag of the command have its name."""
+class Measurement(NamedTuple):
+    """How a part is made; a field of `PartName` and a flag of the command have its name."""
 
     title: str
     """Of its section in a report."""
-    measure: Callable[[Subject], PartResult]
+    measure: Callable[[Subject], Part]
     needs_weights: bool = True
     """Whether predictions alone do not suffice: an ensemble has no weights of its own."""
 
 
 PARTS = {
-    "metrics": Part("Scores", metrics, needs_weights=False),
-    "calibration": Part("Calibration", calibration, needs_weights=False),
-    "robustness": Part("Robustness in embedding space", robustness),
-    "corruption": Part("Robustness in text", corruption, needs_weights=False),
-    "smoothness": Part("Smoothness", smoothness),
-    "drift": Part("Drift from the pre-trained model", drift),
-    "effect": Part("What methods are about", effect),
-    "substitution": Part("Adversarial word substitutions", substitution),
+    "metrics": Measurement("Scores", metrics, needs_weights=False),
+    "calibration": Measurement("Calibration", calibration, needs_weights=False),
+    "robustness": Measurement("Robustness in embedding space", robustness),
+    "corruption": Measurement("Robustness in text", corruption, needs_weights=False),
+    "smoothness": Measurement("Smoothness", smoothness),
+    "drift": Measurement("Drift from the pre-trained model", drift),
+    "effect": Measurement("What methods are about", effect),
+    "substitution": Measurement("Adversarial word substitutions", substitution),
 }
 
 
-def requested_parts(settings: Settings) -> dict[str, Part]:
+def requested_parts(settings: Settings) -> dict[str, Measurement]:
     """The task's metrics, the parts that are asked for, and those about other data sets."""
     parts = {name: PARTS[name] for name in ("metrics", *settings.parts)}
     for name, other in settings.ood.items():
         title = OOD + name
-        parts[title] = Part(title, partial(other_data, other=other), needs_weights=False)
+        parts[title] = Measurement(title, partial(other_data, other=other), needs_weights=False)
         if share := settings.further_share:
             title = further_title(name, share)
-            parts[title] = Part(title, partial(further_data, other=other, share=share))
+            parts[title] = Measurement(title, partial(further_data, other=other, share=share))
     return parts
 
 
-def evaluate_part(name: str, part: Part, subject: Subject) -> PartResult:
+def evaluate_part(name: str, part: Measurement, subject: Subject) -> Part:
     """Measure a part, where it has a meaning for the task and the model."""
     task = subject.prepared.task
     if reason := task.unsupported_parts.get(name):
-        return PartResult(skipped=f"not for {task.task_type}: {reason}")
+        return Part.left_out(f"not for {task.task_type}: {reason}")
     if part.needs_weights and isinstance(subject.predictor, Ensemble):
-        return PartResult(skipped="not for an ensemble: it is about the weights of one model")
+        return Part.left_out("not for an ensemble: it is about the weights of one model")
     with quiet():
         return part.measure(subject)

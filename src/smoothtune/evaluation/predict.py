@@ -9,7 +9,7 @@ from datasets import Dataset
 from rich.console import Console
 from scipy.special import expit, softmax
 
-from smoothtune.config.prediction import Prediction
+from smoothtune.config.evaluation import Prediction
 from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, quiet, say
 from smoothtune.data.missing import RequiredColumns, left_out_message

@@ -3,24 +3,51 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from smoothtune.config.part_names import OOD
+from smoothtune.config.evaluation import OOD
 from smoothtune.errors import OutputError, PlotsMissing
 from smoothtune.evaluation.compare import Run, comparison, load_runs, paired_differences
 from smoothtune.evaluation.examples import example_tables
 from smoothtune.evaluation.findings import sentences, verdict
 from smoothtune.evaluation.output import EVALUATION
 from smoothtune.evaluation.parts import PARTS
-from smoothtune.evaluation.record import only_damage
 from smoothtune.files import make_folder, write_atomic
 from smoothtune.report.curves import Curve, metric_label
-from smoothtune.report.page import DASH, Plot, Sentence, Table, number, render, with_interval
+from smoothtune.report.page import (
+    DASH,
+    Block,
+    Figures,
+    Findings,
+    Heading,
+    Plot,
+    Section,
+    Sentence,
+    Table,
+    number,
+    page_text,
+    with_interval,
+)
 from smoothtune.report.plots import MOST_LINES, Frame, draw, num_lines, styles
 
+DAMAGE = (
+    *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
+    *(StopIteration, RuntimeError),
+)
+"""The last two: a point that is not there; a generator turns the first of them into the second."""
 LARGEST_TABLE = 60  # points; a plot with more has its numbers in its CSV file alone
 SECTIONS = {name: part.title for name, part in PARTS.items() if name != "metrics"}
+SCORES = (
+    "In brackets: 95 % bootstrap interval over the evaluated examples. Brier runs from 0 to 2 "
+    "(several labels of a row: to 1), nll is in nats."
+)
+EXAMPLES = (
+    "Of the rows drawn for the diagnostics, those that change most: first where the class changes, "
+    "then by the probability of the first class. Before and after: predicted class with its "
+    "probability, or score."
+)
 
 
 def write_report(
@@ -51,13 +78,18 @@ def write_report(
     if to.exists() and not overwrite:
         raise OutputError(f"{to} exists; choose another name or replace it with --overwrite")
     runs = load_runs(folders, names)
-    is_html = to.suffix == ".html"
-    with only_damage(_records(runs)):
-        content = _content(runs, is_html)
-        page = render(f"report{to.suffix}.jinja", content)
+    is_html, figures, no_plots = to.suffix == ".html", dict[str, list[Plot]](), ""
+    title = f"{runs[0].content['task']}: {', '.join(run.name for run in runs)}"
+    with _only_damage(runs):
+        try:
+            figures = {part: plots(runs, part) for part in SECTIONS} if is_html else {}
+        except PlotsMissing as error:
+            no_plots = str(error)
+        examples = example_tables(runs) if is_html else []
+        page = page_text(to.suffix[1:], title, [*_sections(runs, figures, no_plots, examples)])
     make_folder(to.parent)
     write_atomic(to, page)
-    return str(content["no_plots"])
+    return no_plots
 
 
 def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:
@@ -70,7 +102,7 @@ def headline_rows(folder: Path) -> tuple[list[list[str]], Sentence]:
         OutputError: the folder holds no evaluation, or a damaged one.
     """
     (run,) = runs = load_runs([folder])
-    with only_damage(_records(runs)):
+    with _only_damage(runs):
         rows = [list(row) for row in score_table(runs).rows]
         if numbers := run.numbers("calibration"):
             rows += _calibration_rows(numbers)
@@ -93,36 +125,55 @@ def _calibration_rows(numbers: dict[str, Any]) -> Iterator[list[str]]:
         yield [f"coverage of sets for {coverage}", f"{measured}, {size}"]
 
 
-def _records(runs: Sequence[Run]) -> str:
-    return ", ".join(str(run.folder / EVALUATION) for run in runs)
-
-
-def _content(runs: Sequence[Run], is_html: bool) -> dict[str, Any]:
-    """What the template shows."""
-    first, *others = runs
-    figures, no_plots = dict[str, list[Plot]](), ""
+@contextmanager
+def _only_damage(runs: Sequence[Run]) -> Iterator[None]:
+    """Turn what comes from numbers that are missing or of another kind into `OutputError`."""
     try:
-        figures = {name: plots(runs, name) for name in SECTIONS} if is_html else {}
-    except PlotsMissing as error:
-        no_plots = str(error)
-    return {
-        "task": first.content["task"],
-        "title": f"{first.content['task']}: {', '.join(run.name for run in runs)}",
-        "findings": [(run.name, *_first_and_rest(sentences(run))) for run in runs],
-        "compared": [comparison(first, run, paired_differences(first, run)) for run in others],
-        "scores": score_table(runs),
-        "summaries": {name: summary_table(runs, name) for name in SECTIONS},
-        "made": provenance_table(runs),
-        "sections": SECTIONS,
-        "skipped": _skipped(runs),
-        "plots": figures,
-        "no_plots": no_plots,
-        "examples": example_tables(runs) if is_html else [],
-    }
+        yield
+    except OutputError:
+        raise
+    except DAMAGE as error:
+        records = ", ".join(str(run.folder / EVALUATION) for run in runs)
+        raise OutputError(
+            f"{records}: a part lacks a number that is shown, or has another in its place "
+            f"({type(error).__name__}: {error}); make it again with smoothtune evaluate"
+        ) from error
 
 
-def _first_and_rest(findings: Sequence[Sentence]) -> tuple[Sentence, Sequence[Sentence]]:
-    return findings[0], findings[1:]
+def _sections(
+    runs: Sequence[Run],
+    figures: Mapping[str, list[Plot]],
+    no_plots: str,
+    examples: Sequence[tuple[str, Table]],
+) -> Iterator[Section]:
+    yield Section("In short", [*_in_short(runs)])
+    left_out = [f"Figures were left out: {no_plots}"] if no_plots else []
+    yield Section("Scores", [SCORES, score_table(runs), *left_out])
+    if examples:
+        tables = [block for title, table in examples for block in (Heading(title), table)]
+        yield Section("Examples", [EXAMPLES, *tables])
+    for part, title in SECTIONS.items():
+        yield Section(title, [*_of_part(runs, part, figures.get(part, []))])
+    yield Section("How it was made", [provenance_table(runs)])
+
+
+def _in_short(runs: Sequence[Run]) -> Iterator[Block]:
+    first, *others = runs
+    for run in runs:
+        to_do, *rest = sentences(run)
+        yield from (Heading(run.name), to_do, Findings(rest))
+    for run in others:
+        yield comparison(first, run, paired_differences(first, run))
+
+
+def _of_part(runs: Sequence[Run], part: str, figures: Sequence[Plot]) -> Iterator[Block]:
+    for run in runs:
+        if why := run.content["parts"].get(part, {}).get("skipped"):
+            yield f"Left out for {run.name}: {why}."
+    if figures:
+        yield Figures(figures)
+    if (summary := summary_table(runs, part)).rows:
+        yield summary
 
 
 def score_table(runs: Sequence[Run]) -> Table:
@@ -253,21 +304,9 @@ def provenance_table(runs: Sequence[Run]) -> Table:
             [f"{title} {name}", *(str(run.content[group].get(name)) for run in runs)]
             for name in runs[0].content[group]
         ]
-    return Table(["", *(run.name for run in runs)], rows)
+    return Table(["", *(run.name for run in runs)], rows, wraps=True)
 
 
 def _methods(run: Run) -> str:
     training = run.content["training"]
     return " + ".join(training["methods"]) if training and training.get("methods") else "not known"
-
-
-def _skipped(runs: Sequence[Run]) -> dict[str, list[str]]:
-    """Why a part has nothing to show, by part."""
-    return {
-        part: [
-            f"{run.name}: {run.content['parts'][part]['skipped']}"
-            for run in runs
-            if run.content["parts"].get(part, {}).get("skipped")
-        ]
-        for part in SECTIONS
-    }

@@ -30,7 +30,7 @@ NOISE = (0.0, 0.1, 0.2, 0.3, 0.5, 1.0)
 ATTACKS = (0.0, 0.01, 0.02, 0.05, 0.1)
 FURTHER_NOISE = (1.5, 2.0, 3.0, 5.0, 10.0)
 """Levels that follow until the metric has lost 10 points."""
-PGD_STEP = 2.5  # of epsilon / steps, so that the ball's surface can be reached and left again
+STEP = 2.5  # of epsilon / steps, so that the ball's surface can be reached and left again
 
 NOISE_LABEL = "noise relative to the embeddings, ||delta|| / ||x||"
 ATTACK_LABEL = "attack strength, ||delta|| / ||x||"
@@ -86,16 +86,7 @@ def noisy_predictions(
     num_samples: int = 1,
     k: int = 1,
 ) -> np.ndarray:
-    """(levels, samples, N, W) predictions under noise; every call draws the same samples.
-
-    Args:
-        predictor: the model.
-        rows: tokenized examples with labels.
-        levels: sizes relative to the embeddings.
-        kind: of the noise.
-        num_samples: samples for every level.
-        k: neighbors of in-manifold noise.
-    """
+    """(levels, samples, N, W) predictions under noise; every call draws the same samples."""
     noise = EmbeddingNoise(kind, 1.0, "word", k, True, "token")
     noise.attach(predictor.model)
 
@@ -170,15 +161,22 @@ def attacks(
         yield from (level * size * normalize(gradient, "l2", "example") for level in levels)
         return
     for level in levels:
-        ascent = Ascent(
-            point="word",
-            norm="l2",
-            per="example",
-            units="relative",
-            sigma=0.0,
-            step_size=PGD_STEP * level / num_steps,
-            epsilon=level,
-            num_steps=num_steps,
-            dropout="off",
-        )
-        yield ascent.search(clean, task_loss)[0] if level else clean.zeros()
+        yield l2_ascent(level, num_steps).search(clean, task_loss)[0] if level else clean.zeros()
+
+
+def l2_ascent(epsilon: float, num_steps: int, sigma: float = 0.0) -> Ascent:
+    """The search for the worst perturbation of an example with epsilon = ||delta|| / ||x||.
+
+    It begins with noise of the size sigma.
+    """
+    return Ascent(
+        point="word",
+        norm="l2",
+        per="example",
+        units="relative",
+        sigma=sigma,
+        step_size=STEP * epsilon / num_steps,
+        epsilon=epsilon,
+        num_steps=num_steps,
+        dropout="off",
+    )

@@ -13,7 +13,7 @@ from typing import Any
 
 from datasets import Dataset, Json
 
-from smoothtune.config.prediction import Prediction
+from smoothtune.config.evaluation import Prediction
 from smoothtune.console import quiet
 from smoothtune.errors import OutputError
 from smoothtune.files import replacing, write_atomic

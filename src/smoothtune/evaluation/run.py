@@ -13,8 +13,7 @@ import numpy as np
 from pydantic import ValidationError
 from rich.console import Console
 
-from smoothtune.config.evaluation import Settings
-from smoothtune.config.part_names import OOD, further_title
+from smoothtune.config.evaluation import OOD, Settings, further_title
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
 from smoothtune.console import Bar, say
@@ -99,7 +98,7 @@ def evaluate(settings: Settings, *, console: Console | None = None) -> dict[str,
             if not result.skipped:
                 add_examples(folder, measured_examples(subject, name))
             seconds = time.perf_counter() - start
-            content["parts"][name] = result.to_dict() | {"seconds": seconds}
+            content["parts"][name] = result.content() | {"seconds": seconds}
             write_json(folder / EVALUATION, content)
             done = f"left out: {result.skipped}" if result.skipped else f"done in {seconds:.1f} s"
             say(console, f"{name}: {done}")
@@ -150,10 +149,6 @@ def fitted_calibration(content: dict[str, Any], folder: Path) -> Calibration | N
 def check_other_data(subject: Subject, done: Collection[str]) -> None:
     """Read all other data sets once, so that what is wrong with them is said before all else.
 
-    Args:
-        subject: the model and its data.
-        done: titles of finished parts.
-
     Raises:
         DataError: data cannot be read, or do not fit the task; of all sets.
     """
@@ -177,11 +172,8 @@ def load_subject(
 ) -> tuple[Subject, dict[str, str]]:
     """Load the model, or the ensemble, and its data, with their fingerprints.
 
-    Args:
-        settings: of `resolve`.
-        training: of `training_record`. On the data of that run, wherever they lie, the rows are
-            split as they were then; other data is evaluated on as it is.
-        bar: shows the progress.
+    On the data of the training run, wherever they lie, the rows are split as they were then; other
+    data are evaluated on as they are.
 
     Raises:
         ModelError: the model cannot be loaded, or does not fit the task.
@@ -248,13 +240,7 @@ def is_copy(settings: Settings, training: dict[str, Any] | None, task: Task) -> 
 def empty_evaluation(
     subject: Subject, fingerprints: dict[str, str], training: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """The content of ``evaluation.json`` before the first part.
-
-    Args:
-        subject: the model and its data.
-        fingerprints: of their content.
-        training: ``result.json`` of the model's folder, if there is one.
-    """
+    """The content of ``evaluation.json`` before the first part."""
     settings, task = subject.settings, subject.prepared.task
     one_training = None if settings.ensemble else training
     return {

@@ -7,15 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import ValidationError
-
-from smoothtune.config.draft import message_of
-from smoothtune.config.evaluation import Settings
+from smoothtune.config.draft import Draft
+from smoothtune.config.evaluation import Prediction, Settings
 from smoothtune.config.fields import SpanFields
-from smoothtune.config.prediction import Prediction
-from smoothtune.errors import ConfigError, Problem, dotted, unknown
-from smoothtune.evaluation.record import check_training
+from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.files import RESULT, read_json
+from smoothtune.results import Training
 from smoothtune.tasks.presets import TASKS
 
 AnySettings = TypeVar("AnySettings", Settings, Prediction)
@@ -49,16 +46,12 @@ def training_record(model: str) -> dict[str, Any] | None:
     record = read_json(path)
     if record is None or not isinstance(record.get("config"), dict):
         return None
-    check_training(record, path)
+    Training.check(record, path, "train")
     return record
 
 
 def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
     """Fill in what the training run says.
-
-    Args:
-        settings: as asked for.
-        record: of `training_record`.
 
     Returns:
         Settings with a task, and the rows and lengths that the model was trained with.
@@ -98,10 +91,6 @@ def resolve(settings: Settings, record: dict[str, Any] | None) -> Settings:
 def resolve_prediction(settings: Prediction, record: dict[str, Any] | None) -> Prediction:
     """Fill in what the training run says.
 
-    Args:
-        settings: as asked for.
-        record: of `training_record`.
-
     Raises:
         ConfigError: no known task.
     """
@@ -135,17 +124,8 @@ def _validated(settings: AnySettings, filled: dict[str, Any]) -> AnySettings:
         ConfigError: a field of ``result.json`` has no valid value.
     """
     set_fields = {name: getattr(settings, name) for name in settings.model_fields_set}
-    try:
-        return type(settings).model_validate(set_fields | filled)
-    except ValidationError as error:
-        raise ConfigError(_record_problems(error, Path(settings.model) / RESULT)) from error
-
-
-def _record_problems(error: ValidationError, path: Path) -> list[Problem]:
-    return [
-        Problem(str(path), dotted(("config", *detail["loc"])), message_of(detail, []))
-        for detail in error.errors()
-    ]
+    record = Draft(Path(settings.model) / RESULT)
+    return record.validated(type(settings), set_fields | filled)
 
 
 def seen_from_here(path: Any, run: dict[str, Any], model: str) -> Any:
@@ -194,10 +174,6 @@ def is_training_data(settings: Settings, record: dict[str, Any] | None) -> bool:
 
     Then its validation rows are those of the run, which may have held them out from the train
     split.
-
-    Args:
-        settings: of `resolve`.
-        record: of `training_record`.
     """
     run = record["config"] if record else {}
     if settings.task != run.get("task"):

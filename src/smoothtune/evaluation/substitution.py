@@ -45,12 +45,7 @@ class Vocabulary:
 
 
 def vocabulary(tokenizer: PreTrainedTokenizerBase, vocab_size: int) -> Vocabulary:
-    """Sort the tokens that the model has embeddings for.
-
-    Args:
-        tokenizer: of the model.
-        vocab_size: rows of its embedding matrix.
-    """
+    """Sort the tokens that the model has embeddings for."""
     names = {i: name for name, i in tokenizer.get_vocab().items() if i < vocab_size}
     special = set(tokenizer.all_special_ids)
     marked = [mark for mark in BEGINS if any(name.startswith(mark) for name in names.values())]
@@ -78,23 +73,14 @@ def substitution_curve(
     vocab_size: int,
     max_words: int = MAX_WORDS,
     num_neighbors: int = NUM_NEIGHBORS,
-    max_ranked: int = MAX_RANKED,
 ) -> Curve:
     """Main metric against the number of words that the attack has tried to exchange.
-
-    Args:
-        predictor: a model for classification or regression of texts.
-        rows: tokenized examples with labels, without padding.
-        vocab_size: rows of the model's embedding matrix.
-        max_words: most words to try.
-        num_neighbors: words tried in the place of one; fewer in a smaller vocabulary.
-        max_ranked: words that are ranked, drawn at random where an example has more.
 
     Returns:
         The metric, the `area` under it, and `queries`, forward passes for an example.
     """
     attack = _Attack(predictor, rows, vocabulary(predictor.tokenizer, vocab_size), num_neighbors)
-    order = attack.ranking(max_ranked)
+    order = attack.ranking(MAX_RANKED)
 
     def scores(tried: Sequence[float]) -> Iterator[list[float]]:
         for count in map(int, tried):
@@ -193,12 +179,7 @@ class _Attack:
         ]
 
     def exchange(self, positions: Sequence[int | None], title: str) -> None:
-        """Exchange one word of every example that stands, where that raises the loss.
-
-        Args:
-            positions: the word in every example; None: no word is left.
-            title: of the progress.
-        """
+        """Exchange one word of every example that stands, where that raises the loss."""
         standing = self._standing()
         owners, texts = [], []
         for row, position in enumerate(positions):

@@ -28,6 +28,8 @@ from smoothtune.tasks.class_lookup import ClassLookup
 from smoothtune.tasks.prepare import Prepared
 from smoothtune.tasks.presets import TASKS
 
+FURTHER_BATCH = 16
+
 
 def as_task(other: OtherData, task: Task) -> Task:
     """The model's task with the columns of another data set.
@@ -104,11 +106,8 @@ def source_of(other: OtherData) -> str:
 def relabeled(raw: Dataset, labels: Mapping[str, str] | None, task: Task, where: str) -> Dataset:
     """The rows with the task's class names in place of their labels.
 
-    Args:
-        raw: rows with the task's label column.
-        labels: the task's class, by name or number, that each label means; None: rows as they are.
-        task: the task.
-        where: the source and split, for errors.
+    `labels` say which of the task's classes, by name or number, each label means; None: rows stay
+    as they are.
 
     Raises:
         DataError: a row has a label that `labels` does not name, or `labels` names a class that the
@@ -153,11 +152,6 @@ def _classes(labels: Mapping[str, str], task: Task, where: str) -> dict[str, str
 def split_for_further(rows: Dataset, share: float, seed: int) -> tuple[Dataset, Dataset]:
     """A share of the rows to train on further, and the rest; classes in proportion.
 
-    Args:
-        rows: tokenized rows with `labels`.
-        share: of the rows, in (0, 1).
-        seed: of the choice.
-
     Raises:
         DataError: there are too few rows.
     """
@@ -179,23 +173,17 @@ def trained_further(
     *,
     num_train_epochs: int = 3,
     learning_rate: float = 5e-5,
-    batch_size: int = 16,
 ) -> Predictor:
     """A copy of a model, fine-tuned plainly on some more rows; the model itself is left alone.
 
-    Args:
-        predictor: the model.
-        rows: tokenized rows with labels.
-        num_train_epochs: passes over the rows.
-        learning_rate: of AdamW, falling linearly to 0.
-        batch_size: rows of an update.
+    AdamW's learning rate falls linearly to 0.
     """
     model = copy.deepcopy(predictor.model).train()
     weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0)
-    order = LengthGroupedSampler(rows["length"][:], batch_size, predictor.seed)
+    order = LengthGroupedSampler(rows["length"][:], FURTHER_BATCH, predictor.seed)
     collate = predictor.task.head.collator(predictor.tokenizer)
-    loader: DataLoader[Any] = DataLoader(rows, batch_size, sampler=order, collate_fn=collate)
+    loader: DataLoader[Any] = DataLoader(rows, FURTHER_BATCH, sampler=order, collate_fn=collate)
     updates = num_train_epochs * len(loader)
     schedule = get_linear_schedule_with_warmup(optimizer, 0, updates)
     device = next(model.parameters()).device
@@ -247,10 +235,8 @@ class Labeled:
 def labeled_rows(other: OtherData, task: Task, *, name: str = "") -> Labeled:
     """Read and check another data set.
 
-    Args:
-        other: the data set; its validation split is used, else test, else train, else the only one.
-        task: the model's task, its labels known.
-        name: that the command line gives the data set, for errors about its columns.
+    Its validation split is used, else test, else train, else the only one. Errors about its columns
+    name it as the command line does.
 
     Raises:
         DataError: the source cannot be read, or does not fit the task.
@@ -296,13 +282,8 @@ def other_rows(
 ) -> tuple[Dataset, int]:
     """All rows of another data set for the same task; repeated texts count once.
 
-    Args:
-        other: the data set, see `labeled_rows`.
-        task: the model's task, its labels known. Labels written as names mean the class of that
-            name, unless `other` gives them another meaning.
-        tokenizer: the model's.
-        max_seq_length: cut longer inputs to so many tokens.
-        vocab_size: rows of the model's embedding matrix.
+    Labels that are written as names mean the class of that name, unless `other` gives them another
+    meaning.
 
     Returns:
         Tokenized rows, and how many repeat an earlier one and were left out.

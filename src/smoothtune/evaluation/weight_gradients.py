@@ -48,10 +48,7 @@ def weight_side(
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Sharpness and spread of the gradients of the task loss in the weights.
 
-    Args:
-        predictor: the model; its weights are the same afterwards, bit for bit.
-        rows: tokenized examples with labels, taken as one batch.
-        rho: length of the step.
+    The rows count as one batch. The weights are the same afterwards, bit for bit.
 
     Returns:
         `sharpness`: L(w + rho g / ||g||) - L(w), as SAM defines it; `gradient spread`: largest over
@@ -78,10 +75,6 @@ def weight_side(
 
 def gradient_spread(model: nn.Module, norms: Mapping[str, float]) -> Curve:
     """The largest gradient norm of a weight tensor in every layer, over the median of all.
-
-    Args:
-        model: whose gradients they are.
-        norms: by name of the tensor, of `weight_side`; at least one.
 
     Returns:
         The largest, and the median of the layer, against the layer: 0 for the embeddings, the

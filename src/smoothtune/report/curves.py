@@ -89,37 +89,6 @@ def csv_cell(value: object) -> object:
     return printable("'" + value if formula else value)
 
 
-def metric_curve(
-    metric: str,
-    title: str,
-    x_label: str,
-    line: str,
-    points: list[CurvePoint],
-    band: str = "",
-    num_common: int | None = None,
-) -> Curve:
-    """A metric against the strength of a disturbance, with the area under it.
-
-    Args:
-        metric: its name.
-        title: how the model is disturbed, "under ..." or "with ...".
-        x_label: strength, from 0, with the unit.
-        line: name of the line.
-        points: its points.
-        band: what their `low` and `high` are.
-        num_common: points that all models have, over which the area is taken; None: all.
-
-    Returns:
-        The curve; `numbers` hold `area`, `clean` and, where the metric falls so far, `loses 10
-        points at`, the strength that costs 0.1, between points by a straight line.
-    """
-    numbers = {"area": area(points[:num_common]), "clean": points[0].y}
-    lost = crossing(points, points[0].y - LOST)
-    numbers |= {} if lost is None else {LOSES: lost}
-    label = metric_label(metric)
-    return Curve(f"{metric} {title}", x_label, label, {line: points}, band, numbers=numbers)
-
-
 def metric_label(name: str) -> str:
     """A metric as the label of an axis.
 

@@ -29,6 +29,8 @@ class Table:
     """Cells that stand out, by row and column."""
     wraps: bool = False
     """Whether its cells are texts, whose lines may be broken."""
+    scrolls: bool = False
+    """Whether it may be long, and scrolls on the page."""
 
 
 @dataclass(frozen=True)
@@ -132,11 +134,7 @@ class Section(NamedTuple):
 def write_page(folder: Path, name: str, title: str, sections: Sequence[Section]) -> None:
     """Write a page as Markdown and as HTML.
 
-    Args:
-        folder: for the files.
-        name: of the files, without ending.
-        title: of the page.
-        sections: those without blocks are left out.
+    Sections without blocks are left out.
     """
     for ending in ("md", "html"):
         write_atomic(folder / f"{name}.{ending}", page_text(ending, title, sections))
@@ -158,6 +156,13 @@ def number(value: float | None, spec: str = ".4f") -> str:
     return DASH if value is None else format(value, spec)
 
 
+def as_text(value: object, nothing: str = DASH) -> str:
+    """A setting in a table or a sentence."""
+    if value is None:
+        return nothing
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def with_interval(
     value: float, interval: tuple[float | None, float | None] | None, spec: str = ".4f"
 ) -> str:
@@ -168,12 +173,7 @@ def with_interval(
 
 
 def render(template: str, content: dict[str, Any]) -> str:
-    """A page from a template of this package; what is put into HTML is escaped.
-
-    Args:
-        template: its name, ending in .html.jinja or .md.jinja.
-        content: values by name.
-    """
+    """A page from a template of this package; what is put into HTML is escaped."""
     environment = Environment(
         loader=PackageLoader("smoothtune"),
         undefined=StrictUndefined,

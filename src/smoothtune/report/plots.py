@@ -24,6 +24,7 @@ MOST_LINES = 7
 WIDTH, HEIGHT, LEGEND_LINE = 5.6, 3.4, 0.19  # inches
 FACETS, FACET_HEIGHT = 3, 1.55  # in a row; inches
 NARROW = 5  # times the least value, below which 1, 2 and 5 leave a log axis with one tick or two
+LONGEST_NAME = 48
 MANY = 30  # points from which markers would hide the line
 METADATA = {  # left out: the same curve gives the same bytes
     "svg": ("Creator", "Date", "Format", "Type"),
@@ -84,12 +85,6 @@ def drawn(
 ) -> dict[str, bytes]:
     """A figure in several formats.
 
-    Args:
-        width: inches.
-        height: inches.
-        paint: draws on the figure it is given.
-        formats: of svg, pdf, png.
-
     Raises:
         PlotsMissing: matplotlib is not installed.
     """
@@ -126,10 +121,8 @@ def draw_lines(
 
     More than seven lines are drawn apart: each over the first one in gray, with shared axes.
 
-    Args:
-        curves: by the run's name, which the legend shows when there are several.
-        frame: styles and axes that other figures share; unset: styles in the order of the runs.
-        formats: of svg, pdf, png.
+    The legend shows the names when there are several. Other figures may share the frame; without
+    one, runs have styles in their order.
 
     Raises:
         PlotsMissing: matplotlib is not installed.
@@ -242,9 +235,7 @@ def log_scale(axes: Any, values: Sequence[float]) -> None:
 def log_ticks(axis: Any, *, wide: bool) -> None:
     """Ticks of a logarithmic axis as plain numbers: matplotlib's own are formulas.
 
-    Args:
-        axis: the x or the y axis.
-        wide: over more than four decades, of which only powers of ten get a tick.
+    Over more than four decades, `wide`, only powers of ten have one.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -293,6 +284,6 @@ def paint_boxes(
     axes.invert_yaxis()
 
 
-def _short(name: str, limit: int = 48) -> str:
+def _short(name: str) -> str:
     name = printable(name)
-    return name if len(name) <= limit else f"{name[: limit - 1]}…"
+    return name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 1]}…"

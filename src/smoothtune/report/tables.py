@@ -1,4 +1,4 @@
-"""Tables of methods and tasks, and tables as LaTeX."""
+"""Tables of methods and tasks, as LaTeX and on the console."""
 
 from __future__ import annotations
 
@@ -8,8 +8,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
+from rich.cells import cell_len, set_cell_size
+from rich.console import Console
+from rich.table import Column
+from rich.table import Table as RichTable
 from scipy.stats import rankdata
 
+from smoothtune.console import plain_text, say
 from smoothtune.errors import printable
 from smoothtune.report.page import DASH, Table, with_interval
 
@@ -30,6 +35,8 @@ POINTS = 100
 """A difference of 0.01 of score is one point."""
 FIT = r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%"
 """Begins a box no wider than the text."""
+EDGE, PADDING = 1, 3
+"""Characters of a table's edge, and those of a column beside its text: two spaces, and an edge."""
 
 
 def latex_text(text: str) -> str:
@@ -75,6 +82,29 @@ def latex_table(table: Table, *, caption: str = "", label: str = "") -> str:
         titles = [rf"\caption{{{latex_text(caption)}}}", rf"\label{{{label}}}"]
         lines = [r"\begin{table}", r"\centering", *titles, *lines, r"\end{table}"]
     return "\n".join([f"% needs {needed}", *lines, ""])
+
+
+def show_table(content: Table, title: str, console: Console) -> None:
+    """Print a table: framed in a terminal where every word has room, else as aligned lines.
+
+    No number is cut, whatever the width.
+    """
+    lines = [list(map(printable, cells)) for cells in (content.head, *content.rows)]
+    columns = list(zip(*lines, strict=True))
+    least = [max(cell_len(word) for cell in column for word in cell.split()) for column in columns]
+    if console.is_terminal and EDGE + sum(size + PADDING for size in least) <= console.width:
+        sizes = zip(content.head, least, strict=True)
+        heads = [Column(plain_text(head), min_width=size, overflow="fold") for head, size in sizes]
+        table = RichTable(*heads, title=plain_text(title))
+        for cells in content.rows:
+            table.add_row(*map(plain_text, cells))
+        console.print(table)
+        return
+    widths = [max(map(cell_len, column)) for column in columns]
+    say(console, title)
+    for cells in lines:
+        padded = map(set_cell_size, cells, widths)
+        say(console, "  ".join(padded).rstrip())
 
 
 @dataclass(frozen=True)
@@ -135,15 +165,12 @@ def p_text(value: float | None) -> str:
 def score_grid(
     scores: Mapping[str, Mapping[Any, Spread]],
     columns: Mapping[Any, str],
-    *,
-    corner: str = "method",
 ) -> Table:
     """Methods x tasks in points, with the average over the tasks and the mean rank.
 
     Args:
         scores: by method and task, from 0 to 1; a task without finished runs is missing.
         columns: title of each task.
-        corner: head of the first column.
 
     Returns:
         Means with the standard deviation; the best of a column is bold. Average and rank (1 is
@@ -161,7 +188,7 @@ def score_grid(
     row_of = {name: number for number, name in enumerate(scores)}
     bold = {(row_of[name], x) for x, task in enumerate(columns, 1) for name in _most(means[task])}
     if len(columns) < 2:
-        return Table([corner, *columns.values()], rows, frozenset(bold))
+        return Table(["method", *columns.values()], rows, frozenset(bold))
     average, rank = averages_and_ranks(means)
     for row in rows:
         row += [
@@ -171,16 +198,13 @@ def score_grid(
     last = len(columns) + 1
     bold |= {(row_of[name], last) for name in _most(average)}
     bold |= {(row_of[name], last + 1) for name in _most({n: -value for n, value in rank.items()})}
-    return Table([corner, *columns.values(), "average", "mean rank"], rows, frozenset(bold))
+    return Table(["method", *columns.values(), "average", "mean rank"], rows, frozenset(bold))
 
 
 def averages_and_ranks(
     means: Mapping[Any, Mapping[str, float]],
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Mean score and mean rank over tasks, of the methods that have all tasks.
-
-    Args:
-        means: score by task and method; more is better.
 
     >>> averages_and_ranks({"one": {"a": 0.5, "b": 0.7}, "two": {"a": 0.9, "b": 0.9, "c": 1.0}})
     ({'a': 0.7, 'b': 0.8}, {'a': 1.75, 'b': 1.25})

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from smoothtune.config.run import RunConfig
+from smoothtune.report.page import as_text
 from smoothtune.study.config import Study
 from smoothtune.study.fields import LONGER
 from smoothtune.study.protocol import LIMITS, NO_LIMIT, Protocol, name_of
@@ -63,7 +64,7 @@ def _of_limits(study: Study, protocol: Protocol) -> Iterator[str]:
             here = getattr(run, key)
             there = printed.get(study.conditions[c].task, {}).get(key)
             if here not in (None, NO_LIMIT, there):
-                pairs[here, there] = f"{here}; the paper: {_shown(there)}"
+                pairs[here, there] = f"{here}; the paper: {as_text(there, 'not set')}"
         yield from (f"{key}: {line}" for line in pairs.values())
 
 
@@ -85,12 +86,7 @@ def _differs(field: str, values: list[Any], printed: Any) -> Iterator[str]:
     taken = list({repr(value): value for value in values}.values())
     candidates = printed if isinstance(printed, list) else [printed]
     if any(value not in candidates for value in taken) or len(taken) < len(candidates):
-        here = ", ".join(map(_shown, taken))
-        there = ("searched over " if len(candidates) > 1 else "") + ", ".join(
-            map(_shown, candidates)
-        )
+        here = ", ".join(as_text(value, "not set") for value in taken)
+        there = "searched over " * (len(candidates) > 1)
+        there += ", ".join(as_text(value, "not set") for value in candidates)
         yield f"{field}: {here}; the paper: {there}"
-
-
-def _shown(value: Any) -> str:
-    return "not set" if value is None else f"{value:g}" if isinstance(value, float) else str(value)

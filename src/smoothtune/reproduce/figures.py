@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from scipy.stats import binomtest
 
+from smoothtune.evaluation.intervals import wilson
 from smoothtune.report.curves import Curve, CurvePoint, csv_text
-from smoothtune.reproduce.runs import Run, Runs
+from smoothtune.reproduce.runs import Runs
 from smoothtune.reproduce.samples import Sample, samples_of
 from smoothtune.reproduce.verdict import interval
 from smoothtune.study.layout import Dimension, FigureLayout
@@ -69,40 +69,25 @@ class Figure:
         )
 
 
-def draw_figure(layout: FigureLayout, runs: Runs) -> Figure | None:
-    """Gather what a figure shows; None if no run has it."""
-    chosen = [run for run in runs.done if _fits(run, layout, runs)]
+def draw_figure(layout: FigureLayout, runs: Runs) -> Figure | str:
+    """Gather what a figure shows; or why there is nothing to draw."""
+    chosen = [
+        run
+        for run in runs.matching(layout.about)
+        if layout.methods is None or run.cell.label in layout.methods
+    ]
+    if not chosen:
+        return "no run of what it shows is done"
     samples = samples_of(layout, chosen)
     if not samples:
-        return None
-    seeds = len({run.cell.seed for run in chosen})
+        return "the finished runs have not measured what it shows"
+    seeds, first = len({run.cell.seed for run in chosen}), samples[0].curve
+    panels, band = _panels(layout, samples), _band(layout, seeds, first)
     if layout.kind == "box":
-        return Figure(layout, _boxes(layout, samples), "", _band(layout, seeds, None))
-    first = samples[0].curve
+        return Figure(layout, panels, "", band)
     log_y = layout.log_y if layout.log_y is not None else bool(first and first.log_y)
     x_label = layout.x_label or (first.x_label if first else X_LABELS[layout.kind])
-    panels = _panels(layout, samples)
-    return Figure(layout, panels, x_label, _band(layout, seeds, first), log_y)
-
-
-def why_missing(layout: FigureLayout, runs: Runs) -> str:
-    """Why there is nothing to draw."""
-    done = [run for run in runs.done if _fits(run, layout, runs)]
-    if not done:
-        return "no run of what it shows is done"
-    return "the finished runs have not measured what it shows"
-
-
-def _fits(run: Run, layout: FigureLayout, runs: Runs) -> bool:
-    about, cell = layout.about, run.cell
-    model = None if about.model is None else runs.stand_ins.get(about.model, about.model)
-    return (
-        (layout.methods is None or cell.label in layout.methods)
-        and about.method in (None, cell.label)
-        and about.task in (None, cell.task)
-        and model in (None, cell.model)
-        and about.size in (None, cell.max_train_samples)
-    )
+    return Figure(layout, panels, x_label, band, log_y)
 
 
 def _band(layout: FigureLayout, seeds: int, curve: Curve | None) -> str:
@@ -123,68 +108,31 @@ def _band(layout: FigureLayout, seeds: int, curve: Curve | None) -> str:
 
 
 def _panels(layout: FigureLayout, samples: Sequence[Sample]) -> list[Panel]:
-    """Lines of different runs of the same kind are put together."""
-    several = _several(samples)
+    """Lines, or boxes, of different runs of the same kind are put together."""
+    several = [d for d in samples[0].about if len({s.about.get(d) for s in samples}) > 1]
     apart = [d for d in layout.panels if d in several]
     inside = [d for d in several if d not in apart]
-    marks = _marks(layout, samples, apart)
+    if layout.kind == "box":
+        apart, inside = [d for d in several if d != "method"], ["method"]
     grouped: dict[str, dict[str, list[Sample]]] = {}
     for sample in samples:
-        title = marks[_title(layout, sample, apart)]
         name = _title(layout, sample, inside) or _title(layout, sample, ["method"])
-        grouped.setdefault(title, {}).setdefault(name, []).append(sample)
-    return [
-        Panel(
-            title,
-            {name: _line(layout, found) for name, found in lines.items()},
-            y_label=_y_label([sample for found in lines.values() for sample in found]),
-            diagonal=layout.kind == "reliability",
-        )
-        for title, lines in grouped.items()
-    ]
+        grouped.setdefault(_title(layout, sample, apart), {}).setdefault(name, []).append(sample)
+    return [_panel(layout, title, lines) for title, lines in grouped.items()]
 
 
-def _boxes(layout: FigureLayout, samples: Sequence[Sample]) -> list[Panel]:
-    """Scores of all seeds, by panel and method."""
-    apart = [d for d in _several(samples) if d != "method"]
-    grouped: dict[str, dict[str, list[Sample]]] = {}
-    for sample in samples:
-        boxes = grouped.setdefault(_title(layout, sample, apart), {})
-        boxes.setdefault(_title(layout, sample, ["method"]), []).append(sample)
-    return [
-        Panel(
-            title,
-            boxes={name: [s.points[0].y for s in found] for name, found in boxes.items()},
-            y_label=_y_label([sample for found in boxes.values() for sample in found]),
-        )
-        for title, boxes in grouped.items()
-    ]
-
-
-def _several(samples: Sequence[Sample]) -> list[Dimension]:
-    """In what samples differ."""
-    return [d for d in samples[0].about if len({s.about.get(d) for s in samples}) > 1]
-
-
-def _y_label(samples: Sequence[Sample]) -> str:
-    return " or ".join(dict.fromkeys(sample.y_label for sample in samples))
-
-
-def _marks(
-    layout: FigureLayout, samples: Sequence[Sample], apart: Sequence[Dimension]
-) -> dict[str, str]:
-    """The titles of panels, with the mean score where it is asked for."""
-    found: dict[str, list[str]] = {}
-    for sample in samples:
-        found.setdefault(_title(layout, sample, apart), []).append(sample.score)
-    if not layout.mark_score:
-        return {title: title for title in found}
-    marked = {}
-    for title, scores in found.items():
-        metric = scores[0].partition(" ")[0]
-        mean = np.mean([float(score.partition(" ")[2]) for score in scores])
-        marked[title] = ", ".join(filter(None, [title, f"{metric} {mean:.3f}"]))
-    return marked
+def _panel(layout: FigureLayout, title: str, lines: dict[str, list[Sample]]) -> Panel:
+    samples = [sample for found in lines.values() for sample in found]
+    y_label = " or ".join(dict.fromkeys(sample.y_label for sample in samples))
+    if layout.kind == "box":
+        boxes = {name: [s.points[0].y for s in found] for name, found in lines.items()}
+        return Panel(title, boxes=boxes, y_label=y_label)
+    scores = [sample.score for sample in samples if sample.score]
+    if layout.mark_score and scores:
+        mean = np.mean([round(value, 4) for _, value in scores])
+        title = ", ".join(filter(None, [title, f"{scores[0][0]} {mean:.3f}"]))
+    points = {name: _line(layout, found) for name, found in lines.items()}
+    return Panel(title, points, y_label=y_label, diagonal=layout.kind == "reliability")
 
 
 def _title(layout: FigureLayout, sample: Sample, dimensions: Sequence[Dimension]) -> str:
@@ -226,5 +174,4 @@ def _pooled(_: float, found: Sequence[CurvePoint]) -> CurvePoint:
     counts = [point.low or 0.0 for point in found]
     x, y = (float(np.average([p[place] for p in found], weights=counts)) for place in (0, 1))
     count = round(sum(counts))
-    band = binomtest(round(y * count), count).proportion_ci(method="wilson")
-    return CurvePoint(x, y, float(band.low), float(band.high))
+    return CurvePoint(x, y, *wilson(round(y * count), count))

@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from smoothtune.console import say
-from smoothtune.errors import OutputError, PlotsMissing, counted
+from smoothtune.errors import PlotsMissing, counted
 from smoothtune.files import write_atomic, write_json
 from smoothtune.report.page import (
     Block,
@@ -28,7 +28,7 @@ from smoothtune.report.page import (
 from smoothtune.report.tables import latex_table
 from smoothtune.reproduce.departures import departures
 from smoothtune.reproduce.drawing import draw
-from smoothtune.reproduce.figures import draw_figure, why_missing
+from smoothtune.reproduce.figures import draw_figure
 from smoothtune.reproduce.runs import Runs, finished_runs
 from smoothtune.reproduce.tables import (
     DrawnTable,
@@ -37,12 +37,14 @@ from smoothtune.reproduce.tables import (
     draw_table,
 )
 from smoothtune.results import RunResult
-from smoothtune.study.config import PLAIN, Study
+from smoothtune.study.config import Study
+from smoothtune.study.fields import PLAIN
 from smoothtune.study.layout import FigureLayout, TableLayout
-from smoothtune.study.plan import Plan, read_fingerprints
+from smoothtune.study.plan import Plan
 from smoothtune.study.protocol import Protocol
-from smoothtune.study.records import STUDY, Records
+from smoothtune.study.records import Records, read_study
 from smoothtune.study.report.statistics import TEST
+from smoothtune.study.table import ConditionKey
 
 CONTENT = "reproduction.json"
 COMPARED = [
@@ -81,22 +83,15 @@ class Drawn:
 def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str, Any]:
     """Draw a study's layout from its finished cells and write the page.
 
-    Args:
-        study: with a layout.
-        folder: the study's.
-        console: gets the summary.
-
     Returns:
         The content of ``reproduction.json``.
 
     Raises:
         OutputError: there is no study in the folder, or a file cannot be written.
     """
-    if not (folder / STUDY).exists():
-        raise OutputError(f"{folder} holds no study")
-    plan = Plan(study, folder, read_fingerprints(folder))
+    plan = Plan(study, folder, read_study(folder).fingerprints)
     runs = finished_runs(study, plan, Records(folder))
-    drawn = [_drawn(number, layout, runs, study) for number, layout in _numbered(study)]
+    drawn = [_drawn(number, layout, runs) for number, layout in enumerate(study.config.layout, 1)]
     for item in drawn:
         _write_files(item, folder)
     title, said = study.config.title or study.name, [*_sentences(study, runs, drawn)]
@@ -131,20 +126,15 @@ def write_reproduction(study: Study, folder: Path, console: Console) -> dict[str
     return content
 
 
-def _numbered(study: Study) -> Iterator[tuple[int, TableLayout | FigureLayout]]:
-    yield from enumerate(study.config.layout, start=1)
-
-
-def _drawn(number: int, layout: TableLayout | FigureLayout, runs: Runs, study: Study) -> Drawn:
+def _drawn(number: int, layout: TableLayout | FigureLayout, runs: Runs) -> Drawn:
     """One table or figure."""
     if isinstance(layout, TableLayout):
         table = draw_table(layout, runs)
         return Drawn(_file_name(number, layout.table), layout.table, layout.note, table)
     name = _file_name(number, layout.figure)
     figure = draw_figure(layout, runs)
-    if figure is None:
-        missing = why_missing(layout, runs)
-        return Drawn(name, layout.figure, layout.note, missing=missing)
+    if isinstance(figure, str):
+        return Drawn(name, layout.figure, layout.note, missing=figure)
     try:
         files = draw(figure)
     except PlotsMissing as error:
@@ -243,11 +233,10 @@ def _unit(layout: TableLayout) -> str:
 
 def _at_chance(runs: Runs) -> Iterator[Sentence]:
     """Conditions in which plain fine-tuning has learned nothing."""
-    conditions: dict[tuple[Any, ...], list[RunResult]] = {}
+    conditions: dict[ConditionKey, list[RunResult]] = {}
     for run in runs.done:
         if run.cell.label == PLAIN:
-            key = (run.cell.task, run.cell.model, run.cell.max_train_samples)
-            conditions.setdefault(key, []).append(run.result)
+            conditions.setdefault(run.cell.condition, []).append(run.result)
     for (task, model, _), results in conditions.items():
         score = mean(result.score for result in results)
         constant = mean(result.trivial_baseline for result in results)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from smoothtune.config.part_names import OOD, further_title
+from smoothtune.config.evaluation import OOD, further_title
 from smoothtune.results import Measured, RunResult
 from smoothtune.study.config import Study
 from smoothtune.study.layout import About, paper_models
@@ -44,22 +44,23 @@ class Runs:
     updates: int | None = None
     """After which all runs end, before their epochs do; None: they are not cut short."""
 
-    def of(self, about: About) -> list[Run]:
-        """The runs that a cell of a table is about; none where that is not one condition."""
+    def matching(self, about: About) -> list[Run]:
+        """The runs that something is about."""
         labels = about.best_of or ([about.method] if about.method else None)
-        model = None if about.model is None else self.stand_ins.get(about.model)
-        if about.model is not None and model is None:
-            return []
-        found = [
+        model = about.model and self.stand_ins.get(about.model, about.model)
+        return [
             run
             for run in self.done
             if (labels is None or run.cell.label in labels)
-            and about.task in (None, run.cell.task)
-            and model in (None, run.cell.model)
-            and about.size in (None, run.cell.max_train_samples)
+            and about.task in (None, run.cell.condition.task)
+            and model in (None, run.cell.condition.model)
+            and about.size in (None, run.cell.condition.max_train_samples)
         ]
-        conditions = {(r.cell.task, r.cell.model, r.cell.max_train_samples) for r in found}
-        return found if len(conditions) == 1 else []
+
+    def of(self, about: About) -> list[Run]:
+        """The same; none where they are not of one condition."""
+        found = self.matching(about)
+        return found if len({run.cell.condition for run in found}) == 1 else []
 
     def values(self, about: About) -> Values:
         """The number of each of these runs that has it."""
@@ -68,10 +69,11 @@ class Runs:
 
     def values_by_task(self, about: About) -> list[Values]:
         """`values` of every task; without tasks whose runs do not have the number at all."""
-        measured = {run.cell.task for run in self.done if number_of(run, about) is not None}
-        without = {run.cell.task for run in self.done} - measured
-        tasks = dict.fromkeys(cell.task for cell in self.asked if cell.task not in without)
-        return [self.values(about.model_copy(update={"task": task})) for task in tasks]
+        done = [(run.cell.condition.task, number_of(run, about)) for run in self.done]
+        without = {task for task, _ in done} - {task for task, value in done if value is not None}
+        tasks = dict.fromkeys(cell.condition.task for cell in self.asked)
+        each = (about.model_copy(update={"task": task}) for task in tasks if task not in without)
+        return [self.values(of_task) for of_task in each]
 
 
 def finished_runs(study: Study, plan: Plan, records: Records) -> Runs:
@@ -167,9 +169,3 @@ def _on_curve(run: Run, about: About) -> float | None:
     if about.at is None:
         return points[-1].y
     return next((p.y for p in points if abs(p.x - about.at) < 1e-9), None)
-
-
-def by_seed(values: Values) -> Iterator[tuple[int, float]]:
-    """The numbers of one label, by seed."""
-    for (_, seed), value in values.items():
-        yield seed, value

@@ -10,7 +10,7 @@ import numpy as np
 
 from smoothtune.report.curves import Curve, CurvePoint, metric_label
 from smoothtune.reproduce.runs import Run, number_of
-from smoothtune.study.config import PLAIN
+from smoothtune.study.fields import PLAIN
 from smoothtune.study.layout import Dimension, FigureLayout
 
 
@@ -22,7 +22,7 @@ class Sample:
     points: list[CurvePoint]
     y_label: str
     curve: Curve | None = None
-    score: str = ""
+    score: tuple[str, float] | None = None
     """Metric and score of the run."""
 
 
@@ -33,9 +33,9 @@ def samples_of(layout: FigureLayout, chosen: Sequence[Run]) -> list[Sample]:
 
 
 def _where(run: Run, **more: str) -> dict[Dimension, str]:
-    cell = run.cell
-    size = "all rows" if cell.max_train_samples is None else f"{cell.max_train_samples} rows"
-    found: dict[Any, str] = {"task": cell.task, "model": cell.model, "method": cell.label}
+    task, model, rows = run.cell.condition
+    size = "all rows" if rows is None else f"{rows} rows"
+    found: dict[Any, str] = {"task": task, "model": model, "method": run.cell.label}
     return found | {"size": size} | more
 
 
@@ -48,7 +48,7 @@ def _of_curve(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Samp
             low, high = layout.x_range or (-np.inf, np.inf)
             shown = [point for point in points if low <= point.x <= high]
             y_label = layout.y_label or curve.y_label
-            score = f"{run.result.headline} {run.result.score:.4f}"
+            score = (run.result.headline, run.result.score)
             yield Sample(_where(run, series=name), shown, y_label, curve, score)
 
 
@@ -82,7 +82,7 @@ def _of_settings(run: Run, layout: FigureLayout, chosen: Sequence[Run]) -> Itera
 
 
 def _of_sizes(run: Run, layout: FigureLayout, _: Sequence[Run]) -> Iterator[Sample]:
-    size, y = run.cell.max_train_samples, number_of(run, layout.about)
+    size, y = run.cell.condition.max_train_samples, number_of(run, layout.about)
     if size is not None and y is not None:
         point = CurvePoint(float(size), y)
         yield Sample(_where(run, size=""), [point], _score_label(run, layout))

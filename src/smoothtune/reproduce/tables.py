@@ -112,12 +112,7 @@ class DrawnTable:
 
 
 def draw_table(layout: TableLayout, runs: Runs) -> DrawnTable:
-    """Fill in a table.
-
-    Args:
-        layout: its form, and the printed numbers.
-        runs: of the study.
-    """
+    """Fill in a table."""
     cut = runs.updates is not None
     factor = 100 if layout.percent else 1
     values = {

@@ -58,14 +58,7 @@ def difference(
 def verdict(
     found: Summary | None, printed: bool, gap: Effect | None, *, cut_short: bool = False
 ) -> Verdict:
-    """What a cell says of the printed number.
-
-    Args:
-        found: of this study.
-        printed: whether there is a number to compare with.
-        gap: between both.
-        cut_short: whether the runs end before their epochs do.
-    """
+    """What a cell says of the printed number."""
     if found is None:
         return "not run"
     if not printed:

@@ -143,11 +143,7 @@ class Stopwatch(TrainerCallback, ExportableState):
 
 
 class StillOwned(TrainerCallback):
-    """Ends a run whose folder was moved or replaced, before it writes into the new one.
-
-    Args:
-        folder: the output folder.
-    """
+    """Ends a run whose folder was moved or replaced, before it writes into the new one."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

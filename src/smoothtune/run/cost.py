@@ -69,10 +69,6 @@ def is_short(config: RunConfig, rows: int) -> bool:
 
     Each is taken with methods and without, after two of each to warm up. A step with methods is
     never cheaper than one without.
-
-    Args:
-        config: of the run.
-        rows: number of training rows.
     """
     timed = 2 * (config.cost_steps + 2)
     return "cost_steps" not in config.model_fields_set and timed > PART * batches(config, rows)
@@ -82,10 +78,6 @@ def scored_rows(config: RunConfig, rows: int) -> int | None:
     """How many training rows are scored after training; None: all, as the run asks.
 
     To score a row takes a third of what it takes to train on it.
-
-    Args:
-        config: of the run.
-        rows: number of training rows.
     """
     if config.max_train_eval_samples is None:
         return None

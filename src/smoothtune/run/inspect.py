@@ -48,10 +48,6 @@ class Inspected:
 def inspect(config: RunConfig, console: Console) -> Inspected:
     """Check a run as far as `train` does before its first step, without loading weights.
 
-    Args:
-        config: the run.
-        console: where the summary of the data is printed.
-
     Raises:
         ConfigError: methods, model, adapters and settings do not fit together.
         OutputError: the output folder holds something else.
@@ -70,10 +66,6 @@ def inspect(config: RunConfig, console: Console) -> Inspected:
 
 def other_problems(config: RunConfig, first: Exception) -> list[Exception]:
     """What is wrong with folder, model and data of a run beside what `inspect` has raised.
-
-    Args:
-        config: the run.
-        first: what was raised.
 
     Returns:
         At most one error of each; those that say the same as the first are left out.
@@ -130,11 +122,6 @@ def with_adapters(config: RunConfig, inputs: Inputs, model: Any) -> Any:
 
 def check_fit(config: RunConfig, inputs: Inputs, model: Any) -> None:
     """Check the methods of a run on its model, with its settings.
-
-    Args:
-        config: the run.
-        inputs: its data.
-        model: of `empty_model` or `with_adapters`.
 
     Raises:
         ConfigError: they do not fit together.

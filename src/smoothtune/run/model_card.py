@@ -21,9 +21,6 @@ from smoothtune.tasks.presets import TASK_CLASSES
 def model_card(result: RunResult) -> str:
     """Markdown with the hub's YAML header.
 
-    Args:
-        result: of the run.
-
     Returns:
         The card; names and messages from data and files are escaped, so that they are no markup.
     """

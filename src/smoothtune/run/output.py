@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import huggingface_hub
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import Field, field_validator
 from rich.console import Console
 
-from smoothtune.config.draft import message_of
 from smoothtune.config.names import TUNE
 from smoothtune.config.run import RunConfig
 from smoothtune.console import quiet, say
-from smoothtune.errors import OutputError, changed_fields, dotted
+from smoothtune.errors import OutputError, changed_fields
 from smoothtune.files import (
     CARD,
     RESULT,
@@ -36,6 +35,7 @@ from smoothtune.files import (
     why_not_written,
     write_json,
 )
+from smoothtune.results import Record
 from smoothtune.run.processes import world_size
 from smoothtune.trainer.manifest import (
     ResumePoint,
@@ -49,6 +49,7 @@ from smoothtune.trainer.run_record import CUT
 STARTED = "run.json"
 CHECKPOINTS = "checkpoints"
 STAGING = ".unfinished"
+MEND = "remove the file, or choose another output_dir"
 
 
 def finished_result(config: RunConfig) -> dict[str, Any] | None:
@@ -72,10 +73,6 @@ def finished_result(config: RunConfig) -> dict[str, Any] | None:
 @contextmanager
 def claimed(config: RunConfig, *, resume: bool) -> Iterator[Path]:
     """Lock the output folder for the time of a run, and check what it holds.
-
-    Args:
-        config: the run.
-        resume: go on from the newest checkpoint.
 
     Yields:
         The folder, with ``run.json`` written; a replaced run's checkpoints are gone, its finished
@@ -182,11 +179,6 @@ def writing(folder: Path) -> Iterator[None]:
 def push(config: RunConfig, result: dict[str, Any], console: Console) -> None:
     """Upload the model, its card and ``result.json``, if the run says so; nothing else.
 
-    Args:
-        config: the run.
-        result: the content of ``result.json``, with the names of the files.
-        console: gets the address.
-
     Raises:
         OutputError: the hub does not take it; the folder on disk is complete.
     """
@@ -241,10 +233,8 @@ def refuse_folder(folder: Path, config: RunConfig, *, resume: bool = False) -> N
         )
 
 
-class _Record(BaseModel):
+class _Started(Record):
     """``run.json`` or ``result.json``, as far as it says which run it is."""
-
-    model_config = ConfigDict(extra="ignore", strict=True)
 
     config: dict[str, Any]
     method_versions: dict[str, int] | None = None
@@ -269,14 +259,7 @@ def _recorded(path: Path) -> dict[str, Any] | None:
     """
     record = read_json(path)
     if record is not None:
-        try:
-            _Record.model_validate(record)
-        except ValidationError as error:
-            detail = error.errors()[0]
-            raise OutputError(
-                f"{path}: {dotted(detail['loc'])}: {message_of(detail, [])}; it is not as "
-                "smoothtune train writes it: remove the file, or choose another output_dir"
-            ) from error
+        _Started.check(record, path, "train", mend=MEND)
     return record
 
 

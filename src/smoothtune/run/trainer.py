@@ -140,13 +140,6 @@ def build_trainer(
 ) -> RunTrainer:
     """Make the trainer of a run; prints the attention implementation and the reason for it.
 
-    Args:
-        config: the run.
-        inputs: its data and tokenizer.
-        model: the model to train.
-        folder: for checkpoints.
-        console: where to print.
-
     Raises:
         ConfigError: the methods do not fit the model or the trainer.
     """

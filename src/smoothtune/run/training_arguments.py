@@ -32,11 +32,6 @@ _SHARED = argument_names() - _OWN_MEANING
 def training_arguments(config: RunConfig, folder: Path, task: Task) -> TrainingArguments:
     """The arguments of one run's trainer.
 
-    Args:
-        config: the run.
-        folder: its output folder; checkpoints go below.
-        task: its labels known; names the model's label inputs and the scores.
-
     Raises:
         ConfigError: there is no such score, or no such place to report to; or the environment
             speaks of other processes, and does not say how to meet them.

@@ -153,8 +153,7 @@ def over_conditions(
 def compare(family: Sequence[Pairs]) -> list[Comparison]:
     """Effect, interval, p-value and power of every pair; intervals are of one comparison.
 
-    Args:
-        family: what p-values are corrected for after Holm.
+    Over the family p-values are corrected after Holm.
     """
     compared = [_compared(pairs) for pairs in family]
     return [

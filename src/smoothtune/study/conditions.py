@@ -18,6 +18,7 @@ from smoothtune.models.paths import resolve_model_path
 from smoothtune.study.entries import RUN_FIELDS
 from smoothtune.study.fields import DEMO, StudyConfig
 from smoothtune.study.files import portable
+from smoothtune.study.table import ConditionKey
 
 
 @dataclass(frozen=True)
@@ -37,17 +38,18 @@ class Condition:
     methods: list[str] | None = None
     """Labels of the entries that are run here beside plain; None: all."""
 
+    @property
+    def key(self) -> ConditionKey:
+        """As tables and records name it."""
+        return ConditionKey(self.task, self.model, self.max_train_samples)
+
 
 def read_conditions(
     draft: Draft, common: Mapping[str, Any], config: StudyConfig, forced: Mapping[str, Any]
 ) -> list[Condition]:
     """Tasks x models x training-set sizes; problems are reported to the draft.
 
-    Args:
-        draft: of the study.
-        common: fields that all runs share.
-        config: the study's keys.
-        forced: fields of the command line, which win over those of a task or a model.
+    Fields of the command line, `forced`, win over those of a task or a model.
     """
     values, found = draft.values, []
     grid = itertools.product(
@@ -67,7 +69,10 @@ def read_conditions(
         run |= _data_of(name, run)
         run |= {"task": name}
         size = run["max_train_samples"]
-        method_fields = _joined(model_part.method_fields, task_part.method_fields)
+        of_model, of_task = model_part.method_fields, task_part.method_fields  # the second wins
+        method_fields = {
+            key: of_model.get(key, {}) | of_task.get(key, {}) for key in (*of_model, *of_task)
+        }
         others = config.ood if task_part.ood is None else task_part.ood
         ood = {key: _other(other, common.get("data"), run) for key, other in others.items()}
         shown = _model_name(model_part.name, values.get("model"))
@@ -118,13 +123,6 @@ def _part(item: Any, key: str, location: Location, draft: Draft) -> _Part | None
         return None
     ood = config.ood if "ood" in own else None
     return _Part(name, fields, config.method_fields, ood, labels)
-
-
-def _joined(
-    first: Mapping[str, Mapping[str, Any]], second: Mapping[str, Mapping[str, Any]]
-) -> dict[str, dict[str, Any]]:
-    """Fields by method of both; the second wins."""
-    return {name: {**first.get(name, {}), **second.get(name, {})} for name in {**first, **second}}
 
 
 def _model_name(model: str, listed: Any) -> str:

@@ -11,24 +11,14 @@ from typing import Any, TypeVar
 
 from smoothtune.catalog import known_methods
 from smoothtune.config.draft import Draft
-from smoothtune.config.run import RunConfig, load_config, read_config
+from smoothtune.config.run import RunConfig, check_draft, load_config, read_draft
 from smoothtune.errors import ConfigError, Problem, unknown
 from smoothtune.study.conditions import Condition, read_conditions
 from smoothtune.study.entries import RUN_FIELDS, Entry, Setting, is_search, read_entry
-from smoothtune.study.fields import DEMO, LONGER, PLAIN, StudyConfig
+from smoothtune.study.fields import LONGER, PLAIN, StudyConfig
 from smoothtune.study.files import read_study_file
 from smoothtune.study.layout import paper_models
-from smoothtune.study.protocol import Protocol, add_protocol, fields_here, with_method_fields
-
-__all__ = [
-    "DEMO",
-    "LONGER",
-    "PLAIN",
-    "Condition",
-    "Study",
-    "StudyConfig",
-    "load_study",
-]
+from smoothtune.study.protocol import Protocol, add_protocol, fields_here
 
 T = TypeVar("T")
 OWN = "own"
@@ -113,7 +103,7 @@ def _checked_runs(
         ConfigError: with all that can be found wrong without importing torch, or else with it.
     """
     for (_, e, _), options in fields.items():
-        _reported(draft, entries[e], partial(read_config, options=options))
+        _reported(draft, entries[e], partial(check_draft, read_draft(options=options)))
     draft.stop_at_problems()
     runs = {}
     for (c, e, s), options in fields.items():
@@ -151,8 +141,7 @@ def _entries(
     entries = []
     for index, item in enumerate(listed):
         at = ("methods", index)
-        item = with_method_fields(item, at, weak, config.method_fields, draft)
-        entries.append(read_entry(item, at, search, draft))
+        entries.append(read_entry(item, at, search, draft, weak, config.method_fields))
     if PLAIN not in [entry.label for entry in entries]:
         entries.insert(0, read_entry(PLAIN, ("methods",), search, draft))
     labels = [entry.label for entry in entries]

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.files import versions, write_json
 from smoothtune.study.config import Study
 from smoothtune.study.files import portable, portable_fields
-from smoothtune.study.plan import Choice, Key, read_fingerprints
-from smoothtune.study.records import STUDY, Cell, Fingerprints, Records
+from smoothtune.study.plan import Choice, Key
+from smoothtune.study.records import STUDY, Cell, Fingerprints, Records, read_study
 
 
 def write_description(
@@ -26,18 +25,15 @@ def write_description(
 ) -> None:
     """Write ``study.json``: what was asked for, with the id of every cell.
 
-    Args:
-        study: the study.
-        cells: those that are reported.
-        choices: the settings that were chosen.
-        command: how it was started.
-        trials: cells that settings are chosen by.
-        records: of the folder.
-        prints: what the cells read, by `cell_key`; those of other cells in the folder stay.
+    Settings were chosen by the cells `trials`. `prints` say what the cells read, by `cell_key`;
+    those of other cells in the folder stay.
 
     Raises:
         OutputError: it cannot be written.
     """
+    folder = records.folder
+    stored = read_study(folder).fingerprints if (folder / STUDY).exists() else {}
+    known = stored | dict(prints or {})
     content = {
         "name": study.name,
         "command": [portable(part) for part in command],
@@ -62,15 +58,10 @@ def write_description(
             for cell in {cell.id: cell for cell in cells}.values()
         ],
         "choosing": [cell.id for cell in trials],
-        "fingerprints": _all_fingerprints(records.folder, prints or {}),
+        "fingerprints": {key: asdict(each) for key, each in known.items()},
         "versions": versions(),
     }
-    write_json(records.folder / STUDY, content)
-
-
-def _all_fingerprints(folder: Path, prints: Mapping[str, Fingerprints]) -> dict[str, Any]:
-    """Those that the folder holds, and newer ones in their place."""
-    return {key: asdict(each) for key, each in (read_fingerprints(folder) | dict(prints)).items()}
+    write_json(folder / STUDY, content)
 
 
 def _portable(ood: Mapping[str, OtherData]) -> dict[str, dict[str, Any]]:

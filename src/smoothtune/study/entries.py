@@ -9,13 +9,14 @@ every: 8}``), or a list of these, which is a composition. A mapping may also hol
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Annotated, Any, get_origin
 
 from pydantic import Field, StringConstraints, ValidationError
 
-from smoothtune.catalog import known_methods, takes_list
+from smoothtune.catalog import is_of_others, known_methods, takes_list
 from smoothtune.config.draft import Draft, message_of
 from smoothtune.config.fields import Fields, without_none
 from smoothtune.config.run import RunConfig
@@ -28,6 +29,8 @@ RUN_FIELDS = frozenset(RunConfig.model_fields) - {
     "seed",
 }
 """Fields of a run that a study may set."""
+STRENGTHS = ("weight", "share")
+"""Fields of which a method has one: setting one of them unsets the other."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +73,22 @@ class Entry:
     location: Location
 
 
-def read_entry(item: Any, location: Location, search: Mapping[str, Any], draft: Draft) -> Entry:
+FieldsByMethod = Mapping[str, Mapping[str, Any]]
+
+
+def read_entry(
+    item: Any,
+    location: Location,
+    search: Mapping[str, Any],
+    draft: Draft,
+    weak: FieldsByMethod = MappingProxyType({}),
+    strong: FieldsByMethod = MappingProxyType({}),
+) -> Entry:
     """Read one entry; its problems are reported to the draft, and the valid rest is returned.
 
-    Args:
-        item: from the file.
-        location: of the item.
-        search: lists of values for fields of the run, tried for every entry.
-        draft: of the study; collects the problems.
+    `search` holds lists of values for fields of the run, which are tried for every entry. Fields of
+    the protocol by method or label, `weak`, give way to the entry's own, and these to those of the
+    study, `strong`.
     """
     mapping = dict(item) if isinstance(item, Mapping) else {}
     own = {key: mapping.pop(key) for key in EntryFields.model_fields if key in mapping}
@@ -92,6 +103,7 @@ def read_entry(item: Any, location: Location, search: Mapping[str, Any], draft: 
     if parts is not None and mapping:
         message = f"{', '.join(mapping)}: write fields inside methods: [{{name: ...}}]"
         draft.report(location, message)
+    alone = parts is None and not isinstance(item, list)
     if parts is None:
         parts = item if isinstance(item, list) else [mapping if mapping else item]
     methods: dict[str, dict[str, Any]] = {}
@@ -101,9 +113,37 @@ def read_entry(item: Any, location: Location, search: Mapping[str, Any], draft: 
             draft.report(location, f"{name} is repeated in one composition; keep one of them")
         if name:
             methods[name] = fields
-    settings = _settings(methods, dict(search) | changes, entry.epochs_factor)
     label = entry.label or _label(methods, changes, entry.epochs_factor)
+    for name, fields in methods.items():
+        if alone:  # fields for the label, and of the run, are its
+            of_label = label not in known_methods() and not is_of_others(label)
+            both = _filled(fields | changes, [name, *[label] * of_label], weak, strong)
+            changes = {key: value for key, value in both.items() if key in RUN_FIELDS}
+            methods[name] = {key: value for key, value in both.items() if key not in RUN_FIELDS}
+        else:
+            methods[name] = _filled(fields, [name], weak, strong)
+    settings = _settings(methods, dict(search) | changes, entry.epochs_factor)
     return Entry(label, settings, location)
+
+
+def _filled(
+    own: Mapping[str, Any], keys: Sequence[str], weak: FieldsByMethod, strong: FieldsByMethod
+) -> dict[str, Any]:
+    """An entry's own fields over those of the protocol, and below those of the study."""
+    filled = dict[str, Any]()
+    for fields in (*(weak.get(k, {}) for k in keys), own, *(strong.get(k, {}) for k in keys)):
+        filled = overridden(filled, fields)
+    return filled
+
+
+def overridden(fields: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a method with others in their place; of weight and share only one stays.
+
+    >>> overridden({"weight": 1.0, "k": 10}, {"share": 0.3})
+    {'k': 10, 'share': 0.3}
+    """
+    unset = {name for name in STRENGTHS if set(STRENGTHS) & by.keys() and name not in by}
+    return {k: v for k, v in fields.items() if k not in unset} | dict(by)
 
 
 def _method(part: Any, location: Location, draft: Draft) -> tuple[str, dict[str, Any]]:

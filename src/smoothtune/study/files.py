@@ -20,10 +20,6 @@ def read_study_file(path: Path, scale: str | None) -> Draft:
     ``include: FILE`` takes over the keys of another file beside it; ``scales`` holds keys by the
     name of a scale. What is said later wins, key by key: the included file, the file, the scale.
 
-    Args:
-        path: the file.
-        scale: the scale to take; None if the file has none.
-
     Returns:
         The keys, with their places; unreadable files are among its problems.
     """

@@ -1,20 +1,24 @@
-"""What ``--dry-run`` shows: the runs of a study, and, where known, about how long they take."""
+"""What a study would do: its runs, about how long they take, and whether they can begin."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from smoothtune.console import say, tracked
 from smoothtune.errors import DataError, ModelError, counted
+from smoothtune.run.inputs import read_inputs
+from smoothtune.run.inspect import check_fit, empty_model, with_adapters
 from smoothtune.study.config import Study
+from smoothtune.study.inputs import data_at_hand
 from smoothtune.study.plan import Plan
+from smoothtune.study.pool import default_jobs
 from smoothtune.study.records import Cell, Records
-from smoothtune.study.room import default_jobs
 from smoothtune.study.table import Row
 
 
@@ -23,12 +27,6 @@ def show_forecast(study: Study, folder: Path | None, jobs: int | None, console: 
 
     The time is judged by cells that are done, in the same folder: of the same method on the same
     condition where there are any, else of the same condition. Without any it is not known.
-
-    Args:
-        study: the study.
-        folder: its output folder, which need not exist.
-        jobs: cells at once; None: as cores and memory allow.
-        console: where to print.
     """
     chosen = sum(len(entry.settings) > 1 for entry in study.entries)
     several = [e for _, e, _ in study.runs if len(study.entries[e].settings) > 1]
@@ -73,14 +71,38 @@ def _seconds_left(cells: Sequence[Cell], done: Mapping[str, Row]) -> float | Non
         row = done.get(cell.id)
         if row and row.status == "done":
             taken = row.measures["train_seconds"] + row.measures["evaluation_seconds"]
-            for key in ((cell.task, cell.label), (cell.task,)):
+            for key in ((cell.condition.task, cell.label), (cell.condition.task,)):
                 times.setdefault(key, []).append(taken)
     total = 0.0
     for cell in cells:
         if cell.id in done:
             continue
-        like = times.get((cell.task, cell.label)) or times.get((cell.task,))
+        like = times.get((cell.condition.task, cell.label)) or times.get((cell.condition.task,))
         if like is None:
             return None
         total += float(np.mean(like))
     return total
+
+
+def inspect_study(study: Study, console: Console) -> None:
+    """Check every run of a study as far as it goes before its first step.
+
+    Data and tokenizer are read once for every task, model and training-set size.
+
+    Raises:
+        ConfigError: methods, model, adapters and settings of a run do not fit together.
+        ModelError: a model cannot be found, or its tokenizer cannot be used.
+        DataError: the data of a task cannot be read or do not fit it.
+    """
+    for number in range(len(study.conditions)):
+        runs = [run for (c, _, _), run in study.runs.items() if c == number]
+        if not runs:
+            continue
+        first = runs[0].model_copy(update={"data": data_at_hand(runs[0])})
+        inputs = read_inputs(first, console)
+        models = dict[str, Any]()
+        for run in runs:
+            stored = repr((run.lora, run.frozen_weights))
+            if stored not in models:
+                models[stored] = with_adapters(run, inputs, empty_model(run, inputs))
+            check_fit(run, inputs, models[stored])

@@ -14,12 +14,13 @@ from datasets import Dataset
 from smoothtune.config.evaluation import OtherData
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
+from smoothtune.console import progress_bars
 from smoothtune.data.demo_sentences import sentiment
 from smoothtune.errors import DataError
 from smoothtune.evaluation.transfer import as_task, source_of
-from smoothtune.files import cache_folder, make_folder, not_written, write_atomic
+from smoothtune.files import cache_folder, make_folder, replacing, write_atomic
 from smoothtune.models.load import load_base, weights_fingerprint
-from smoothtune.study.config import DEMO
+from smoothtune.study.fields import DEMO
 from smoothtune.study.records import Extras, Fingerprints
 from smoothtune.tasks.prepare import prepare
 
@@ -27,11 +28,8 @@ from smoothtune.tasks.prepare import prepare
 def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None:
     """Write ``train.parquet`` and ``validation.parquet``, both from the rows that a run trains on.
 
-    Args:
-        source: the data.
-        run: says which rows, by its seed and `max_train_samples`.
-        share: part of them that becomes the validation split.
-        folder: where to write.
+    A `share` of them is the validation split; the seed and `max_train_samples` of the run say which
+    rows they are.
 
     Raises:
         DataError: there are too few rows.
@@ -53,14 +51,20 @@ def write_parts(source: str, run: RunConfig, share: float, folder: Path) -> None
     held_out = round(share * len(order))
     if held_out < 1 or held_out == len(order):
         raise DataError(f"{source}: {len(order)} training rows are too few to choose settings on")
+    write_numbered(rows, order[held_out:], order[:held_out], folder)
+
+
+def write_numbered(rows: Dataset, train: np.ndarray, validation: np.ndarray, folder: Path) -> None:
+    """Write rows by their numbers as ``train.parquet`` and ``validation.parquet``.
+
+    Raises:
+        OutputError: they cannot be written.
+    """
     make_folder(folder)
-    try:
-        for name, chosen in (("train", order[held_out:]), ("validation", order[:held_out])):
-            partial = folder / f".{name}.partial"
-            rows.select(chosen, keep_in_memory=True).to_parquet(str(partial))
-            partial.replace(folder / f"{name}.parquet")
-    except OSError as error:
-        raise not_written(folder, error) from error
+    for name, chosen in (("train", train), ("validation", validation)):
+        part = rows.select(chosen, keep_in_memory=True)
+        with replacing(folder / f"{name}.parquet") as partial, progress_bars(shown=False):
+            part.to_parquet(str(partial))
 
 
 def data_fingerprint(source: str, run: RunConfig) -> str:
@@ -111,10 +115,7 @@ def fingerprints_of(
 ) -> Fingerprints:
     """Of all that a run reads, as it is now.
 
-    Args:
-        run: the run.
-        extras: what is measured on its model.
-        known: fingerprints that are not taken again; new ones are put there.
+    Those in `known` are not taken again; new ones are put there.
 
     Raises:
         DataError, ModelError: it is not at hand, or cannot be used.

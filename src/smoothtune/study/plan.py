@@ -15,12 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from pydantic import TypeAdapter, ValidationError
 
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
-from smoothtune.errors import OutputError
-from smoothtune.files import cache_folder, read_json
+from smoothtune.files import cache_folder
 from smoothtune.study.conditions import Condition
 from smoothtune.study.config import Study
 from smoothtune.study.entries import Entry
@@ -31,7 +29,6 @@ from smoothtune.study.inputs import (
     write_parts,
 )
 from smoothtune.study.records import (
-    STUDY,
     Cell,
     Extras,
     Fingerprints,
@@ -70,7 +67,7 @@ class Plan:
     Args:
         study: the study.
         folder: the study's output folder, for parts of training data; None to plan only.
-        recorded: fingerprints that the folder holds, see `read_fingerprints`: neither data nor
+        recorded: fingerprints that the folder holds, see `read_study`: neither data nor
             models are looked at, and what they do not tell of has not been run. None: read all.
 
     Attributes:
@@ -123,7 +120,7 @@ class Plan:
             best = max(known, key=lambda s: known[s]) if known and complete else None
             scores = {entry.settings[s].describe(): mean for s, mean in means.items()}
             found[key] = Choice(
-                ConditionKey(condition.task, condition.model, condition.max_train_samples),
+                condition.key,
                 entry.label,
                 tried=len(by_setting),
                 setting=best,
@@ -204,9 +201,7 @@ class Plan:
         return Cell(
             label=entry.label,
             setting=entry.settings[s].describe(),
-            task=condition.task,
-            model=condition.model,
-            max_train_samples=condition.max_train_samples,
+            condition=condition.key,
             seed=run.seed,
             selection=selection,
             config=run,
@@ -238,30 +233,10 @@ class Plan:
 def cell_key(condition: Condition, entry: Entry, setting: int, seed: int | None) -> str:
     """What names a cell, or all cells that differ by the seed alone, wherever its data are.
 
-    Args:
-        condition: the cell's.
-        entry: the cell's.
-        setting: number of its setting.
-        seed: of a cell that settings are chosen by; None: a cell that is reported.
+    With a seed it is a cell that settings are chosen by, without one all that are reported.
     """
     size, described = condition.max_train_samples, entry.settings[setting].describe()
     return json.dumps([condition.task, condition.model, size, entry.label, described, seed])
-
-
-def read_fingerprints(folder: Path) -> dict[str, Fingerprints]:
-    """What the runs of a study read, as its folder says; by `cell_key`.
-
-    Raises:
-        OutputError: ``study.json`` is damaged.
-    """
-    found = (read_json(folder / STUDY) or {}).get("fingerprints", {})
-    try:
-        return TypeAdapter(dict[str, Fingerprints]).validate_python(found)
-    except ValidationError as error:
-        raise OutputError(
-            f"{folder / STUDY}: its fingerprints are not as smoothtune study writes them: run the "
-            "study's command again"
-        ) from error
 
 
 def _unknown(extras: Extras) -> Fingerprints:

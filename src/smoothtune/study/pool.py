@@ -22,7 +22,6 @@ from typing import Any
 
 from smoothtune.errors import STOP_SIGNALS, OutputError
 from smoothtune.study.records import STOPPED, Cell, Records, Status
-from smoothtune.study.room import visible_gpus
 
 PRELOAD = ["smoothtune.study.worker"]
 STARTS = 5
@@ -40,6 +39,10 @@ BY_SIGNAL = (SERVER_LOST, STOPPED, *(-number for number in STOP_SIGNALS))
 SECONDS_FOR_SIGNAL = 1.0
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 """Python puts no current directory on the path on which it finds modules."""
+MEMORY_PER_CELL = 1.5e9
+"""Bytes that a process takes beside its model, on a GPU as in the machine's memory."""
+COPIES_OF_MODEL = 6
+"""Weights, gradients, two moments of the optimizer, and activations of about twice the weights."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +65,7 @@ def start_server() -> None:
 
 
 class Pool:
-    """Processes on this machine, one thread each, and one of its GPUs if it has some.
-
-    Args:
-        folder: of the records, and of the checkpoints of unfinished cells.
-        size: cells at once.
-        keep_models: keep the model folders.
-    """
+    """Processes on this machine, one thread each, and one of its GPUs if it has some."""
 
     def __init__(self, folder: Path, size: int, *, keep_models: bool = False) -> None:
         self.folder, self.size, self.keep_models = folder, size, keep_models
@@ -115,11 +112,8 @@ class Pool:
     def ended(self, seconds: float, stopped: Callable[[], bool]) -> list[Ended]:
         """Cells that have ended, after waiting for one at most this long.
 
-        A signal to all processes may reach a cell before the study.
-
-        Args:
-            seconds: to wait.
-            stopped: whether a signal has stopped the study; how cells ended is then no result.
+        A signal to all processes may reach a cell before the study. Once one has `stopped` this,
+        how cells ended is no result.
         """
         found, ready = [], wait(list(self.running), seconds)
         for process, _, _ in (self.running[sentinel] for sentinel in ready):
@@ -215,3 +209,32 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def visible_gpus() -> list[str]:
+    """The GPUs of this machine, by the names that CUDA_VISIBLE_DEVICES gives or may give them."""
+    import torch
+
+    count = torch.cuda.device_count()
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return (named.split(",") if named else [str(i) for i in range(count)])[:count]
+
+
+def default_jobs(weight_bytes: int) -> int:
+    """How many cells this machine can run at once, by cores and by memory that is free.
+
+    With GPUs both their memory and the machine's count: a run has its context, its weights and what
+    they pass through in both.
+
+    `weight_bytes` are those of the largest model.
+    """
+    import psutil
+    import torch
+
+    affinity = getattr(os, "sched_getaffinity", None)
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    each = COPIES_OF_MODEL * weight_bytes + MEMORY_PER_CELL
+    room = psutil.virtual_memory().available // each
+    if gpus := torch.cuda.device_count():
+        room = min(room, sum(torch.cuda.mem_get_info(i)[0] // each for i in range(gpus)))
+    return max(1, min(cores, int(room)))

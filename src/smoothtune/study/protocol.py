@@ -11,19 +11,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from smoothtune.catalog import is_of_others, known_methods
 from smoothtune.config.draft import Draft
 from smoothtune.config.fields import Fields
-from smoothtune.errors import Location, unknown
-from smoothtune.study.entries import RUN_FIELDS, read_entry
+from smoothtune.errors import unknown
+from smoothtune.study.entries import RUN_FIELDS, overridden
 from smoothtune.study.files import recipes_folder
 
 LIMITS = ("max_train_samples", "max_eval_samples", "max_steps")
 """Fields that no protocol needs to say: unset, all rows are taken, and all epochs run."""
 NO_LIMIT = -1
 """Of updates, as transformers says it."""
-STRENGTHS = ("weight", "share")
-"""Fields of which a method has one: setting one of them unsets the other."""
 
 
 class Protocol(Fields):
@@ -125,80 +122,12 @@ def _with(item: Any, known: Any) -> Any:
     return both | ({"method_fields": method_fields} if method_fields else {})
 
 
-def overridden(fields: Mapping[str, Any], by: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a method with others in their place; of weight and share only one stays.
-
-    >>> overridden({"weight": 1.0, "k": 10}, {"share": 0.3})
-    {'k': 10, 'share': 0.3}
-    """
-    unset = {name for name in STRENGTHS if set(STRENGTHS) & by.keys() and name not in by}
-    return {k: v for k, v in fields.items() if k not in unset} | dict(by)
-
-
-def with_method_fields(
-    item: Any,
-    location: Location,
-    weak: Mapping[str, Mapping[str, Any]],
-    strong: Mapping[str, Mapping[str, Any]],
-    draft: Draft,
-) -> Any:
-    """An entry of a study's methods with fields for its methods and for its label.
-
-    Args:
-        item: from the file.
-        location: of the item.
-        weak: of the protocol: fields that the entry's own win over.
-        strong: of the study: fields that win over the entry's own.
-        draft: of the study.
-    """
-    entry = read_entry(item, location, {}, Draft())
-    names = list(entry.settings[0].methods) if entry.settings else []
-    if not {*names, entry.label} & {*weak, *strong}:
-        return item
-    mapping = dict(item) if isinstance(item, Mapping) else {}
-    if "methods" in mapping or isinstance(item, list):
-        parts = mapping.get("methods", item)
-        filled = [_filled(part, names, weak, strong, draft.origin(location)) for part in parts]
-        return {k: v for k, v in mapping.items() if k != "methods"} | {
-            "methods": filled,
-            "label": entry.label,
-        }
-    by = [*names, *([entry.label] if entry.label not in names else [])]
-    return _filled(item, by, weak, strong, draft.origin(location)) | {"label": entry.label}
-
-
-def _filled(
-    part: Any,
-    names: list[str],
-    weak: Mapping[str, Mapping[str, Any]],
-    strong: Mapping[str, Mapping[str, Any]],
-    place: str,
-) -> dict[str, Any]:
-    """One method with its fields."""
-    own = Draft().parse_method(part, place) if isinstance(part, str) else dict(part)
-    fields = {key: value for key, value in own.items() if key not in ("name", "label")}
-    name = own.get("name")
-    mine = [name, *(n for n in names if n not in known_methods() and not is_of_others(n))]
-    result: dict[str, Any] = {}
-    for key in mine:
-        result = overridden(result, weak.get(str(key), {}))
-    result = overridden(result, fields)
-    for key in mine:
-        result = overridden(result, strong.get(str(key), {}))
-    return {"name": name} | result
-
-
 def fields_here(
     methods: Mapping[str, Mapping[str, Any]],
     label: str,
     method_fields: Mapping[str, Mapping[str, Any]],
 ) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     """The methods of a setting with the fields that hold under a condition.
-
-    Args:
-        methods: fields by method.
-        label: of the entry.
-        method_fields: of the condition, by method or label.
 
     Returns:
         Fields by method, and fields of the run.

@@ -11,15 +11,15 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from smoothtune.config.evaluation import OtherData
 from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutputError
 from smoothtune.files import make_folder, not_written, open_log, read_json, write_json
-from smoothtune.results import CellContent, CellRecord
+from smoothtune.results import CellContent, CellRecord, Record
 from smoothtune.study.table import ConditionKey, Row, row_of
 
 STUDY, LOG = "study.json", "log.jsonl"
@@ -57,6 +57,37 @@ class Fingerprints:
     """Of the other data sets, by name."""
 
 
+class NamedCell(Record):
+    """A cell as ``study.json`` lists it."""
+
+    id: Annotated[str, Field(pattern=r"^[0-9a-f]{16}$")]
+    """It becomes part of a path."""
+    title: str
+
+
+class StudyRecord(Record):
+    """``study.json``, as far as it is read."""
+
+    name: str
+    cells: list[NamedCell]
+    fingerprints: dict[str, Fingerprints] = {}
+    """What the runs read, by `cell_key`."""
+
+
+def read_study(folder: Path) -> StudyRecord:
+    """What a study's folder says of it.
+
+    Raises:
+        OutputError: there is no study, or ``study.json`` is damaged.
+    """
+    content = read_json(folder / STUDY)
+    if content is None:
+        raise OutputError(f"{folder} holds no study")
+    mend = "remove the file, and run the study's command again"
+    StudyRecord.check(content, folder / STUDY, "study", mend=mend)
+    return StudyRecord.parse(content)
+
+
 def differing(identity: Mapping[str, Any], prints: Fingerprints) -> list[str]:
     """What a cell of this identity reads that has other content by these fingerprints, in words."""
     now = {
@@ -77,11 +108,6 @@ def differing(identity: Mapping[str, Any], prints: Fingerprints) -> list[str]:
 
 def cell_identity(config: RunConfig, extras: Extras, prints: Fingerprints) -> dict[str, Any]:
     """What determines the result of a run: data and weights by content, not by path.
-
-    Args:
-        config: the run.
-        extras: what is measured on the model.
-        prints: of data and base weights.
 
     Returns:
         Plain data; two runs with the same are the same run.
@@ -115,9 +141,8 @@ class Cell:
     """Of the study's entry."""
     setting: str
     """The setting of the entry, in one line."""
-    task: str
-    model: str
-    max_train_samples: int | None
+    condition: ConditionKey
+    """What methods are compared on."""
     seed: int
     selection: bool
     """Whether it serves to choose a setting, and is evaluated on training data."""
@@ -130,24 +155,18 @@ class Cell:
     identity: dict[str, Any]
 
     @property
-    def condition(self) -> ConditionKey:
-        """What methods are compared on."""
-        return ConditionKey(self.task, self.model, self.max_train_samples)
-
-    @property
     def title(self) -> str:
         """As shown to users: ``sst2 lnsr seed 0``."""
-        size = f" {self.max_train_samples} examples" if self.max_train_samples else ""
+        size = self.condition.max_train_samples
+        examples = f" {size} examples" if size else ""
         stage = f", choosing: {self.setting}" if self.selection else ""
-        return f"{self.task}{size} {self.label} seed {self.seed}{stage}"
+        return f"{self.condition.task}{examples} {self.label} seed {self.seed}{stage}"
 
     @property
     def described(self) -> dict[str, Any]:
         """What the study says of it."""
         return {
-            "task": self.task,
-            "model": self.model,
-            "max_train_samples": self.max_train_samples,
+            **self.condition._asdict(),
             "method": self.label,
             "setting": self.setting,
             "seed": self.seed,
@@ -162,11 +181,7 @@ def digest(value: Any) -> str:
 
 
 class Records:
-    """The files that cells leave in a study's folder; each is written whole or not at all.
-
-    Args:
-        folder: the study's.
-    """
+    """The files that cells leave in a study's folder; each is written whole or not at all."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from smoothtune.console import say, tracked
+from smoothtune.console import Bar, say, tracked
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import Stopped, counted
 from smoothtune.files import check_owned, owned, refuse_other_files
@@ -20,15 +20,37 @@ from smoothtune.run.output import CHECKPOINTS
 from smoothtune.study.config import Study
 from smoothtune.study.description import write_description
 from smoothtune.study.plan import SELECTION, Plan
-from smoothtune.study.pool import Pool
-from smoothtune.study.progress import Progress
+from smoothtune.study.pool import Ended, Pool, default_jobs
 from smoothtune.study.records import CELLS, FOLDERS, RESULTS, STUDY, Cell, Records, forget
-from smoothtune.study.room import default_jobs
 from smoothtune.study.worker import WORK
 
 ATTEMPTS = 2
 TRIED_AGAIN = ("killed", "out of memory")
 """May be the machine's fault; any other failure would be repeated."""
+
+
+class Progress(Bar):
+    """A bar in a terminal, and a line for every cell that ended."""
+
+    def __init__(self, console: Console, unit: str, records: Records | None = None) -> None:
+        super().__init__(console, unit)
+        self.records = records
+
+    def ended(self, ended: Ended, *, again: bool) -> None:
+        """A cell has ended, and may be tried again."""
+        if not again:
+            self.advance()
+        outcome = f"{ended.status}: {ended.message}" + "; tried again" * again
+        if ended.status == "done":
+            row = self.records.row(ended.cell.id) if self.records else None
+            if row is None or row.score is None:
+                return
+            outcome = f"{row.score:.4f}"
+        say(self.console, f"{self.done}/{self.total} {ended.cell.title}: {outcome}")
+
+    def state(self) -> str:
+        """How far it is: ``3 of 8 runs done``."""
+        return f"{self.done} of {self.total} {self.unit} done"
 
 
 def run_study(
@@ -60,9 +82,9 @@ def run_study(
     from smoothtune.study.report.page import write_study_report
 
     console = console or Console()
-    with _claimed(Path(output_dir)) as folder, Signals() as signals:
+    claim = claimed(Path(output_dir), (STUDY, CELLS), "study", (WORK, SELECTION))
+    with claim as folder, Signals() as signals:
         plan, records = Plan(study, folder), Records(folder)
-        shutil.rmtree(folder / WORK, ignore_errors=True)
         say(console, f"{study.name}: reading data and weights")
         pool: Pool | None = None
         try:
@@ -95,7 +117,6 @@ def run_study(
         finally:
             if pool is not None:
                 pool.stop()
-            shutil.rmtree(folder / WORK, ignore_errors=True)
         return write_study_report(study, plan, folder, console)
 
 
@@ -115,12 +136,7 @@ def execute(
 ) -> None:
     """Run cells until all have ended.
 
-    Args:
-        missing: the cells.
-        pool: runs them.
-        progress: is told of each.
-        signals: end it.
-        check: is called after cells have ended.
+    After cells have ended `check` is called.
 
     Raises:
         Stopped: a signal came; unfinished cells have written nothing.
@@ -158,9 +174,19 @@ def _tell_ignored(console: Console, records: Records, plan: Plan, cells: list[Ce
 
 
 @contextmanager
-def _claimed(folder: Path) -> Iterator[Path]:
-    """Own a study's folder."""
+def claimed(
+    folder: Path, records: Sequence[str], kind: str, others: Sequence[str]
+) -> Iterator[Path]:
+    """Own a folder of cells, which holds one of the records, or nothing but `others`.
+
+    Raises:
+        OutputError: it holds something else, or is in use.
+    """
     with owned(folder, *FOLDERS):
-        if not ((folder / STUDY).exists() or (folder / CELLS).exists()):
-            refuse_other_files(folder, "study", (WORK, SELECTION))
-        yield folder
+        if not any((folder / name).exists() for name in records):
+            refuse_other_files(folder, kind, others)
+        shutil.rmtree(folder / WORK, ignore_errors=True)  # of a killed process
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder / WORK, ignore_errors=True)

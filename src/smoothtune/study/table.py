@@ -39,8 +39,9 @@ class ConditionKey(NamedTuple):
 class Row:
     """A cell that has ended."""
 
-    cell: str
-    status: str
+    cell: str = ""
+    """Its id."""
+    status: str = "done"
     message: str = ""
     metric: str | None = None
     """Name of the main metric."""

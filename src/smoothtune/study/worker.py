@@ -19,8 +19,7 @@ from rich.console import Console
 from scipy.special import expit
 from tqdm import tqdm
 
-from smoothtune.config.evaluation import Settings
-from smoothtune.config.part_names import OOD, further_title
+from smoothtune.config.evaluation import OOD, Settings, further_title
 from smoothtune.console import say
 from smoothtune.errors import (
     CheckpointError,
@@ -62,11 +61,7 @@ RESAMPLES = 100
 def run_here(cell: Cell, folder: Path, keep_model: bool, gpu: str | None = None) -> None:
     """Run a cell in this process, which does nothing else; what it prints goes into a file.
 
-    Args:
-        cell: the run.
-        folder: the study's.
-        keep_model: leave the model folder under ``models/``.
-        gpu: the one to use, where there are several.
+    `gpu` is the one to use, where there are several.
     """
     if gpu is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = gpu  # read when the first tensor goes there
@@ -219,7 +214,7 @@ def measure(trained: Trained, cell: Cell) -> Measured:
         for result in results.values():
             if read_as := result.numbers.get("read_as"):
                 read_as["source"] = portable(read_as["source"])
-        measured.parts |= {title: Part(**vars(result)) for title, result in results.items()}
+        measured.parts |= results
     return measured
 
 
@@ -228,7 +223,7 @@ def _measured_parts(names: Sequence[str], subject: Subject) -> dict[str, Part]:
     found = {}
     for name in names:
         try:
-            found[name] = Part(**vars(evaluate_part(name, PARTS[name], subject)))
+            found[name] = evaluate_part(name, PARTS[name], subject)
         except ModelError as error:  # the training and its scores are not to be lost by it
             print(f"{name} is not measured: {error}")
     return found

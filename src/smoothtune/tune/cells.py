@@ -17,9 +17,9 @@ from smoothtune.run.signals import Signals
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import base_weights_fingerprint, data_fingerprint
 from smoothtune.study.pool import Pool
-from smoothtune.study.progress import Progress
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
-from smoothtune.study.run import execute
+from smoothtune.study.run import Progress, execute
+from smoothtune.study.table import ConditionKey
 from smoothtune.tune.confirm import Fresh, search_run
 from smoothtune.tune.search import Outcome, Trial
 from smoothtune.tune.space import Setting
@@ -77,7 +77,7 @@ class Trainings:
 
     def cell(self, setting: Setting, fresh: Fresh, title: str) -> Cell:
         """One training."""
-        run, task = self.tune.run, self.tune.run.task
+        run = self.tune.run
         source = self._part(fresh)
         config = RunConfig.model_validate(
             run.model_dump(exclude={*OUTPUT_FIELDS, *SET_HERE})
@@ -97,9 +97,7 @@ class Trainings:
         return Cell(
             label=f"{title} ({setting.describe()})",
             setting=setting.describe(),
-            task=task,
-            model=portable(run.model),
-            max_train_samples=None,
+            condition=ConditionKey(run.task, portable(run.model), None),
             seed=fresh.seed,
             selection=False,
             config=config,

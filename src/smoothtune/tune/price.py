@@ -43,10 +43,6 @@ class StepTimes:
 def measure(tune: Tune, console: Console) -> tuple[StepTimes | None, dict[str, str]]:
     """Time a step of every method, which shows those that do not fit the model too.
 
-    Args:
-        tune: the search.
-        console: where to say how it goes.
-
     Returns:
         The times, None for a model that is too large to be copied; and why methods do not fit, by
         method.
@@ -109,14 +105,7 @@ def _trainings_by_arm(tune: Tune) -> list[int]:
 
 
 def estimate(tune: Tune, times: StepTimes, rows: int, jobs: int) -> float:
-    """Seconds that a whole search takes.
-
-    Args:
-        tune: the search.
-        times: of steps.
-        rows: training rows, all parts together.
-        jobs: trainings at once.
-    """
+    """Seconds that a whole search takes."""
     run, settings = tune.run, tune.settings
     trained = rows * (1 - 1 / settings.num_parts)
     steps = math.ceil(trained / run.per_device_train_batch_size)
@@ -132,15 +121,7 @@ def estimate(tune: Tune, times: StepTimes, rows: int, jobs: int) -> float:
 
 
 def tell(tune: Tune, times: StepTimes | None, rows: int, jobs: int, console: Console) -> None:
-    """Print what will be done, and about how long it takes.
-
-    Args:
-        tune: the search.
-        times: of steps.
-        rows: training rows, all parts together.
-        jobs: trainings at once.
-        console: where to print.
-    """
+    """Print what will be done, and about how long it takes."""
     settings, names = tune.settings, list(tune.methods)
     half, other = (settings.budget + 1) // 2, settings.budget // 2
     trained = rows - rows // settings.num_parts

@@ -83,13 +83,7 @@ def run_file(tune: Tune, found: Found) -> str:
 
 
 def best_run(tune: Tune, content: Mapping[str, Any], output_dir: str) -> RunConfig:
-    """The run of the pick on all training rows.
-
-    Args:
-        tune: the search.
-        content: of ``tune.json``.
-        output_dir: where to train.
-    """
+    """The run of the pick on all training rows."""
     return RunConfig.model_validate(
         tune.run.model_dump() | content["pick"]["changes"] | {"output_dir": output_dir}
     )

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,19 +14,18 @@ from smoothtune.config.tuning import Tune
 from smoothtune.console import say
 from smoothtune.device import SLOW_BFLOAT16, slow_at_bfloat16
 from smoothtune.errors import ConfigError, OutputError, Problem
-from smoothtune.files import RESULT, owned, read_json, refuse_other_files, write_json
+from smoothtune.files import RESULT, refuse_other_files, write_json
 from smoothtune.run import output
 from smoothtune.run.signals import Signals
 from smoothtune.run.train import train
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import num_parameters
-from smoothtune.study.pool import Pool, start_server
-from smoothtune.study.progress import Progress
-from smoothtune.study.records import CELLS, FOLDERS
-from smoothtune.study.room import default_jobs
+from smoothtune.study.pool import Pool, default_jobs, start_server
+from smoothtune.study.records import CELLS
+from smoothtune.study.run import Progress, claimed
 from smoothtune.study.worker import WORK
 from smoothtune.tune.cells import PARTS, Trainings, score_of
-from smoothtune.tune.confirm import Fresh, compare, fresh_runs, search_run
+from smoothtune.tune.confirm import compare, fresh_runs, search_run
 from smoothtune.tune.findings import Found
 from smoothtune.tune.price import expected_trainings, measure, tell
 from smoothtune.tune.report import best_run, write_report
@@ -76,8 +73,9 @@ def run_tune(
     if dry_run:
         _priced(tune, _checked_rows(tune), jobs, console)
         return {}
-    with _claimed(folder), Signals() as signals:
-        shutil.rmtree(folder / WORK, ignore_errors=True)
+    others = (WORK, PARTS, CELLS)
+    claim = claimed(folder, (STARTED,), "search of smoothtune", others)
+    with claim, Signals() as signals:
         training = _checked_rows(tune)
         tune, misfits = _priced(tune, training, jobs, console)
         write_json(folder / STARTED, {"command": [portable(part) for part in command]})
@@ -96,18 +94,11 @@ def run_tune(
             finally:
                 if trainings.pool is not None:
                     trainings.pool.stop()
-                shutil.rmtree(folder / WORK, ignore_errors=True)
         return write_report(tune, found, folder, console)
 
 
 def tune_and_train(tune: Tune, *, resume: bool, dry_run: bool, console: Console) -> dict[str, Any]:
     """Search in ``tune/`` of the output folder, unless that is done, and train what it picks.
-
-    Args:
-        tune: the search; its run's `output_dir` becomes the model folder.
-        resume: continue from the newest checkpoint, if training had begun.
-        dry_run: say what the search would do, and do nothing.
-        console: where to print.
 
     Returns:
         The content of ``result.json``; empty after a dry run.
@@ -183,7 +174,12 @@ def _found(tune: Tune, trainings: Trainings, misfits: dict[str, str], console: C
         raise OutputError(_nothing_worked(searches[0]))
     fresh = fresh_runs(settings.confirm_runs, settings.num_parts, tune.run.seed)
     records = {
-        trial.arm: trainings.run(_cells(trainings, trial, fresh))
+        trial.arm: trainings.run(
+            [
+                trainings.cell(trial.setting, each, f"confirming {trial.arm}, run {number}")
+                for number, each in enumerate(fresh, 1)
+            ]
+        )
         for trial in (plain, method)
         if trial is not None
     }
@@ -196,13 +192,6 @@ def _found(tune: Tune, trainings: Trainings, misfits: dict[str, str], console: C
     return Found(
         trials, plain, method, fresh, comparison, records, misfits, len(trainings.training.texts)
     )
-
-
-def _cells(trainings: Trainings, trial: Trial, fresh: Sequence[Fresh]) -> list[Any]:
-    return [
-        trainings.cell(trial.setting, each, f"confirming {trial.arm}, run {number + 1}")
-        for number, each in enumerate(fresh)
-    ]
 
 
 def _title(trial: Trial, searches: Sequence[Arm]) -> str:
@@ -222,12 +211,3 @@ def _nothing_worked(plain: Arm) -> str:
     messages = [f"{trial.state}: {trial.message}" for trial in plain.trials if trial.message]
     why = messages[0] if messages else "no trial had all its folds"
     return f"no trial of plain fine-tuning ended with a score ({why}); nothing to compare with"
-
-
-@contextmanager
-def _claimed(folder: Path) -> Iterator[Path]:
-    """Own the folder of a search."""
-    with owned(folder, *FOLDERS):
-        if read_json(folder / STARTED) is None:
-            refuse_other_files(folder, "search of smoothtune", (WORK, PARTS, CELLS))
-        yield folder

@@ -162,13 +162,6 @@ def search(
     """Spend the budget of all arms, round by round, and let the best of each race.
 
     An arm has a trial with all folds in the end, unless each of its trials failed or diverged.
-
-    Args:
-        searches: the arms; their trials are filled in.
-        folds: held-out parts for a finalist.
-        round_size: trials of each arm that start together.
-        run: trains.
-        ended: is told every trial that was trained, after its first fold and after every stage.
     """
 
     def train(trials: Sequence[Trial], stop: int) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from smoothtune.config.tuning import PLAIN as PLAIN
 from smoothtune.core.regularizer import Between
 from smoothtune.methods.find import find_method
+from smoothtune.report.page import as_text
 
 if TYPE_CHECKING:
     from optuna import Trial as OptunaTrial
@@ -26,7 +27,7 @@ class Setting:
 
     def describe(self) -> str:
         """As in reports: ``lnsr with share 0.4, learning rate 3e-05, 4 epochs``."""
-        said = [f"{name} {_short(value)}" for name, value in self.fields.items()]
+        said = [f"{name} {as_text(value)}" for name, value in self.fields.items()]
         method = f"{self.method} with {', '.join(said)}" if said else self.method
         epochs = f"{self.epochs:g} epoch{'s' * (self.epochs != 1)}"
         return f"{method}, learning rate {self.learning_rate:g}, {epochs}"
@@ -104,7 +105,3 @@ def _middle(to: Between) -> float:
         return (to.low + to.high) // 2
     middle = (to.low * to.high) ** 0.5 if to.log else (to.low + to.high) / 2
     return min(max(middle, to.low), to.high)
-
-
-def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)

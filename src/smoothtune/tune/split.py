@@ -19,10 +19,9 @@ from datasets import Sequence as ListOf
 
 from smoothtune.config.run import RunConfig
 from smoothtune.config.task import configured_task
-from smoothtune.console import progress_bars
 from smoothtune.errors import DataError
 from smoothtune.models.load import load_base
-from smoothtune.study.inputs import data_at_hand
+from smoothtune.study.inputs import data_at_hand, write_numbered
 from smoothtune.tasks.base import Task
 from smoothtune.tasks.class_lookup import is_numbered
 from smoothtune.tasks.prepare import prepare
@@ -139,11 +138,6 @@ def parts_of(
 def check_parts(training: TrainingRows, count: int, chosen: Iterable[tuple[int, int]]) -> None:
     """Refuse rows that are too few, before anything is trained.
 
-    Args:
-        training: the rows.
-        count: number of parts of a cut.
-        chosen: the seed of the cut and the held-out part of every training to come.
-
     Raises:
         DataError: too few rows are held out or trained on in one of them.
     """
@@ -161,11 +155,6 @@ def scored_rows(training: TrainingRows, parts: np.ndarray, held_out: int) -> np.
 
     Rows of a class, or with a label or a tag, that no other part has stay in training, as it would
     be unknown there.
-
-    Args:
-        training: the rows.
-        parts: (N,) of `parts_of`.
-        held_out: the part to score on.
 
     Raises:
         DataError: there are too few rows.
@@ -190,21 +179,11 @@ def scored_rows(training: TrainingRows, parts: np.ndarray, held_out: int) -> np.
 def write_split(training: TrainingRows, parts: np.ndarray, held_out: int, folder: Path) -> None:
     """Write ``train.parquet`` and ``validation.parquet``, the latter the scored rows of one part.
 
-    Args:
-        training: the rows.
-        parts: (N,) of `parts_of`.
-        held_out: the part to score on.
-        folder: where to write; files that are there stay.
+    Files that are there stay.
 
     Raises:
         DataError: there are too few rows.
     """
     out = scored_rows(training, parts, held_out)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, chosen in (("train", ~out), ("validation", out)):
-        if not (folder / f"{name}.parquet").exists():
-            partial = folder / f".{name}.partial"
-            rows = training.rows.select(np.flatnonzero(chosen), keep_in_memory=True)
-            with progress_bars(shown=False):
-                rows.to_parquet(str(partial))
-            partial.replace(folder / f"{name}.parquet")
+    if not (folder / "validation.parquet").exists():
+        write_numbered(training.rows, np.flatnonzero(~out), np.flatnonzero(out), folder)

@@ -29,7 +29,8 @@ CLAIM = {"lnsr": "noise sensitivity", "r_drop": "dropout divergence", "sam": "sh
 def run(task: str, method: str, seed: int, measures: dict[str, float], *claims: str) -> Run:
     condition = ConditionKey(task, "minilm", 100)
     measures = {"score": 0.8 + 0.001 * seed} | measures
-    return Run(condition, method, seed, "done", measures=measures, claims=claims)
+    about = {"condition": condition, "method": method, "seed": seed}
+    return Run(**about, measures=measures, claims=claims)
 
 
 def study() -> list[Run]:

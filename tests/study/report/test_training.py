@@ -9,7 +9,9 @@ from helpers.study_files import content_of, made_result
 from smoothtune.config.run import load_config
 from smoothtune.results import CellContent
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
+from smoothtune.study.report.methods import run_of
 from smoothtune.study.report.training import method_table, training_table
+from smoothtune.study.table import ConditionKey
 
 
 def cell(label: str, task: str, method: str = "plain", learning_rate: float = 1e-4) -> Cell:
@@ -18,7 +20,8 @@ def cell(label: str, task: str, method: str = "plain", learning_rate: float = 1e
     config = load_config(None, [], options)
     identity = cell_identity(config, Extras(), Fingerprints("data", "weights"))
     name = digest(identity)[:16]
-    return Cell(label, label, task, "m", 100, 0, False, config, Extras(), {}, name, identity)
+    where = ConditionKey(task, "m", 100)
+    return Cell(label, label, where, 0, False, config, Extras(), {}, name, identity)
 
 
 @pytest.fixture
@@ -64,7 +67,8 @@ def test_fields_of_methods_are_those_that_ran(records: Records) -> None:
     ran, asked = cell("lnsr", "one", "lnsr"), cell("smooth", "one", "lnsr")
     records.write(ran, done(ran))
     other = replace(asked, id="0" * 16, changes={"learning_rate": 1e-3})
-    found = method_table([ran, ran, other], records)
+    cells = [ran, ran, other]
+    found = method_table(cells, [run_of(cell, records) for cell in cells])
     assert found.rows[0] == ["lnsr", "lnsr", "weight 2, k –", "–"]
     assert found.rows[1][0] == "smooth"
     assert found.rows[1][3] == "learning_rate 0.001"

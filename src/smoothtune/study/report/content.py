@@ -77,16 +77,9 @@ class StudyContent:
 
 
 def study_content(study: Study, plan: Plan, records: Records, console: Console) -> StudyContent:
-    """What is known from the finished cells.
-
-    Args:
-        study: the study.
-        plan: its cells.
-        records: theirs.
-        console: gets a progress bar.
-    """
+    """What is known from the finished cells."""
     choices = plan.choices(records)
-    cells = plan.final(choices)
+    trials, cells = plan.selection_cells(), plan.final(choices)
     with tracked(cells, "reading records", console) as shown:
         runs = [run_of(cell, records) for cell in shown]
     return StudyContent(
@@ -99,32 +92,25 @@ def study_content(study: Study, plan: Plan, records: Records, console: Console) 
         effect=compare_quantities(runs),
         choices=list(choices.values()),
         training=training_table(cells, records),
-        method_fields=method_table(cells, records),
-        failures=_failures([*plan.selection_cells(), *cells], records),
-        versions=_versions(cells, records),
+        method_fields=method_table(cells, runs),
+        failures=_failures([*trials, *cells], [*(run_of(cell, records) for cell in trials), *runs]),
+        versions=_versions(runs),
         devices=devices(runs),
         runs=runs,
     )
 
 
-def _failures(cells: Sequence[Cell], records: Records) -> list[Failure]:
-    failures = []
-    for cell in cells:
-        if row := records.row(cell.id):
-            failure = Failure(cell.title, row.status, row.message)
-        elif ended := records.failure(cell.id):
-            failure = Failure(cell.title, ended["status"], ended["message"])
-        else:
-            continue
-        if failure.status != "done":
-            failures.append(failure)
-    return failures
+def _failures(cells: Sequence[Cell], runs: Sequence[Run]) -> list[Failure]:
+    return [
+        Failure(cell.title, run.status, run.message)
+        for cell, run in zip(cells, runs, strict=True)
+        if run.status not in ("done", "missing")
+    ]
 
 
-def _versions(cells: Sequence[Cell], records: Records) -> dict[str, list[str]]:
-    """Versions that the finished cells were run with."""
+def _versions(runs: Sequence[Run]) -> dict[str, list[str]]:
+    """Versions that the finished runs used."""
     versions: dict[str, set[str]] = {}
-    for row in filter(None, (records.row(cell.id) for cell in cells)):
-        for name, value in row.versions.items():
-            versions.setdefault(name, set()).add(value)
+    for name, value in (item for run in runs for item in run.versions.items()):
+        versions.setdefault(name, set()).add(value)
     return {name: sorted(values) for name, values in versions.items()}

@@ -99,12 +99,7 @@ def _points(item: Comparison) -> str:
 
 
 def _against_plain(what: str, named: Iterable[tuple[str, Comparison]]) -> Sentence | None:
-    """The established differences, the first few that are better and worse; None without any.
-
-    Args:
-        what: what is compared.
-        named: comparisons, as they are named.
-    """
+    """The established differences, the first few that are better and worse; None without any."""
     groups: dict[bool, list[str]] = {True: [], False: []}
     for text, item in named:
         if item.is_established:
@@ -266,11 +261,7 @@ def _cost(content: StudyContent) -> Iterator[Sentence]:
 
 
 def effect_findings(compared: Sequence[Comparison]) -> list[Sentence]:
-    """Which methods move what they are about, and which are more robust than plain.
-
-    Args:
-        compared: of `compare_quantities`.
-    """
+    """Which methods move what they are about, and which are more robust than plain."""
     most = max((len(item.seeds) for item in compared), default=0)
     if most < ENOUGH_SEEDS:
         return [Sentence("fragile", _few_seeds(most))] if compared else []

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from smoothtune.report.tables import Effect
-from smoothtune.results import Numbers
 from smoothtune.study.comparison import (
     Comparison,
     Pairs,
@@ -53,29 +52,21 @@ ROUNDING = 1e-9
 T = TypeVar("T", "Run", "MethodResult")
 
 
-@dataclass(frozen=True)
-class Run:
-    """A run that is reported, done or not."""
+@dataclass(frozen=True, kw_only=True)
+class Run(Row):
+    """A run that is reported; its status may also be how it failed, or missing."""
 
     condition: ConditionKey
     method: str
     """Label of the study's entry."""
     seed: int
-    status: str
-    """done, nan, killed, out of memory, error or missing."""
     setting: str = ""
-    metric: str | None = None
-    trivial_baseline: float | None = None
-    measures: Numbers = field(default_factory=dict)
-    """What was measured, by name."""
-    claims: tuple[str, ...] = ()
-    device: str | None = None
-    cell: str = ""
 
     def flat(self) -> dict[str, Any]:
         """As plain data, a value for each column."""
         own = vars(self) | self.condition._asdict() | dict.fromkeys(MEASURES) | self.measures
-        return {name: own[name] for name in own.keys() - {"condition", "measures", "claims"}}
+        inner = {"condition", "measures", "claims", "message", "methods", "versions"}
+        return {name: value for name, value in own.items() if name not in inner}
 
 
 COLUMNS = (
@@ -134,20 +125,10 @@ def run_of(cell: Cell, records: Records) -> Run:
     """The run of a cell, done or not."""
     row = records.row(cell.id)
     if row is None:
-        row = Row(cell.id, (records.failure(cell.id) or {"status": "missing"})["status"])
-    return Run(
-        condition=cell.condition,
-        method=cell.label,
-        seed=cell.seed,
-        status=row.status,
-        setting=cell.setting,
-        metric=row.metric,
-        trivial_baseline=row.trivial_baseline,
-        measures=row.measures,
-        claims=row.claims,
-        device=row.device,
-        cell=cell.id,
-    )
+        failure = records.failure(cell.id) or {"status": "missing", "message": ""}
+        row = Row(cell.id, failure["status"], failure["message"])
+    about: dict[str, Any] = {"condition": cell.condition, "method": cell.label, "seed": cell.seed}
+    return Run(**about, setting=cell.setting, **vars(row))
 
 
 def devices(runs: Iterable[Run]) -> list[str]:
@@ -203,14 +184,7 @@ def compare_methods(runs: Sequence[Run]) -> list[MethodResult]:
 def _method_result(
     group: Sequence[Run], method: str, against: dict[str, Comparison], pairs: Pairs | None
 ) -> MethodResult:
-    """Counts and means of a method's runs, with its comparisons.
-
-    Args:
-        group: all runs of a condition.
-        method: the method.
-        against: its comparisons, by measure.
-        pairs: its scores and plain's.
-    """
+    """Counts and means of a method's runs, with its comparisons."""
     own = [run for run in group if run.method == method]
     done = [run for run in own if run.status == "done"]
     status = Counter(run.status for run in own)

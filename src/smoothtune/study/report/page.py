@@ -10,16 +10,15 @@ from typing import Any
 from rich.console import Console
 
 from smoothtune.console import say
-from smoothtune.errors import OutputError, PlotsMissing
+from smoothtune.errors import PlotsMissing
 from smoothtune.files import is_owned, make_folder, write_atomic, write_json
 from smoothtune.report.curves import csv_text
 from smoothtune.report.page import Table, write_page
-from smoothtune.report.tables import latex_table
-from smoothtune.report.terminal import show_table
+from smoothtune.report.tables import latex_table, show_table
 from smoothtune.study.config import Study
 from smoothtune.study.description import write_description
-from smoothtune.study.plan import Plan, read_fingerprints
-from smoothtune.study.records import STUDY, TABLES, Records
+from smoothtune.study.plan import Plan
+from smoothtune.study.records import TABLES, Records, read_study
 from smoothtune.study.report.content import StudyContent, study_content
 from smoothtune.study.report.findings import effect_findings, findings
 from smoothtune.study.report.methods import COLUMNS, by_condition
@@ -41,12 +40,6 @@ SHOWN = re.compile(r"^(method|quantity|change|verdict|p, Holm)$|, mean$|minus pl
 
 def write_study_report(study: Study, plan: Plan, folder: Path, console: Console) -> dict[str, Any]:
     """Write the report of a study from its finished cells.
-
-    Args:
-        study: the study.
-        plan: its cells.
-        folder: the study's.
-        console: gets the tables.
 
     Returns:
         The content of ``results.json``.
@@ -94,21 +87,13 @@ def report_so_far(
     ``study.json`` becomes what is reported, unless a process is running the study or settings are
     still to be chosen.
 
-    Args:
-        study: the study.
-        folder: its folder.
-        console: gets the tables.
-        command: how it was started, for the record.
-
     Returns:
         The content of ``results.json``.
 
     Raises:
         OutputError: there is no study in the folder.
     """
-    if not (folder / STUDY).exists():
-        raise OutputError(f"{folder} holds no study")
-    plan = Plan(study, folder, read_fingerprints(folder))
+    plan = Plan(study, folder, read_study(folder).fingerprints)
     content = write_study_report(study, plan, folder, console)
     records = Records(folder)
     choices = plan.choices(records)

@@ -52,17 +52,14 @@ EFFECT = (
 
 
 def study_sections(content: StudyContent, plots: Plots, no_plots: str = "") -> list[Section]:
-    """All that a page says.
-
-    Args:
-        content: what was found.
-        plots: by condition; those of several conditions under None.
-        no_plots: why there are none.
-    """
+    """All that a page says."""
     return [
         Section("In short", [*_in_short(content, plots)]),
         Section("Scores", [*_scores(content, plots, no_plots)]),
-        Section("How it was trained", _training(content)),
+        Section(
+            "How it was trained",
+            [content.training, Folded("Fields of the methods", [content.method_fields])],
+        ),
         *(
             Section(condition.title, [*_condition(group, plots.of(condition))])
             for condition, group in by_condition(content.methods).items()
@@ -96,10 +93,6 @@ def _scores(content: StudyContent, plots: Plots, no_plots: str) -> Iterator[Bloc
         yield over_tasks_table(content.over_tasks)
     if over := plots.of(None):
         yield Figures(over)
-
-
-def _training(content: StudyContent) -> list[Block]:
-    return [content.training, Folded("Fields of the methods", [content.method_fields])]
 
 
 def _condition(group: Sequence[MethodResult], plots: Sequence[Plot]) -> Iterator[Block]:

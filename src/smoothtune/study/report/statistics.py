@@ -73,9 +73,6 @@ def time_ratio(pairs: Iterable[tuple[TrainingTime, TrainingTime]]) -> float | No
 
     Runs on different kinds of device are not compared; those that do not name theirs only with
     each other.
-
-    Args:
-        pairs: a run with a method, and one of plain fine-tuning.
     """
     ratios = [ours.seconds / plain.seconds for ours, plain in pairs if ours.device == plain.device]
     return float(np.median(ratios)) if ratios else None
@@ -164,10 +161,7 @@ def smallest_difference(sd: float | None, num_seeds: int, num_methods: int) -> f
 def _power(shift: float, num_seeds: int, num_methods: int) -> float:
     """Probability of a significant difference of the right sign.
 
-    Args:
-        shift: the true mean difference in standard errors.
-        num_seeds: how many there are.
-        num_methods: 5 % are divided by it.
+    The `shift` is the true mean difference in standard errors.
     """
     critical = stats.t.ppf(1 - LEVEL / num_methods / 2, num_seeds - 1)
     return float(stats.nct.sf(critical, num_seeds - 1, shift))
@@ -181,9 +175,7 @@ def variance_ratio(a: ArrayLike, b: ArrayLike) -> Effect | None:
 
     Pairs are resampled; resamples in which b does not vary are left out.
 
-    Args:
-        a: scores, (N,).
-        b: scores of the same seeds, (N,).
+    Scores (N,) are of the same seeds.
     """
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if len(x) < 2 or np.ptp(y) == 0:
@@ -201,9 +193,7 @@ def variance_ratio(a: ArrayLike, b: ArrayLike) -> Effect | None:
 def variance_test(a: ArrayLike, b: ArrayLike) -> float | None:
     """p-value of the Brown-Forsythe test (Levene's with medians) of equal variances.
 
-    Args:
-        a: scores, (N,).
-        b: scores of the same seeds, (N,).
+    Scores (N,) are of the same seeds.
     """
     x, y = np.asarray(a, np.float64), np.asarray(b, np.float64)
     if len(x) < 3 or (np.ptp(x) == 0 and np.ptp(y) == 0):

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from smoothtune.config.run import RunConfig
-from smoothtune.report.page import DASH, Table
+from smoothtune.report.page import DASH, Table, as_text
 from smoothtune.study.fields import PLAIN
 from smoothtune.study.files import portable_fields
 from smoothtune.study.records import Cell, Records
+from smoothtune.study.report.methods import Run
 from smoothtune.study.table import ConditionKey
 
 CLIP = "max_grad_norm"
@@ -27,21 +28,17 @@ CHANGED = (
 
 
 def training_table(cells: Sequence[Cell], records: Records) -> Table:
-    """A row for every field, a column for every condition: those of plain fine-tuning.
-
-    Args:
-        cells: all final cells.
-        records: theirs, with the numbers of rows and updates.
-    """
+    """A row for every field, a column for every condition: those of plain fine-tuning."""
     groups: dict[ConditionKey, list[Cell]] = {}
     for cell in sorted(cells, key=lambda cell: cell.label != PLAIN):
         groups.setdefault(cell.condition, []).append(cell)
     columns = [_column(group, records) for group in groups.values()]
     names = dict.fromkeys([*FIELDS, *CHANGED, *(name for column in columns for name in column)])
     rows = [
-        [name, *(_text(column.get(name)) for column in columns)]
+        [name, *(as_text(column.get(name)) for column in columns)]
         for name in names
-        if name not in CHANGED or any(column[name] != _default(name) for column in columns)
+        if name not in CHANGED
+        or any(column[name] != RunConfig.model_fields[name].default for column in columns)
     ]
     return Table(["field", *(condition.title for condition in groups)], rows, wraps=True)
 
@@ -50,7 +47,7 @@ def _column(group: Sequence[Cell], records: Records) -> dict[str, Any]:
     """Fields, and numbers of rows and updates, of the first cell of a condition that is done."""
     done = ((cell, record.result) for cell in group if (record := records.read(cell.id)))
     cell, result = next(((cell, result) for cell, result in done if result), (group[0], None))
-    fields = portable_fields(cell.config.model_dump()) | {"model": cell.model}
+    fields = portable_fields(cell.config.model_dump()) | {"model": cell.condition.model}
     column = {name: fields[name] for name in (*FIELDS, *CHANGED)} | {CLIP: _clip_norms(group)}
     if result is not None:
         rows = {name: split.rows for name, split in result.data.splits.items()}
@@ -67,26 +64,15 @@ def _clip_norms(group: Sequence[Cell]) -> str:
     for cell in group:
         if (norm := cell.config.clip_norm()) != value:
             others.setdefault(norm, {})[cell.label] = None
-    parts = [f"{_text(norm)} with {', '.join(labels)}" for norm, labels in others.items()]
-    return "; ".join([_text(value), *parts])
+    parts = [f"{as_text(norm)} with {', '.join(labels)}" for norm, labels in others.items()]
+    return "; ".join([as_text(value), *parts])
 
 
-def _default(name: str) -> Any:
-    return RunConfig.model_fields[name].default
-
-
-def method_table(cells: Sequence[Cell], records: Records) -> Table:
-    """A row for every entry of the study and method in it, each combination of fields once.
-
-    Args:
-        cells: all final cells.
-        records: theirs.
-    """
+def method_table(cells: Sequence[Cell], runs: Sequence[Run]) -> Table:
+    """A row for every entry of the study and method in it, each combination of fields once."""
     rows = []
-    for cell in cells:
-        row = records.row(cell.id)
-        methods = (row and row.methods) or cell.config.methods
-        for name, fields in methods.items():
+    for cell, run in zip(cells, runs, strict=True):
+        for name, fields in (run.methods or cell.config.methods).items():
             line = [cell.label, name, _fields(fields), _fields(cell.changes)]
             if line not in rows:
                 rows.append(line)
@@ -95,10 +81,4 @@ def method_table(cells: Sequence[Cell], records: Records) -> Table:
 
 
 def _fields(fields: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {_text(value)}" for name, value in fields.items()) or DASH
-
-
-def _text(value: object) -> str:
-    if value is None:
-        return DASH
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return ", ".join(f"{name} {as_text(value)}" for name, value in fields.items()) or DASH
