@@ -8,6 +8,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import hypothesis
@@ -24,6 +25,9 @@ INSTALL = "this test needs a browser: apt-get install chromium, or playwright in
 hypothesis.settings.register_profile("no deadline", deadline=None)  # machines are busy
 hypothesis.settings.load_profile("no deadline")
 
+for device in (torch.cuda, torch.xpu, torch.mtia):  # format the stack at every seed, for a message
+    device.traceback = SimpleNamespace(format_stack=list)
+
 
 def pytest_collection_finish():
     """The trainer collects garbage in every run, which need not look at all that is imported."""
@@ -38,6 +42,11 @@ def _one_thread_and_own_caches(monkeypatch, tmp_path_factory):
     folder = tmp_path_factory.getbasetemp()
     monkeypatch.setenv("SMOOTHTUNE_CACHE", str(folder / "cache"))
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", folder / "datasets")
+
+
+@pytest.fixture(autouse=True)
+def _files_need_not_outlive_the_machine(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture(autouse=True)
