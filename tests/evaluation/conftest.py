@@ -7,10 +7,12 @@ import pytest
 import torch
 from datasets import Dataset
 from rich.console import Console
+from typer.testing import CliRunner
 
 from helpers.linear_network import LinearNetwork
 from helpers.study_files import inputs as inputs
 from helpers.tiny_folder import tiny_bert, tiny_data
+from smoothtune.cli import app
 from smoothtune.config.run import load_config
 from smoothtune.evaluation import Predictor
 from smoothtune.models.load import load_base
@@ -36,6 +38,17 @@ def tiny_folder(tmp_path_factory) -> Path:
     }
     train(load_config(None, ["eval_strategy=no"], options), console=Console(quiet=True))
     return folder
+
+
+@pytest.fixture(scope="session")
+def everything(tiny_folder, tmp_path_factory) -> tuple[Path, str]:
+    """The folder of an evaluation of all parts, and what it printed."""
+    out = tmp_path_factory.mktemp("out") / "all"
+    other = f"train rows={tiny_folder / 'data' / 'train.csv'}"
+    options = ["--all", "--ood", other, "--num-resamples", "20", "--output-dir", str(out)]
+    found = CliRunner().invoke(app, ["evaluate", str(tiny_folder / "tuned"), *options])
+    assert found.exit_code == 0, found.output
+    return out, found.stdout
 
 
 @pytest.fixture(scope="session")
