@@ -1,4 +1,5 @@
 import gc
+import multiprocessing
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -6,6 +7,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +18,9 @@ import pytest
 import torch
 
 from helpers.tiny_folder import tiny_bert, tiny_data
+from smoothtune.cli import demo
 from smoothtune.core import objective
+from smoothtune.study import pool
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 INSTALL = "this test needs a browser: apt-get install chromium, or playwright install chromium"
@@ -61,6 +65,21 @@ def _compilation_ends_with_a_test():
     yield
     for name in ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE"):
         os.environ.pop(name, None)
+
+
+@pytest.fixture
+def no_plots(monkeypatch):
+    """Plots take more time than all that they show."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Runs of studies and demos are forks of this process; a server would import everything."""
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
+    for module in (pool, demo):
+        monkeypatch.setattr(module, "start_server", lambda: None)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -1,6 +1,5 @@
 """Tiny models and data to evaluate."""
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -54,12 +53,6 @@ def everything(tiny_folder, tmp_path_factory) -> tuple[Path, str]:
 @pytest.fixture(scope="session")
 def tokenizer(tiny_folder):
     return load_base(str(tiny_folder / "model")).tokenizer
-
-
-@pytest.fixture
-def no_plots(monkeypatch):
-    """Plots take more time than all that they show."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 @pytest.fixture

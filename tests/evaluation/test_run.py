@@ -223,6 +223,7 @@ def test_the_same_seed_gives_the_same_numbers(
             assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_finished_parts_are_kept_when_a_later_one_fails(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
