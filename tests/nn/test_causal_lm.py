@@ -227,7 +227,9 @@ def test_random_projection_is_unbiased_over_label_tokens():
     assert values[400] == pytest.approx(values[-1], rel=0.1)
 
 
-@pytest.mark.parametrize(("name", "clause", "architecture"), on_each_model(SUPPORTED, CONTRACT, every=2))
+@pytest.mark.parametrize(
+    ("name", "clause", "architecture"), on_each_model(SUPPORTED, CONTRACT, every=2)
+)
 def test_contract(clause, architecture, name):
     fields = {
         "jachess": {"c": 0.1, "token": "pooled"},
