@@ -160,11 +160,7 @@ def test_updates_of_a_run_with_unlabeled_rows(
 ) -> None:
     """As the Trainer counts them: 20 labeled rows in batches of 8."""
     dual = {"unlabeled": fields["data"], "methods": [{"name": "vat", "weight": 1.0}]}
-    cut = {
-        "alternate": alternate,
-        "gradient_accumulation_steps": accumulation,
-        "cost_steps": 1 if alternate == "batch" else 0,
-    }
+    cut = {"alternate": alternate, "gradient_accumulation_steps": accumulation, "cost_steps": 1}
     file = write(tmp_path / "run.yaml", fields | dual | cut | {"max_train_samples": 20})
     planned = json.loads(call("train", file, "--dry-run", "--json").stdout)["steps"]
     told = call("train", file, "--dry-run").stdout
