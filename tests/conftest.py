@@ -1,4 +1,5 @@
 import gc
+import multiprocessing
 import os
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -6,8 +7,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 import shutil
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import datasets
 import hypothesis
@@ -15,7 +18,9 @@ import pytest
 import torch
 
 from helpers.tiny_folder import tiny_bert, tiny_data
+from smoothtune.cli import demo
 from smoothtune.core import objective
+from smoothtune.study import pool
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 INSTALL = "this test needs a browser: apt-get install chromium, or playwright install chromium"
@@ -23,6 +28,9 @@ INSTALL = "this test needs a browser: apt-get install chromium, or playwright in
 
 hypothesis.settings.register_profile("no deadline", deadline=None)  # machines are busy
 hypothesis.settings.load_profile("no deadline")
+
+for device in (torch.cuda, torch.xpu, torch.mtia):  # format the stack at every seed, for a message
+    device.traceback = SimpleNamespace(format_stack=list)
 
 
 def pytest_collection_finish():
@@ -41,6 +49,11 @@ def _one_thread_and_own_caches(monkeypatch, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
+def _files_need_not_outlive_the_machine(monkeypatch):
+    monkeypatch.setattr(os, "fsync", lambda file: None)
+
+
+@pytest.fixture(autouse=True)
 def _tiny_batches_share_masks(monkeypatch):
     """As batches of a usual size do."""
     monkeypatch.setattr(objective, "MASKS_FROM", 0)
@@ -52,6 +65,21 @@ def _compilation_ends_with_a_test():
     yield
     for name in ("ACCELERATE_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_MODE"):
         os.environ.pop(name, None)
+
+
+@pytest.fixture
+def no_plots(monkeypatch):
+    """Plots take more time than all that they show."""
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+
+
+@pytest.fixture
+def forked(monkeypatch):
+    """Runs of studies and demos are forks of this process; a server would import everything."""
+    fork = multiprocessing.get_context("fork")
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: fork)
+    for module in (pool, demo):
+        monkeypatch.setattr(module, "start_server", lambda: None)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -17,6 +17,7 @@ PRINTS = {
     "plain_modules": ["LSTM", "TextCNN", "Transformer", "loss/lnsr"],
 }
 
+SLOW = "question_answering"  # trains longest; fast tests of tasks train on questions
 NEEDS = {"sft_trainer": "trl", "sentence_transformers_trainer": "sentence_transformers"}
 
 
@@ -25,7 +26,13 @@ def test_every_example_says_what_it_prints():
 
 
 @pytest.mark.filterwarnings("default")  # as in a process of its own, which `make examples` gives it
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(path, marks=pytest.mark.slow if path.stem == SLOW else (), id=path.stem)
+        for path in EXAMPLES
+    ],
+)
 def test_example_runs(example, tmp_path, monkeypatch, capsys):
     if needed := NEEDS.get(example.stem):
         pytest.importorskip(needed, reason=f"{needed} is not installed")

@@ -2,6 +2,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections import Counter
 from pathlib import Path
@@ -15,10 +16,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from helpers.literal import added
 from helpers.tiny_folder import tiny_bert, tiny_data
+from smoothtune.cli import demo as demo_module
 from smoothtune.cli.demo import demo
 from smoothtune.cli.demo_run import noisy_accuracy
 from smoothtune.config.run import RunConfig
 from smoothtune.data.demo_sentences import LABEL_NOISE, NEW_BAD, NEW_GOOD, sentiment
+from smoothtune.errors import Stopped
 from smoothtune.run.train import train
 from smoothtune.study.records import STOPPED
 
@@ -49,6 +52,8 @@ def test_no_word_gives_the_label_away() -> None:
         assert 0.4 < right / len(rows) < 0.6, word
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+@pytest.mark.usefixtures("forked")
 def test_demo_with_a_tiny_model(tmp_path: Path) -> None:
     with (tmp_path / "out.txt").open("w") as file:
         runs = demo(
@@ -79,7 +84,26 @@ def test_demo_with_a_tiny_model(tmp_path: Path) -> None:
     assert f"VAT's probabilities are better in {better} of 2 seeds" in printed
 
 
+def test_a_signal_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    made = []
+
+    def stopped(*_: object) -> None:
+        made.extend(tmp_path.glob("smoothtune-demo-*/data/validation.jsonl"))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(demo_module, "start_server", lambda: None)
+    monkeypatch.setattr(demo_module, "_train", stopped)
+    with pytest.raises(Stopped, match="starts from the beginning") as told:
+        demo(Console(quiet=True), model="tiny")
+    assert "--resume-from-checkpoint" not in str(told.value)
+    assert len(made) == 1
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
 def test_a_stopped_demo_has_nothing_to_resume(tmp_path: Path) -> None:
+    """Nor a process that goes on."""
     model = tiny_bert(tmp_path / "model")
     command = [sys.executable, "-u", "-m", "smoothtune", "demo", "--model", str(model)]
     folder = {"TMPDIR": str(tmp_path)}
@@ -129,7 +153,9 @@ def test_accuracy_under_noise(tmp_path: Path) -> None:
         model=str(tmp_path / "model"),
         output_dir=str(tmp_path / "out"),
         learning_rate=5e-3,
-        num_train_epochs=30,
+        num_train_epochs=20,
+        cost_steps=0,
+        eval_strategy="no",
     )
     with open(os.devnull, "w") as nothing:
         result = train(config, console=Console(file=nothing))

@@ -19,6 +19,11 @@ def study(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["study", *map(str, arguments)])
 
 
+FORKS = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+@FORKS
+@pytest.mark.usefixtures("forked", "no_plots")
 def test_a_study_and_its_status(write, tmp_path: Path) -> None:
     file, folder = write(SMALL), tmp_path / "out"
     before = study(file, "--dry-run", "--output-dir", folder, "--jobs", 1)
@@ -45,6 +50,8 @@ def test_a_study_and_its_status(write, tmp_path: Path) -> None:
     assert study(file, "--output-dir", folder).output.count("1/1") == 0
 
 
+@FORKS
+@pytest.mark.usefixtures("forked", "no_plots")
 def test_failed_runs_end_in_the_command_that_tries_them_again(
     write, tmp_path: Path, monkeypatch
 ) -> None:

@@ -166,10 +166,16 @@ def test_what_r3f_smart_and_jachess_add_is_theirs_on_the_whole_batch_row_by_row(
         torch.testing.assert_close(torch.stack(each).mean(), whole, rtol=1e-7, atol=0)
 
 
-@pytest.mark.parametrize(
-    "make", [regression, question_answering, token_classification, multi_label]
-)
-@pytest.mark.parametrize("method", [LNSR, R3F, SMART, JacHess, Jacobian])
+def methods_and_tasks():
+    """Every method on one task, in turn; the rest are slow tests."""
+    makes = [regression, question_answering, token_classification, multi_label]
+    for i, method in enumerate([LNSR, R3F, SMART, JacHess, Jacobian]):
+        for j, make in enumerate(makes):
+            marks = () if i % len(makes) == j else pytest.mark.slow
+            yield pytest.param(method, make, marks=marks)
+
+
+@pytest.mark.parametrize(("method", "make"), list(methods_and_tasks()))
 def test_every_task_has_the_mean_over_all_pairs(make, method, noise, monkeypatch):
     fields = {"weight": 1.0} | ({"sigma": 0.1} if method is R3F else {})
     fields |= {"smoothness": [1.0, 2.0]} if method is JacHess else {}
@@ -188,8 +194,14 @@ def test_every_task_has_the_mean_over_all_pairs(make, method, noise, monkeypatch
     torch.testing.assert_close(torch.stack(pairs).mean(), whole, rtol=1e-7, atol=0)
 
 
-@pytest.mark.parametrize("items", [None, 5.0, 40.0])
-@pytest.mark.parametrize("method", [R3F, LNSR, Jacobian])
+@pytest.mark.parametrize(
+    ("method", "items"),
+    [  # fast: every method once
+        pytest.param(method, items, marks=() if i == j else pytest.mark.slow)
+        for i, method in enumerate([R3F, LNSR, Jacobian])
+        for j, items in enumerate([None, 5.0, 40.0])
+    ],
+)
 def test_label_tokens_of_a_language_model_have_the_mean_over_all_pairs(
     method, items, noise, monkeypatch
 ):
@@ -219,7 +231,7 @@ def test_label_tokens_of_a_language_model_have_the_mean_over_all_pairs(
 @pytest.mark.parametrize(
     ("method", "side", "architecture"),
     [
-        (R3F, "encoder", "t5"),
+        pytest.param(R3F, "encoder", "t5", marks=pytest.mark.slow),
         pytest.param(R3F, "decoder", "mbart", marks=pytest.mark.slow),
         (R3F, "both", "bart"),
         (LNSR, "encoder", "bart"),

@@ -140,7 +140,7 @@ CASES = [
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 @pytest.mark.parametrize(
-    "updates", [12, pytest.param(200, marks=pytest.mark.slow)], ids="{}updates".format
+    "updates", [6, pytest.param(200, marks=pytest.mark.slow)], ids="{}updates".format
 )
 @pytest.mark.parametrize(
     ("methods", "make_model", "batches"),
@@ -198,8 +198,16 @@ def test_in_float16_a_scaler_that_skips_updates_leaves_nothing_behind(grown):
 # --- what an update is made of -------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("sizes", [(2, 2), (1, 3), (1, 1, 2)])
-@pytest.mark.parametrize("name", [name for name in METHODS if name != "sam"])
+def methods_and_sizes():
+    """Every method with one way to cut a batch, in turn; the rest are slow tests."""
+    cuts = [(2, 2), (1, 3), (1, 1, 2)]
+    for number, name in enumerate(name for name in METHODS if name != "sam"):
+        for index, sizes in enumerate(cuts):
+            marks = () if index == number % len(cuts) else pytest.mark.slow
+            yield pytest.param(name, sizes, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "sizes"), list(methods_and_sizes()))
 def test_batches_of_an_update_are_one_batch(name, sizes):
     """Of all methods at their defaults, in the first updates, as the mean over their rows."""
     found = []
@@ -286,10 +294,20 @@ def test_a_loss_is_back_propagated_once():
     objective.detach()
 
 
-@pytest.mark.parametrize("change", [checkpointed, adapted, lambda model: model])
-@pytest.mark.parametrize(
-    "make", [LNSR, R3F, SMART, VAT, SiFT, JacHess, Jacobian], ids=lambda cls: cls.name
-)
+def unchanged(model):
+    return model
+
+
+def methods_and_changes():
+    """Every method on one model, in turn; the rest are slow tests."""
+    changes = [checkpointed, adapted, unchanged]
+    for number, make in enumerate([LNSR, R3F, SMART, VAT, SiFT, JacHess, Jacobian]):
+        for index, change in enumerate(changes):
+            marks = () if index == number % len(changes) else pytest.mark.slow
+            yield pytest.param(make, change, marks=marks, id=f"{make.name}-{change.__name__}")
+
+
+@pytest.mark.parametrize(("make", "change"), list(methods_and_changes()))
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")
 def test_the_two_gradients_are_those_of_their_losses(make, change):
     """With recomputed blocks, and with adapters alone."""
@@ -524,8 +542,17 @@ def test_a_resumed_run_goes_on_with_the_weight():
     other.detach()
 
 
-@pytest.mark.parametrize("updates", [0, 2, 3])
-@pytest.mark.parametrize("method", [LNSR(), JacHess(clip=1.0), UEGR(adaptive="divergence")])
+RETURNING = [LNSR(), JacHess(clip=1.0), UEGR(adaptive="divergence")]
+
+
+@pytest.mark.parametrize(
+    ("method", "updates"),
+    [  # fast: every method once
+        pytest.param(method, updates, marks=() if i == j else pytest.mark.slow)
+        for i, updates in enumerate([0, 2, 3])
+        for j, method in enumerate(RETURNING)
+    ],
+)
 def test_a_run_that_goes_back_to_a_state_forgets_what_came_after(method, updates):
     model = tiny_model("bert", dropout=0.1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -331,9 +331,20 @@ TESTED = [
 ]
 
 
+def cells():
+    """All; compilation, which takes a second, of every third kind, and in slow tests of all."""
+    for number, (kind, make) in enumerate(CASES):
+        for environment in [*EXACT, *ROUNDED]:
+            slow = environment == "torch.compile"
+            slow |= environment == "compiled blocks" and number % 3 > 0
+            name = f"{IDS[number]}-{environment}"
+            yield pytest.param(
+                kind, make, environment, id=name, marks=pytest.mark.slow if slow else ()
+            )
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")  # reentrant checkpointing: inputs need no grad
-@pytest.mark.parametrize("environment", TESTED)
-@pytest.mark.parametrize(("kind", "make"), CASES, ids=IDS)
+@pytest.mark.parametrize(("kind", "make", "environment"), list(cells()))
 def test_cell(kind, make, environment):
     if environment in REFUSES[kind]:
         message = f"with {re.escape(environment)}: .*{re.escape(REFUSES[kind][environment])}"

@@ -3,32 +3,26 @@
 import pytest
 import torch
 
-from helpers.causal import (
-    LANGUAGE_TESTED,
-    NARROW_TESTED,
-    language_weights_after,
-    lora_weights_after,
-    narrow_weights_after,
-)
+from helpers.causal import language_weights_after, lora_weights_after, narrow_weights_after
+from helpers.ddp import cases, is_fast
 from helpers.processes import on_two_processes
-from helpers.seq2seq import SEQ2SEQ_TESTED, seq2seq_weights_after
-from helpers.training import (
-    CLIPPED,
-    LATE,
-    METHODS_TESTED,
-    UNEQUAL_TESTED,
-    Rows,
-    dual_weights_after,
-    weights_after,
-)
+from helpers.seq2seq import seq2seq_weights_after
+from helpers.training import CLIPPED, LATE, Rows, dual_weights_after, weights_after
 
 
 @pytest.fixture(scope="module")
 def on_two(tmp_path_factory):
-    """Folder of the weights after two updates on two processes."""
-    folder = tmp_path_factory.mktemp("two")
-    on_two_processes("worker.py", folder)
-    return folder
+    """The file of the weights of a run on two processes, by its name and method."""
+    folders = {}
+
+    def file_of(name, method, end=""):
+        fast = is_fast(name, method)
+        if fast not in folders:
+            folders[fast] = tmp_path_factory.mktemp("two")
+            on_two_processes("worker.py", folders[fast], "fast" if fast else "slow")
+        return folders[fast] / f"{name}-{method}{end}.pt"
+
+    return file_of
 
 
 def assert_equal(expected, file):
@@ -37,25 +31,24 @@ def assert_equal(expected, file):
         torch.testing.assert_close(found[name], weight, rtol=0, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("method", METHODS_TESTED)
-def test_classifiers(method, on_two, tmp_path):
+@pytest.mark.parametrize(("cut", "method"), cases("one-batch", "four-batches"))
+def test_classifiers(cut, method, on_two, tmp_path):
     """2 processes x 16 examples, and 2 x 4 batches x 4 examples."""
     expected = weights_after(tmp_path, method, max_steps=2, data=Rows(32))
-    assert_equal(expected, on_two / f"one-batch-{method}.pt")
-    assert_equal(expected, on_two / f"four-batches-{method}.pt")
+    assert_equal(expected, on_two(cut, method))
 
 
-@pytest.mark.parametrize("method", ["lnsr", "freelb"])
-def test_compiled_blocks(method, on_two, tmp_path):
+@pytest.mark.parametrize(("name", "method"), cases("compiled"))
+def test_compiled_blocks(name, method, on_two, tmp_path):
     expected = weights_after(tmp_path, method, max_steps=2, data=Rows(32))
-    assert_equal(expected, on_two / f"compiled-{method}.pt")
+    assert_equal(expected, on_two(name, method))
 
 
-@pytest.mark.parametrize("method", UNEQUAL_TESTED)
-def test_unequal_batches(method, on_two, tmp_path):
+@pytest.mark.parametrize(("name", "method"), cases("unequal"))
+def test_unequal_batches(name, method, on_two, tmp_path):
     """6 examples in one process, 2 in the other."""
     expected = weights_after(tmp_path, method, data=Rows(8))
-    assert_equal(expected, on_two / f"unequal-{method}.pt")
+    assert_equal(expected, on_two(name, method))
 
 
 @pytest.mark.parametrize(("name", "share"), [("share", 0.5), ("bounded", 50.0)])
@@ -64,7 +57,7 @@ def test_the_share_of_a_term_is_that_of_the_reduced_gradients(name, share, on_tw
     expected = weights_after(tmp_path, "lnsr", max_steps=4, data=data, fields=fields)
     fixed = weights_after(tmp_path, "lnsr", max_steps=4, data=data, fields={"weight": 1.0})
     assert any(not torch.equal(expected[name], fixed[name]) for name in fixed)
-    assert_equal(expected, on_two / f"{name}-lnsr.pt")
+    assert_equal(expected, on_two(name, "lnsr"))
 
 
 def test_examples_are_clipped_at_the_mean_of_all_batches(on_two, tmp_path):
@@ -73,51 +66,49 @@ def test_examples_are_clipped_at_the_mean_of_all_batches(on_two, tmp_path):
     others = weights_after(tmp_path, "jacobian", max_steps=3, data=Rows(32), fields=whole)
     apart = [(expected[name] - others[name]).abs().max() for name in others]
     assert max(apart) > 1e-4
-    assert_equal(expected, on_two / "clipped-jacobian.pt")
+    assert_equal(expected, on_two("clipped", "jacobian"))
 
 
-@pytest.mark.parametrize(("name", "fields"), [("dual", None), ("late", LATE)])
-def test_unlabeled_batches(name, fields, on_two, tmp_path):
+@pytest.mark.parametrize(("name", "method"), cases("dual", "late"))
+def test_unlabeled_batches(name, method, on_two, tmp_path):
     """They do not reach the head; both processes end with the weights of one."""
     expected = dual_weights_after(
         tmp_path,
-        "lnsr",
-        fields,
+        method,
+        LATE if name == "late" else None,
         per_device_train_batch_size=4,
         gradient_accumulation_steps=2,
     )
-    for file in (f"{name}-lnsr.pt", f"{name}-lnsr-1.pt"):
-        assert_equal(expected, on_two / file)
+    for end in ("", "-1"):
+        assert_equal(expected, on_two(name, method, end))
 
 
 def test_labeled_and_unlabeled_batches_in_one_update(on_two, tmp_path):
     """2 processes x (4 labeled rows + 4 unlabeled ones)."""
     cut = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 4}
     expected = dual_weights_after(tmp_path, "lnsr", alternate="batch", **cut)
-    for file in ("both-lnsr.pt", "both-lnsr-1.pt"):
-        assert_equal(expected, on_two / file)
+    for end in ("", "-1"):
+        assert_equal(expected, on_two("both", "lnsr", end))
 
 
-@pytest.mark.parametrize(
-    ("kind", "after"), [("language", language_weights_after), ("lora", lora_weights_after)]
-)
-@pytest.mark.parametrize("method", LANGUAGE_TESTED)
-def test_decoders(kind, after, method, on_two, tmp_path):
+@pytest.mark.parametrize(("kind", "method"), cases("language", "lora"))
+def test_decoders(kind, method, on_two, tmp_path):
     """2 processes x 2 batches x 2 examples."""
+    after = {"language": language_weights_after, "lora": lora_weights_after}[kind]
     expected = after(tmp_path, method)
     start = after(tmp_path, method, max_steps=1)
     assert any(not torch.equal(expected[name], start[name]) for name in start)
-    assert_equal(expected, on_two / f"{kind}-{method}.pt")
+    assert_equal(expected, on_two(kind, method))
 
 
-@pytest.mark.parametrize("method", NARROW_TESTED)
-def test_frozen_weights_in_16_bits(method, on_two, tmp_path):
+@pytest.mark.parametrize(("name", "method"), cases("narrow"))
+def test_frozen_weights_in_16_bits(name, method, on_two, tmp_path):
     """2 processes x 2 batches x 2 examples, in float32 as the methods ask for it."""
     expected = narrow_weights_after(tmp_path, method)
-    assert_equal(expected, on_two / f"narrow-{method}.pt")
+    assert_equal(expected, on_two(name, method))
 
 
-@pytest.mark.parametrize("method", SEQ2SEQ_TESTED)
-def test_encoder_decoders(method, on_two, tmp_path):
+@pytest.mark.parametrize(("name", "method"), cases("seq2seq"))
+def test_encoder_decoders(name, method, on_two, tmp_path):
     """2 processes x 2 batches x 2 texts, whose answers differ in length."""
-    assert_equal(seq2seq_weights_after(tmp_path, method), on_two / f"seq2seq-{method}.pt")
+    assert_equal(seq2seq_weights_after(tmp_path, method), on_two(name, method))

@@ -1,16 +1,17 @@
 """Tiny models and data to evaluate."""
 
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
 from rich.console import Console
+from typer.testing import CliRunner
 
 from helpers.linear_network import LinearNetwork
 from helpers.study_files import inputs as inputs
 from helpers.tiny_folder import tiny_bert, tiny_data
+from smoothtune.cli import app
 from smoothtune.config.run import load_config
 from smoothtune.evaluation import Predictor
 from smoothtune.models.load import load_base
@@ -39,14 +40,19 @@ def tiny_folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def everything(tiny_folder, tmp_path_factory) -> tuple[Path, str]:
+    """The folder of an evaluation of all parts, and what it printed."""
+    out = tmp_path_factory.mktemp("out") / "all"
+    other = f"train rows={tiny_folder / 'data' / 'train.csv'}"
+    options = ["--all", "--ood", other, "--num-resamples", "20", "--output-dir", str(out)]
+    found = CliRunner().invoke(app, ["evaluate", str(tiny_folder / "tuned"), *options])
+    assert found.exit_code == 0, found.output
+    return out, found.stdout
+
+
+@pytest.fixture(scope="session")
 def tokenizer(tiny_folder):
     return load_base(str(tiny_folder / "model")).tokenizer
-
-
-@pytest.fixture
-def no_plots(monkeypatch):
-    """Plots take more time than all that they show."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)
 
 
 @pytest.fixture

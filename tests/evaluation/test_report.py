@@ -43,26 +43,25 @@ def call(*arguments: object) -> Result:
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-@pytest.fixture(scope="module")
-def evaluated(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("reports")
-    other = f"again={tiny_folder / 'data' / 'train.csv'}"
-    few = ["--num-resamples", 20, "--max-diagnostic-samples", 8]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "matplotlib", None)  # reports draw what they show themselves
-        for name, seed in (("first", 42), ("second", 43)):
-            options = [*few, "--ood", other, "--seed", seed, "--output-dir", folder / name]
-            found = call("evaluate", tiny_folder / "tuned", "--all", *options)
-            assert found.exit_code == 0, found.output
-    return folder
-
-
 def edited(folder: Path, copy: Path, **changes: object) -> Path:
     """A copy of an evaluation with other content."""
     shutil.copytree(folder, copy)
     path = copy / "evaluation.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     return copy
+
+
+@pytest.fixture(scope="module")
+def evaluated(everything: tuple[Path, str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two evaluations, of which one has other numbers."""
+    folder = tmp_path_factory.mktemp("reports")
+    content = json.loads((everything[0] / "evaluation.json").read_text())
+    edited(everything[0], folder / "first")
+    settings = content["settings"] | {"seed": 43}
+    (points,) = content["parts"]["robustness"]["curves"]["gaussian"]["series"].values()
+    points[-1][1] /= 2
+    edited(everything[0], folder / "second", settings=settings, parts=content["parts"])
+    return folder
 
 
 def test_html_stands_alone(evaluated: Path, tmp_path: Path) -> None:
@@ -78,7 +77,7 @@ def test_html_stands_alone(evaluated: Path, tmp_path: Path) -> None:
             assert (value or "").startswith("#")
     plain = to.read_text().replace("http://www.w3.org", "").replace("http-equiv", "")
     assert "http" not in plain
-    for wanted in ("In short", "generalization gap", "95 % bootstrap", "accuracy on again"):
+    for wanted in ("In short", "generalization gap", "95 % bootstrap", "accuracy on train rows"):
         assert wanted in page.text
     assert 'name="viewport"' in to.read_text()
 
@@ -292,9 +291,9 @@ DAMAGE = [
     ("parts/drift/curves/distance/series", {"other": [[0, 1]]}),
     ("parts/drift/seconds", "long"),
     ("parts/drift/skipped", 3),
-    ("parts/ood: again/numbers", {"metrics": 3}),
-    ("parts/ood: again/numbers", {"metrics": {"accuracy": 1}}),
-    ("parts/ood: again/numbers/rows", {}),
+    ("parts/ood: train rows/numbers", {"metrics": 3}),
+    ("parts/ood: train rows/numbers", {"metrics": {"accuracy": 1}}),
+    ("parts/ood: train rows/numbers/rows", {}),
 ]
 
 

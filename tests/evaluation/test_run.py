@@ -80,15 +80,6 @@ def test_shares_that_round_alike_are_different_parts() -> None:
     assert names(0.074)[-1] == "ood: r after 7.4% of it"
 
 
-@pytest.fixture(scope="module")
-def everything(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    out = tmp_path_factory.mktemp("out") / "all"
-    other = f"train rows={tiny_folder / 'data' / 'train.csv'}"
-    found = call(tiny_folder / "tuned", "--all", "--ood", other, "--output-dir", out)
-    assert found.exit_code == 0, found.output
-    return out, found.stdout
-
-
 def test_every_part_has_its_numbers_tables_and_plots(everything: tuple[Path, str]) -> None:
     folder, said = everything
     found = content_of(folder)["parts"]
@@ -232,6 +223,7 @@ def test_the_same_seed_gives_the_same_numbers(
             assert path.read_bytes() == (tmp_path / path.name).read_bytes()
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_finished_parts_are_kept_when_a_later_one_fails(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

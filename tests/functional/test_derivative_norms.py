@@ -85,8 +85,14 @@ def test_exact_equals_torch():
     assert found.hessian.item() == pytest.approx(expected[1], rel=1e-10)
 
 
-@pytest.mark.parametrize("probe", ["rademacher", "gaussian", "sphere"])
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize(
+    ("name", "probe"),
+    [  # of layers by themselves, which take long, fast tests have signs alone
+        pytest.param(name, probe, marks=pytest.mark.slow if number and name == "per_layer" else ())
+        for name in ESTIMATORS
+        for number, probe in enumerate(["rademacher", "gaussian", "sphere"])
+    ],
+)
 def test_unbiased_at_three_standard_errors(name, probe):
     model, x = Toy(), point(50 if name == "per_layer" else 20_000)
     settings = {"dims": 40} if name == "per_layer" else {}

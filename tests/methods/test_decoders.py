@@ -65,7 +65,7 @@ def trained(request, folders):
         model=str(folders / request.param),
         methods={"lnsr": {}, "jacobian": {}},
         output_dir=str(folders / f"{request.param}-trained"),
-        max_steps=3,
+        max_steps=1,
         cost_steps=0,
         eval_strategy="no",
     )

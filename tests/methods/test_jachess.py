@@ -132,7 +132,7 @@ def test_hessian_gradient_equals_finite_differences(architecture):
 
 @pytest.mark.parametrize(
     "architecture",
-    ["bert", "llama", *(pytest.param(x, marks=pytest.mark.slow) for x in ("deberta", "opt"))],
+    ["llama", *(pytest.param(x, marks=pytest.mark.slow) for x in ("bert", "deberta", "opt"))],
 )
 def test_exact_hessian_equals_plain_loops(architecture):
     method = JacHess(c=1.0, smoothness=NORMS, hessian_weight=2.0, estimator="exact", weight=1.0)
@@ -186,7 +186,7 @@ def test_float32_gradient_of_the_hessian_on_minilm(difference, cosine):
     assert gradients[1].norm() / gradients[0].norm() == pytest.approx(1, abs=0.03)
 
 
-@pytest.mark.parametrize("architecture", ["bert", "llama"])
+@pytest.mark.parametrize("architecture", ["bert", pytest.param("llama", marks=pytest.mark.slow)])
 def test_default_agrees_with_exact(architecture):
     """Four forward passes, many probes: the mean is the exact penalty to 3 standard errors."""
     inputs = three_tokens()

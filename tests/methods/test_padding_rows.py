@@ -52,8 +52,16 @@ def test_leaves_every_method_finite(name, fields, architecture):
     finite_after_an_update(with_weight(METHODS[name](**fields)), model, batch)
 
 
-@pytest.mark.parametrize("make", [regression, question_answering, token_classification])
-@pytest.mark.parametrize("name", METHODS)
+def methods_and_tasks():
+    """Every method on one task, in turn; the rest are slow tests."""
+    makes = [regression, question_answering, token_classification]
+    for i, name in enumerate(METHODS):
+        for j, make in enumerate(makes):
+            marks = () if i % len(makes) == j else pytest.mark.slow
+            yield pytest.param(name, make, marks=marks)
+
+
+@pytest.mark.parametrize(("name", "make"), list(methods_and_tasks()))
 def test_leaves_every_method_finite_on_other_tasks(name, make):
     if name == "label_smoothing" and make is regression:
         return  # refused

@@ -68,7 +68,7 @@ def settings(folder, output_dir, model="llama", **changes):
     } | changes
 
 
-@pytest.fixture(scope="module", params=["llama", "opt"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("opt", marks=pytest.mark.slow)])
 def adapter(request, folder):
     """A family and the folder of its trained adapter."""
     output_dir = folder / f"{request.param}-adapter"
@@ -245,7 +245,11 @@ def test_without_bitsandbytes_the_extra_is_named(monkeypatch):
             {"lora": {"target_modules": "all-linear"}, "methods": {"lnsr": {"share": 0.01}}},
             marks=pytest.mark.slow,
         ),
-        ("llama", {"methods": {"jacobian": {}, "mixout": {"p": 0.3}}}),
+        pytest.param(
+            "llama",
+            {"methods": {"jacobian": {}, "mixout": {"p": 0.3}}},
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             "opt",
             {"methods": {"uegr": {"keep": 1.0}}, "lora": {"alpha": 32.0}},
@@ -421,14 +425,14 @@ def test_new_head_is_told_from_the_base(folder):
     assert np.isfinite(sum(p.sum().item() for p in adapted.parameters()))
 
 
-def test_real_rte(tmp_path):
+@pytest.mark.parametrize("family", ["llama", pytest.param("opt", marks=pytest.mark.slow)])
+def test_real_rte(family, tmp_path):
     data = os.environ.get("SMOOTHTUNE_DATA")
     if not data:
         pytest.skip("SMOOTHTUNE_DATA is not set")
-    for family in ("llama", "opt"):
-        tiny_decoder(tmp_path / family, family)
-        config = settings(tmp_path, tmp_path / f"{family}-out", family)
-        config |= {"data": f"{data}/rte", "max_train_samples": 32, "max_seq_length": 32}
-        result = train(RunConfig(**config | {"max_eval_samples": 32}), console=NOWHERE)
-        assert 0 <= result["metrics"]["accuracy"] <= 1
-        assert evaluated_model(tmp_path / f"{family}-out") is not None
+    tiny_decoder(tmp_path / family, family)
+    config = settings(tmp_path, tmp_path / "out", family)
+    config |= {"data": f"{data}/rte", "max_train_samples": 32, "max_seq_length": 32}
+    result = train(RunConfig(**config | {"max_eval_samples": 32}), console=NOWHERE)
+    assert 0 <= result["metrics"]["accuracy"] <= 1
+    assert evaluated_model(tmp_path / "out") is not None

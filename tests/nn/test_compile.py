@@ -78,7 +78,7 @@ def two_lengths(make=tiny_batch):
     return [make(), make(padding=2)]
 
 
-FAST = ("lnsr", "jachess", "mixout")
+FAST = ("lnsr", "mixout", "l2_sp")
 
 
 @pytest.mark.parametrize(

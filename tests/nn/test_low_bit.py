@@ -141,16 +141,22 @@ def test_every_method_is_that_of_the_model_in_float32(bases, name, base):
         assert torch.cosine_similarity(found, expected, 0) > 0.99
 
 
-@pytest.mark.parametrize("base", ["bfloat16", "4 bits, twice", "8 bits"])
+FINE = [
+    lambda: JacHess(weight=1.0, c=1.0, smoothness=[1.0, 2.0]),
+    lambda: JacHess(
+        weight=1.0, c=1.0, smoothness=[1.0, 2.0], estimator="projected"
+    ),  # a third derivative
+    lambda: R3F(sigma=1e-5, weight=1e6),
+    lambda: LNSR(share=0.3, ramp_start=0),
+]
+
+
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: JacHess(weight=1.0, c=1.0, smoothness=[1.0, 2.0]),
-        lambda: JacHess(
-            weight=1.0, c=1.0, smoothness=[1.0, 2.0], estimator="projected"
-        ),  # a third derivative
-        lambda: R3F(sigma=1e-5, weight=1e6),
-        lambda: LNSR(share=0.3, ramp_start=0),
+    ("make", "base"),
+    [  # fast: each on one kind of weights, in turn
+        pytest.param(make, base, marks=() if i % 3 == j else pytest.mark.slow)
+        for i, make in enumerate(FINE)
+        for j, base in enumerate(["bfloat16", "4 bits, twice", "8 bits"])
     ],
 )
 def test_small_differences_and_high_derivatives(bases, make, base):

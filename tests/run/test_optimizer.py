@@ -49,6 +49,7 @@ def trained(inputs: Path, folder: Path, **fields):
         "learning_rate": 1e-3,
         "per_device_train_batch_size": 8,
         "eval_strategy": "no",
+        "cost_steps": 0,
         "output_dir": "unset",
         **fields,
     }

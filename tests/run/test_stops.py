@@ -216,7 +216,14 @@ def test_a_second_signal_in_a_moment_is_the_first(inputs, tmp_path, expected, mo
     assert weights(tmp_path / "out") == expected
 
 
-@pytest.mark.parametrize("name", ["SIGHUP", "SIGUSR1", "SIGUSR2", "SIGXCPU"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SIGHUP",
+        "SIGUSR1",
+        *(pytest.param(x, marks=pytest.mark.slow) for x in ("SIGUSR2", "SIGXCPU")),
+    ],
+)
 def test_signals_of_terminals_and_batch_systems(
     inputs, tmp_path, expected, monkeypatch, name: str
 ) -> None:

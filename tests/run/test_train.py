@@ -6,8 +6,11 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from importlib.metadata import version
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -53,7 +56,7 @@ def settings(inputs: Path, tmp_path: Path) -> dict:
         "output_dir": str(tmp_path / "out"),
         "num_train_epochs": 2.0,
         "logging_steps": 2,
-        "cost_steps": 1,
+        "cost_steps": 0,
         "learning_rate": 1e-2,
         "seed": 7,
     }
@@ -73,7 +76,7 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
 
 
 def test_result_and_model_folder(settings: dict, inputs: Path) -> None:
-    config = RunConfig(**settings)
+    config = RunConfig(**settings | {"cost_steps": 1})
     returned = quiet_train(config)
     folder = Path(config.output_dir)
     result = json.loads((folder / "result.json").read_text())
@@ -157,17 +160,29 @@ def test_predictions_meet_the_labels_of_their_own_rows(settings: dict, strategy:
     assert evaluations[-1]["eval_nll"] == pytest.approx(result["metrics"]["nll"], rel=1e-5)
 
 
-def test_folder_loads_without_smoothtune(settings: dict) -> None:
+def in_this_process(folder: str) -> str:
+    output, modules = io.StringIO(), [name for name in sys.modules if name.startswith("smoothtune")]
+    with (
+        mock.patch.dict(sys.modules, dict.fromkeys(modules)),
+        mock.patch.object(sys, "argv", ["-c", folder]),
+        redirect_stdout(output),
+    ):
+        exec(LOADS_ALONE, {"__name__": "alone"})
+    return output.getvalue()
+
+
+def in_a_new_process(folder: str) -> str:
+    command = [sys.executable, "-c", LOADS_ALONE, folder]
+    return subprocess.run(command, stdout=subprocess.PIPE, check=True, text=True).stdout
+
+
+@pytest.mark.parametrize(
+    "load", [in_this_process, pytest.param(in_a_new_process, marks=pytest.mark.slow)]
+)
+def test_folder_loads_without_smoothtune(settings: dict, load: Callable[[str], str]) -> None:
     config = RunConfig(**settings | {"max_steps": 1, "methods": {"mixout": {}}})
     quiet_train(config)
-    finished = subprocess.run(
-        [sys.executable, "-c", LOADS_ALONE, config.output_dir],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert finished.returncode == 0, finished.stderr
-    assert finished.stdout.split()[-1] in ("fine", "poor")
+    assert load(config.output_dir).split()[-1] in ("fine", "poor")
     suffixes = {path.suffix for path in Path(config.output_dir).iterdir()}
     assert suffixes == {".safetensors", ".json", ".md"}  # no pickle, no code
     assert "auto_map" not in (Path(config.output_dir) / "config.json").read_text()
@@ -175,7 +190,7 @@ def test_folder_loads_without_smoothtune(settings: dict) -> None:
 
 def test_it_learns(settings: dict) -> None:
     result = quiet_train(
-        RunConfig(**settings | {"num_train_epochs": 20.0, "methods": {"lnsr": {"share": 0.01}}})
+        RunConfig(**settings | {"num_train_epochs": 12.0, "methods": {"lnsr": {"share": 0.01}}})
     )
     assert result["metrics"]["accuracy"] > 0.9
 
@@ -268,8 +283,8 @@ def test_model_card_says_what_was_in_force(
 
 
 def test_measuring_the_cost_changes_nothing(settings: dict, tmp_path: Path) -> None:
-    measured = RunConfig(**settings)
-    unmeasured = RunConfig(**settings | {"cost_steps": 0, "output_dir": str(tmp_path / "other")})
+    measured = RunConfig(**settings | {"cost_steps": 1})
+    unmeasured = RunConfig(**settings | {"output_dir": str(tmp_path / "other")})
     assert quiet_train(measured)["cost"]["ratio_to_plain"] is not None
     assert quiet_train(unmeasured)["cost"]["ratio_to_plain"] is None
     assert same(weights(measured), weights(unmeasured))
@@ -332,7 +347,9 @@ def test_two_processes_on_one_folder(settings: dict) -> None:
         quiet_train(RunConfig(**settings))
 
 
-@pytest.mark.parametrize("strategy", ["group_by_length", "random"])
+@pytest.mark.parametrize(
+    "strategy", ["group_by_length", pytest.param("random", marks=pytest.mark.slow)]
+)
 def test_signal_leaves_a_checkpoint_and_the_resumed_run_is_the_same(
     settings: dict, strategy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -410,7 +427,8 @@ def test_regression(settings: dict, tmp_path: Path) -> None:
 
 
 def test_what_is_printed(settings: dict, capsys: pytest.CaptureFixture) -> None:
-    train(RunConfig(**settings | {"methods": {"cwgnc": {}}}), console=Console(file=sys.stdout))
+    changes = {"methods": {"cwgnc": {}}, "cost_steps": 1}
+    train(RunConfig(**settings | changes), console=Console(file=sys.stdout))
     printed = capsys.readouterr().out
     for part in (
         "train: rows 24; labels fine 12, poor 12; tokens min ",
@@ -431,7 +449,7 @@ def test_in_manifold_noise_knows_the_texts_from_the_cost_of_a_step_on(
     noise_base.warn_once.cache_clear()
     lnsr = {"lnsr": {"noise": "in_manifold", "k": 3}}
     with caplog.at_level("INFO"):
-        quiet_train(RunConfig(**settings | {"methods": lnsr, "max_steps": 1}))
+        quiet_train(RunConfig(**settings | {"methods": lnsr, "max_steps": 1, "cost_steps": 1}))
     audits = [text for text in caplog.messages if text.startswith("in-manifold noise: ")]
     assert len(audits) == 2  # of the cost, and of the run
     assert audits[0] == audits[1]
@@ -439,6 +457,7 @@ def test_in_manifold_noise_knows_the_texts_from_the_cost_of_a_step_on(
     assert "[SEP]" not in audits[0]
     assert not [text for text in caplog.messages if "read_training_rows" in text]
     too_many = {"methods": {"lnsr": {"noise": "in_manifold"}}, "output_dir": f"{tmp_path}/other"}
+    too_many |= {"cost_steps": 1}
     with pytest.raises(ConfigError, match="k=10 neighbors need .*: lower k"):
         quiet_train(RunConfig(**settings | too_many))
 

@@ -3,6 +3,8 @@
 import os
 import re
 import time
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ from rich.console import Console
 from helpers.tiny_folder import tiny_gpt2
 from helpers.tiny_sets import tiny_sets
 from smoothtune import METHODS
+from smoothtune.config import draft
 from smoothtune.errors import ConfigError
 from smoothtune.study.config import load_study
 from smoothtune.study.files import (
@@ -18,20 +21,26 @@ from smoothtune.study.files import (
     recipe_titles,
     recipes,
     recipes_folder,
+    scales_of,
     study_file,
 )
 from smoothtune.study.layout import TableLayout
 from smoothtune.study.protocol import protocol_names, read_protocol
 from smoothtune.study.run import run_study
 
-SCALES = {name: scales.split() for name, scales, _ in recipe_titles()}
+read_yaml = cache(draft.read_yaml)
 
 
-@pytest.mark.parametrize("name", SCALES)
+@pytest.fixture(autouse=True)
+def _files_are_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(draft, "read_yaml", lambda path: deepcopy(read_yaml(path)))
+
+
+@pytest.mark.parametrize("name", recipes())
 def test_every_run_of_a_recipe_is_valid(name: str) -> None:
     """In every scale; and rows and columns of its tables are about its entries."""
     known: set[str] = set()
-    for scale in SCALES[name] or [None]:
+    for scale in scales_of(recipes()[name]) or [None]:
         study = load_study(recipes()[name], scale=scale)
         labels = [entry.label for entry in study.entries]
         known |= set(labels)
@@ -55,7 +64,7 @@ def test_every_run_of_a_recipe_is_valid(name: str) -> None:
 
 
 def test_recipes_come_with_scales_titles_and_layouts() -> None:
-    assert len(SCALES) > 35
+    assert len(recipes()) > 35
     layouts = recipe_layouts()
     for name, scales, title in recipe_titles():
         assert scales in ("paper small smoke", "paper small decoder smoke", ""), name
@@ -67,7 +76,7 @@ def test_every_recipe_stands_in_the_table() -> None:
     """And every recipe that the table names is there; no state is empty."""
     page = (recipes_folder() / "README.md").read_text(encoding="utf-8")
     named = set(re.findall(r"`([a-z0-9-]+)`", page))
-    assert set(SCALES) <= named
+    assert set(recipes()) <= named
     rows = [line.split("|")[1:-1] for line in page.splitlines() if line.startswith("|")]
     assert len(rows) > 50
     for row in rows:

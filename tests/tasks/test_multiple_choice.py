@@ -68,6 +68,7 @@ def test_it_learns_and_the_folder_loads_with_transformers(tuned, data) -> None:
     assert right / 24 == pytest.approx(result["metrics"]["accuracy"])
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_every_part_is_there_or_says_why_not(tuned, tmp_path) -> None:
     arguments = [tuned[0], "--all", "--output-dir", tmp_path / "out", "--num-resamples", 20]
     found = CliRunner().invoke(app, ["evaluate", *map(str, arguments)])

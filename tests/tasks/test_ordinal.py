@@ -106,10 +106,11 @@ def test_it_trains_evaluates_and_predicts(tmp_path: Path) -> None:
     run |= {"model": str(tmp_path / "bert"), "learning_rate": 1e-2, "cost_steps": 0}
     run |= {"per_device_train_batch_size": 16, "output_dir": str(tmp_path / "out")}
     (tmp_path / "run.yaml").write_text(json.dumps(run))
+    few = ("--num-resamples", 20, "--output-dir", tmp_path / "eval")
     predict = ("predict", tmp_path / "out", "--data", tmp_path / "data" / "validation.jsonl")
     for command in (
         ("train", tmp_path / "run.yaml"),
-        ("evaluate", tmp_path / "out", "--calibration", "--output-dir", tmp_path / "eval"),
+        ("evaluate", tmp_path / "out", "--calibration", *few),
         (*predict, "--to", tmp_path / "rated.jsonl"),
     ):
         found = CliRunner().invoke(app, [str(argument) for argument in command])

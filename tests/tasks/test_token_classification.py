@@ -58,6 +58,7 @@ def test_it_learns_and_the_folder_works_in_a_pipeline(tuned) -> None:
     assert "pipeline_tag: token-classification" in (folder / "README.md").read_text()
 
 
+@pytest.mark.usefixtures("no_plots")
 def test_every_part_is_there_or_says_why_not(tuned, tmp_path) -> None:
     arguments = [tuned[0], "--all", "--output-dir", tmp_path / "out", "--num-resamples", 20]
     found = CliRunner().invoke(app, ["evaluate", *map(str, arguments)])

@@ -63,8 +63,15 @@ def weights_after(folder, method, loss, batches):
     return torch.cat([weight.detach().flatten() for weight in model.state_dict().values()])
 
 
-@pytest.mark.parametrize("loss", list(LOSSES))
-@pytest.mark.parametrize("method", list(METHODS_TESTED))
+def methods_and_losses():
+    """Plain with every loss, every method with one in turn; the rest are slow tests."""
+    for number, method in enumerate(METHODS_TESTED):
+        for index, loss in enumerate(LOSSES):
+            fast = method == "plain" or index == number % len(LOSSES)
+            yield pytest.param(method, loss, marks=() if fast else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("method", "loss"), list(methods_and_losses()))
 def test_four_batches_of_8_make_the_updates_of_one_of_32(tmp_path, method, loss):
     """Up to 5.19 the Trainer divides by their number only where nothing is normalized."""
     whole, parts = (weights_after(tmp_path, method, loss, batches) for batches in (1, 4))

@@ -110,7 +110,12 @@ def test_loss_and_gradient_are_the_trainers_own(loss, folder, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", sorted(set(METHODS) - {"cross_holder", "label_smoothing", *NO_HEAD})
+    "name",
+    [  # every other one; the fast tests of TRL have the others
+        pytest.param(name, marks=pytest.mark.slow if number % 2 else ())
+        for number, name in enumerate(sorted(METHODS))
+        if name not in {"cross_holder", "label_smoothing", *NO_HEAD}
+    ],
 )
 def test_every_method_trains_and_logs_its_terms(name, folder, tmp_path):
     trainer = trainer_of(folder, tmp_path)

@@ -86,7 +86,14 @@ def sft_trainer(output_dir, *, model=None, peft_config=None, cls=None, **changes
     )
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - {"cross_holder", "double_backprop"}))
+@pytest.mark.parametrize(
+    "name",
+    [  # every other one; the fast tests of sentence-transformers have the others
+        pytest.param(name, marks=() if number % 2 else pytest.mark.slow)
+        for number, name in enumerate(sorted(METHODS))
+        if name not in ("cross_holder", "double_backprop")
+    ],
+)
 def test_every_method_logs_its_terms(name, tmp_path):
     trainer = regularize(
         sft_trainer(tmp_path),

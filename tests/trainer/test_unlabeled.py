@@ -211,8 +211,14 @@ PLAIN_LOSS = ("class weights", "in place of the task loss, a term on unlabeled")
 CASES = [case for case in product(KINDS, METHODS) if case != PLAIN_LOSS]
 
 
-@pytest.mark.parametrize("accumulation", [2, 4])
-@pytest.mark.parametrize(("kind", "methods"), CASES)
+@pytest.mark.parametrize(
+    ("kind", "methods", "accumulation"),
+    [  # fast: every case with one of the two, in turn
+        pytest.param(*case, size, marks=() if number % 2 == index else pytest.mark.slow)
+        for number, case in enumerate(CASES)
+        for index, size in enumerate([2, 4])
+    ],
+)
 def test_an_update_of_both_is_the_sum_of_a_labeled_and_an_unlabeled_one(
     tmp_path, kind, methods, accumulation
 ):

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -174,18 +175,25 @@ def with_interval(
 
 def render(template: str, content: dict[str, Any]) -> str:
     """A page from a template of this package; what is put into HTML is escaped."""
+    html = template.endswith(".html.jinja")
+    page = _environment(escapes=html).get_template(template).render(content)
+    return _with_contents(page) if html else page
+
+
+@cache
+def _environment(*, escapes: bool) -> Environment:
+    """Where templates are; they are compiled once."""
     environment = Environment(
         loader=PackageLoader("smoothtune"),
         undefined=StrictUndefined,
-        autoescape=template.endswith(".html.jinja"),
+        autoescape=escapes,
         trim_blocks=True,
         lstrip_blocks=True,
     )
     # one place for all that a page shows; what is escaped beyond it depends on the format
     environment.finalize = lambda value: printable(value) if type(value) is str else value
     environment.filters |= {"text": markdown_text, "json": _json_text, "value": markdown_value}
-    page = environment.get_template(template).render(content)
-    return _with_contents(page) if template.endswith(".html.jinja") else page
+    return environment
 
 
 HEADING = re.compile(r"<h2>(.*?)</h2>")

@@ -2,6 +2,7 @@
 
 import json
 import random
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -302,7 +303,9 @@ def evaluated(tuned, tmp_path_factory):
     folder = tmp_path_factory.mktemp("evaluated")
     draw = random.Random(9)
     other = write(folder / "other", validation=[squad_row(i, draw) for i in range(10)])
-    found = call(tuned[0], "--all", "--ood", f"other={other}", "--output-dir", folder / "all")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib", None)
+        found = call(tuned[0], "--all", "--ood", f"other={other}", "--output-dir", folder / "all")
     assert found.exit_code == 0, found.output
     return folder / "all", json.loads((folder / "all" / "evaluation.json").read_text())
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
@@ -151,11 +152,16 @@ def smallest_difference(sd: float | None, num_seeds: int, num_methods: int) -> f
     """
     if not sd or num_seeds < 2:
         return None
+    return float(_smallest_shift(num_seeds, num_methods) * sd / np.sqrt(num_seeds))
+
+
+@cache
+def _smallest_shift(num_seeds: int, num_methods: int) -> float:
+    """`smallest_difference` in standard errors."""
     high = 1.0
     while _power(high, num_seeds, num_methods) < POWER:
         high *= 2
-    shift = optimize.brentq(lambda x: _power(x, num_seeds, num_methods) - POWER, 0.0, high)
-    return float(shift * sd / np.sqrt(num_seeds))
+    return optimize.brentq(lambda x: _power(x, num_seeds, num_methods) - POWER, 0.0, high)
 
 
 def _power(shift: float, num_seeds: int, num_methods: int) -> float:
