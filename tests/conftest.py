@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from helpers.tiny_folder import tiny_bert, tiny_data
-from smoothtune.core import objective
+from smoothtune.core import terms
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 INSTALL = "this test needs a browser: apt-get install chromium, or playwright install chromium"
@@ -43,7 +43,7 @@ def _one_thread_and_own_caches(monkeypatch, tmp_path_factory):
 @pytest.fixture(autouse=True)
 def _tiny_batches_share_masks(monkeypatch):
     """As batches of a usual size do."""
-    monkeypatch.setattr(objective, "MASKS_FROM", 0)
+    monkeypatch.setattr(terms, "MASKS_FROM", 0)
 
 
 @pytest.fixture(autouse=True)
