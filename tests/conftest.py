@@ -19,7 +19,7 @@ import torch
 
 from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.cli import demo
-from smoothtune.core import objective
+from smoothtune.core import terms
 from smoothtune.study import pool
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
@@ -56,7 +56,7 @@ def _files_need_not_outlive_the_machine(monkeypatch):
 @pytest.fixture(autouse=True)
 def _tiny_batches_share_masks(monkeypatch):
     """As batches of a usual size do."""
-    monkeypatch.setattr(objective, "MASKS_FROM", 0)
+    monkeypatch.setattr(terms, "MASKS_FROM", 0)
 
 
 @pytest.fixture(autouse=True)

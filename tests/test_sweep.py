@@ -5,7 +5,7 @@ import sweep_checks
 import transformers
 from sweep_models import classes
 
-from smoothtune.core import task_batch
+from smoothtune.core import objective
 from smoothtune.nn import hooks
 
 FAST = [
@@ -69,13 +69,13 @@ def test_more_classes_are_right_or_refused(name):
 
 
 def test_a_wrong_task_loss_is_noticed(monkeypatch):
-    own = task_batch.model_loss
+    own = objective.model_loss
 
     def doubled(model, batch):
         loss, outputs = own(model, batch)
         return 2 * loss, outputs
 
-    monkeypatch.setattr(task_batch, "model_loss", doubled)
+    monkeypatch.setattr(objective, "model_loss", doubled)
     assert "task loss" in wrong(results("BertForSequenceClassification", []))
 
 

@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-import smoothtune.core.objective
+import smoothtune.core.terms
 from smoothtune import L2SP, LNSR, R3F, Jacobian, Mixout, Objective, RDrop
 from smoothtune.nn.dropout import SharedMasks
 from smoothtune.testing import tiny_batch
@@ -62,23 +62,23 @@ def test_masks_are_drawn_once_and_are_those_that_would_have_been_drawn(
 
 def test_only_a_cpu_looks_for_masks() -> None:
     objective, batch = Objective(LNSR(weight=1.0)), tiny_batch()
-    assert objective._shared_masks(batch) is not None
+    assert objective._terms.shared_masks(batch) is not None
     elsewhere = {name: value.to("meta") for name, value in batch.items()}
-    assert objective._shared_masks(elsewhere) is None
+    assert objective._terms.shared_masks(elsewhere) is None
 
 
 @pytest.mark.parametrize(
     "method", [Mixout(), L2SP(), RDrop(), Jacobian(), R3F(weight=1.0, dropout="independent")]
 )
 def test_nobody_looks_for_masks_that_no_pass_shares(method) -> None:
-    assert Objective(method)._shared_masks(tiny_batch()) is None
+    assert Objective(method)._terms.shared_masks(tiny_batch()) is None
 
 
 def test_a_small_batch_draws_its_masks_again(monkeypatch) -> None:
-    monkeypatch.setattr(smoothtune.core.objective, "MASKS_FROM", 25)
+    monkeypatch.setattr(smoothtune.core.terms, "MASKS_FROM", 25)
     batch = tiny_batch()  # of 24 tokens
-    assert Objective(LNSR(weight=1.0))._shared_masks(batch) is None
-    assert Objective(LNSR(weight=1.0, rows=0.5))._shared_masks(batch) is not None
+    assert Objective(LNSR(weight=1.0))._terms.shared_masks(batch) is None
+    assert Objective(LNSR(weight=1.0, rows=0.5))._terms.shared_masks(batch) is not None
 
 
 def test_gradients_of_all_passes_are_right() -> None:

@@ -26,6 +26,7 @@ from smoothtune import (
 )
 from smoothtune.core.forward import model_loss
 from smoothtune.core.regularizer import Penalty
+from smoothtune.nn.gradients import norms
 from smoothtune.nn.hf_versions import enable_checkpointing, recomputes_hooks
 from smoothtune.testing import all_in_float64, fixed_draws, tiny_batch, tiny_model
 
@@ -316,7 +317,7 @@ def test_the_two_gradients_are_those_of_their_losses(make, change):
         objective = Objective(make()).bind(model, still(model))
         objective.calibrate(model, tiny_batch())
         state, kept = objective.state_dict(), {}
-        objective.strengths.update.loss = lambda value, weights, task, terms, sizes, **_: (
+        objective.strengths.update.loss = lambda value, weights, task, terms, alone, **_: (
             kept.update(task=task, term=terms[make.name], weights=weights) or value
         )
         objective(model, tiny_batch())
@@ -324,7 +325,8 @@ def test_the_two_gradients_are_those_of_their_losses(make, change):
         same(kept["task"], gradients(Objective()(model, tiny_batch()), kept["weights"]))
         alone = Objective(make()).attach(model)
         alone.load_state_dict(state)
-        losses = alone._losses(alone._clean_pass(model, tiny_batch(), model_loss, True), True)
+        clean = alone._terms.clean_pass(model, tiny_batch(), model_loss, True)
+        losses = alone._terms.losses(clean, alone.seed, alone.calls)
         same(kept["term"], gradients(losses[make.name], kept["weights"]))
         alone.detach()
 
@@ -346,8 +348,8 @@ def same(found, expected):
 def norms_of(make, model, batch):
     """||grad task||, ||grad term|| of a batch."""
     objective, kept = Objective(make).bind(model, still(model)), []
-    objective.strengths.update.loss = lambda value, weights, task, terms, sizes, **_: (
-        kept.append(sizes) or value
+    objective.strengths.update.loss = lambda value, weights, task, terms, alone, **_: (
+        kept.append(norms([task, *terms.values()], weights, mean=False)) or value
     )
     objective(model, batch)
     objective.detach()
@@ -400,9 +402,9 @@ def test_a_fixed_weight_trains_as_without_a_bound():
         optimizer.zero_grad()
         objective.calls -= 1
         torch.manual_seed(step)
-        clean = objective._clean_pass(model, tiny_batch(), model_loss, True)
+        clean = objective._terms.clean_pass(model, tiny_batch(), model_loss, True)
         objective.calls += 1
-        losses = objective._losses(clean, True)
+        losses = objective._terms.losses(clean, objective.seed, objective.calls)
         torch.stack([2.0 * losses["r3f"], losses["task"]]).sum().backward()
         if step == 2:
             torch.testing.assert_close(found, gradient(model), rtol=1e-6, atol=1e-9)

@@ -164,7 +164,7 @@ def test_decoders_that_do_not_say_is_causal(name):
 def test_a_classifier_on_such_a_decoder_reads_the_last_token():
     config = BloomConfig(vocab_size=VOCABULARY, pad_token_id=1, **SILENT["bloom"][2])
     model = random_model(BloomForSequenceClassification, config)
-    clean = Objective(LNSR(weight=1.0))._clean_pass(model, tiny_batch(), None, True)
+    clean = Objective(LNSR(weight=1.0))._terms.clean_pass(model, tiny_batch(), None, True)
     positions = torch.arange(6).expand(4, 6)[..., None]
     assert clean.pooled(positions).flatten().tolist() == [5, 3, 4, 2]
 

@@ -57,8 +57,12 @@ class Attachment:
                 weight.data.copy_(before)
             raise
         _TAKEN.add(model)
-        _LATEST.update({id(regularizer): self for regularizer in self.regularizers})
-        self.shapes = [  # looked up in every update: by module, which takes a tenth of by name
+        self.lost_method: str | None = None  # to another objective's model
+        for regularizer in self.regularizers:
+            if (earlier := _LATEST.get(id(regularizer))) is not None:
+                earlier.lost_method = regularizer.name
+            _LATEST[id(regularizer)] = self
+        self.shapes = [
             (module, leaf, f"{name}.{leaf}".lstrip("."), weight.shape)
             for name, module in model.named_modules()
             for leaf, weight in module._parameters.items()
@@ -69,14 +73,13 @@ class Attachment:
             self._lost = weakref.finalize(self, _TAKEN.discard, model)
 
     def check(self, model: nn.Module) -> None:
-        """Refuse what no longer is as it was attached.
+        """Refuse a model that no longer is as it was attached; before the first update with it.
 
         Args:
             model: as the loop holds it now.
 
         Raises:
-            RuntimeError: it is another model; a weight has another shape; or another objective has
-                attached one of the methods to its model since: what it remembers is of that model.
+            RuntimeError: it is another model, or a weight has another shape.
         """
         if not holds(model, self.model):
             raise RuntimeError(
@@ -84,12 +87,6 @@ class Attachment:
                 "called with: call it with that model (wrapped or not), or detach() it and bind() "
                 "it to this one"
             )
-        for regularizer in self.regularizers:
-            if _LATEST.get(id(regularizer), self) is not self:
-                raise RuntimeError(
-                    f"another objective has attached this {regularizer.name} to its model since, "
-                    "and a method remembers one model at a time: make one for each objective"
-                )
         if not all(regularizer.traits.does_nothing for regularizer in self.regularizers):
             self._check_shapes()
 

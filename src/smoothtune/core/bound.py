@@ -7,30 +7,68 @@ by how their coefficients have changed. What the loop clips is what it applies.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from smoothtune.nn.gradients import Gradients, norms, plus, times
-from smoothtune.nn.stored_gradient import with_deferred_gradient
+from smoothtune.nn.gradients import Gradients, norms, plus, times, with_deferred_gradient
 
-Coefficients = Callable[[Tensor, dict[str, Tensor], Tensor], dict[str, Tensor]]
-"""(norm of the task's gradient, those of the terms', sum of scales), all (), -> () by term"""
+MEMORY = 20  # updates that a mean of logarithms remembers
+
+
+class MeanLog(NamedTuple):
+    """A mean of logarithms, and of how many values; both ().
+
+    An ordinary mean of the first `MEMORY` values, then an exponential one with as much memory.
+    """
+
+    mean: Tensor
+    values: Tensor
+
+    def with_value(self, x: Tensor) -> MeanLog:
+        """With one more, unless it is 0, infinite or none."""
+        mean, count, log = self.mean.to(x), self.values.to(x), x.log()
+        counts = log.isfinite()
+        new = mean + (log - mean) / (count + 1).clamp(max=MEMORY)
+        return MeanLog(torch.where(counts, new, mean), count + counts)
+
+
+class Solution(NamedTuple):
+    """What one update applies; tensors are ()."""
+
+    coefficients: dict[str, Tensor]
+    """By what the bounded terms are multiplied."""
+    shares: dict[str, Tensor]
+    """Norms of what is applied of them, over the task's."""
+    held: Tensor
+    """Whether the bound holds them."""
+    task: Tensor
+    """Norm of the task's gradient."""
+    scale: Tensor
+    """Number of batches, as the loop weighs them."""
+    logs: dict[str, MeanLog]
+    """Of the task's norm over that of a term with a share, this update included."""
+
+
+Solve = Callable[[Tensor, dict[str, Tensor], Tensor], Solution]
+"""(norm of the task's gradient, those of the terms', sum of scales), all () -> what is applied"""
 
 
 class UpdateGradients:
     """Sums over the batches of one update, as the loop scales them.
 
     Args:
-        coefficients: by what the terms' gradients are multiplied, from the norms of these sums.
+        solve: what is applied, from the norms of these sums.
 
     Attributes:
         keeps: whether more batches may come before the update; if not, nothing is kept.
-        measured: norms of the sums so far, task's first, and their scale, for who counts updates.
+        solution: of the sums so far, for who counts updates; None before the first.
     """
 
-    def __init__(self, coefficients: Coefficients):
-        self.coefficients = coefficients
+    def __init__(self, solve: Solve):
+        self.solve = solve
         self.keeps = True
         self.clear()
 
@@ -39,8 +77,7 @@ class UpdateGradients:
         self.weights: Sequence[nn.Parameter] = ()
         self.task: Gradients = []
         self.terms: dict[str, Gradients] = {}
-        self.measured: tuple[Tensor, dict[str, Tensor], Tensor] | None = None
-        self._applied: dict[str, Tensor] = {}  # coefficients that `.grad` has been made with
+        self.solution: Solution | None = None  # that `.grad` has been made with
         self._scale: Tensor | None = None
 
     def loss(
@@ -49,7 +86,7 @@ class UpdateGradients:
         weights: Sequence[nn.Parameter],
         task: Gradients,
         terms: dict[str, Gradients],
-        sizes: Tensor,
+        alone: Solution,
         *,
         mean: bool,
         skips: bool,
@@ -61,17 +98,18 @@ class UpdateGradients:
             weights: that are trained.
             task: the gradient of the task's loss, and of terms with a fixed weight.
             terms: those of the terms that are bounded.
-            sizes: (1 + N,) norms of task's and terms', of this process.
+            alone: what the batch applies if no other comes before the update, by norms that are of
+                this process.
             mean: norms are those of the mean over processes.
             skips: an update may be left out without a word, as gradient scalers do.
         """
         if self._begins(skips):
             self.clear()
-        parts = [task, *terms.values(), *self.terms.values()]
-        reached = [i for i in range(len(weights)) if any(part[i] is not None for part in parts)]
+        parts = zip(task, *terms.values(), *self.terms.values(), strict=True)
+        reached = [i for i, part in enumerate(parts) if any(g is not None for g in part)]
 
         def make(scale: Tensor) -> list[Tensor | None]:
-            gradient = self._add(scale, weights, task, terms, None if mean else sizes)
+            gradient = self._add(scale, weights, task, terms, None if mean else alone)
             return [gradient[i] for i in reached]
 
         return with_deferred_gradient(value, make, [weights[i] for i in reached])
@@ -90,43 +128,32 @@ class UpdateGradients:
         weights: Sequence[nn.Parameter],
         task: Gradients,
         terms: dict[str, Gradients],
-        sizes: Tensor | None,
+        alone: Solution | None,
     ) -> Gradients:
         """What a batch adds to `.grad`."""
         first = self._scale is None
         total = scale if self._scale is None else self._scale + scale
-        gradient = times(task, scale)
-        # norms of the update so far
-        if first and sizes is not None:
-            measured, sums = sizes * scale.abs(), {}
-        else:
+        gradient = of_task = times(task, scale)
+        sums: dict[str, Gradients] = {}
+        if self.keeps or not first or alone is None:
             sums = {name: times(part, scale) for name, part in terms.items()}
+        if first and alone is not None:
+            solution = alone  # whatever the scale
+        else:
             of_task = gradient if first else plus(self.task, gradient)
             for name, part in self.terms.items():
                 sums[name] = plus(part, sums[name]) if name in sums else part
-            measured = norms([of_task, *sums.values()], weights, mean=sizes is None)
-        by_name = dict(zip(sums or terms, measured[1:], strict=True))
-        coefficients = self.coefficients(measured[0], by_name, total.abs())
+            sizes = norms([of_task, *sums.values()], weights, mean=alone is None)
+            solution = self.solve(sizes[0], dict(zip(sums, sizes[1:], strict=True)), total.abs())
         # this batch, and the correction of those before it
-        result = gradient
+        result, now = gradient, solution.coefficients
         for name, part in terms.items():
-            result = plus(result, part, coefficients[name] * scale)
-        for name, part in self.terms.items():
-            result = plus(result, part, coefficients[name] - self._applied[name])
-        self.measured = measured[0], by_name, total.abs()
+            result = plus(result, part, now[name] * scale)
+        if self.solution is not None:
+            before = self.solution.coefficients
+            for name, part in self.terms.items():
+                result = plus(result, part, now[name] - before[name])
+        self.solution = solution
         if self.keeps:
-            self._keep(weights, gradient, sums or terms, scale if not sums else None, first)
-            self._applied, self._scale = coefficients, total
+            self.weights, self.task, self.terms, self._scale = weights, of_task, sums, total
         return result
-
-    def _keep(
-        self,
-        weights: Sequence[nn.Parameter],
-        task: Gradients,
-        terms: Mapping[str, Gradients],
-        scale: Tensor | None,
-        first: bool,
-    ) -> None:
-        self.weights = weights
-        self.task = task if first else plus(self.task, task)
-        self.terms = {n: part if scale is None else times(part, scale) for n, part in terms.items()}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
-from typing import Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,23 @@ from smoothtune.core.strength import Strengths
 from smoothtune.core.support import check
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.distributed import shards
+from smoothtune.nn.environments import Environment, reads_float32
 from smoothtune.nn.low_bit import keep_unpacked
 from smoothtune.nn.model_facts import PROBLEM_TYPES, declaring, problem_type
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
+
+
+class Surroundings(NamedTuple):
+    """What is around a model, as the loop holds it in one precision; looked up once."""
+
+    where: set[Environment]
+    low_bit: bool
+    """Whether frozen weights in few bits can be read as float32."""
+    units: list[FSDPModule]
+    """That FSDP2 shards."""
 
 
 class BoundMethods:
@@ -43,6 +59,7 @@ class BoundMethods:
         self._attachment: Attachment | None = None
         self._last: weakref.ref[nn.Module] | None = None  # the model it was last attached to
         self._hooks: OptimizerHooks | None = None
+        self._around = WeakKeyDictionary[nn.Module, dict[Any, Surroundings]]()
         self._begin()
 
     def _begin(self) -> None:
@@ -70,6 +87,7 @@ class BoundMethods:
         keep_unpacked(bare)
         again = self._last is not None and self._last() is bare
         self._attachment = Attachment(bare, methods, again=again)
+        self._around.clear()
         if self._last is not None and not again:
             self._begin()
         self._last, self.seed = weakref.ref(bare), torch.initial_seed()
@@ -152,6 +170,7 @@ class BoundMethods:
             self._watch.stop()
             self._attachment.undo()
             self._attachment = None
+            self._around.clear()
 
     @property
     def step(self) -> int:
@@ -169,24 +188,49 @@ class BoundMethods:
             raise RuntimeError("attach the objective to a model first: objective.bind(model, ...)")
         return self._attachment.model
 
+    def _surroundings(
+        self, model: nn.Module, dtype: torch.dtype | None, device: torch.device
+    ) -> Surroundings:
+        """Check support whenever the loop uses another wrapper or another precision.
+
+        Raises:
+            RuntimeError: it is another model than was attached, or a weight has another shape; or
+                another objective has attached one of the methods to its model since: what it
+                remembers is of that model.
+            ValueError: a method does not support it.
+        """
+        if self._attachment is not None and self._attachment.lost_method is not None:
+            raise RuntimeError(
+                f"another objective has attached this {self._attachment.lost_method} to its model "
+                "since, and a method remembers one model at a time: make one for each objective"
+            )
+        checked = self._around.setdefault(model, {})
+        if dtype not in checked:
+            if self._attachment is not None:
+                self._attachment.check(model)
+            where = check(self.regularizers, model, device)
+            keep_unpacked(model)
+            checked[dtype] = Surroundings(where, reads_float32(where), shards(unwrap(model)))
+        return checked[dtype]
+
     # --- around an update --------------------------------------------------------------------
 
     def before_step(self) -> None:
         """Let the methods edit the gradients; just before an update."""
         self.strengths.finish()
-        acting = {name: r for name, r in self.regularizers.items() if r.acts_before}
-        if not acting:
-            return
-        device = next(self.model.parameters()).device
-        for name, regularizer in acting.items():
+        for name, regularizer in self.regularizers.items():
+            if not regularizer.acts_before:
+                continue
+            device = next(self.model.parameters()).device
             with rng.stream(device, self.seed, f"{name}/gradients", self.step, every_process=True):
                 regularizer.before_step(self.model)
 
     def after_step(self) -> None:
         """Let the methods read or correct the new weights; just after an update."""
-        self.step += 1
+        self.strengths.step += 1
         for regularizer in self.regularizers.values():
-            regularizer.after_step(self.model)
+            if regularizer.acts_after:
+                regularizer.after_step(self.model)
 
     # --- state -------------------------------------------------------------------------------
 

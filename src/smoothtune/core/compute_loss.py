@@ -1,14 +1,15 @@
-"""Functions that compute a task loss, in the forms in which loops and trainers write them."""
+"""Functions that compute a task loss, as loops and trainers write them, and what they give."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from smoothtune.nn.hooks import WEIGHT_SIDE
+from smoothtune.nn.architecture import unwrap
+from smoothtune.nn.hooks import INSTEAD, WEIGHT_SIDE, Point
 
 NO_OUTPUTS = (
     "compute_loss gave a loss without outputs, and this method compares them: return (loss, "
@@ -40,6 +41,8 @@ class Weighed:
 
 def times(factor: float | Tensor, loss: Tensor) -> Tensor:
     """() a loss times a factor, in the loss's precision, as if the factor were a number."""
+    if not isinstance(factor, Tensor) and factor == 1:
+        return loss
     return (factor.to(loss) if isinstance(factor, Tensor) else factor) * loss
 
 
@@ -71,7 +74,7 @@ def loss_and_outputs(returned: Any) -> tuple[Tensor | None, Any]:
             f"compute_loss gave a {type(loss).__name__}{shape} for the loss: return a tensor of "
             "one number, or (loss, outputs)"
         )
-    return loss.reshape(()), outputs
+    return (loss if loss.ndim == 0 else loss.reshape(())), outputs
 
 
 def logits_of(model: nn.Module, outputs: Any) -> Tensor:
@@ -94,3 +97,69 @@ def logits_of(model: nn.Module, outputs: Any) -> Tensor:
             f"{WEIGHT_SIDE}"
         )
     return outputs["logits"]
+
+
+class Result(NamedTuple):
+    """What a forward computed."""
+
+    loss: Tensor | None
+    outputs: Any
+    hidden_states: list[Tensor] | None
+    values: dict[Point, Tensor]  # (B, T, D) at every point before the perturbation, with graph
+
+
+class PassResults:
+    """The results of a `ForwardPass`, which are there once it has run."""
+
+    model: nn.Module
+    _result: Result | None = None
+
+    @property
+    def has_run(self) -> bool:
+        """Whether the forward has been computed."""
+        return self._result is not None
+
+    @property
+    def _finished(self) -> Result:
+        if self._result is None:
+            raise RuntimeError(
+                "this pass has not run: call `run()` before its loss, outputs or hidden states"
+            )
+        return self._result
+
+    @property
+    def input_ids(self) -> Tensor:
+        """(B, T) the tokens."""
+        raise NotImplementedError
+
+    @property
+    def outputs(self) -> Any:
+        """What the model returned."""
+        return self._finished.outputs
+
+    @property
+    def logits(self) -> Tensor:
+        """(B, C) logits or scores; (B, T, C) for token tasks.
+
+        Raises:
+            ValueError: the model gives none, or several under other names.
+        """
+        return logits_of(unwrap(self.model), self.outputs)
+
+    @property
+    def hidden_states(self) -> tuple[Tensor, ...]:
+        """L+1 tensors (B, T, D): the input of block 0, then the output of every block.
+
+        Raises:
+            RuntimeError: they were not recorded, or are no states of the batch's tokens.
+        """
+        states = self._finished.hidden_states
+        if states is None:
+            raise RuntimeError("hidden states were not recorded: the trait hidden_states is False")
+        tokens = self.input_ids.shape
+        if other := [tuple(s.shape) for s in states if s.shape[:-1] != tokens]:
+            raise RuntimeError(
+                f"a hidden state of shape {other[0]} does not fit a batch of {tuple(tokens)} "
+                f"tokens: {INSTEAD}"
+            )
+        return tuple(states)

@@ -6,6 +6,7 @@ Shapes, here and everywhere: B batch, T tokens, D width, C classes, L layers, K 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Literal, Self
@@ -15,8 +16,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map_only
 
-from smoothtune.core.compute_loss import ComputeLoss, loss_and_outputs, model_loss
-from smoothtune.core.pass_results import PassResults, Result
+from smoothtune.core.compute_loss import (
+    ComputeLoss,
+    PassResults,
+    Result,
+    loss_and_outputs,
+    model_loss,
+)
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import Side, pooled_positions, trained_weights, unwrap
 from smoothtune.nn.dropout import Rate, SharedMasks, dropout_rates, evaluating, unchanged_weights
@@ -24,6 +30,10 @@ from smoothtune.nn.encoder_decoder import tokens_and_mask, with_decoder_inputs
 from smoothtune.nn.hooks import INSTEAD, WEIGHT_SIDE, Point, PointReached, depth, tapped, width_at
 from smoothtune.nn.model_facts import SPANS, has_labels
 
+NO_LOSS = (
+    "the model gave no loss on a batch that is not marked as unlabeled: give it labels under the "
+    'name it declares, or set batch["unlabeled"] = True'
+)
 Batch = Mapping[str, Any]
 Dropout = Literal["independent", "shared", "off"]
 
@@ -117,12 +127,16 @@ class ForwardPass(PassResults):
         Raises:
             ValueError: the batch has no `input_ids`, or not what the decoder reads.
         """
-        return tokens_and_mask(unwrap(self.model), self.batch, self.side)[0]
+        return self._tokens[0]
 
     @property
     def mask(self) -> Tensor:
         """(B, T) True on real tokens, False on padding."""
-        return tokens_and_mask(unwrap(self.model), self.batch, self.side)[1]
+        return self._tokens[1]
+
+    @functools.cached_property
+    def _tokens(self) -> tuple[Tensor, Tensor]:
+        return tokens_and_mask(unwrap(self.model), self.batch, self.side)
 
     def delta(self, point: Point = "word") -> Tensor:
         """(B, T, D) the perturbation leaf at a point, zero in the clean pass."""
@@ -179,8 +193,7 @@ class ForwardPass(PassResults):
             self._fixed_start()
             # a copy for each pass: some models clamp the positions of answers in place
             spans = {name: self.batch[name].clone() for name in SPANS if name in self.batch}
-            returned = self.compute_loss(self.model, {**self.batch, **spans})
-            loss, outputs = loss_and_outputs(returned)
+            loss, outputs = loss_and_outputs(self.compute_loss(self.model, {**self.batch, **spans}))
             self.end = rng.get_state(self.device)
         values = {point: tap.value for point, tap in taps.items() if tap.value is not None}
         self._result = Result(loss, outputs, states, values)
@@ -219,20 +232,14 @@ class ForwardPass(PassResults):
             ValueError: as `run`; or the model has no dropout whose rate could be set.
         """
         shares = dropout == "shared"
-        other = ForwardPass(
-            model or self.model,
-            self.batch,
-            compute_loss=self.compute_loss,
-            points=self.points,
-            deltas={point: delta} if isinstance(delta, Tensor) else delta,
-            hidden_states=self._records_states,
-            side=self.side,
-            labeled=self.labeled,
-            dropout=dropout,
-            start=self._fixed_start() if shares else None,
-            shared_masks=self.shared_masks if shares else None,
-        )
+        other = copy.copy(self)
+        other._result, other._values, other._differentiable = None, {}, False
+        other.model, other.dropout = model or self.model, dropout
+        other.deltas = {point: delta} if isinstance(delta, Tensor) else dict(delta or {})
+        other.start, other.end = (self._fixed_start() if shares else None), None
+        other.shared_masks = self.shared_masks if shares else None
         other._rate, other._detach, other._relative, other._clean = rate, detach, relative, self
+        other._full = other._rng_end = None
         other.run()
         if shares:  # this pass, should it never run, would have ended there
             self.end = self.end or other.end
@@ -335,8 +342,5 @@ class ForwardPass(PassResults):
                 "examples: leave rows at 1, or give the method every=k"
             )
         if self.labeled and loss is None:
-            raise ValueError(
-                "the model gave no loss on a batch that is not marked as unlabeled: give it labels "
-                'under the name it declares, or set batch["unlabeled"] = True'
-            )
+            raise ValueError(NO_LOSS)
         return loss if self.labeled else None

@@ -8,19 +8,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
+from smoothtune.core.compute_loss import times
 from smoothtune.core.strength import TASK, Strengths
-from smoothtune.nn.architecture import trained_weights, unwrap
-from smoothtune.nn.autocast import autocast_dtype
-from smoothtune.nn.fsdp import put_away, shards
-from smoothtune.nn.gradients import Gradients, gradients_of, norms, plus, reduces_now
-from smoothtune.nn.stored_gradient import with_gradient
+from smoothtune.nn.architecture import trained_weights
+from smoothtune.nn.distributed import put_away
+from smoothtune.nn.gradients import (
+    Gradients,
+    gradients_of,
+    norms,
+    plus,
+    reduces_now,
+    with_gradient,
+)
+
+if TYPE_CHECKING:
+    from torch.distributed.fsdp import FSDPModule
 
 
 class Summed(NamedTuple):
@@ -51,7 +59,9 @@ class LossSum:
         losses: Mapping[str, Tensor],
         optimizer: Optimizer | None,
         *,
+        units: list[FSDPModule],
         apart: bool,
+        scaled: bool,
     ) -> Summed:
         """The sum over one batch.
 
@@ -59,36 +69,47 @@ class LossSum:
             model: as the loop holds it.
             losses: () without factors, by name of the method or "task"; their graphs are used up.
             optimizer: may hold weights of a loss beside the model's.
+            units: of the model that FSDP2 shards.
             apart: whether they may be differentiated here, one by one.
+            scaled: whether a gradient scaler may leave out an update.
         """
         strengths = self.strengths
         apart &= torch.is_grad_enabled() and any(loss.requires_grad for loss in losses.values())
         bounded = strengths.holds() or bool(strengths.bounded.keys() & losses.keys())
         if bounded and apart:
-            return self._bounded(model, losses, optimizer)
+            return self._bounded(model, losses, optimizer, units, scaled=scaled)
         factor = strengths.usual if bounded else strengths.factor
-        weighed = {name: factor(name) * loss for name, loss in losses.items()}
-        total = torch.stack(list(weighed.values())).sum()
+        weighed = {name: times(factor(name), loss) for name, loss in losses.items()}
+        total = total_of(list(weighed.values()))
         compared = strengths.to_compare(losses) if apart else set()
         if compared and math.isfinite(total.item()):
             with torch.autocast(total.device.type, enabled=False):  # as in any backward pass
-                units, weights = _units_and_weights(model, optimizer)
+                if units:
+                    put_away(units)
+                weights = trained_weights(model, optimizer)
                 gradient = self._compared(losses, weights, units, compared)
                 total = with_gradient(total.detach(), gradient, weights)
         return Summed(total, weighed, {})
 
     def _bounded(
-        self, model: nn.Module, losses: Mapping[str, Tensor], optimizer: Optimizer | None
+        self,
+        model: nn.Module,
+        losses: Mapping[str, Tensor],
+        optimizer: Optimizer | None,
+        units: list[FSDPModule],
+        *,
+        scaled: bool,
     ) -> Summed:
         """The sum where a bound holds terms: their gradients are taken apart from the rest's."""
         device = next(iter(losses.values())).device
-        scaled = autocast_dtype(model, device) == torch.float16
         bounded = self.strengths.bounded
         names = [name for name in losses if name in bounded]
         rest = {name: loss for name, loss in losses.items() if name not in bounded}
         with torch.autocast(device.type, enabled=False):
             # gradients
-            units, weights = _units_and_weights(model, optimizer)
+            if units:
+                put_away(units)
+            weights = trained_weights(model, optimizer)
             terms: dict[str, Gradients] = {}
             for left, name in enumerate(names, 1 - len(names)):
                 shared = not bounded[name].has_own_graph and bool(left or rest)
@@ -98,18 +119,16 @@ class LossSum:
             sizes = norms([task, *terms.values()], weights, mean=False)
             by_name = dict(zip(names, sizes[1:], strict=True))
             alone = self.strengths.solve(sizes[0], by_name, sizes.new_ones(()))
-            applied = alone.coefficients()
             # value
-            weighed = {n: self.strengths.factor(n) * loss.detach() for n, loss in rest.items()}
-            weighed |= {name: applied[name] * losses[name].detach() for name in names}
-            value = torch.stack([weighed[name] for name in sorted(weighed)]).sum()
+            weighed = {n: times(self.strengths.factor(n), x.detach()) for n, x in rest.items()}
+            weighed |= {n: alone.coefficients[n] * losses[n].detach() for n in names}
+            value = total_of([weighed[name] for name in sorted(weighed)])
             mean, update = reduces_now(model), self.strengths.update
-            loss = update.loss(value, weights, task, terms, sizes, mean=mean, skips=scaled)
-        shares, held = alone.shares(), alone.held < 1
+            loss = update.loss(value, weights, task, terms, alone, mean=mean, skips=scaled)
         shown: dict[str, Tensor] = {}
-        for name, weight in applied.items():
-            shown |= {f"{name}/weight": weight, f"{name}/share": shares[name]}
-            shown[f"{name}/bounded"] = held.to(weight)
+        for name, weight in alone.coefficients.items():
+            shown |= {f"{name}/weight": weight, f"{name}/share": alone.shares[name]}
+            shown[f"{name}/bounded"] = alone.held.to(weight)
         return Summed(loss, weighed, shown)
 
     def _gradient_of_rest(
@@ -122,7 +141,7 @@ class LossSum:
         if compared and compared < set(losses):
             return self._compared(losses, weights, units, compared)
         factor = self.strengths.factor
-        total = torch.stack([factor(name) * loss for name, loss in losses.items()]).sum()
+        total = total_of([times(factor(name), loss) for name, loss in losses.items()])
         return gradients_of(total, weights, units, keep_graph=False)
 
     def _compared(
@@ -150,11 +169,6 @@ class LossSum:
         return gradient
 
 
-def _units_and_weights(
-    model: nn.Module, optimizer: Optimizer | None
-) -> tuple[list[FSDPModule], list[nn.Parameter]]:
-    """The units that FSDP2 shards, and what is trained, as every process holds it."""
-    bare = unwrap(model)
-    units = shards(bare)
-    put_away(units)
-    return units, trained_weights(bare, optimizer)
+def total_of(losses: Sequence[Tensor]) -> Tensor:
+    """() the sum of losses ()."""
+    return losses[0] if len(losses) == 1 else torch.stack(list(losses)).sum()

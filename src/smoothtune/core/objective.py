@@ -2,38 +2,44 @@
 
 from __future__ import annotations
 
-import logging
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from smoothtune.core.bound_methods import BoundMethods
-from smoothtune.core.compute_loss import ComputeLoss, model_loss, times
-from smoothtune.core.forward import Batch, ForwardPass, device_of
+from smoothtune.core.bound_methods import BoundMethods, Surroundings
+from smoothtune.core.compute_loss import ComputeLoss, loss_and_outputs, model_loss, times
+from smoothtune.core.forward import NO_LOSS, Batch, ForwardPass, device_of
 from smoothtune.core.loss_sum import LossSum, Summed
 from smoothtune.core.non_finite import non_finite_loss
-from smoothtune.core.regularizer import LossTerm, Penalty, TaskLoss
+from smoothtune.core.packed_rows import one_document_a_row
+from smoothtune.core.plain_loss import plain_problems
+from smoothtune.core.regularizer import LossTerm
 from smoothtune.core.strength import TASK
-from smoothtune.core.support import NO_NORMS, check
-from smoothtune.core.task_batch import TaskBatch, refuse_undeclared_labels, task_batch
+from smoothtune.core.support import NO_NORMS, refuse
 from smoothtune.core.terms import Terms
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.autocast import autocast_dtype, in_float32, tf32_products
 from smoothtune.nn.causal_lm import check_next_token_loss, next_token_loss
-from smoothtune.nn.ddp_unused import UnusedWeights
-from smoothtune.nn.dropout import SharedMasks
-from smoothtune.nn.environments import COMPILED, Environment, reads_float32
-from smoothtune.nn.higher_order import differentiable_attention
-from smoothtune.nn.low_bit import keep_unpacked
+from smoothtune.nn.distributed import UnusedWeights
+from smoothtune.nn.environments import Environment
+from smoothtune.nn.model_facts import has_labels, predicts_tokens, undeclared_labels
 
-MASKS_FROM = 512  # tokens of a batch, from which on masks are drawn slower than looked up
 
-logger = logging.getLogger(__name__)
+class TaskBatch(NamedTuple):
+    """A batch of one update."""
+
+    inputs: dict[str, Any]
+    """Of the model."""
+    compute_loss: ComputeLoss
+    labeled: bool
+    """Whether it has a task loss."""
+    example_ids: Tensor | None
+    """(B,) names of the rows, in errors."""
 
 
 class Objective(BoundMethods):
@@ -58,10 +64,7 @@ class Objective(BoundMethods):
         self._terms = Terms(self.regularizers, self.strengths)
         self._sum = LossSum(self.strengths)
         self._unused = UnusedWeights()
-        self._checked: set[tuple[int, Any]] = set()
-        self._where: set[Environment] = set()  # what was around the model when it was checked
         self._compared = False  # whether the task loss has been compared with the model's own
-        self._measured: dict[str, int] = {}  # by a method on its own batch, in which update
 
     def __call__(
         self,
@@ -98,38 +101,41 @@ class Objective(BoundMethods):
                 sharded the model; or the model computes another loss than it declares.
         """
         self._watch.check(self.step)
-        if self._attachment is not None:
-            self._attachment.check(model)
         self.calls += 1
         device = device_of(batch)
-        self._check_once(model, device)
-        task = task_batch(
-            model, batch, compute_loss, self.regularizers, declared_loss=declared_loss
-        )
-        self._check_task(model, task)
+        dtype = autocast_dtype(model, device)
+        around = self._surroundings(model, dtype, device)
+        task = self._task_batch(model, batch, compute_loss, around, declared_loss=declared_loss)
         # the losses, in float32 where 16 bits would spoil them
-        clean = self._clean_pass(model, task.inputs, task.compute_loss, task.labeled)
-        dtype, low_bit = autocast_dtype(model, device), reads_float32(self._where)
-        rounds = dtype is not None or low_bit
-        exact = not rounds or self._terms.need_float32(dtype, task.labeled, low_bit=low_bit)
+        rounds = dtype is not None or around.low_bit
+        exact = not rounds or self._terms.need_float32(dtype, task.labeled, low_bit=around.low_bit)
         narrow = dtype is not None and exact and device.type == "cuda"
         narrow = narrow and self._terms.tolerate_tf32(task.labeled)
         products = tf32_products if narrow else nullcontext
         with in_float32(model, device) if rounds and exact else nullcontext(), products():
-            losses = self._losses(clean, task.labeled)
+            losses = self._losses(model, task, around.where)
         if not losses:
-            return self._without_losses(model, clean)
+            return self._without_losses(model, task)
         # their sum
         losses = {name: times(row_share, losses[name]) for name in sorted(losses)}
         in_half = dtype == torch.float16 and not exact  # whose gradients vanish before a scaler
-        apart = not in_half and not self._where & NO_NORMS
         with products():
-            summed = self._sum(model, losses, self.optimizer, apart=apart)
+            summed = self._sum(
+                model,
+                losses,
+                self.optimizer,
+                units=around.units,
+                apart=not in_half and not around.where & NO_NORMS,
+                scaled=dtype == torch.float16,
+            )
         self._record(summed)
         parts = {name: self.terms[f"loss/{name}"] for name in losses}
         error = partial(non_finite_loss, unwrap(model), parts, task.example_ids, self.step + 1)
-        self.checks.add(summed.loss.detach().isfinite(), error)
-        return self._unused.zero_gradients(model, summed.loss, task.labeled)
+        self.checks.add(self.terms["loss"].isfinite(), error)
+        if not task.labeled and isinstance(model, DistributedDataParallel):
+            return self._unused.zero_gradients(model, summed.loss)
+        self._unused.weights = set()  # this batch reaches all that the model uses
+        return summed.loss
 
     def calibrate(
         self, model: nn.Module, batch: Batch, compute_loss: ComputeLoss | None = None
@@ -162,78 +168,67 @@ class Objective(BoundMethods):
 
     def before_step(self) -> None:
         """Let the methods edit the gradients; just before an update."""
-        self._unused.forget()
+        if self._unused.weights:
+            self._unused.forget()
+        self._unused.weights = None
         super().before_step()
 
     # --- inside ------------------------------------------------------------------------------
 
-    def _check_once(self, model: nn.Module, device: torch.device) -> None:
-        """Check support whenever the loop uses another wrapper or another precision."""
-        precision = autocast_dtype(model, device)
-        if (id(model), precision) not in self._checked:
-            self._where = check(self.regularizers, model, device)
-            keep_unpacked(model)
-            self._checked.add((id(model), precision))
+    def _task_batch(
+        self,
+        model: nn.Module,
+        batch: Batch,
+        compute_loss: ComputeLoss | None,
+        around: Surroundings,
+        *,
+        declared_loss: bool | None,
+    ) -> TaskBatch:
+        """Take a batch apart, and choose what computes its task loss; arguments of a call.
 
-    def _check_task(self, model: nn.Module, task: TaskBatch) -> None:
-        """Refuse batches whose losses would be others than the methods take them for."""
-        if not task.labeled and "FSDP2" in self._where:
-            raise ValueError("batches without labels are not verified with FSDP2: use DDP")
-        if task.labeled and task.compute_loss is next_token_loss and not self._compared:
-            check_next_token_loss(unwrap(model), task.inputs)
+        Raises:
+            ValueError: a method would act over several documents, or needs the plain task loss and
+                does not have it; or the losses would be others than the methods take them for.
+        """
+        inputs, bare, methods = dict(batch), unwrap(model), self.regularizers
+        example_ids, unlabeled = inputs.pop("example_id", None), inputs.pop("unlabeled", False)
+        own = compute_loss is not None and compute_loss is not next_token_loss  # of the loop
+        labeled = not unlabeled and (own or has_labels(bare, inputs))
+        if "position_ids" in inputs:
+            inputs = one_document_a_row(inputs, bare, methods, own_loss=own)
+        if compute_loss is None or not own:
+            by_token = bool(methods) and predicts_tokens(bare)  # else plain, bit for bit
+            compute_loss = next_token_loss if by_token else model_loss
+        if labeled and self._terms.plain_loss:
+            declared = bool(declared_loss) or not own
+            refuse(plain_problems(methods.values(), bare, inputs, declared=declared))
+        if labeled and compute_loss is next_token_loss and not self._compared:
+            check_next_token_loss(bare, inputs)
             self._compared = True
-        if not task.labeled and self._terms.compare_predictions(labeled=False):
-            refuse_undeclared_labels(model)
+        if not labeled and "FSDP2" in around.where:
+            raise ValueError("batches without labels are not verified with FSDP2: use DDP")
+        if not labeled and self._terms.compare_predictions(labeled=False):
+            refuse_undeclared_labels(bare)
+        return TaskBatch(inputs, compute_loss, labeled, example_ids)
 
-    def _clean_pass(
-        self, model: nn.Module, batch: dict[str, Any], compute_loss: ComputeLoss, labeled: bool
-    ) -> ForwardPass:
-        """The pass that all methods share, which has not run."""
-        methods = self.regularizers.values()
-        points = {point: None for r in methods for point in r.points()}
-        sides = [r.side for r in methods if isinstance(r, LossTerm) and r.points()]
-        return ForwardPass(
-            model,
-            batch,
-            compute_loss=compute_loss,
-            points=tuple(points),
-            differentiable=any(r.traits.differentiates for r in methods),
-            hidden_states=any(r.traits.hidden_states for r in methods),
-            side=sides[0] if sides else "encoder",
-            labeled=labeled,
-            start=rng.get_state(device_of(batch)),
-            shared_masks=self._shared_masks(batch),
-            optimizer=self.optimizer,
-        )
-
-    def _losses(self, clean: ForwardPass, labeled: bool) -> dict[str, Tensor]:
+    def _losses(
+        self, model: nn.Module, task: TaskBatch, where: set[Environment]
+    ) -> dict[str, Tensor]:
         """The task's loss () and the methods', without factors, by name."""
-        methods = self.regularizers
-        self._warn_of_one_batch()
-        to_measure = [name for name, method in methods.items() if method.calibrates]
-        order = max((method.traits.derivative_order for method in methods.values()), default=1)
-        with differentiable_attention(order):
-            losses = dict(self._terms.losses(clean, self.seed, self.calls))
-            replaced = any(isinstance(methods[name], TaskLoss) for name in losses)
-            if labeled and not replaced:
-                loss = clean.run().loss
-                assert loss is not None
-                losses[TASK] = loss
+        if not self._terms.methods and task.labeled:  # nothing is to be perturbed
+            loss, _ = loss_and_outputs(task.compute_loss(model, task.inputs))
+            if loss is None:
+                raise ValueError(NO_LOSS)
+            return {TASK: loss}
+        clean = self._terms.clean_pass(
+            model, task.inputs, task.compute_loss, task.labeled, where, self.optimizer
+        )
+        losses = self._terms.losses(clean, self.seed, self.calls)
         if clean.end is not None:  # the global generators continue as in plain training
             rng.set_state(clean.device, clean.end)
-        self._measured = {name: self.step for name in to_measure if not methods[name].calibrates}
         return losses
 
-    def _warn_of_one_batch(self) -> None:
-        """Say so where an update has several batches, and a method has measured on the first."""
-        if names := [name for name, step in self._measured.items() if step == self.step]:
-            logger.warning(
-                "%s measured the model on the first of several batches of an update: call "
-                "objective.calibrate(model, batch) before, with rows of the training data",
-                ", ".join(names),
-            )
-
-    def _without_losses(self, model: nn.Module, clean: ForwardPass) -> Tensor:
+    def _without_losses(self, model: nn.Module, task: TaskBatch) -> Tensor:
         """() 0 of a batch without labels whose terms do not act yet.
 
         Raises:
@@ -245,27 +240,31 @@ class Objective(BoundMethods):
                 f"{self.step + 1}: leave out such batches, or give a method with "
                 'batches="unlabeled" or "both" and every=1'
             )
-        self._record(Summed(torch.zeros((), device=clean.device), {}, {}))
+        self._record(Summed(torch.zeros((), device=device_of(task.inputs)), {}, {}))
         if isinstance(model, DistributedDataParallel):
-            clean.run()
+            with rng.isolated(device_of(task.inputs)):
+                task.compute_loss(model, task.inputs)
         return self._unused.zero_loss(model)
-
-    def _shared_masks(self, batch: Batch) -> SharedMasks | None:
-        """None where no pass shares masks, or to draw one costs less than to look it up.
-
-        So it is on accelerators, and in small batches. Passes over some rows have no other masks.
-        """
-        terms = [r for r in self.regularizers.values() if isinstance(r, LossTerm)]
-        sharing = [term for term in terms if term.shares_masks]
-        if not sharing or device_of(batch).type != "cpu" or self._where & COMPILED:
-            return None
-        parts = any(isinstance(term, Penalty) and term.rows < 1 for term in sharing)
-        return SharedMasks() if parts or batch["input_ids"].numel() >= MASKS_FROM else None
 
     def _record(self, summed: Summed) -> None:
         """Keep the parts of a value, and the methods' diagnostics, for who logs them."""
-        parts = {"loss": summed.loss} | {f"loss/{n}": value for n, value in summed.weighed.items()}
+        self.terms = {"loss": summed.loss.detach()}
+        self.terms |= {f"loss/{name}": value.detach() for name, value in summed.weighed.items()}
         for name, regularizer in self.regularizers.items():
-            parts |= {f"{name}/{key}": value for key, value in regularizer.diagnostics.items()}
-        parts |= summed.strengths
-        self.terms = {key: value.detach() for key, value in parts.items()}
+            if diagnostics := regularizer.diagnostics:
+                self.terms |= {f"{name}/{key}": value for key, value in diagnostics.items()}
+        self.terms |= summed.strengths
+
+
+def refuse_undeclared_labels(model: nn.Module) -> None:
+    """Refuse to compare predictions of an unwrapped model before it is known what they are of.
+
+    Raises:
+        ValueError: nothing says whether examples have one label or several.
+    """
+    if undeclared_labels(model):
+        raise ValueError(
+            "whether examples have one label or several is not known before a batch with "
+            'labels has come: set model.config.problem_type = "single_label_classification" '
+            '(or "multi_label_classification")'
+        )

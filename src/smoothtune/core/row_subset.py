@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from smoothtune.core.compute_loss import Result
 from smoothtune.core.forward import ForwardPass
-from smoothtune.core.pass_results import Result
 from smoothtune.core.regularizer import Penalty
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import unwrap

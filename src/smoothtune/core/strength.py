@@ -25,10 +25,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from smoothtune.core.bound import UpdateGradients
+from smoothtune.core.bound import MeanLog, Solution, UpdateGradients
 from smoothtune.core.regularizer import Penalty, Regularizer
 
-MEMORY = 20  # updates that a mean of logarithms remembers
 LOOKS = (2, 50)  # updates with a term of fixed weight, in which it is compared with the task
 NEXT_TO_NOTHING = 0.01
 MOSTLY = 0.9  # of the updates, in which a term was held by the bound
@@ -50,46 +49,6 @@ class Applied(NamedTuple):
     """Part of the updates in which the bound held it."""
 
 
-class _MeanLog(NamedTuple):
-    """A mean of logarithms, and of how many values; both ().
-
-    An ordinary mean of the first `MEMORY` values, then an exponential one with as much memory.
-    """
-
-    mean: Tensor
-    values: Tensor
-
-    @classmethod
-    def none(cls, like: Tensor) -> _MeanLog:
-        return cls(torch.zeros_like(like), torch.zeros_like(like))
-
-    def with_value(self, x: Tensor) -> _MeanLog:
-        """With one more, unless it is 0, infinite or none."""
-        mean, count = self.mean.to(x), self.values.to(x)
-        counts = (x > 0) & x.isfinite()
-        log = x.clamp(min=torch.finfo(x.dtype).tiny).log()
-        new = mean + (log - mean) / (count + 1).clamp(max=MEMORY)
-        return _MeanLog(torch.where(counts, new, mean), count + counts)
-
-
-class Solution(NamedTuple):
-    """What one update applies."""
-
-    task: Tensor
-    terms: dict[str, Tensor]
-    weights: dict[str, Tensor]
-    held: Tensor
-
-    def coefficients(self) -> dict[str, Tensor]:
-        """() by what the terms are multiplied."""
-        return {name: self.held * weight for name, weight in self.weights.items()}
-
-    def shares(self) -> dict[str, Tensor]:
-        """() norms of what is applied, over the task's."""
-        applied = {name: c * self.terms[name] for name, c in self.coefficients().items()}
-        return {n: torch.where(self.task > 0, a / self.task, 0.0) for n, a in applied.items()}
-
-
 class Strengths:
     """Weights of all terms, and the gradients of the update at hand.
 
@@ -108,7 +67,7 @@ class Strengths:
         self.fixed = {n: r for n, r in terms.items() if r.max_share is None}
         self.bound = max((r.max_share or 0.0 for r in self.bounded.values()), default=math.inf)
         self.step = 0
-        self.update = UpdateGradients(self.coefficients)
+        self.update = UpdateGradients(self.solve)
         self._warned: set[str] = set()
         self._reset()
 
@@ -116,7 +75,7 @@ class Strengths:
         self.update.clear()
         self.seen: dict[str, int] = {}  # updates in which a term of fixed weight was there
         self._counted: set[str] = set()  # those that this update has had
-        self.logs: dict[str, _MeanLog] = {}  # of the task's norm, and of task's over a term's
+        self.logs: dict[str, MeanLog] = {}  # of the task's norm, and of task's over a term's
         # (updates, sum of shares, largest, updates in which the bound acted)
         self.sums: dict[str, Tensor] = {}
 
@@ -140,40 +99,42 @@ class Strengths:
         share = method.ramp(self.step) * method.every * (method.share or 0.0)
         return share * self.logs[name].mean.exp()
 
-    def coefficients(
-        self, task: Tensor, terms: Mapping[str, Tensor], scale: Tensor
-    ) -> dict[str, Tensor]:
-        """By what the bounded terms are multiplied in this update, () each.
+    def solve(self, task: Tensor, terms: Mapping[str, Tensor], scale: Tensor) -> Solution:
+        """What an update applies.
 
         Args:
             task: () norm of the task's gradient; 0 of an update without labels.
-            terms: () norms by name.
+            terms: () norms of those of the bounded terms, by name.
             scale: () the number of batches, as the loop weighs them.
         """
-        return self.solve(task, terms, scale).coefficients()
-
-    def solve(self, task: Tensor, terms: Mapping[str, Tensor], scale: Tensor) -> Solution:
-        """What an update applies; arguments as of `coefficients`."""
-        if TASK in self.logs:  # an update without labels is held to the task's usual norm
-            task = torch.where(task > 0, task, self.logs[TASK].mean.exp().to(task) * scale)
-        weights = {name: self._weight(name, task, norm) for name, norm in terms.items()}
-        applied = [weights[name] * norm for name, norm in terms.items()]
-        total = torch.stack([*applied, torch.zeros_like(task)]).sum()
+        against = task  # an update without labels is held to the task's usual norm
+        if TASK in self.logs:
+            against = torch.where(task > 0, task, self.logs[TASK].mean.exp().to(task) * scale)
+        weights: dict[str, Tensor] = {}
+        logs: dict[str, MeanLog] = {}
+        for name, norm in terms.items():
+            method = self.bounded[name]
+            factor = method.ramp(self.step) * method.every
+            if method.share is None:
+                weights[name] = torch.full_like(norm, factor * (method.weight or 0.0))
+                continue
+            logs[name] = self._log(name, task).with_value(against / norm)
+            weight = factor * method.share * logs[name].mean.exp()
+            weights[name] = torch.where((against > 0) & (norm > 0), weight, 0.0)
+        total = torch.zeros_like(task)
+        for name, norm in terms.items():
+            total = total + weights[name] * norm
         # 0 / 0, of terms that have no gradient, holds nothing
-        held = torch.where(total > 0, (self.bound * task / total).clamp(max=1.0), 1.0)
-        return Solution(task, dict(terms), weights, held)
+        held = torch.where(total > 0, (self.bound * against / total).clamp(max=1.0), 1.0)
+        coefficients = {name: held * weight for name, weight in weights.items()}
+        shares = {
+            name: torch.where(against > 0, coefficient * terms[name] / against, 0.0)
+            for name, coefficient in coefficients.items()
+        }
+        return Solution(coefficients, shares, held < 1, task, scale, logs)
 
-    def _weight(self, name: str, task: Tensor, norm: Tensor) -> Tensor:
-        method = self.bounded[name]
-        factor = method.ramp(self.step) * method.every
-        if method.share is None:
-            return torch.full_like(norm, factor * (method.weight or 0.0))
-        mean = self._ratio_with(name, task, norm).mean
-        return torch.where((task > 0) & (norm > 0), factor * method.share * mean.exp(), 0.0)
-
-    def _ratio_with(self, name: str, task: Tensor, norm: Tensor) -> _MeanLog:
-        """Of the task's norm over a term's, with this update."""
-        return self.logs.get(name, _MeanLog.none(norm)).with_value(task / norm)
+    def _log(self, name: str, like: Tensor) -> MeanLog:
+        return self.logs.get(name) or MeanLog(torch.zeros_like(like), torch.zeros_like(like))
 
     # --- a batch -----------------------------------------------------------------------------
 
@@ -195,22 +156,20 @@ class Strengths:
     def finish(self) -> None:
         """Before an update: record what was applied in it."""
         self._counted.clear()
-        measured = self.update.measured
+        solution = self.update.solution
         self.update.clear()
-        if measured is None:
+        if solution is None:
             return
-        task, terms, scale = measured
-        applied = self.solve(task, terms, scale)
-        none = _MeanLog.none(task)
-        self.logs[TASK] = self.logs.get(TASK, none).with_value(task / scale)
-        for name, share in applied.shares().items():
-            if self.bounded[name].share is not None:
-                self.logs[name] = self._ratio_with(name, applied.task, terms[name])
+        of_task = self._log(TASK, solution.task)
+        self.logs |= solution.logs
+        self.logs[TASK] = of_task.with_value(solution.task / solution.scale)
+        for name, share in solution.shares.items():
             acted = (share > 0).float()
-            now = torch.stack([acted, share, share, acted * (applied.held < 1)]).float()
-            before = self.sums.get(name, torch.zeros_like(now))
-            self.sums[name] = before + now
-            self.sums[name][2] = torch.maximum(before[2], now[2])
+            now = torch.stack([acted, share, share, acted * solution.held]).float()
+            before = self.sums.get(name)
+            self.sums[name] = now if before is None else before + now
+            if before is not None:
+                torch.maximum(before[2], now[2], out=self.sums[name][2])
             self._warn_of_nothing(name)
 
     def applied(self) -> dict[str, Applied]:
@@ -275,7 +234,7 @@ class Strengths:
         for key, value in state.items():
             kind, name = key.split(".", 1)
             if kind == "logs":
-                self.logs[name] = _MeanLog(*value.clone())
+                self.logs[name] = MeanLog(*value.clone())
             elif kind == "sums":
                 self.sums[name] = value.clone()
             else:

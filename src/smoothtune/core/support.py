@@ -21,8 +21,8 @@ from smoothtune.nn.architecture import (
     transformer,
     unwrap,
 )
+from smoothtune.nn.distributed import casts, shards
 from smoothtune.nn.environments import ENVIRONMENTS, LOW_BIT, Environment, environments, unreadable
-from smoothtune.nn.fsdp import casts, shards
 from smoothtune.nn.hf_versions import recomputes_hooks
 from smoothtune.nn.low_bit import HALF
 from smoothtune.nn.model_facts import (

@@ -41,7 +41,7 @@ from smoothtune.functional.adversarial import (
 )
 from smoothtune.methods.adversarial_base import Adversarial
 from smoothtune.nn import rng
-from smoothtune.nn.stored_gradient import AccumulatedLoss
+from smoothtune.nn.gradients import AccumulatedLoss
 
 # step_size, init_size, epsilon
 DEFAULTS = {"relative": (0.005, 0.005, 0.01), "absolute": (0.06, 0.16, 0.14)}

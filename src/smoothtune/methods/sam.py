@@ -31,7 +31,7 @@ from smoothtune.core.regularizer import Positive, TaskLoss, method
 from smoothtune.core.traits import Between, Traits
 from smoothtune.functional import divergences
 from smoothtune.functional.adversarial import task_loss
-from smoothtune.nn.stored_gradient import AccumulatedLoss
+from smoothtune.nn.gradients import AccumulatedLoss
 
 
 @method(

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
-from typing import Literal, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,13 @@ _PARALLEL = (nn.parallel.DistributedDataParallel, nn.DataParallel)
 
 def is_fsdp1(module: nn.Module) -> bool:
     """Whether FSDP1, or a subclass, wraps a module; by name, as its import takes a second."""
-    return any(cls.__name__ == "FullyShardedDataParallel" for cls in type(module).__mro__)
+    kind: Any = type(module)
+    return _is_fsdp1(kind)
+
+
+@functools.cache
+def _is_fsdp1(kind: Any) -> bool:
+    return any(base.__name__ == "FullyShardedDataParallel" for base in kind.__mro__)
 
 
 def is_embedding_model(model: nn.Module) -> bool:
@@ -52,17 +59,34 @@ def unwrap(model: nn.Module) -> nn.Module:
             return model
 
 
+def weights_of(model: nn.Module) -> list[nn.Parameter]:
+    """`list(model.parameters())`, as an update asks for it: in less than half the time."""
+    waiting: list[nn.Module | None] = [model]
+    seen: set[nn.Module] = set()
+    weights: dict[int, nn.Parameter] = {}
+    while waiting:
+        module = waiting.pop()
+        if module is None or module in seen:
+            continue
+        seen.add(module)
+        if own := module._parameters:
+            weights |= {id(weight): weight for weight in own.values() if weight is not None}
+        if inside := module._modules:
+            waiting += reversed(inside.values())
+    return list(weights.values())
+
+
 def trained_weights(model: nn.Module, optimizer: Optimizer | None = None) -> list[nn.Parameter]:
     """The trained weights of a model, wrapped or not, and what its optimizer holds beside them.
 
     A loss may have weights of its own: a head outside the model, or those of a loss of
     sentence-transformers. An optimizer that holds none of the model's, as DeepSpeed's, adds none.
     """
-    own = [weight for weight in unwrap(model).parameters() if weight.requires_grad]
+    own = [weight for weight in weights_of(unwrap(model)) if weight.requires_grad]
     groups = optimizer.param_groups if optimizer is not None else []
     held = [weight for group in groups for weight in group["params"] if weight.requires_grad]
-    own_set = set(own)
-    outside = [weight for weight in held if weight not in own_set]
+    numbers = {id(weight) for weight in own}
+    outside = [weight for weight in held if id(weight) not in numbers]
     return own + outside if len(outside) < len(held) else own
 
 

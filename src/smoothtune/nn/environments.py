@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from smoothtune.nn.architecture import unwrap
 from smoothtune.nn.autocast import autocast_dtype
 from smoothtune.nn.compile import is_compiled_block
-from smoothtune.nn.fsdp import shards
+from smoothtune.nn.distributed import shards
 from smoothtune.nn.low_bit import HALF, INSTEAD_OF_QUANTIZED, is_quantized, why_unreadable
 
 Environment = Literal[

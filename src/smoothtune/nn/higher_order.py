@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -38,9 +38,9 @@ class CompositeLayerNorm(nn.LayerNorm):
         return normed if torch.is_autocast_enabled(input.device.type) else normed.to(input.dtype)
 
 
-def differentiable_attention(order: int) -> AbstractContextManager[None]:
+def differentiable_attention() -> AbstractContextManager[None]:
     """Where modules call torch's fused attention themselves: a kernel with second derivatives."""
-    return sdpa_kernel(SDPBackend.MATH) if order >= 2 else nullcontext()
+    return sdpa_kernel(SDPBackend.MATH)
 
 
 class HigherDerivatives:

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from smoothtune.nn.stored_gradient import AccumulatedLoss
+from smoothtune.nn.gradients import AccumulatedLoss
 
 
 def weights(*values):
