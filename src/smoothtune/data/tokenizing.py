@@ -60,11 +60,13 @@ def encoded_rows(
         The rows, in memory or in the cache folder of `datasets`.
     """
     examples = examples.with_format("arrow" if encoder.arrow else None)
-    encoder.encode(examples[:1])  # changes the tokenizer's settings: all runs hash the same state
-    state = f"{encoder.settings} {content} {Hasher.hash(tokenizer)}"
+    cached = len(examples) >= encoder.min_cached
+    state = f"{encoder.settings} {content}"
+    if cached:  # else the key names nothing, and hashing a tokenizer takes a second
+        encoder.encode(examples[:1])  # changes its settings: all runs hash the same state
+        state += f" {Hasher.hash(tokenizer)}"
     # datasets adds the number of the process, and allows 64 characters
     key = hashlib.sha256(state.encode()).hexdigest()[:40]
-    cached = len(examples) >= encoder.min_cached
     with progress_bars(shown=cached), cache_with_room():
         rows = examples.map(
             encoder.encode,
