@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from scipy import stats
 
 from helpers.study_files import made_runs
@@ -12,8 +13,12 @@ from smoothtune.study.report.methods import compare_methods, over_tasks
 from smoothtune.study.report.statistics import seeds_needed
 
 
-def content(gaps: dict[str, list[list[float]]], chance: float = 0.5) -> StudyContent:
-    """Results of methods whose scores are plain's plus gaps, by task and seed."""
+def content(
+    gaps: dict[str, list[list[float]]],
+    chance: float = 0.5,
+    nll: dict[str, list[list[float]]] | None = None,
+) -> StudyContent:
+    """Results of methods whose scores, and NLL, are plain's plus gaps, by task and seed."""
     tasks = range(len(next(iter(gaps.values()))))
     seeds = len(next(iter(gaps.values()))[0])
     base = np.random.default_rng(0).normal(0.8, 0.02, (len(tasks), seeds))
@@ -23,6 +28,7 @@ def content(gaps: dict[str, list[list[float]]], chance: float = 0.5) -> StudyCon
             **{"task": f"t{task}", "model": "m", "method": method, "seed": seed, "status": "done"},
             **{"metric": "accuracy", "score": base[task, seed] + by_task[task][seed]},
             **{"trivial_baseline": chance, "train_seconds": 2.0 if method != "plain" else 1.0},
+            **({"nll": 0.5 + nll.get(method, every["plain"])[task][seed]} if nll else {}),
         }
         for method, by_task in every.items()
         for task in tasks
@@ -50,6 +56,32 @@ def test_over_tasks_the_mean_decides() -> None:
     said = decision(content({"good": [BETTER, BETTER], "bad": [[-x for x in BETTER], BETTER]}))
     assert "Use good: +3.0 points" in said.text
     assert "on average over 2 tasks" in said.text
+
+
+SLIGHT = [0.001, -0.002, 0.002, 0.001, -0.001]
+LOWER_NLL = [-0.05, -0.051, -0.049, -0.05, -0.052]
+
+
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_better_probabilities_count_where_the_score_is_not_lower(tasks: int) -> None:
+    gaps = {"calm": [SLIGHT] * tasks, "loose": [NOISE] * tasks}
+    nll = {"calm": [LOWER_NLL] * tasks, "loose": [[2 * x for x in LOWER_NLL]] * tasks}
+    advice = decision(content(gaps, nll=nll))
+    assert advice.verdict == "good"
+    assert advice.text.startswith("Use calm for better probabilities: NLL -0.050 [")
+    assert "Its score is not lower: +0.0 points [" in advice.text
+
+
+def test_probabilities_that_are_not_shown_to_be_better_are_not_advised() -> None:
+    advice = decision(content({"calm": [SLIGHT]}, nll={"calm": [NOISE]}))
+    assert advice.text.startswith("Use plain")
+    worse = decision(content({"calm": [SLIGHT]}, nll={"calm": [[-x for x in LOWER_NLL]]}))
+    assert worse.text.startswith("Use plain")
+
+
+def test_a_better_score_comes_first() -> None:
+    advice = decision(content({"good": [BETTER]}, nll={"good": [LOWER_NLL]}))
+    assert "probabilities" not in advice.text
 
 
 def test_more_seeds_where_they_would_show_it() -> None:

@@ -13,10 +13,13 @@ from smoothtune.study.fields import PLAIN
 from smoothtune.study.report.content import StudyContent
 from smoothtune.study.report.methods import by_condition
 from smoothtune.study.report.statistics import ENOUGH_SEEDS, MOST_SEEDS, POWER, seeds_needed
-from smoothtune.study.report.tables import is_better
+from smoothtune.study.report.tables import TITLES, is_better
 
 WORTH = 0.002
 """Difference in score, from which more seeds are worth running."""
+MARGIN = 0.005
+"""Of the score: better probabilities are advised where its whole interval lies above minus this."""
+PROBABILITIES = ("nll", "brier")
 SEEDS_FOR_SPREAD = 3
 """With fewer seeds their spread is not known."""
 CHANCE = f"with a chance of {100 * POWER:.0f} %"
@@ -51,7 +54,32 @@ def decision(content: StudyContent) -> Sentence:
             f"{best.p_holm:.2g} after Holm's correction, for {_cost_of(content, best)} times "
             "plain's training time.",
         )
-    return _undecided(content, compared)
+    return _better_probabilities(content, compared) or _undecided(content, compared)
+
+
+def _better_probabilities(content: StudyContent, scores: Sequence[Comparison]) -> Sentence | None:
+    """A method with a better NLL or Brier score, whose score is not lower than plain's."""
+    kept = {
+        item.method: item
+        for item in scores
+        if (interval := item.difference.interval) and interval[0] > -MARGIN
+    }
+    for measure in PROBABILITIES:
+        better = [
+            item
+            for item in overall(content, measure)
+            if item.method in kept and item.is_established and is_better(item)
+        ]
+        if better:
+            best = min(better, key=gap)
+            return Sentence(
+                "good",
+                f"Use {best.method} for better probabilities: {TITLES[measure]} "
+                f"{effect_text(best.difference, 1, '+.3f')} against plain{where(content)}, p = "
+                f"{best.p_holm:.2g} after Holm's correction, for {_cost_of(content, best)} times "
+                f"plain's training time. Its score is not lower: {_shown(kept[best.method])}.",
+            )
+    return None
 
 
 def _undecided(content: StudyContent, compared: Sequence[Comparison]) -> Sentence:
@@ -89,11 +117,11 @@ def _needed(item: Comparison, num_methods: int) -> int:
     return max(ENOUGH_SEEDS, seeds_needed(gap(item), item.sd, num_methods))
 
 
-def overall(content: StudyContent) -> list[Comparison]:
-    """Scores of every method against plain over all conditions, or in the only one."""
+def overall(content: StudyContent, measure: str = "score") -> list[Comparison]:
+    """A measure of every method against plain over all conditions, or in the only one."""
     if len(by_condition(content.methods)) > 1:
-        return content.over_tasks.get("score", [])
-    return [against for item in content.methods if (against := item.score_against_plain)]
+        return content.over_tasks.get(measure, [])
+    return [against for item in content.methods if (against := item.against_plain.get(measure))]
 
 
 def gap(item: Comparison) -> float:
