@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 from torch.optim.swa_utils import AveragedModel
+from transformers import AutoModelForSequenceClassification, MixtralConfig, XLNetConfig
 
 from helpers.conformance import CASES, fed
 from smoothtune import R4F, SMART, Mixout, Objective
@@ -122,6 +123,31 @@ def test_needs_a_trained_linear_layer():
     model = tiny_model("bert").requires_grad_(False)
     with pytest.raises(ValueError, match="unfreeze"):
         Objective(Mixout()).attach(model)
+
+
+@pytest.mark.parametrize(
+    ("config", "first"),
+    [
+        (XLNetConfig(vocab_size=9, d_model=8, n_layer=1, n_head=2, d_inner=8), "rel_attn.q"),
+        (
+            MixtralConfig(
+                vocab_size=9, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                num_attention_heads=2, num_key_value_heads=1, num_local_experts=2, pad_token_id=0,
+            ),
+            "experts",
+        ),
+    ],
+    ids=["xlnet", "mixtral"],
+)  # fmt: skip
+def test_matrices_in_no_linear_layer_are_refused(config, first):
+    model = AutoModelForSequenceClassification.from_config(config)
+    if all(weight.ndim < 3 for weight in model.parameters()):
+        pytest.skip("experts are linear layers in transformers 4")
+    with pytest.raises(ValueError, match=f"in no linear layer.*{first}.* more. Leave mixout out"):
+        Objective(Mixout()).attach(model)
+    for weight in model.parameters():
+        weight.requires_grad_(weight.ndim < 3)
+    Objective(Mixout()).attach(model).detach()
 
 
 @pytest.mark.parametrize(

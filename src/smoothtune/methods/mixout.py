@@ -18,7 +18,8 @@ Departures:
     * The new head has no pre-trained weight, so it is left alone; the released example mixes it
       towards its random start (`head=True`).
     * Biases, LayerNorm and embeddings are not mixed, as in the code. GPT-2's Conv1D, which the code
-      misses, is.
+      misses, is. Models whose matrices are in no linear layer, such as XLNet's attention and the
+      experts of Mixtral, are refused.
     * The released example switches ordinary dropout off; here the model's own dropout is kept.
 """
 
@@ -40,6 +41,17 @@ from smoothtune.functional.parametrizations import (
 from smoothtune.nn import rng
 from smoothtune.nn.architecture import linear_layers
 from smoothtune.nn.low_bit import is_quantized
+
+
+def stacked_matrices(model: nn.Module) -> list[str]:
+    """Names of trained weights that hold several matrices, of heads or experts, as one tensor."""
+    return [
+        f"{name}.{leaf}"
+        for name, module in model.named_modules()
+        if not isinstance(module, nn.modules.conv._ConvNd)
+        for leaf, weight in module._parameters.items()
+        if weight is not None and weight.requires_grad and weight.squeeze().ndim > 2
+    ]
 
 
 class OfficialMix(torch.autograd.Function):
@@ -126,8 +138,15 @@ class Mixout(Regularizer):
         """Use the mixed weight in place of every linear weight that is trained, now or later.
 
         Raises:
-            ValueError: the model trains no linear layer, or something else computes its weight.
+            ValueError: the model trains no linear layer, something else computes its weight, or
+                the model trains matrices that are in no linear layer.
         """
+        if stacked := stacked_matrices(model):
+            raise ValueError(
+                f"{type(model).__name__} trains matrices that are in no linear layer, which mixout "
+                f"would leave out: {stacked[0]} and {len(stacked) - 1} more. Leave mixout out, or "
+                "freeze them"
+            )
         trained = linear_layers(model, head=self.head)
         if not trained:
             raise ValueError(
