@@ -60,6 +60,23 @@ def test_rates_fall_from_the_head_to_the_embeddings(architecture):
         assert found[name] == expected, name
 
 
+def test_the_new_head_alone_has_its_factor():
+    model = tiny_model("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    Objective(LLRD(decay=0.5, head=10)).bind(model, optimizer)
+    by_name = rates(model, optimizer)
+    assert by_name["classifier.weight"] == by_name["classifier.bias"] == 10
+    assert by_name["bert.pooler.dense.weight"] == 1
+    assert by_name["bert.encoder.layer.1.output.LayerNorm.bias"] == 0.5
+
+
+def test_all_blocks_may_learn_alike():
+    model = tiny_model("bert")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    Objective(LLRD(decay=1, head=10)).bind(model, optimizer)
+    assert [group["lr"] for group in optimizer.param_groups] == [1, 10]
+
+
 def test_a_step_is_shorter_by_the_rate():
     model, optimizer, objective = bound()
     before = {name: p.detach().clone() for name, p in model.named_parameters()}

@@ -14,6 +14,7 @@ Departures:
     * Encoder-decoders: l counts from the top of either stack, so that both top blocks have the same
       rate; the embeddings lie below the deeper one (RECONSTRUCTED).
     * Parameter groups of the optimizer are split; their other options (weight decay) stay.
+    * The new head may have a rate of its own: `head`, 1 in the papers.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from smoothtune.core.regularizer import Fraction, Regularizer, method
+from smoothtune.core.regularizer import Fraction, Positive, Regularizer, method
 from smoothtune.core.traits import Between, Traits
-from smoothtune.nn.architecture import base_model, blocks, sides_of, stack
+from smoothtune.nn.architecture import base_model, blocks, head_modules, sides_of, stack
 
 
 def depths(model: nn.Module) -> dict[nn.Parameter, int]:
@@ -54,18 +55,14 @@ def depth_of(model: nn.Module) -> int:
     return max(len(blocks(model, side)) for side in sides_of(model))
 
 
-def split_group(
-    group: dict[str, Any], depth: dict[nn.Parameter, int], decay: float, top: int
-) -> list[dict[str, Any]]:
-    """One parameter group as one per depth, lowest first, with lr * decay^(top - depth)."""
-    levels = sorted({depth[p] for p in group["params"]})
+def split_group(group: dict[str, Any], factors: dict[nn.Parameter, float]) -> list[dict[str, Any]]:
+    """One parameter group as one per learning rate, lowest first."""
+    by_factor: dict[float, list[nn.Parameter]] = {}
+    for weight in group["params"]:
+        by_factor.setdefault(factors[weight], []).append(weight)
     return [
-        {
-            **group,
-            "params": [p for p in group["params"] if depth[p] == level],
-            "lr": group["lr"] * decay ** (top - level),
-        }
-        for level in levels
+        {**group, "params": weights, "lr": group["lr"] * factor}
+        for factor, weights in sorted(by_factor.items())
     ]
 
 
@@ -83,7 +80,10 @@ class LLRD(Regularizer):
     """Lower layers learn more slowly."""
 
     decay: Fraction = 0.95
-    """xi, factor from one block to the one below. Usual for BERT: 0.9 to 0.95."""
+    """xi, factor from one block to the one below; 1: all blocks alike. Usual for BERT: 0.9 to
+    0.95."""
+    head: Positive = 1.0
+    """Factor of the new head's learning rate."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -96,7 +96,12 @@ class LLRD(Regularizer):
             ValueError: a group has no learning rate of its own, a scheduler exists already, or the
                 optimizer holds parameters of another model.
         """
-        depth = depths(model)
+        depth, top = depths(model), depth_of(model)
+        factors = {weight: self.decay ** (top - level) for weight, level in depth.items()}
+        for module in head_modules(model):
+            factors |= {
+                weight: self.head * factors[weight] for weight in module.parameters(recurse=False)
+            }
         for number, group in enumerate(optimizer.param_groups):
             if not isinstance(group.get("lr"), float | int | Tensor):
                 raise ValueError(
@@ -115,9 +120,8 @@ class LLRD(Regularizer):
                     "make the optimizer from model.parameters()"
                 )
         self._optimizer, self._groups = optimizer, list(optimizer.param_groups)
-        top = depth_of(model)
         optimizer.param_groups[:] = [
-            part for group in self._groups for part in split_group(group, depth, self.decay, top)
+            part for group in self._groups for part in split_group(group, factors)
         ]
 
     def detach(self, model: nn.Module) -> None:
