@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -22,7 +22,6 @@ from smoothtune.files import write_atomic
 class Table:
     """Rows of text under their head."""
 
-    kind: ClassVar = "table"
     head: list[str]
     rows: list[list[str]]
     bold: frozenset[tuple[int, int]] = frozenset()
@@ -77,17 +76,11 @@ class Sentence(NamedTuple):
     verdict: Verdict
     text: str
 
-    @property
-    def kind(self) -> str:
-        """As a block of a page: what it says before all else."""
-        return "verdict"
-
 
 @dataclass(frozen=True)
 class Findings:
     """Sentences, one below the other."""
 
-    kind: ClassVar = "findings"
     sentences: Sequence[Sentence]
 
 
@@ -95,7 +88,6 @@ class Findings:
 class Heading:
     """A heading within a section."""
 
-    kind: ClassVar = "heading"
     text: str
 
 
@@ -103,7 +95,6 @@ class Heading:
 class Figures:
     """Plots beside one another."""
 
-    kind: ClassVar = "figures"
     plots: Sequence[Plot]
     panels: bool = False
     """Whether each is as wide as it was drawn, and scrolls where that is too wide."""
@@ -115,13 +106,12 @@ class Figures:
 class Folded:
     """What HTML shows on a click, and Markdown below its title."""
 
-    kind: ClassVar = "folded"
     title: str
     blocks: Sequence[Block]
 
 
 Block = str | Sentence | Findings | Heading | Table | Figures | Folded
-"""A part of a section; a text is a paragraph."""
+"""A part of a section; a text is a paragraph, a sentence what is said before all else."""
 
 
 class Section(NamedTuple):
@@ -184,6 +174,7 @@ def render(template: str, content: dict[str, Any]) -> str:
     # one place for all that a page shows; what is escaped beyond it depends on the format
     environment.finalize = lambda value: printable(value) if type(value) is str else value
     environment.filters |= {"text": markdown_text, "json": _json_text, "value": markdown_value}
+    environment.filters["kind"] = lambda block: type(block).__name__.lower()
     page = environment.get_template(template).render(content)
     return _with_contents(page) if template.endswith(".html.jinja") else page
 
