@@ -23,7 +23,7 @@ def reproduced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         cells = made_cells(study)
         monkeypatch.setattr(Plan, "choices", lambda self, records: {})
         monkeypatch.setattr(Plan, "final", lambda self, choices: cells)
-        (tmp_path / STUDY).write_text('{"name": "made", "cells": []}')
+        (tmp_path / STUDY).write_text("{}")
         for cell in cells:
             if not skip(cell):
                 write_record(tmp_path, study, cell, **metrics)

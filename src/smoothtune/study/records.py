@@ -68,8 +68,8 @@ class NamedCell(Record):
 class StudyRecord(Record):
     """``study.json``, as far as it is read."""
 
-    name: str
-    cells: list[NamedCell]
+    name: str = ""
+    cells: list[NamedCell] = []
     fingerprints: dict[str, Fingerprints] = {}
     """What the runs read, by `cell_key`."""
 
