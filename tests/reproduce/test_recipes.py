@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from smoothtune.study.config import load_study
-from smoothtune.study.files import recipe_layouts, recipes
+from smoothtune.study.files import list_recipes, recipes
 from smoothtune.study.layout import TableLayout
 
-DRAWN = [name for name, layouts in recipe_layouts().items() if layouts]
+DRAWN = [recipe.name for recipe in list_recipes() if recipe.draws]
 FAST = ("lnsr-table-iv", "lnsr-figure-1", "jachess-calibration", "sift-table-1")
 CASES = [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in DRAWN]
 

@@ -14,8 +14,7 @@ from smoothtune import METHODS
 from smoothtune.errors import ConfigError
 from smoothtune.study.config import load_study
 from smoothtune.study.files import (
-    recipe_layouts,
-    recipe_titles,
+    list_recipes,
     recipes,
     recipes_folder,
     study_file,
@@ -24,7 +23,7 @@ from smoothtune.study.layout import TableLayout
 from smoothtune.study.protocol import protocol_names, read_protocol
 from smoothtune.study.run import run_study
 
-SCALES = {name: scales.split() for name, scales, _ in recipe_titles()}
+SCALES = {recipe.name: recipe.scales for recipe in list_recipes()}
 
 
 @pytest.mark.parametrize("name", SCALES)
@@ -56,11 +55,10 @@ def test_every_run_of_a_recipe_is_valid(name: str) -> None:
 
 def test_recipes_come_with_scales_titles_and_layouts() -> None:
     assert len(SCALES) > 35
-    layouts = recipe_layouts()
-    for name, scales, title in recipe_titles():
-        assert scales in ("paper small smoke", "paper small decoder smoke", ""), name
+    for name, scales, title, draws in list_recipes():
+        assert " ".join(scales) in ("paper small smoke", "paper small decoder smoke", ""), name
         assert title, name
-        assert bool(layouts[name]) == bool(scales), name
+        assert bool(draws) == bool(scales), name
 
 
 def test_every_recipe_stands_in_the_table() -> None:
