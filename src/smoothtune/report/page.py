@@ -6,7 +6,7 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -40,14 +40,19 @@ class Plot:
     """Of its files, without ending."""
     title: str
     caption: str
-    svg: str
-    """An SVG document of `smoothtune.report.plots`."""
+    files: Mapping[str, bytes]
+    """The drawing of `smoothtune.report.plots`, by ending; always as svg."""
     csv: str = ""
     """Its numbers; empty where another file holds them."""
     numbers: Table | None = None
     """The same for the page, if they are few."""
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    """The plot in other formats, by ending."""
+
+    def write(self, folder: Path) -> None:
+        """Write all its files."""
+        for ending, content in self.files.items():
+            write_atomic(folder / f"{self.name}.{ending}", content)
+        if self.csv:
+            write_atomic(folder / f"{self.name}.csv", self.csv)
 
     @property
     def inline(self) -> Markup:
@@ -55,7 +60,8 @@ class Plot:
 
         Ids are made unlike those of other plots, and colors follow the page's, light or dark.
         """
-        svg = self.svg[self.svg.index("<svg") :]
+        svg = self.files["svg"].decode()
+        svg = svg[svg.index("<svg") :]
         prefix = re.sub(r"\W", "_", self.name)
         svg = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
         for color, role in PAGE_COLORS.items():

@@ -15,6 +15,7 @@ from scipy import stats
 from helpers.study_files import content_of, made_result, made_runs
 from smoothtune.report.page import page_text
 from smoothtune.study.comparison import paired
+from smoothtune.study.fields import ConditionKey
 from smoothtune.study.plan import Choice
 from smoothtune.study.records import Records
 from smoothtune.study.report.content import StudyContent
@@ -30,7 +31,6 @@ from smoothtune.study.report.tables import (
     over_tasks_table,
     score_table,
 )
-from smoothtune.study.table import ConditionKey
 
 SEEDS = range(5)
 
