@@ -366,8 +366,8 @@ def test_every_figure_has_its_numbers(tmp_path: Path) -> None:
     kinds = {name.partition("-")[0] for name in names}
     assert kinds == {"distribution", "difference", "training", "sizes"}
     for figure in drawn:
-        assert figure.svg.count("<svg") == 1
-        assert "<b>&" not in figure.svg
+        assert figure.files["svg"].count(b"<svg") == 1
+        assert b"<b>&" not in figure.files["svg"]
         assert figure.files["pdf"].startswith(b"%PDF")
         assert figure.files["png"].startswith(b"\x89PNG")
         table = list(csv.reader(io.StringIO(figure.csv)))
