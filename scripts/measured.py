@@ -13,6 +13,7 @@ from smoothtune.methods import METHODS
 from smoothtune.report.page import number
 from smoothtune.report.tables import Effect
 from smoothtune.study.comparison import Comparison, over_conditions, paired
+from smoothtune.study.fields import ConditionKey
 from smoothtune.study.report.methods import (
     MEASURES,
     MethodResult,
@@ -24,7 +25,6 @@ from smoothtune.study.report.methods import (
 )
 from smoothtune.study.report.statistics import TEST, mean_difference
 from smoothtune.study.report.tables import verdict
-from smoothtune.study.table import ConditionKey
 
 ROOT = Path(__file__).parent.parent
 COST = "benchmarks/results/cost-minilm-16x128"

@@ -61,12 +61,12 @@ class Bar:
     def __init__(self, console: Console, unit: str = "batches") -> None:
         self.console, self.unit, self.part = console, unit, ""
         self.bar = progress_bar(console)
+        self.row = self.bar.add_task("", total=None)
         self.title, self.total, self.done, self.skipped = "", 0, 0, 0
         self.began = self.last_line = time.monotonic()
 
     def __enter__(self) -> Self:
         self.bar.start()
-        self.row = self.bar.add_task("", total=None)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -8,8 +8,8 @@ import pytest
 from helpers.tiny_folder import tiny_bert, tiny_data
 from smoothtune.report.curves import Curve, CurvePoint
 from smoothtune.results import CellContent
+from smoothtune.study.fields import ConditionKey
 from smoothtune.study.report.methods import Run
-from smoothtune.study.table import ConditionKey
 
 COMMON = """
 task: quality

@@ -87,7 +87,9 @@ def test_other_formats() -> None:
 def test_plots_of_a_page_share_no_id_and_follow_its_colors() -> None:
     pytest.importorskip("matplotlib")
     svg = draw({"a": curve(), "b": curve()})
-    inline = [str(Plot(name, "<title>", "", svg).inline) for name in ("one", "two")]
+    inline = [
+        str(Plot(name, "<title>", "", {"svg": svg.encode()}).inline) for name in ("one", "two")
+    ]
     ids = [set(re.findall(r' id="([^"]*)"', text)) for text in inline]
     assert ids[0]
     assert not ids[0] & ids[1]

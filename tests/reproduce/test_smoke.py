@@ -11,9 +11,9 @@ from helpers.tiny_sets import tiny_sets
 from smoothtune.errors import ConfigError
 from smoothtune.reproduce.run import reproduce
 from smoothtune.study.config import load_study
-from smoothtune.study.files import recipe_layouts, recipes
+from smoothtune.study.files import list_recipes, recipes
 
-DRAWN = [name for name, layouts in recipe_layouts().items() if layouts]
+DRAWN = [recipe.name for recipe in list_recipes() if recipe.draws]
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from smoothtune.study.comparison import ALL, Value, compare, over_conditions, paired
-from smoothtune.study.table import ConditionKey
+from smoothtune.study.fields import ConditionKey
 
 ONE, TWO = ConditionKey("one", "m", None), ConditionKey("two", "m", 100)
 DRAW = np.random.default_rng(5)

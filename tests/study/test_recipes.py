@@ -17,8 +17,7 @@ from smoothtune.config import draft
 from smoothtune.errors import ConfigError
 from smoothtune.study.config import load_study
 from smoothtune.study.files import (
-    recipe_layouts,
-    recipe_titles,
+    list_recipes,
     recipes,
     recipes_folder,
     scales_of,
@@ -65,11 +64,10 @@ def test_every_run_of_a_recipe_is_valid(name: str) -> None:
 
 def test_recipes_come_with_scales_titles_and_layouts() -> None:
     assert len(recipes()) > 35
-    layouts = recipe_layouts()
-    for name, scales, title in recipe_titles():
-        assert scales in ("paper small smoke", "paper small decoder smoke", ""), name
+    for name, scales, title, draws in list_recipes():
+        assert " ".join(scales) in ("paper small smoke", "paper small decoder smoke", ""), name
         assert title, name
-        assert bool(layouts[name]) == bool(scales), name
+        assert bool(draws) == bool(scales), name
 
 
 def test_every_recipe_stands_in_the_table() -> None:

@@ -19,6 +19,7 @@ from smoothtune.errors import OutputError, Stopped
 from smoothtune.files import owned
 from smoothtune.run.train import train
 from smoothtune.study.config import load_study
+from smoothtune.study.fields import ConditionKey
 from smoothtune.study.plan import Choice
 from smoothtune.study.records import Records
 from smoothtune.study.report.content import StudyContent
@@ -26,7 +27,6 @@ from smoothtune.study.report.findings import findings
 from smoothtune.study.report.page import report_so_far
 from smoothtune.study.run import failed_runs, run_study
 from smoothtune.study.status import show_status
-from smoothtune.study.table import ConditionKey
 
 
 class Output:

@@ -87,9 +87,10 @@ def study(
     """Run a study, or show its progress, its plan or its report."""
     with errors_as_exit_codes():
         if list_:
-            from smoothtune.study.files import recipe_titles
+            from smoothtune.study.files import list_recipes
 
-            _list("recipes", ("recipe", "scales", "title"), recipe_titles(), as_json=as_json)
+            rows = [[name, " ".join(scales), title] for name, scales, title, _ in list_recipes()]
+            _list("recipes", ("recipe", "scales", "title"), rows, as_json=as_json)
             return
         if status is not None:
             from smoothtune.study.status import show_status
@@ -117,10 +118,10 @@ def reproduce(
     """Run what a paper's table or figure needs and draw it beside the printed numbers."""
     with errors_as_exit_codes():
         if list_:
-            from smoothtune.study.files import recipe_layouts, recipe_titles
+            from smoothtune.study.files import list_recipes
 
-            titles, draws = recipe_titles(), recipe_layouts()
-            rows = [[name, sizes, draw] for name, sizes, _ in titles for draw in draws[name]]
+            listed = list_recipes()
+            rows = [[r.name, " ".join(r.scales), draw] for r in listed for draw in r.draws]
             _list("draws", ("recipe", "scales", "draws"), rows, as_json=as_json)
             return
         if recipe is None:

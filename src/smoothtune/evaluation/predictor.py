@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from datasets import Dataset
+from rich.console import Console
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerBase
 
-from smoothtune.console import quiet
+from smoothtune.console import Bar, quiet
 from smoothtune.core.forward import Batch, ForwardPass
 from smoothtune.errors import ModelError
 from smoothtune.models.checks import only_model_errors
@@ -28,26 +29,6 @@ from smoothtune.tasks.base import Task
 Perturb = Callable[[ForwardPass, int], Iterable[Tensor | None]]
 """From the clean pass over a batch, not run yet, and the batch's number to perturbations (B, T, D),
 each added to the word embeddings."""
-
-
-class Progress(Protocol):
-    """Shows how far a long computation is."""
-
-    def start(self, title: str, total: int) -> None:
-        """A computation of `total` batches begins."""
-
-    def advance(self) -> None:
-        """One batch is done."""
-
-
-class Silent:
-    """A `Progress` that shows nothing."""
-
-    def start(self, title: str, total: int) -> None:
-        """Nothing."""
-
-    def advance(self) -> None:
-        """Nothing."""
 
 
 @dataclass
@@ -71,7 +52,7 @@ class Predictor:
     """Examples that run at once."""
     seed: int = 0
     """Of all random draws."""
-    progress: Progress = Silent()
+    progress: Bar = field(default_factory=lambda: Bar(Console(quiet=True)))
     """Shows how many batches are done."""
 
     def batches(self, rows: Dataset) -> Iterator[tuple[np.ndarray, dict[str, Tensor]]]:
@@ -214,7 +195,7 @@ def load_predictor(
     *,
     batch_size: int = 32,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Bar | None = None,
 ) -> Predictor:
     """Load a fine-tuned model, trained by this library or not.
 
@@ -261,5 +242,5 @@ def load_predictor(
         outputs=outputs,
         batch_size=batch_size,
         seed=seed,
-        progress=progress or Silent(),
+        progress=progress or Bar(Console(quiet=True)),
     )

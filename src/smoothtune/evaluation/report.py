@@ -30,7 +30,7 @@ from smoothtune.report.page import (
     page_text,
     with_interval,
 )
-from smoothtune.report.plots import MOST_LINES, Frame, draw, num_lines, styles
+from smoothtune.report.plots import MOST_LINES, Frame, draw_lines, num_lines, styles
 
 DAMAGE = (
     *(TypeError, ValueError, LookupError, AttributeError, ArithmeticError),
@@ -286,7 +286,7 @@ def _plot(name: str, curves: dict[str, Curve], frame: Frame) -> Plot:
         name,
         first.title,
         caption,
-        draw(curves, frame),
+        draw_lines(curves, frame),
         numbers=Table(head, rows) if len(rows) <= LARGEST_TABLE else None,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,24 +219,15 @@ def validation_texts(source: str | Path, prepared: Prepared) -> Dataset:
     return task.rows.select(splits[split], rows, labels)
 
 
-@dataclass(frozen=True)
-class Labeled:
-    """The rows of another data set as a task reads them, not yet tokenized."""
-
-    task: Task
-    """With the columns of the data set."""
-    raw: Dataset
-    labels: Any
-    """In the form that `Task.select` takes."""
-    where: str
-    """The source, and the split where it may have several; for errors."""
-
-
-def labeled_rows(other: OtherData, task: Task, *, name: str = "") -> Labeled:
+def labeled_rows(other: OtherData, task: Task, *, name: str = "") -> tuple[Task, Dataset, str]:
     """Read and check another data set.
 
     Its validation split is used, else test, else train, else the only one. Errors about its columns
     name it as the command line does.
+
+    Returns:
+        The task with its columns, all examples with their labels, and the source, with the split
+        where it may have several.
 
     Raises:
         DataError: the source cannot be read, or does not fit the task.
@@ -254,7 +245,7 @@ def labeled_rows(other: OtherData, task: Task, *, name: str = "") -> Labeled:
         labels = task.rows.check({split: raw}, source)[split]
     except DataError as error:
         raise DataError(str(error).replace(in_split, where)) from error
-    return Labeled(task, raw, labels, where)
+    return task, task.rows.select(raw, np.arange(len(raw)), labels), where
 
 
 def _own_columns(task: Task, raw: Dataset, name: str) -> str:
@@ -291,9 +282,7 @@ def other_rows(
     Raises:
         DataError: the source cannot be read, or does not fit the task.
     """
-    labeled = labeled_rows(other, task)
-    task, where = labeled.task, labeled.where
-    examples = task.rows.select(labeled.raw, np.arange(len(labeled.raw)), labeled.labels)
+    task, examples, where = labeled_rows(other, task)
     texts = [examples[name][:] for name in task.rows.input_columns if name in examples.column_names]
     keys = [str(values) for values in zip(*texts, strict=True)]
     first = sorted(dict(zip(reversed(keys), range(len(keys) - 1, -1, -1), strict=True)).values())

@@ -6,11 +6,11 @@ import html
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from itertools import count
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
@@ -23,7 +23,6 @@ from smoothtune.files import write_atomic
 class Table:
     """Rows of text under their head."""
 
-    kind: ClassVar = "table"
     head: list[str]
     rows: list[list[str]]
     bold: frozenset[tuple[int, int]] = frozenset()
@@ -42,14 +41,19 @@ class Plot:
     """Of its files, without ending."""
     title: str
     caption: str
-    svg: str
-    """An SVG document of `smoothtune.report.plots`."""
+    files: Mapping[str, bytes]
+    """The drawing of `smoothtune.report.plots`, by ending; always as svg."""
     csv: str = ""
     """Its numbers; empty where another file holds them."""
     numbers: Table | None = None
     """The same for the page, if they are few."""
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    """The plot in other formats, by ending."""
+
+    def write(self, folder: Path) -> None:
+        """Write all its files."""
+        for ending, content in self.files.items():
+            write_atomic(folder / f"{self.name}.{ending}", content)
+        if self.csv:
+            write_atomic(folder / f"{self.name}.csv", self.csv)
 
     @property
     def inline(self) -> Markup:
@@ -57,7 +61,8 @@ class Plot:
 
         Ids are made unlike those of other plots, and colors follow the page's, light or dark.
         """
-        svg = self.svg[self.svg.index("<svg") :]
+        svg = self.files["svg"].decode()
+        svg = svg[svg.index("<svg") :]
         prefix = re.sub(r"\W", "_", self.name)
         svg = re.sub(r'( id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg)
         for color, role in PAGE_COLORS.items():
@@ -78,17 +83,11 @@ class Sentence(NamedTuple):
     verdict: Verdict
     text: str
 
-    @property
-    def kind(self) -> str:
-        """As a block of a page: what it says before all else."""
-        return "verdict"
-
 
 @dataclass(frozen=True)
 class Findings:
     """Sentences, one below the other."""
 
-    kind: ClassVar = "findings"
     sentences: Sequence[Sentence]
 
 
@@ -96,7 +95,6 @@ class Findings:
 class Heading:
     """A heading within a section."""
 
-    kind: ClassVar = "heading"
     text: str
 
 
@@ -104,7 +102,6 @@ class Heading:
 class Figures:
     """Plots beside one another."""
 
-    kind: ClassVar = "figures"
     plots: Sequence[Plot]
     panels: bool = False
     """Whether each is as wide as it was drawn, and scrolls where that is too wide."""
@@ -116,13 +113,12 @@ class Figures:
 class Folded:
     """What HTML shows on a click, and Markdown below its title."""
 
-    kind: ClassVar = "folded"
     title: str
     blocks: Sequence[Block]
 
 
 Block = str | Sentence | Findings | Heading | Table | Figures | Folded
-"""A part of a section; a text is a paragraph."""
+"""A part of a section; a text is a paragraph, a sentence what is said before all else."""
 
 
 class Section(NamedTuple):
@@ -193,6 +189,7 @@ def _environment(*, escapes: bool) -> Environment:
     # one place for all that a page shows; what is escaped beyond it depends on the format
     environment.finalize = lambda value: printable(value) if type(value) is str else value
     environment.filters |= {"text": markdown_text, "json": _json_text, "value": markdown_value}
+    environment.filters["kind"] = lambda block: type(block).__name__.lower()
     return environment
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
@@ -126,16 +126,16 @@ class Effect:
         return self.interval is not None and (self.interval[0] > 0 or self.interval[1] < 0)
 
 
-class Spread(Protocol):
+@dataclass(frozen=True)
+class Summary:
     """Scores of some seeds."""
 
-    @property
-    def mean(self) -> float:
-        """Of all seeds."""
-
-    @property
-    def sd(self) -> float | None:
-        """None for one seed."""
+    n: int
+    mean: float
+    sd: float | None
+    """N - 1 in the denominator; None for one seed."""
+    median: float
+    max: float
 
 
 def effect_text(effect: Effect | None, factor: float, spec: str) -> str:
@@ -163,7 +163,7 @@ def p_text(value: float | None) -> str:
 
 
 def score_grid(
-    scores: Mapping[str, Mapping[Any, Spread]],
+    scores: Mapping[str, Mapping[Any, Summary]],
     columns: Mapping[Any, str],
 ) -> Table:
     """Methods x tasks in points, with the average over the tasks and the mean rank.
@@ -226,7 +226,7 @@ def _most(values: Mapping[str, float]) -> Sequence[str]:
     return [name for name, value in values.items() if value == max(values.values())]
 
 
-def _mean_and_sd(score: Spread | None) -> str:
+def _mean_and_sd(score: Summary | None) -> str:
     if score is None:
         return DASH
     mean = f"{POINTS * score.mean:.1f}"

@@ -38,13 +38,12 @@ from smoothtune.reproduce.tables import (
 )
 from smoothtune.results import RunResult
 from smoothtune.study.config import Study
-from smoothtune.study.fields import PLAIN
+from smoothtune.study.fields import PLAIN, ConditionKey
 from smoothtune.study.layout import FigureLayout, TableLayout
 from smoothtune.study.plan import Plan
 from smoothtune.study.protocol import Protocol
 from smoothtune.study.records import Records, read_study
 from smoothtune.study.report.statistics import TEST
-from smoothtune.study.table import ConditionKey
 
 CONTENT = "reproduction.json"
 COMPARED = [
@@ -140,8 +139,7 @@ def _drawn(number: int, layout: TableLayout | FigureLayout, runs: Runs) -> Drawn
     except PlotsMissing as error:
         return Drawn(name, layout.figure, layout.note, missing=str(error))
     caption = f"{figure.band[:1].upper()}{figure.band[1:]}."
-    svg = files.pop("svg").decode()
-    plot = Plot(name, layout.figure, caption, svg, figure.to_csv(), files=files)
+    plot = Plot(name, layout.figure, caption, files, figure.to_csv())
     return Drawn(name, layout.figure, layout.note, plot=plot, panels=len(figure.panels))
 
 
@@ -157,10 +155,7 @@ def _write_files(item: Drawn, folder: Path) -> None:
         write_atomic(folder / f"{item.name}.tex", text)
         write_atomic(folder / f"{item.name}.csv", as_csv(item.table))
     if item.plot is not None:
-        write_atomic(folder / f"{item.name}.svg", item.plot.svg)
-        write_atomic(folder / f"{item.name}.csv", item.plot.csv)
-        for ending, content in item.plot.files.items():
-            write_atomic(folder / f"{item.name}.{ending}", content)
+        item.plot.write(folder)
 
 
 def _flat(table: DrawnTable) -> Table:

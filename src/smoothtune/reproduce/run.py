@@ -11,7 +11,7 @@ from rich.console import Console
 from smoothtune.errors import ConfigError, Problem
 from smoothtune.reproduce.page import write_reproduction
 from smoothtune.study.config import Study
-from smoothtune.study.files import recipe_layouts
+from smoothtune.study.files import list_recipes
 from smoothtune.study.run import run_study
 
 
@@ -41,7 +41,7 @@ def reproduce(
         ConfigError: the study has no layout; and as `smoothtune.study.run.run_study`.
     """
     if not study.config.layout:
-        known = ", ".join(name for name, layouts in recipe_layouts().items() if layouts)
+        known = ", ".join(recipe.name for recipe in list_recipes() if recipe.draws)
         message = f"says no layout, so there is nothing to draw; recipes that have one: {known}"
         raise ConfigError([Problem(study.name, "layout", message)])
     console, folder = console or Console(), Path(output_dir)

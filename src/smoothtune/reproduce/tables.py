@@ -10,11 +10,11 @@ import numpy as np
 
 from smoothtune.report.curves import csv_text
 from smoothtune.report.page import DASH, number
-from smoothtune.report.tables import Effect, effect_text
+from smoothtune.report.tables import Effect, Summary, effect_text
 from smoothtune.reproduce.runs import Runs, Values
 from smoothtune.reproduce.verdict import Verdict, difference, interval, verdict
 from smoothtune.study.layout import Line, Statistic, TableLayout
-from smoothtune.study.report.statistics import Summary, p_value, summary
+from smoothtune.study.report.statistics import p_value, summary
 
 Printed = dict[str, float | None]
 COLUMNS = (

@@ -13,8 +13,7 @@ from typing import Literal
 
 from scipy import stats
 
-from smoothtune.report.tables import Effect
-from smoothtune.study.report.statistics import Summary
+from smoothtune.report.tables import Effect, Summary
 
 Verdict = Literal["agrees", "differs", "not run", "not printed", "no interval", "cut short"]
 LEVEL = 0.95

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from smoothtune.report.tables import Effect
-from smoothtune.study.fields import PLAIN
+from smoothtune.study.fields import PLAIN, ConditionKey
 from smoothtune.study.report.statistics import (
     ENOUGH_SEEDS,
     LEVEL,
@@ -23,7 +23,6 @@ from smoothtune.study.report.statistics import (
     p_value,
     smallest_difference,
 )
-from smoothtune.study.table import ConditionKey
 
 ALL = "all conditions"
 

@@ -16,9 +16,8 @@ from smoothtune.config.evaluation import OtherData
 from smoothtune.errors import ConfigError, Location, unknown
 from smoothtune.models.paths import resolve_model_path
 from smoothtune.study.entries import RUN_FIELDS
-from smoothtune.study.fields import DEMO, StudyConfig
+from smoothtune.study.fields import DEMO, ConditionKey, StudyConfig
 from smoothtune.study.files import portable
-from smoothtune.study.table import ConditionKey
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import Field, field_validator
 
@@ -19,6 +19,20 @@ DEMO = "demo"
 Share = Annotated[float, Field(gt=0, lt=1)]
 OOD_NAME = re.compile(r"\w[\w. -]{0,60}")
 """The name of another data set becomes part of file names."""
+
+
+class ConditionKey(NamedTuple):
+    """What the methods of a study are compared on."""
+
+    task: str
+    model: str
+    max_train_samples: int | None
+
+    @property
+    def title(self) -> str:
+        """In words: ``sst2, minilm, 1000 examples``."""
+        size = f"{self.max_train_samples} examples" if self.max_train_samples else ""
+        return ", ".join(filter(None, (self.task, self.model, size)))
 
 
 class StudyConfig(Fields):

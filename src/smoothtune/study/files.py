@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from smoothtune.config.draft import Draft
 from smoothtune.errors import ConfigError, Problem, unknown
@@ -94,28 +93,24 @@ def recipes() -> dict[str, Path]:
     return {path.stem: path for path in files if not path.stem.startswith("_")}
 
 
-@cache
-def _read_recipe(path: Path) -> tuple[Draft, dict[str, Draft]]:
-    """A recipe as `_read` reads it, to be looked at and not changed."""
-    return _read(path, 0)
+class Recipe(NamedTuple):
+    """What a recipe says of itself."""
+
+    name: str
+    scales: list[str]
+    title: str
+    draws: list[str]
+    """Titles of its tables and figures."""
 
 
-def recipe_titles() -> list[list[str]]:
-    """Name, scales and title of every recipe."""
-    rows = []
+def list_recipes() -> list[Recipe]:
+    """All of them, by name."""
+    found = []
     for name, path in recipes().items():
-        draft, scales = _read_recipe(path)
-        rows.append([name, " ".join(scales), str(draft.values.get("title", ""))])
-    return rows
-
-
-def recipe_layouts() -> dict[str, list[str]]:
-    """Titles of the tables and figures that each recipe draws."""
-    found = {}
-    for name, path in recipes().items():
-        layout = _read_recipe(path)[0].values.get("layout") or []
-        items = [item for item in layout if isinstance(item, Mapping)]
-        found[name] = [str(item.get("table") or item.get("figure")) for item in items]
+        draft, scales = _read(path, 0)
+        layout = draft.values.get("layout") or []
+        draws = [str(item.get("table") or item.get("figure")) for item in layout]
+        found.append(Recipe(name, list(scales), str(draft.values.get("title", "")), draws))
     return found
 
 

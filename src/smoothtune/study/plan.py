@@ -22,6 +22,7 @@ from smoothtune.files import cache_folder
 from smoothtune.study.conditions import Condition
 from smoothtune.study.config import Study
 from smoothtune.study.entries import Entry
+from smoothtune.study.fields import ConditionKey
 from smoothtune.study.inputs import (
     data_at_hand,
     fingerprints_of,
@@ -36,7 +37,6 @@ from smoothtune.study.records import (
     cell_identity,
 )
 from smoothtune.study.records import digest as digest_of
-from smoothtune.study.table import ConditionKey
 
 SELECTION = "selection"
 Key = tuple[int, int]

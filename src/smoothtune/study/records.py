@@ -20,7 +20,8 @@ from smoothtune.config.run import RunConfig
 from smoothtune.errors import OutputError
 from smoothtune.files import make_folder, not_written, open_log, read_json, write_json
 from smoothtune.results import CellContent, CellRecord, Record
-from smoothtune.study.table import ConditionKey, Row, row_of
+from smoothtune.study.fields import ConditionKey
+from smoothtune.study.table import Row, row_of
 
 STUDY, LOG = "study.json", "log.jsonl"
 FOLDERS = CELLS, FAILURES, TABLES = "cells", "failures", "tables"
@@ -68,8 +69,8 @@ class NamedCell(Record):
 class StudyRecord(Record):
     """``study.json``, as far as it is read."""
 
-    name: str
-    cells: list[NamedCell]
+    name: str = ""
+    cells: list[NamedCell] = []
     fingerprints: dict[str, Fingerprints] = {}
     """What the runs read, by `cell_key`."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from smoothtune.report.curves import LOSES, LOST
 from smoothtune.results import CellRecord, Measured, Numbers, RunResult
@@ -19,20 +19,6 @@ ROBUSTNESS = {
 """What is compared of every run whose evaluation has it, by name; more is better."""
 LEVEL = re.compile(r"\d+(\.\d+)?(e[+-]?\d+)?", re.ASCII)
 """Name of a level of noise; other names are those of summaries."""
-
-
-class ConditionKey(NamedTuple):
-    """What the methods of a study are compared on."""
-
-    task: str
-    model: str
-    max_train_samples: int | None
-
-    @property
-    def title(self) -> str:
-        """In words: ``sst2, minilm, 1000 examples``."""
-        size = f"{self.max_train_samples} examples" if self.max_train_samples else ""
-        return ", ".join(filter(None, (self.task, self.model, size)))
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ from smoothtune.config.run_fields import OUTPUT_FIELDS
 from smoothtune.config.tuning import Tune
 from smoothtune.results import CellRecord
 from smoothtune.run.signals import Signals
+from smoothtune.study.fields import ConditionKey
 from smoothtune.study.files import portable
 from smoothtune.study.inputs import base_weights_fingerprint, data_fingerprint
 from smoothtune.study.pool import Pool
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
 from smoothtune.study.run import Progress, execute
-from smoothtune.study.table import ConditionKey
 from smoothtune.tune.confirm import Fresh, search_run
 from smoothtune.tune.search import Outcome, Trial
 from smoothtune.tune.space import Setting

@@ -217,10 +217,11 @@ def _plots(found: Found, folder: Path, console: Console) -> list[Plot]:
         figure.legend(loc="outside lower center", ncols=4, frameon=False, fontsize="small")
 
     try:
-        svg = drawn(WIDTH, HEIGHT, paint)["svg"].decode()
+        files = drawn(WIDTH, HEIGHT, paint)
     except PlotsMissing as error:
         say(console, f"no plot: {error}")
         return []
-    write_atomic(folder / "trials.svg", svg)
     caption = "Filled: mean over all folds; hollow: over fewer folds."
-    return [Plot("trials", "Score of every trial on held-out training rows", caption, svg)]
+    plot = Plot("trials", "Score of every trial on held-out training rows", caption, files)
+    plot.write(folder)
+    return [plot]

@@ -10,10 +10,11 @@ from helpers.study_files import finished, made_curve
 from smoothtune.report.curves import Curve
 from smoothtune.results import CellRecord, Measured, Part
 from smoothtune.study.comparison import ALL, Comparison
+from smoothtune.study.fields import ConditionKey
 from smoothtune.study.report.findings import effect_findings
 from smoothtune.study.report.methods import Run, compare_quantities
 from smoothtune.study.report.tables import effect_table, quantity_table, verdict
-from smoothtune.study.table import NOISE, WORDS, ConditionKey, robustness_of, row_of
+from smoothtune.study.table import NOISE, WORDS, robustness_of, row_of
 
 SEEDS = range(5)
 DRAW = np.random.default_rng(3)

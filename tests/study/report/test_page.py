@@ -15,6 +15,7 @@ from scipy import stats
 from helpers.study_files import content_of, made_result, made_runs
 from smoothtune.report.page import page_text
 from smoothtune.study.comparison import paired
+from smoothtune.study.fields import ConditionKey
 from smoothtune.study.plan import Choice
 from smoothtune.study.records import Records
 from smoothtune.study.report.content import StudyContent
@@ -30,7 +31,6 @@ from smoothtune.study.report.tables import (
     over_tasks_table,
     score_table,
 )
-from smoothtune.study.table import ConditionKey
 
 SEEDS = range(5)
 
@@ -366,8 +366,8 @@ def test_every_figure_has_its_numbers(tmp_path: Path) -> None:
     kinds = {name.partition("-")[0] for name in names}
     assert kinds == {"distribution", "difference", "training", "sizes"}
     for figure in drawn:
-        assert figure.svg.count("<svg") == 1
-        assert "<b>&" not in figure.svg
+        assert figure.files["svg"].count(b"<svg") == 1
+        assert b"<b>&" not in figure.files["svg"]
         assert figure.files["pdf"].startswith(b"%PDF")
         assert figure.files["png"].startswith(b"\x89PNG")
         table = list(csv.reader(io.StringIO(figure.csv)))

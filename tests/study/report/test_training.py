@@ -8,10 +8,10 @@ import pytest
 from helpers.study_files import content_of, made_result
 from smoothtune.config.run import load_config
 from smoothtune.results import CellContent
+from smoothtune.study.fields import ConditionKey
 from smoothtune.study.records import Cell, Extras, Fingerprints, Records, cell_identity, digest
 from smoothtune.study.report.methods import run_of
 from smoothtune.study.report.training import method_table, training_table
-from smoothtune.study.table import ConditionKey
 
 
 def cell(label: str, task: str, method: str = "plain", learning_rate: float = 1e-4) -> Cell:

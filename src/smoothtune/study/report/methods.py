@@ -16,7 +16,7 @@ from smoothtune.study.comparison import (
     over_conditions,
     paired,
 )
-from smoothtune.study.fields import PLAIN
+from smoothtune.study.fields import PLAIN, ConditionKey
 from smoothtune.study.records import Cell, Records
 from smoothtune.study.report.statistics import (
     Summary,
@@ -26,7 +26,7 @@ from smoothtune.study.report.statistics import (
     variance_ratio,
     variance_test,
 )
-from smoothtune.study.table import ROBUSTNESS, ConditionKey, Row
+from smoothtune.study.table import ROBUSTNESS, Row
 
 SECONDARY = (
     *("generalization_gap", "brier", "nll", "ece", "brier_calibrated", "nll_calibrated"),

@@ -113,10 +113,7 @@ def _plots(
         say(console, f"no plots: {error}")
         return Plots(), str(error)
     for plot in plots.all:
-        write_atomic(folder / f"{plot.name}.svg", plot.svg)
-        write_atomic(folder / f"{plot.name}.csv", plot.csv)
-        for ending, file in plot.files.items():
-            write_atomic(folder / f"{plot.name}.{ending}", file)
+        plot.write(folder)
     return plots, ""
 
 

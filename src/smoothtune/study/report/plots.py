@@ -24,11 +24,10 @@ from smoothtune.report.plots import (
 )
 from smoothtune.report.tables import POINTS
 from smoothtune.study.comparison import Comparison
-from smoothtune.study.fields import PLAIN
+from smoothtune.study.fields import PLAIN, ConditionKey
 from smoothtune.study.records import Records
 from smoothtune.study.report.content import StudyContent
 from smoothtune.study.report.methods import Run, by_condition, method_names
-from smoothtune.study.table import ConditionKey
 
 FORMATS = ("svg", "pdf", "png")
 WIDTH, LINE, MARGIN = 6.4, 0.32, 1.1  # inches: width, height of a method, height of the rest
@@ -125,9 +124,7 @@ def _plot(
 ) -> Plot:
     text = "-".join([kind, *where.split(", ")])
     name = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in text)
-    others = {ending: file for ending, file in files.items() if ending != "svg"}
-    svg = files["svg"].decode()
-    return Plot(name, f"{title}: {where}", caption, svg, numbers, files=others)
+    return Plot(name, f"{title}: {where}", caption, files, numbers)
 
 
 def _distribution(runs: Sequence[Run], where: str, look: _Look) -> Plot:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import optimize, stats
 
-from smoothtune.report.tables import Effect
+from smoothtune.report.tables import Effect, Summary
 
 RESAMPLES, SEED = 10_000, 0
 LEVEL = 0.05
@@ -34,18 +33,6 @@ MOST_SEEDS = 30
 TEST = "paired t-test"
 EQUAL = 1e-9
 """Relative difference of scores up to which they are the same but for rounding."""
-
-
-@dataclass(frozen=True)
-class Summary:
-    """Scores of some seeds."""
-
-    n: int
-    mean: float
-    sd: float | None
-    """N - 1 in the denominator; None for one seed."""
-    median: float
-    max: float
 
 
 def summary(scores: ArrayLike) -> Summary:

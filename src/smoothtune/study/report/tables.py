@@ -7,12 +7,13 @@ from typing import Any
 
 from smoothtune.core.quantities import QUANTITIES
 from smoothtune.report.page import DASH, Table, number
-from smoothtune.report.tables import POINTS, effect_text, p_text, score_grid
+from smoothtune.report.tables import POINTS, Summary, effect_text, p_text, score_grid
 from smoothtune.study.comparison import Comparison
+from smoothtune.study.fields import ConditionKey
 from smoothtune.study.plan import Choice
 from smoothtune.study.report.methods import MORE_IS_BETTER, SECONDARY, MethodResult
-from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL, Summary
-from smoothtune.study.table import ROBUSTNESS, ConditionKey
+from smoothtune.study.report.statistics import ENOUGH_SEEDS, LEVEL
+from smoothtune.study.table import ROBUSTNESS
 
 _TITLES = (
     *("gap", "Brier", "NLL", "ECE", "Brier with a temperature", "NLL with a temperature"),

@@ -7,11 +7,10 @@ from typing import Any
 
 from smoothtune.config.run import RunConfig
 from smoothtune.report.page import DASH, Table, as_text
-from smoothtune.study.fields import PLAIN
+from smoothtune.study.fields import PLAIN, ConditionKey
 from smoothtune.study.files import portable_fields
 from smoothtune.study.records import Cell, Records
 from smoothtune.study.report.methods import Run
-from smoothtune.study.table import ConditionKey
 
 CLIP = "max_grad_norm"
 FIELDS = (
