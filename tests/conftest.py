@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import accelerate.utils.memory
 import datasets
 import hypothesis
 import pytest
@@ -34,9 +35,13 @@ for device in (torch.cuda, torch.xpu, torch.mtia):  # format the stack at every 
 
 
 def pytest_collection_finish():
-    """The trainer collects garbage in every run, which need not look at all that is imported."""
+    """Collecting garbage need not look at all that is imported."""
     gc.collect()
     gc.freeze()
+
+
+# the Trainer collects garbage in every run, which takes longer than a tiny one
+accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: None)
 
 
 @pytest.fixture(autouse=True)
