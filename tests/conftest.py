@@ -38,6 +38,7 @@ def pytest_collection_finish():
     """Collecting garbage need not look at all that is imported."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
 
 
 # the Trainer collects garbage in every run, which takes longer than a tiny one
