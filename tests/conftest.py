@@ -34,6 +34,12 @@ for device in (torch.cuda, torch.xpu, torch.mtia):  # format the stack at every 
     device.traceback = SimpleNamespace(format_stack=list)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Of tests no doctests, which `--doctest-modules` would look for."""
+    return [found for found in (yield) if type(found).__name__ != "DoctestModule"]
+
+
 def pytest_collection_finish():
     """Collecting garbage need not look at all that is imported."""
     gc.collect()
