@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import accelerate.utils.memory
 import datasets
 import hypothesis
 import pytest
@@ -33,10 +34,21 @@ for device in (torch.cuda, torch.xpu, torch.mtia):  # format the stack at every 
     device.traceback = SimpleNamespace(format_stack=list)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collect_file():
+    """Of tests no doctests, which `--doctest-modules` would look for."""
+    return [found for found in (yield) if type(found).__name__ != "DoctestModule"]
+
+
 def pytest_collection_finish():
-    """The trainer collects garbage in every run, which need not look at all that is imported."""
+    """Collecting garbage need not look at all that is imported."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(10_000)
+
+
+# the Trainer collects garbage in every run, which takes longer than a tiny one
+accelerate.utils.memory.gc = SimpleNamespace(collect=lambda: None)
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,8 @@ PRINTS = {
     "plain_modules": ["LSTM", "TextCNN", "Transformer", "loss/lnsr"],
 }
 
-SLOW = "question_answering"  # trains longest; fast tests of tasks train on questions
+# fast tests train on questions, plain modules and unlabeled rows as well; `make check` runs all
+SLOW = ("question_answering", "plain_modules", "unlabeled")
 NEEDS = {"sft_trainer": "trl", "sentence_transformers_trainer": "sentence_transformers"}
 
 
@@ -29,7 +30,7 @@ def test_every_example_says_what_it_prints():
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param(path, marks=pytest.mark.slow if path.stem == SLOW else (), id=path.stem)
+        pytest.param(path, marks=pytest.mark.slow if path.stem in SLOW else (), id=path.stem)
         for path in EXAMPLES
     ],
 )

@@ -11,6 +11,7 @@ import re
 import socket
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -337,8 +338,11 @@ def changed_file(folder: Path, record: Mapping[str, Any]) -> str:
 def versions() -> dict[str, str]:
     """Versions of Python, the platform and the packages that decide a result."""
     packages = ("smoothtune", "torch", "transformers", "datasets", "numpy")
-    installed = {name: version(name) for name in packages}
+    installed = {name: _installed(name) for name in packages}
     return {"python": platform.python_version(), "platform": platform.platform()} | installed
+
+
+_installed = cache(version)  # of a package; it reads and parses a file
 
 
 def cache_folder() -> Path:

@@ -154,7 +154,10 @@ def test_dry_run(fields: dict, tmp_path: Path) -> None:
     assert trained == {k: v for k, v in _result(tmp_path / "out").items() if k != "files"}
 
 
-@pytest.mark.parametrize(("alternate", "accumulation"), [("step", 1), ("epoch", 2), ("batch", 2)])
+@pytest.mark.parametrize(
+    ("alternate", "accumulation"),
+    [pytest.param("step", 1, marks=pytest.mark.slow), ("epoch", 2), ("batch", 2)],
+)
 def test_updates_of_a_run_with_unlabeled_rows(
     fields: dict, tmp_path: Path, alternate: str, accumulation: int
 ) -> None:

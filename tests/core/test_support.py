@@ -325,10 +325,6 @@ def test_quantized_weights_that_are_trained_or_unknown():
 
 EXACT = ["activation checkpointing", "reentrant checkpointing", "torch.compile", "compiled blocks"]
 ROUNDED = ["bf16 autocast", "fp16 and scaler", "16-bit weights"]
-TESTED = [
-    pytest.param(name, marks=pytest.mark.slow) if name == "torch.compile" else name
-    for name in [*EXACT, *ROUNDED]
-]
 
 
 def cells():
@@ -368,8 +364,17 @@ def test_cell(kind, make, environment):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("environment", TESTED)
-@pytest.mark.parametrize("name", ["r_drop", "label_smoothing"])
+@pytest.mark.parametrize(
+    ("name", "environment"),
+    [
+        pytest.param(name, each, marks=pytest.mark.slow if each in slow else ())
+        for name, slow in [
+            ("r_drop", ("torch.compile",)),
+            ("label_smoothing", ("torch.compile", "compiled blocks")),
+        ]
+        for each in [*EXACT, *ROUNDED]
+    ],
+)
 def test_methods_of_no_kind_work_everywhere(name, environment):
     assert not kinds(METHODS[name]())
     expected, found = gradient(METHODS[name]), gradient(METHODS[name], environment)

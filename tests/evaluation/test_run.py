@@ -94,6 +94,7 @@ def test_every_part_has_its_numbers_tables_and_plots(everything: tuple[Path, str
             assert rows[0][1:3] == [written["x_label"], written["y_label"]]
             assert len(rows) == 1 + sum(map(len, written["series"].values())) > 2
             assert ElementTree.parse(folder / f"{name}_{curve}.svg").getroot().tag.endswith("svg")
+    assert (folder / "evaluation.html").read_text().count("<svg") == sum(map(len, CURVES.values()))
 
 
 def test_one_name_has_one_number(everything: tuple[Path, str]) -> None:
@@ -158,7 +159,10 @@ def lone_file(path: Path, labels: list[str]) -> list[object]:
 
 
 @pytest.mark.usefixtures("no_plots")
-@pytest.mark.parametrize("name", ["files/rows.csv", "folder/test.csv", "other/train.csv"])
+@pytest.mark.parametrize(
+    "name",
+    ["files/rows.csv", "folder/test.csv", pytest.param("other/train.csv", marks=pytest.mark.slow)],
+)
 def test_a_lone_set_is_evaluated_whole(name: str, tiny_folder: Path, tmp_path: Path) -> None:
     options = lone_file(tmp_path / name, ["poor", "fine"] * 16)
     found = call(tiny_folder / "tuned", *options, "--corruption", "--output-dir", tmp_path / "out")
@@ -354,7 +358,8 @@ def foreign(folder: Path, tiny_folder: Path, kind: str) -> list[object]:
 def test_models_of_others(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
     arguments = foreign(tmp_path / "model", tiny_folder, kind)
     model, out = tmp_path / "model", tmp_path / "out"
-    found = call(*arguments, "--all", "--base-model", model, "--output-dir", out)
+    few = ("--max-diagnostic-samples", 8)
+    found = call(*arguments, *few, "--all", "--base-model", model, "--output-dir", out)
     assert found.exit_code == 0, found.output
     parts_found = content_of(out)["parts"]
     skipped = {name for name, part in parts_found.items() if part["skipped"]}

@@ -46,8 +46,14 @@ def term(method, batch):
     return objective.terms[f"loss/{method.name}"], gradient(model)
 
 
-@pytest.mark.parametrize("pieces", [1, 2])
-@pytest.mark.parametrize(("make", "fields"), METHODS)
+@pytest.mark.parametrize(
+    ("make", "fields", "pieces"),
+    [  # fast: every case as one batch or as two, in turn
+        pytest.param(*case, pieces, marks=() if number % 2 == pieces - 1 else pytest.mark.slow)
+        for number, case in enumerate(METHODS)
+        for pieces in (1, 2)
+    ],
+)
 def test_the_gradient_is_that_of_the_clipped_examples(make, fields, pieces):
     """1/B sum_i min(1, clip m / v_i) grad v_i, m the geometric mean; each example by itself."""
     with fixed_draws(), all_in_float64():

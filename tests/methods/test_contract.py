@@ -43,7 +43,7 @@ def _label(case):
 
 def products():
     """Fast: defaults for every clause on one architecture in turn, of which every other one is
-    BERT; variants on BERT for every sixth clause in turn.
+    BERT; variants on BERT for every tenth clause in turn.
     """
     others = [name for name in ARCHITECTURES if name != "bert"]
     for (i, clause), (j, case) in product(enumerate(CLAUSES), enumerate(CASES)):
@@ -51,7 +51,7 @@ def products():
             default, turn = not case[1], i + j
             chosen = others[turn // 2 % len(others)] if turn % 2 else "bert"
             fast = architecture == (chosen if default else "bert")
-            fast = fast and (default or turn % 6 == 0)
+            fast = fast and (default or turn % 10 == 0)
             label = f"{clause.__name__}-{_label(case)}-{architecture}"
             marks = () if fast else pytest.mark.slow
             yield pytest.param(clause, case, architecture, id=label, marks=marks)

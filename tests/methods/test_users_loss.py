@@ -140,7 +140,13 @@ def trained(trainer):
     }
 
 
-@pytest.mark.parametrize("name", sorted(set(METHODS) - {"label_smoothing", "r4f"} - NO_WEIGHT))
+@pytest.mark.parametrize(
+    "name",
+    [  # every other one; fast tests have all of them in a loop
+        pytest.param(name, marks=pytest.mark.slow if number % 2 else ())
+        for number, name in enumerate(sorted(set(METHODS) - {"label_smoothing", "r4f"} - NO_WEIGHT))
+    ],
+)
 def test_every_method_leaves_a_loss_of_a_trainer(name, tmp_path):
     expected = trained(trainer_of(tmp_path, Weighted))
     close(trained(regularize(trainer_of(tmp_path, Weighted), weightless(name))), expected)

@@ -228,7 +228,7 @@ def test_random_projection_is_unbiased_over_label_tokens():
 
 
 @pytest.mark.parametrize(
-    ("name", "clause", "architecture"), on_each_model(SUPPORTED, CONTRACT, every=2)
+    ("name", "clause", "architecture"), on_each_model(SUPPORTED, CONTRACT, every=3)
 )
 def test_contract(clause, architecture, name):
     fields = {

@@ -47,7 +47,7 @@ def scores_of(result: dict, name: str) -> list[float]:
     return [entry[name] for entry in result["log_history"] if name in entry]
 
 
-@pytest.mark.parametrize("method", ["plain", "mixout"])
+@pytest.mark.parametrize("method", ["mixout", pytest.param("plain", marks=pytest.mark.slow)])
 def test_the_best_checkpoint_is_what_is_left(settings: dict, method: str) -> None:
     best = {"load_best_model_at_end": True, "metric_for_best_model": "nll"}
     result = quiet_train(RunConfig(**settings | best | {"methods": {method: {}}}))

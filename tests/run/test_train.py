@@ -149,7 +149,9 @@ def test_a_sample_holds_all_windows_of_an_example() -> None:
     assert some_examples(rows, 5, seed=1) is some_examples(rows, None, seed=1) is rows
 
 
-@pytest.mark.parametrize("strategy", ["group_by_length", "random"])
+@pytest.mark.parametrize(
+    "strategy", ["group_by_length", pytest.param("random", marks=pytest.mark.slow)]
+)
 def test_predictions_meet_the_labels_of_their_own_rows(settings: dict, strategy: str) -> None:
     """The trainer's loss pairs them within batches, metrics after putting rows in order."""
     result = quiet_train(RunConfig(**settings | {"train_sampling_strategy": strategy}))

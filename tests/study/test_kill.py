@@ -157,7 +157,10 @@ class Died:
         pass
 
 
-@pytest.mark.parametrize("code", [SERVER_LOST, 75, -signal.SIGTERM, -signal.SIGINT])
+OTHER_CODES = [pytest.param(code, marks=pytest.mark.slow) for code in (75, -signal.SIGINT)]
+
+
+@pytest.mark.parametrize("code", [SERVER_LOST, -signal.SIGTERM, *OTHER_CODES])
 def test_a_run_may_get_the_signal_that_ends_the_study_first(
     write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:

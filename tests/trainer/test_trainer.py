@@ -239,7 +239,7 @@ def test_hyperparameter_search(tmp_path):
         hp_space=lambda trial: {
             "learning_rate": trial.suggest_categorical("learning_rate", [0.02, 0.01])
         },
-        n_trials=3,
+        n_trials=2,
         backend="optuna",
         compute_objective=lambda metrics: metrics["eval_loss"],
     )
@@ -303,7 +303,7 @@ def test_evaluation_is_not_regularized(tmp_path):
             lambda: [LNSR(weight=1.0), L2SP(alpha=1.0), Mixout(p=0.5), R3F(sigma=0.1, weight=1.0)],
             24,
         ),
-        (lambda: [R4F(sigma=0.1, weight=1.0)], 64),
+        pytest.param(lambda: [R4F(sigma=0.1, weight=1.0)], 64, marks=pytest.mark.slow),
     ],
     ids=["within an epoch", "between epochs", "r4f"],
 )
@@ -355,7 +355,7 @@ class BrokenOff(TrainerCallback):
             raise KeyboardInterrupt
 
 
-@pytest.mark.parametrize("ramp_start", [0, 2])
+@pytest.mark.parametrize("ramp_start", [2, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_run_that_is_broken_off_resumes_in_the_same_process(tmp_path, ramp_start):
     """From before the term came in, or the norms were those of the update that was left."""
 

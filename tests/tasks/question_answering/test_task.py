@@ -30,7 +30,8 @@ from smoothtune.tasks.presets import TASKS
 from smoothtune.tasks.question_answering import squad
 
 SQUAD = TASKS["squad"]
-METHODS = ["plain", "lnsr", "smart", "sift", "r3f", "jachess", "uegr", "mixout"]
+METHODS = ["plain", "lnsr", "smart", "jachess", "uegr", "mixout"]
+METHODS += [pytest.param(name, marks=pytest.mark.slow) for name in ("sift", "r3f")]  # as smart
 
 
 @pytest.fixture(scope="session")
