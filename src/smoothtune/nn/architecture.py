@@ -113,7 +113,7 @@ def stack(model: nn.Module, side: Side = "encoder") -> nn.Module:
 
 def sides_of(model: nn.Module, side: Side = "both") -> list[Side]:
     """The sides that an unwrapped model has of those named, in the order in which they run."""
-    if not is_encoder_decoder(model):
+    if side == "encoder" or not is_encoder_decoder(model):
         return ["encoder"]
     both: list[Side] = ["encoder", "decoder"]
     return both if side == "both" else [side]
