@@ -25,6 +25,7 @@ Departures:
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Literal
 
@@ -81,9 +82,7 @@ class ChildTuning(Regularizer):
         """Mask the gradients."""
         weights = {name: p for name, p, _ in trainable(model) if p.grad is not None}
         if self.mode == "F":
-            masks = {
-                name: rng.keep_mask(tuple(p.shape), 1 - self.keep, p) for name, p in weights.items()
-            }
+            masks = self._drawn(weights)
         elif self._ready(model, weights):
             masks = {name: self._masks[name] for name in weights if name in self._masks}
         else:
@@ -99,6 +98,18 @@ class ChildTuning(Regularizer):
             if self.mode == "F":
                 torch._foreach_div_(gradients, self.keep)
         self._held = PartialUpdate(masks, weights) if self.freeze else None
+
+    def _drawn(self, weights: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+        """Random masks; of all weights of one type on one device in one draw."""
+        alike = defaultdict[tuple[torch.dtype, torch.device], list[str]](list)
+        for name, weight in weights.items():
+            alike[weight.dtype, weight.device].append(name)
+        masks: dict[str, Tensor] = {}
+        for names in alike.values():
+            sizes = [weights[name].numel() for name in names]
+            drawn = rng.keep_mask((sum(sizes),), 1 - self.keep, weights[names[0]]).split(sizes)
+            masks |= {n: m.view_as(weights[n]) for n, m in zip(names, drawn, strict=True)}
+        return masks
 
     def _ready(self, model: nn.Module, weights: dict[str, nn.Parameter]) -> bool:
         """Whether there is a mask; else count this update's gradients."""
@@ -119,7 +130,7 @@ class ChildTuning(Regularizer):
     def after_step(self, model: nn.Module) -> None:
         """Put masked weights back."""
         if self._held is not None:
-            self._held.finish(dict(model.named_parameters()))
+            self._held.finish()
             self._held = None
 
     def state_dict(self) -> dict[str, Tensor]:
