@@ -166,16 +166,16 @@ def blocks(model: nn.Module, side: Side = "encoder") -> nn.ModuleList:
         num_layers = getattr(config, "decoder_layers", num_layers)
     for parent in model.modules():
         lists = {
-            name: child
-            for name, child in parent.named_children()
+            child: name
+            for name, child in parent._modules.items()
             if isinstance(child, nn.ModuleList) and len(child) == num_layers
         }
         if len(lists) == 1:
-            return next(iter(lists.values()))
+            return next(iter(lists))
         if lists:
             raise ValueError(
                 f"{type(model).__name__} keeps the parts of its {num_layers} blocks in separate "
-                f"lists, {', '.join(lists)}, so its hidden states cannot be reached: use a method "
+                f"lists, {', '.join(lists.values())}, so its hidden states cannot be reached: use a method "
                 "that perturbs the word embeddings and compares predictions, such as r3f"
             )
     raise ValueError(
