@@ -175,8 +175,8 @@ def blocks(model: nn.Module, side: Side = "encoder") -> nn.ModuleList:
         if lists:
             raise ValueError(
                 f"{type(model).__name__} keeps the parts of its {num_layers} blocks in separate "
-                f"lists, {', '.join(lists.values())}, so its hidden states cannot be reached: use a method "
-                "that perturbs the word embeddings and compares predictions, such as r3f"
+                f"lists, {', '.join(lists.values())}, so its hidden states cannot be reached: use a "
+                "method that perturbs the word embeddings and compares predictions, such as r3f"
             )
     raise ValueError(
         f"{type(model).__name__} has no nn.ModuleList of config.num_hidden_layers={num_layers} "
