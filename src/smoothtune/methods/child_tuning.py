@@ -25,7 +25,6 @@ Departures:
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import Literal
 
@@ -100,16 +99,13 @@ class ChildTuning(Regularizer):
         self._held = PartialUpdate(masks, weights) if self.freeze else None
 
     def _drawn(self, weights: dict[str, nn.Parameter]) -> dict[str, Tensor]:
-        """Random masks; of all weights of one type on one device in one draw."""
-        alike = defaultdict[tuple[torch.dtype, torch.device], list[str]](list)
-        for name, weight in weights.items():
-            alike[weight.dtype, weight.device].append(name)
-        masks: dict[str, Tensor] = {}
-        for names in alike.values():
-            sizes = [weights[name].numel() for name in names]
-            drawn = rng.keep_mask((sum(sizes),), 1 - self.keep, weights[names[0]]).split(sizes)
-            masks |= {n: m.view_as(weights[n]) for n, m in zip(names, drawn, strict=True)}
-        return masks
+        """Random masks of all weights, in one draw."""
+        if not weights:
+            return {}
+        sizes, first = [p.numel() for p in weights.values()], next(iter(weights.values()))
+        drawn = rng.keep_mask((sum(sizes),), 1 - self.keep, first).split(sizes)
+        parts = zip(weights.items(), drawn, strict=True)
+        return {name: mask.view_as(p).to(p) for (name, p), mask in parts}
 
     def _ready(self, model: nn.Module, weights: dict[str, nn.Parameter]) -> bool:
         """Whether there is a mask; else count this update's gradients."""

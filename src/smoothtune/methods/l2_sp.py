@@ -59,19 +59,12 @@ def half_squared_distance(weights: Sequence[Tensor], anchors: Sequence[Tensor]) 
 class Pulls(NamedTuple):
     """Weights, and where they are pulled to."""
 
-    trained: list[nn.Parameter]
+    trained: list[int]
+    """Of all that were trained when this was made, the ids."""
     weights: list[nn.Parameter]
     anchors: list[Tensor]
     heads: list[nn.Parameter]
     zeros: list[Tensor]
-
-    def fit(self, trained: list[nn.Parameter]) -> bool:
-        """Whether these weights are trained, where they were."""
-        same = list(map(id, trained)) == list(map(id, self.trained))
-        places = zip(
-            (*self.weights[:1], *self.heads[:1]), (*self.anchors[:1], *self.zeros[:1]), strict=True
-        )
-        return same and all(weight.device == to.device for weight, to in places)
 
 
 @method(
@@ -136,27 +129,25 @@ class L2SP(Penalty):
         return torch.stack(terms).sum()
 
     def _pulls_of(self, model: nn.Module) -> Pulls:
-        """What is pulled where to; made again where other weights are trained, or elsewhere."""
+        """What is pulled where to; made again where other weights are trained than before."""
         if self._names is None:
             raise RuntimeError("attach l2_sp to the model first: it pulls towards what is there")
-        trained = trained_weights(model)
-        if self._pulls is not None and self._pulls.fit(trained):
+        trained = list(map(id, trained_weights(model)))
+        if self._pulls is not None and self._pulls.trained == trained:
             return self._pulls
-        pulled: list[nn.Parameter] = []
-        anchors: list[Tensor] = []
-        heads: list[nn.Parameter] = []
+        pulls = Pulls(trained, [], [], [], [])
         for name, weight, new in trainable(model):
             if new:
-                heads.append(weight)
+                pulls.heads.append(weight)
+                pulls.zeros.append(torch.zeros_like(weight))
                 continue
             name = self._names.setdefault(weight, name)
             if name not in self._anchors:  # unfrozen since, so it has not moved yet
                 self._anchors[name] = weight.detach().clone()
-            pulled.append(weight)
-            anchors.append(self._anchors[name].to(weight.device))
-        zeros = [torch.zeros_like(weight) for weight in heads]
-        self._pulls = Pulls(trained, pulled, anchors, heads, zeros)
-        return self._pulls
+            pulls.weights.append(weight)
+            pulls.anchors.append(self._anchors[name].to(weight.device))
+        self._pulls = pulls
+        return pulls
 
     def state_dict(self) -> dict[str, Tensor]:
         """The pre-trained weights, so that a run may resume from a model that has moved."""

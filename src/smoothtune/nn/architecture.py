@@ -173,9 +173,10 @@ def blocks(model: nn.Module, side: Side = "encoder") -> nn.ModuleList:
         if len(lists) == 1:
             return next(iter(lists))
         if lists:
+            names = ", ".join(lists.values())
             raise ValueError(
                 f"{type(model).__name__} keeps the parts of its {num_layers} blocks in separate "
-                f"lists, {', '.join(lists.values())}, so its hidden states cannot be reached: use a "
+                f"lists, {names}, so its hidden states cannot be reached: use a "
                 "method that perturbs the word embeddings and compares predictions, such as r3f"
             )
     raise ValueError(
